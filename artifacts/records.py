@@ -1,0 +1,155 @@
+"""The records that travel through a step: prompt -> generated response -> score -> group.
+
+Every record is frozen. Token ids and log-probabilities are tuples, so that records compare with ``==`` and pickle compactly as
+one object; they cross process borders as the bytes of `pack` (a bare list of ints costs Dask 60 ms a thousand).
+Times are Unix seconds of the machine that measured them (virtual seconds under simulation).
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "aborted"]
+RoundKind = Literal["sync", "short", "long", "drain"]
+
+
+class Outcome(StrEnum):
+    """What became of a response. Only OK, WRONG, TIMEOUT, TRUNCATED and VIOLATION carry a reward."""
+
+    OK = "ok"
+    WRONG = "wrong"
+    TIMEOUT = "timeout"
+    TRUNCATED = "truncated"
+    VIOLATION = "violation"
+    INFRA = "infra"
+    ABORTED = "aborted"
+    STALE = "stale"
+    FILTERED = "filtered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One question, already tokenised."""
+
+    prompt_id: str  # "<epoch>/<row>": unique within a run, never derived from the text
+    domain: str  # reward domain and quota key, for example "add" or "letters"
+    token_ids: tuple[int, ...]  # the rendered chat prompt
+    gold: str  # what the reward compares with; its format belongs to the reward
+    text: str  # the question as a person would read it (the last user turn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One response to generate: a prompt's tokens, and the tokens it already has when it was migrated or resumed."""
+
+    prompt_id: str  # the prompt's id
+    index: int  # which response of the prompt, from 0
+    prompt_tokens: tuple[int, ...]  # token ids of the prompt
+    max_new_tokens: int  # bound on generated tokens, the kept ones included
+    temperature: float  # sampling temperature; 0 is greedy
+    top_p: float  # nucleus bound
+    seed: int  # derived from the run's seed; engines whose backend takes no seed ignore it
+    kept_tokens: tuple[int, ...] = ()  # tokens generated elsewhere before this submission
+    kept_logprobs: tuple[float, ...] = ()  # their behaviour log-probabilities
+    kept_versions: tuple[VersionSpan, ...] = ()  # the weight versions that sampled them
+
+    @property
+    def response_id(self) -> str:
+        return response_id(self.prompt_id, self.index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSpan:
+    """A run of consecutive tokens sampled by one weight version."""
+
+    version: int  # weight version
+    num_tokens: int  # tokens it sampled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """What an engine hands back for a request: finished, or partial when it was aborted."""
+
+    prompt_id: str  # the prompt's id
+    index: int  # which response of the prompt
+    token_ids: tuple[int, ...]  # generated tokens, the end-of-sequence token included when it was sampled
+    logprobs: tuple[float, ...]  # behaviour log-probability of each of them, as the engine sampled
+    versions: tuple[VersionSpan, ...]  # which version sampled which tokens; the counts sum to len(token_ids)
+    finish_reason: FinishReason  # "stop" at an end token, "length" at the bound, "aborted" on request
+    text: str  # the decoded tokens without special tokens
+    engine: str  # name of the replica
+    submitted_s: float  # when the engine took the request
+    first_token_s: float  # when its first token came
+    finished_s: float  # when its last token came
+
+    @property
+    def response_id(self) -> str:
+        return response_id(self.prompt_id, self.index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A reward with its outcome; `reward` is None exactly when no verdict could be reached (Outcome.INFRA)."""
+
+    prompt_id: str  # the prompt's id
+    index: int  # which response of the prompt
+    reward: float | None  # the verdict, or None for infra
+    outcome: Outcome  # typed result
+    detail: str  # reason in a few words, for example "no_answer" or "verify_timeout"
+    scorer: str  # which reward decided
+    started_s: float  # when scoring began
+    finished_s: float  # when the verdict was there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """A generated response with its score (None while it waits for one)."""
+
+    generated: Generated
+    score: Score | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A prompt with the R0 scored responses that are trained: the unit of acceptance and of advantage."""
+
+    prompt: Prompt
+    responses: tuple[Response, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsRef:
+    """Where a weight version lies."""
+
+    version: int  # produced by the step of the same number; 0 is the model the run started from
+    path: str  # a safetensors file, bf16, tied weights once
+    digest: str  # blake2b over names, dtypes, shapes and bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Something one device did for a while: the raw material of the Gantt chart and of the bubble ledger."""
+
+    device: str  # device name, for example "cpu:0"
+    actor: str  # who worked, for example "engine-0"
+    kind: str  # "rollout", "reward", "train", "update", "publish", "gate", "evaluate"
+    start_s: float  # Unix seconds
+    end_s: float  # Unix seconds
+
+
+def response_id(prompt_id: str, index: int) -> str:
+    """The one spelling of a response's name."""
+    return f"{prompt_id}:{index}"
+
+
+def pack(records: Any) -> bytes:  # Any: whatever records of this module, alone or in tuples
+    """Bytes for another process of the same version of this code."""
+    return pickle.dumps(records, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(payload: bytes) -> Any:  # Any: what `pack` was given
+    """The inverse of `pack`. Only ever called on bytes from our own workers."""
+    return pickle.loads(payload)

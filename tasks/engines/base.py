@@ -1,0 +1,58 @@
+"""The Engine seam: what a rollout replica can do, whoever generates.
+
+    submit(requests) ... collect() -> finished responses, a few at a time ... abort(ids) -> partial responses come by collect()
+
+Implementations: `vllm_engine.VllmEngine` (real) and `simulated.SimulatedEngine` (discrete events on a virtual clock).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from artifacts.records import Generated, Request, WeightsRef
+
+
+class EngineLost(RuntimeError):
+    """The replica died or does not answer; its requests must be launched elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A reading of one replica."""
+
+    engine: str  # name of the replica
+    version: int  # weight version it samples with
+    num_running: int  # requests in the batch
+    num_waiting: int  # requests queued behind it
+    kv_usage: float  # share of the KV cache in use, 0..1
+    num_preemptions: int  # since the replica started
+    tokens_generated: int  # since the replica started
+    busy_s: float  # seconds spent stepping since the replica started
+
+
+class Engine(Protocol):
+    """One rollout replica. Every call has a deadline inside and raises EngineLost when the replica is gone."""
+
+    name: str
+
+    async def submit(self, requests: Sequence[Request]) -> None:
+        """Queue these; the order is kept."""
+        ...
+
+    async def collect(self, wait_s: float) -> list[Generated]:
+        """Responses finished or aborted since the last call; waits up to wait_s for the first. Empty after wait_s."""
+        ...
+
+    async def abort(self, response_ids: Sequence[str]) -> None:
+        """Stop these; each comes back once through collect() with finish_reason "aborted", unless it had just finished."""
+        ...
+
+    async def load_weights(self, weights: WeightsRef, seed: int) -> Mapping[str, float]:
+        """Load a version, forget the prefix cache, reseed the sampler; returns fingerprints of the tensors by name."""
+        ...
+
+    async def stats(self) -> EngineStats:
+        """A reading, without disturbing the generation."""
+        ...

@@ -1,0 +1,120 @@
+"""What a round scheduler hears and what it may answer.
+
+    event -> scheduler.handle(event) -> list of decisions -> driver carries them out -> new events
+
+All are frozen and compared with ``==``. Schedulers do no I/O, read no clock and draw no random numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from artifacts.records import Outcome, RoundKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRef:
+    """What a scheduler needs to know of a prompt."""
+
+    prompt_id: str  # its id
+    domain: str  # its quota key
+
+
+# --- events ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A response came back whole (stop or length)."""
+
+    prompt_id: str
+    index: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A finished response has its verdict; INFRA means that none could be reached after retries."""
+
+    prompt_id: str
+    index: int
+    outcome: Outcome
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A launched response vanished with its engine; nothing of it is left."""
+
+    prompt_id: str
+    index: int
+
+
+Event = Finished | Scored | Lost
+
+# --- decisions ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Generate one response."""
+
+    prompt_id: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """Stop these responses; their partial tokens go to the waste ledger."""
+
+    prompt_id: str
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptGroup:
+    """Train this prompt on exactly these responses."""
+
+    prompt_id: str
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defer:
+    """Put this prompt at the end of the long-prompt queue."""
+
+    prompt_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseRound:
+    """The round has what it wanted; nothing of it is still running once the aborts before this are carried out."""
+
+
+Decision = Launch | Abort | AcceptGroup | Defer | CloseRound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlan:
+    """What a round launches and what it must bring home."""
+
+    step: int  # the step this round belongs to, from 1
+    kind: RoundKind  # sync, short, long or drain
+    prompts: tuple[PromptRef, ...]  # launched prompts, in launch order
+    launch_per_prompt: int  # responses launched per prompt (R0, or eta_R * R0 rounded)
+    accept_prompts: int  # P0: groups to accept (fewer in a drain)
+    accept_per_prompt: int  # R0: responses per accepted group
+    quotas: tuple[tuple[str, int], ...]  # accepted groups per domain in a short round; empty means no quotas
+
+
+class RoundScheduler(Protocol):
+    """Decides one round. `start` once, then `handle` for every event until CloseRound."""
+
+    def start(self) -> list[Decision]: ...
+
+    def handle(self, event: Event) -> list[Decision]: ...
+
+    def waiting_for(self) -> str:
+        """One sentence for the deadline's error message: what the round still lacks."""
+        ...
