@@ -1,0 +1,157 @@
+"""The Dask cluster of a run: started here for one machine, or joined by address. No work is scheduled here.
+
+    worker_specs -> SpecCluster of Nannies (CPU), dask_cuda's worker specification around each (GPU) -> Client
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dask
+from distributed import Client, Nanny, Scheduler, SpecCluster
+
+from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
+
+SETTINGS = {
+    "distributed.worker.daemon": False,  # engines may start processes of their own
+    "distributed.scheduler.worker-ttl": None,  # a long load that holds the GIL must not kill an engine
+    "distributed.scheduler.allowed-failures": 0,  # a task that kills its worker fails at once
+    "distributed.scheduler.work-stealing": False,
+    "distributed.worker.memory.terminate": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.target": False,
+    "distributed.comm.timeouts.connect": "30s",
+    "distributed.admin.large-graph-warning-threshold": "1GiB",
+    "distributed.scheduler.active-memory-manager.start": False,
+}
+
+
+class ClusterTooSmall(RuntimeError):
+    """The joined cluster lacks a worker or the slots that the run needs."""
+
+
+@contextmanager
+def open_cluster(config: ClusterConfig, scratch: Path) -> Iterator[Client]:
+    """A default Client on the run's cluster; a cluster started here ends with the block."""
+    with dask.config.set(SETTINGS):
+        if config.scheduler_address is not None:
+            with _joined(config) as client:
+                yield client
+            return
+        _check_port(config.dashboard_port)
+        cluster = SpecCluster(
+            scheduler={
+                "cls": Scheduler,
+                "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": f"127.0.0.1:{config.dashboard_port}"},
+            },
+            workers={spec.name: _nanny(spec, scratch) for spec in worker_specs(config)},
+            silence_logs=40,
+            name="rollflow",
+        )
+        with cluster, Client(cluster, direct_to_workers=True) as client:
+            wait_for_workers(client, config)
+            yield client
+
+
+@contextmanager
+def _joined(config: ClusterConfig) -> Iterator[Client]:
+    try:
+        client = Client(config.scheduler_address, timeout=config.start_deadline_s, direct_to_workers=True)
+    except OSError as error:
+        raise ClusterTooSmall(
+            f"scheduler_address must name a running Dask scheduler, {config.scheduler_address} does not answer ({error}); "
+            "start it with 'dask scheduler', or leave scheduler_address empty"
+        ) from error
+    with client:
+        wait_for_workers(client, config)
+        client.get_versions(check=True)
+        yield client
+
+
+def _nanny(spec: WorkerSpec, scratch: Path) -> dict[str, Any]:  # Any: Dask's worker specification
+    options: dict[str, Any] = {
+        "name": spec.name,
+        "nthreads": spec.num_threads,
+        "resources": dict(spec.resources),
+        "env": spec.environment | {"PYTHONPATH": os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))},
+        "memory_limit": 0,
+        "local_directory": str(scratch),
+        "death_timeout": 30,
+        "silence_logs": 40,
+    }
+    if spec.device is not None and spec.device.startswith("cuda:"):
+        options |= _cuda_options(spec.device.removeprefix("cuda:"))
+    return {"cls": Nanny, "options": options}
+
+
+def _cuda_options(gpu: str) -> dict[str, Any]:
+    """What dask_cuda adds to a worker of one GPU: NUMA affinity and its preload. No RMM pool: vLLM and torch own the memory."""
+    from dask_cuda.worker_spec import worker_spec
+
+    (spec,) = worker_spec(interface=None, protocol="tcp", CUDA_VISIBLE_DEVICES=gpu, threads_per_worker=2).values()
+    return {key: spec["options"][key] for key in ("preload", "plugins") if key in spec["options"]}
+
+
+def _check_port(port: int) -> None:
+    if port == 0:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ValueError(
+                f"dashboard_port must be free, {port} is in use ({error.strerror}); set cluster.dashboard_port to another, or to 0"
+            ) from error
+
+
+def wait_for_workers(client: Client, config: ClusterConfig) -> None:
+    """Block until every worker of the run is there. Raises ClusterTooSmall with the names that are missing."""
+    specs = worker_specs(config)
+    try:
+        client.wait_for_workers(len(specs), timeout=config.start_deadline_s)
+    except TimeoutError:
+        pass  # the check below says who is missing
+    _check_workers(client, specs, config.start_deadline_s)
+
+
+def _check_workers(client: Client, specs: Sequence[WorkerSpec], waited_s: float) -> None:
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    present = {worker["name"]: worker for worker in workers.values()}
+    missing = [spec.name for spec in specs if spec.name not in present]
+    if missing:
+        raise ClusterTooSmall(
+            f"the cluster must have workers named {', '.join(spec.name for spec in specs)}; {', '.join(missing)} did not come within "
+            f"{waited_s:.0f} s (present: {', '.join(sorted(map(str, present))) or 'none'}); start them with 'dask worker --name {missing[0]} ...'"
+        )
+    slots = present["control"]["resources"].get("coordinator", 0)
+    if slots < COORDINATORS:
+        raise ClusterTooSmall(
+            f"the control worker must offer at least {COORDINATORS} coordinator slots, it has {slots:g}; "
+            f"start it with --nthreads {COORDINATORS + 2} --resources 'coordinator={COORDINATORS}'"
+        )
+
+
+def worker_addresses(client: Client) -> dict[str, str]:
+    """Address of every worker by name."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    return {worker["name"]: address for address, worker in workers.items()}
+
+
+def pin_process(core_ids: Sequence[int]) -> None:
+    """Bind every thread of this process to these cores, as far as the machine has them; empty binds nothing."""
+    available = os.sched_getaffinity(0)
+    cores = set(core_ids) & set(range(os.cpu_count() or 1))
+    if not cores:
+        return
+    for thread in Path("/proc/self/task").iterdir() if available else ():
+        try:
+            os.sched_setaffinity(int(thread.name), cores)
+        except ProcessLookupError:
+            continue  # the thread ended meanwhile

@@ -1,0 +1,150 @@
+"""Which process works on which device: a role map and a machine turned into worker specifications. Pure.
+
+    "rollout: 0-1, learner: 0-1" + 2 CPU devices  ->  control, engine-0, engine-1, learner-0, learner-1
+
+The same device in two roles is colocated (it takes turns), disjoint devices are disaggregated. Nothing here starts a process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Role = Literal["rollout", "learner"]
+ROLES: tuple[Role, ...] = ("rollout", "learner")
+COORDINATORS = 3  # rollout, reward and train overlap within a step; with fewer slots they would wait for each other for ever
+
+
+class ClusterConfig(BaseModel):
+    """The machine, and what its devices do."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device_kind: Literal["cpu", "cuda"] = Field("cpu", description="What a device is: a set of CPU cores, or a GPU.")
+    num_devices: int = Field(2, ge=1, description="Number of devices of the machine or of the whole cluster.")
+    cores_per_device: int = Field(1, ge=1, description="CPU cores that make one device (device_kind cpu only).")
+    roles: str = Field(
+        "rollout: 0-1, learner: 0-1",
+        description="Which devices do what, as 'role: ranges' parts; the same device in two roles takes turns.",
+    )
+    coordinator_slots: int = Field(
+        4, ge=1, description="Threads for the coordinating tasks; rollout, reward and train need three at the same time."
+    )
+    scheduler_address: str | None = Field(
+        None, description="Address of a running Dask scheduler (tcp://host:port); empty starts a local cluster for the run."
+    )
+    dashboard_port: int = Field(8787, ge=0, le=65535, description="Port of the Dask dashboard of a local cluster; 0 takes a free one.")
+    start_deadline_s: float = Field(120.0, gt=0, description="How long to wait for the workers of the cluster, seconds.")
+
+    @model_validator(mode="after")
+    def _placement_is_possible(self) -> Self:
+        device_map(self)
+        if self.coordinator_slots < COORDINATORS:
+            raise ValueError(
+                f"coordinator_slots must be >= {COORDINATORS} (rollout, reward and train run at the same time), "
+                f"got {self.coordinator_slots}; raise it"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """One Dask worker process."""
+
+    name: str  # "control", "engine-0", "learner-1"; the flow finds workers by it
+    role: Role | Literal["control"]  # what it may hold
+    device: str | None  # "cpu:0" or "cuda:3"; None for the control worker
+    core_ids: tuple[int, ...]  # CPU cores it is pinned to; empty means all
+    num_threads: int  # Dask threads
+    resources: tuple[tuple[str, float], ...]  # Dask resources it announces
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment of the process: thread counts, and the one GPU it may see."""
+        threads = str(max(1, len(self.core_ids)))
+        env = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+        env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        if self.device is not None and self.device.startswith("cuda:"):
+            env["CUDA_VISIBLE_DEVICES"] = self.device.removeprefix("cuda:")
+        return env
+
+
+def parse_role_map(roles: str) -> dict[Role, tuple[int, ...]]:
+    """"rollout: 0-1,4; learner: 0" -> device numbers by role. Parts are separated by ';' or by a comma before a role's name."""
+    parsed: dict[Role, tuple[int, ...]] = {}
+    for part in _role_parts(roles):
+        name, _, ranges = part.partition(":")
+        role = next((known for known in ROLES if known == name.strip()), None)
+        if role is None or not ranges.strip():
+            raise ValueError(f"roles must read like 'rollout: 0-1, learner: 0-1' with roles {', '.join(ROLES)}, got {part!r} in {roles!r}")
+        if role in parsed:
+            raise ValueError(f"roles names {role!r} twice in {roles!r}; join its device ranges")
+        parsed[role] = _parse_ranges(ranges, roles)
+    missing = [role for role in ROLES if role not in parsed]
+    if missing:
+        raise ValueError(f"roles must place every role, {', '.join(missing)} missing in {roles!r}; add '{missing[0]}: 0'")
+    return parsed
+
+
+def _role_parts(roles: str) -> list[str]:
+    parts: list[str] = []
+    for piece in roles.replace(";", ",").split(","):
+        if ":" in piece or not parts:
+            parts.append(piece)
+        else:
+            parts[-1] += f",{piece}"
+    return parts
+
+
+def _parse_ranges(ranges: str, roles: str) -> tuple[int, ...]:
+    devices: list[int] = []
+    for piece in ranges.split(","):
+        first, dash, last = piece.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"device ranges must be numbers like 0-3,6, got {piece.strip()!r} in {roles!r}")
+        devices += range(int(first), int(last or first) + 1)
+    if not devices or len(set(devices)) != len(devices):
+        raise ValueError(f"device ranges must name each device once and count upwards, got {ranges.strip()!r} in {roles!r}")
+    return tuple(devices)
+
+
+def device_map(config: ClusterConfig) -> dict[Role, tuple[int, ...]]:
+    """Device numbers by role, checked against the machine."""
+    placed = parse_role_map(config.roles)
+    for role, devices in placed.items():
+        beyond = [device for device in devices if device >= config.num_devices]
+        if beyond:
+            raise ValueError(
+                f"roles must use devices 0 to {config.num_devices - 1}, got {beyond[0]} for {role}; raise num_devices or change roles"
+            )
+    return placed
+
+
+def worker_specs(config: ClusterConfig) -> tuple[WorkerSpec, ...]:
+    """Every worker process of the cluster: one for the coordinators, one per rollout device, one per learner device."""
+    placed = device_map(config)
+    control = WorkerSpec(
+        name="control",
+        role="control",
+        device=None,
+        core_ids=(),
+        num_threads=config.coordinator_slots + 2,
+        resources=(("coordinator", float(config.coordinator_slots)),),
+    )
+    workers = [_device_worker(config, role, index, device) for role in ROLES for index, device in enumerate(placed[role])]
+    return (control, *workers)
+
+
+def _device_worker(config: ClusterConfig, role: Role, index: int, device: int) -> WorkerSpec:
+    on_cpu = config.device_kind == "cpu"
+    first_core = device * config.cores_per_device
+    return WorkerSpec(
+        name=f"{'engine' if role == 'rollout' else 'learner'}-{index}",
+        role=role,
+        device=f"{config.device_kind}:{device}",
+        core_ids=tuple(range(first_core, first_core + config.cores_per_device)) if on_cpu else (),
+        num_threads=2,
+        resources=((role, 1.0),),
+    )
