@@ -32,6 +32,15 @@ class EngineStats:
     busy_s: float  # seconds spent stepping since the replica started
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attestation:
+    """What an engine says of the weights it samples with; the sync gate compares it with the learner's own."""
+
+    version: int  # the version it was told to load
+    fingerprints: Mapping[str, int]  # exact checksum of every tensor, by the checkpoint's tensor name
+    probe_logprobs: tuple[tuple[float, ...], ...]  # log-probability of each token of each probe after its first, nats
+
+
 class Engine(Protocol):
     """One rollout replica. Every call has a deadline inside and raises EngineLost when the replica is gone."""
 
@@ -49,8 +58,8 @@ class Engine(Protocol):
         """Stop these; each comes back once through collect() with finish_reason "aborted", unless it had just finished."""
         ...
 
-    async def load_weights(self, weights: WeightsRef, seed: int) -> Mapping[str, float]:
-        """Load a version, forget the prefix cache, reseed the sampler; returns fingerprints of the tensors by name."""
+    async def load_weights(self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]) -> Attestation:
+        """Load a version, forget the prefix cache, reseed the sampler, and attest to what is loaded now."""
         ...
 
     async def stats(self) -> EngineStats:

@@ -1,0 +1,78 @@
+"""An engine in a Dask worker: the actor that holds it, and the Engine that callers see.
+
+    driver -> RemoteEngine -> bytes over Dask -> EngineActor -> VllmEngine (its own stepping thread)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from artifacts.records import Generated, Request, WeightsRef, pack, unpack
+from tasks.cluster.actors import ActorLost, Remote
+from tasks.cluster.dask_cluster import pin_process
+from tasks.engines.base import Attestation, Engine, EngineLost, EngineStats
+from tasks.engines.vllm_engine import EngineConfig, VllmEngine
+
+
+class EngineActor:
+    """Holds one replica. Its methods are coroutines on the worker's event loop, so that none waits behind another."""
+
+    def __init__(self, config: EngineConfig, model_path: str, name: str, core_ids: tuple[int, ...], seed: int) -> None:
+        pin_process(core_ids)
+        self._engine = VllmEngine(config=config, model_path=model_path, name=name, cpu_ids=core_ids, seed=seed)
+        self._engine.start()
+
+    async def ping(self) -> None:
+        """Answers as long as the worker lives."""
+
+    async def submit(self, payload: bytes) -> None:
+        await self._engine.submit(unpack(payload))
+
+    async def collect(self, wait_s: float) -> bytes:
+        return pack(await self._engine.collect(wait_s))
+
+    async def abort(self, payload: bytes) -> None:
+        await self._engine.abort(unpack(payload))
+
+    async def load_weights(self, payload: bytes) -> bytes:
+        weights, seed, probes = unpack(payload)
+        return pack(await self._engine.load_weights(weights, seed, probes))
+
+    async def stats(self) -> bytes:
+        return pack(await self._engine.stats())
+
+    async def close(self) -> None:
+        self._engine.close()
+
+
+class RemoteEngine(Engine):
+    """The Engine protocol over an actor; a lost worker becomes EngineLost."""
+
+    def __init__(self, remote: Remote, deadline_s: float) -> None:
+        self.name = remote.name
+        self._remote = remote
+        self._deadline_s = deadline_s
+
+    async def submit(self, requests: Sequence[Request]) -> None:
+        await self._call("submit", pack(tuple(requests)))
+
+    async def collect(self, wait_s: float) -> list[Generated]:
+        return list(unpack(await self._call("collect", wait_s, extra_s=wait_s)))
+
+    async def abort(self, response_ids: Sequence[str]) -> None:
+        await self._call("abort", pack(tuple(response_ids)))
+
+    async def load_weights(self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]) -> Attestation:
+        attestation: Attestation = unpack(await self._call("load_weights", pack((weights, seed, tuple(probes)))))
+        return attestation
+
+    async def stats(self) -> EngineStats:
+        stats: EngineStats = unpack(await self._call("stats"))
+        return stats
+
+    async def _call(self, method: str, *args: object, extra_s: float = 0.0) -> bytes:
+        try:
+            answer: bytes = await self._remote.call(method, *args, deadline_s=self._deadline_s + extra_s)
+        except (ActorLost, TimeoutError) as error:
+            raise EngineLost(str(error)) from error
+        return answer
