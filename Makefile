@@ -1,0 +1,46 @@
+# Everything runs in one environment, made on first use: .venv beside this file.
+PYTHON ?= python3
+PRESET ?= smollm2
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo ui test unit lint doctor explain bench clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  PRESET=smollm2|smollm2-sync|tiny|...  chooses the run of demo and explain (python -m flows.explain --list)"
+
+$(READY): requirements/cpu.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Python must be 3.11 or 3.12, this is {v[0]}.{v[1]}; call make PYTHON=python3.11")'
+	@echo "Making $(VENV) (about three minutes, once)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY) ## run the main job (or PRESET=...) with its own servers, from nothing to a report
+	$(BIN)/python -m flows.demo --preset $(PRESET) $(ARGS)
+
+ui: $(READY) ## serve the Prefect, MLflow and Dask pages of what was run
+	$(BIN)/python -m flows.local_stack $(ARGS)
+
+test: $(READY) ## ruff, mypy and the whole test suite
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	$(BIN)/python -m pytest $(ARGS)
+
+unit: $(READY) ## the tests that take seconds
+	$(BIN)/python -m pytest tests/unit tests/properties tests/test_layers.py $(ARGS)
+
+lint: $(READY) ## ruff and mypy
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+doctor: $(READY) ## check this machine, and say what to do
+	$(BIN)/python -m flows.doctor
+
+explain: $(READY) ## print the batch algebra and the placement of PRESET
+	$(BIN)/python -m flows.explain --preset $(PRESET)
+
+clean: ## remove the environment and caches, never runs/
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

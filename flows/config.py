@@ -1,0 +1,146 @@
+"""RunConfig: the one parameter of every flow, composed of the configs that live beside what they configure.
+
+`preset` names a complete configuration of `flows.presets`; every other field given overrides that preset's value, at any depth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from artifacts.datasets import TaskConfig
+from artifacts.models import ModelConfig
+from tasks.cluster.devices import ClusterConfig
+from tasks.engines.driver import SamplingConfig
+from tasks.engines.vllm_engine import EngineConfig
+from tasks.learner.trainer import LearnerConfig
+from tasks.rewards.registry import RewardConfig
+from tasks.scheduling.rounds import BatchConfig, SchedulingConfig
+
+
+class EvaluationConfig(BaseModel):
+    """Held-out prompts, asked before the first step and after the last."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_prompts: int = Field(64, ge=2, description="Held-out prompts to ask, the same ones each time.")
+    responses_per_prompt: int = Field(4, ge=1, description="Responses sampled for each held-out prompt; their mean is the prompt's score.")
+    every_steps: int = Field(0, ge=0, description="Evaluate after every so many steps as well; 0 means only before and after the run.")
+
+
+class GateConfig(BaseModel):
+    """The check after every weight publication that the engines sample with the learner's weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = Field(True, description="Compare engines and learner after every publication and stop the run on a mismatch.")
+    num_probes: int = Field(4, ge=1, description="Fixed probe prompts whose log-probabilities are compared.")
+    probe_tokens: int = Field(48, ge=2, description="Length to which a probe prompt is cut, in tokens.")
+    tolerance_nats: float = Field(
+        0.15, gt=0, description="Largest mean absolute difference of a probe token's log-probability; bf16 noise is about 0.04."
+    )
+
+
+class DeadlineConfig(BaseModel):
+    """How long a wait may last before the run says what it waited for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    progress_s: float = Field(300.0, gt=0, description="A round in which no response finishes for this long ends with an error, seconds.")
+    engine_call_s: float = Field(120.0, gt=0, description="Bound on one call to an engine, seconds.")
+    learner_call_s: float = Field(900.0, gt=0, description="Bound on one call to a learner rank, an accumulation included, seconds.")
+    start_s: float = Field(300.0, gt=0, description="Bound on starting engines and learners, the loading of the model included, seconds.")
+
+
+class KeepConfig(BaseModel):
+    """What is written, and where."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    artifact_root: str = Field("runs", description="Directory or fsspec URL (s3://...) under which every run gets its folder.")
+    tracking_uri: str = Field("", description="MLflow tracking URI; empty uses a SQLite file beside a local artifact root.")
+    experiment: str = Field("rollflow", min_length=1, description="MLflow experiment that the run appears in.")
+    checkpoint_every_steps: int = Field(10, ge=1, description="Steps between learner checkpoints; a resumed run replays training since the last one.")
+    checkpoints: int = Field(2, ge=1, description="How many checkpoints are kept.")
+    weights_dir: str = Field("/dev/shm", description="Directory in which the learner hands weight versions to the engines of one host.")
+
+
+class RunConfig(BaseModel):
+    """One training run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    preset: str = Field("smollm2", description="Named configuration that the fields below override; 'python -m flows.explain --list' shows them.")
+    run_name: str = Field("", max_length=60, pattern=r"^[a-zA-Z0-9._-]*$", description="Name of the run in Prefect and MLflow; empty derives one from preset and time.")
+    resume: str = Field("", description="Run id to go on with; its kept configuration is used, and only num_steps and keep may differ.")
+    seed: int = Field(0, ge=0, description="Every random choice of the run derives from it.")
+    num_steps: int = Field(..., ge=1, description="Optimizer updates of the policy; draining the long-prompt queue may add a few.")
+    model: ModelConfig = Field(..., description="The model that is trained.")
+    task: TaskConfig = Field(..., description="Where the prompts come from.")
+    rewards: Mapping[str, RewardConfig] = Field(..., description="Reward by domain of the task; '*' serves every other domain.")
+    batch: BatchConfig = Field(..., description="Prompts and responses of a step.")
+    scheduling: SchedulingConfig = Field(..., description="How the rounds of a step are scheduled.")
+    sampling: SamplingConfig = Field(..., description="How responses are sampled.")
+    engine: EngineConfig = Field(..., description="The rollout engines.")
+    learner: LearnerConfig = Field(..., description="The training of the policy.")
+    cluster: ClusterConfig = Field(..., description="The machine, and what its devices do.")
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Held-out evaluation.")
+    gate: GateConfig = Field(default_factory=GateConfig, description="The sync gate between learner and engines.")
+    reward_workers: int = Field(2, ge=1, description="Responses that are scored side by side.")
+    max_recoveries: int = Field(3, ge=0, description="How often one step may be tried again after a worker was lost.")
+    max_infra_fraction: float = Field(0.25, ge=0, le=1, description="Share of a round's responses without a verdict above which the run stops.")
+    deadlines: DeadlineConfig = Field(default_factory=DeadlineConfig, description="Bounds on every wait.")
+    keep: KeepConfig = Field(default_factory=KeepConfig, description="What is written, and where.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over_preset(cls, given: Any) -> Any:  # Any: pydantic hands whatever the caller gave
+        from flows.presets import preset_values
+
+        if not isinstance(given, Mapping):
+            return given
+        return overlay(preset_values(str(given.get("preset", "smollm2"))), given)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        longest = self.sampling.max_response_tokens
+        if longest >= self.engine.max_model_len:
+            raise ValueError(
+                f"sampling.max_response_tokens must leave room for a prompt in engine.max_model_len ({self.engine.max_model_len}), "
+                f"got {longest}; lower it or raise engine.max_model_len"
+            )
+        return self
+
+    def local_root(self) -> Path | None:
+        """The artifact root as a local directory, or None when it is a URL."""
+        return None if "://" in self.keep.artifact_root else Path(self.keep.artifact_root).resolve()
+
+    def tracking_uri(self) -> str:
+        """Where MLflow writes."""
+        root = self.local_root()
+        if self.keep.tracking_uri:
+            return self.keep.tracking_uri
+        if root is None:
+            raise ValueError(
+                f"keep.tracking_uri must be given when keep.artifact_root is a URL ({self.keep.artifact_root}); "
+                "set it to an MLflow server or to sqlite:///path/mlflow.db"
+            )
+        return f"sqlite:///{root}/mlflow.db"
+
+    def planned_rounds(self) -> int:
+        """Steps of the run without the drain."""
+        return math.ceil(self.num_steps)
+
+
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:  # Any: parsed JSON
+    """`over` laid on `base`: mappings merge at every depth, but a mapping of another `kind` replaces the whole."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merges = isinstance(below, Mapping) and isinstance(value, Mapping) and value.get("kind", below.get("kind")) == below.get("kind")
+        merged[key] = overlay(below, value) if merges else value
+    return merged

@@ -1,0 +1,76 @@
+"""Held-out evaluation: the same prompts each time, sampled by the engines and scored by the rewards, nothing trained."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import dask
+from prefect import flow
+
+from flows.rl_step import SLOT, all_results
+from tasks.plan import HELDOUT, RunContext, StepPlan, journal_of, dataset_of
+from tasks.reward import RewardReport, score_responses
+from tasks.rollout import RolloutReport, run_rollout
+from tasks.scheduling.events import PromptRef, RoundPlan
+from tasks.train import load_engines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReport:
+    """Scores on the held-out prompts."""
+
+    version: int  # weight version that answered
+    scores: Mapping[str, float]  # mean reward over the prompt's responses, by prompt id
+    num_infra: int  # responses without a verdict, left out of the means
+    tokens: int  # generated for it
+    seconds: float  # from the first submission to the last token
+
+    @property
+    def mean(self) -> float:
+        return sum(self.scores.values()) / len(self.scores)
+
+
+def evaluation_round(run: RunContext, step: int, num_prompts: int, responses_per_prompt: int) -> RoundPlan:
+    """The round that asks the first num_prompts held-out prompts. Raises ValueError if there are not as many."""
+    heldout = dataset_of(run).heldout
+    if len(heldout) < num_prompts:
+        raise ValueError(f"evaluation.num_prompts must be <= the task's held-out prompts ({len(heldout)}), got {num_prompts}; lower it")
+    prompts = tuple(PromptRef(prompt_id=f"{HELDOUT}/{row}", domain=heldout[row].domain) for row in range(num_prompts))
+    return RoundPlan(
+        step=step,
+        kind="evaluate",
+        prompts=prompts,
+        launch_per_prompt=responses_per_prompt,
+        accept_prompts=num_prompts,
+        accept_per_prompt=responses_per_prompt,
+        quotas=(),
+    )
+
+
+@flow(name="evaluate", flow_run_name="evaluate-after-{plan.step:05d}", validate_parameters=False)
+async def evaluate(plan: StepPlan) -> EvaluationReport:
+    """Ask and score. Afterwards the engines are reseeded, so that a run that skips a recorded evaluation samples the same."""
+    with dask.annotate(resources=SLOT):
+        rollout_future = run_rollout.submit(plan)
+        reward_future = score_responses.submit(plan)
+    rollout, reward = await all_results((rollout_future, reward_future))
+    await load_engines(plan.run, plan.weights)
+    return await asyncio.to_thread(_report, plan, rollout, reward)
+
+
+def _report(plan: StepPlan, rollout: RolloutReport, reward: RewardReport) -> EvaluationReport:
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for row in journal_of(plan).read(plan.step):
+        score = row.response.score
+        if score is not None and score.reward is not None:
+            rewards[row.prompt.prompt_id].append(score.reward)
+    return EvaluationReport(
+        version=plan.weights.version,
+        scores={prompt_id: sum(values) / len(values) for prompt_id, values in sorted(rewards.items())},
+        num_infra=reward.num_infra,
+        tokens=sum(rollout.tokens.values()),
+        seconds=rollout.finished_s - rollout.started_s,
+    )

@@ -1,0 +1,63 @@
+"""What makes a run survive: the learner restored from the last checkpoint, and training replayed from recorded groups.
+
+    checkpoint of step 20 + groups of steps 21..27 -> the weights of step 27, bit by bit, without generating a token
+"""
+
+from __future__ import annotations
+
+import asyncio
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from artifacts.checkpoint import Checkpoints
+from artifacts.journal import Journal
+from artifacts.records import WeightsRef
+from artifacts.store import Store
+from tasks.plan import RunContext
+from tasks.train import PublishReport, accumulate_on_ranks, learner_ranks, publish, update_on_ranks
+
+
+class ReplayDiffers(RuntimeError):
+    """Replayed training did not reproduce the committed weights; the run must not go on from them."""
+
+
+@task(name="restore-policy", task_run_name="restore-to-step-{step}", cache_policy=NO_CACHE, tags=["train"])
+async def restore_policy(run: RunContext, step: int, keep_checkpoints: int, committed: WeightsRef | None) -> PublishReport:
+    """Bring the learners to this step and the engines to its weights; checks the digest of the weights against the commit's."""
+    store = Store.open(run.artifact_root).child(run.run_id)
+    await _replay(run, store, Checkpoints(store, keep_checkpoints), step)
+    report = await publish(run)
+    if committed is not None and report.weights.digest != committed.digest:
+        raise ReplayDiffers(
+            f"replaying training up to step {step} must give the committed weights ({committed.digest[:12]}), got "
+            f"{report.weights.digest[:12]}; was the run made with another number of learner ranks, torch version or machine?"
+        )
+    return report
+
+
+async def _replay(run: RunContext, store: Store, checkpoints: Checkpoints, step: int) -> None:
+    ranks = learner_ranks(run)
+    deadline_s = run.deadlines.learner_call_s
+    versions = await asyncio.gather(*(rank.call("version", deadline_s=deadline_s) for rank in ranks))
+    if set(versions) == {step}:
+        return
+    start = checkpoints.latest(at_most=step)
+    if start is None:
+        assert set(versions) == {0}, f"learners at {versions} cannot be replayed from the start"
+    else:
+        path = str(await asyncio.to_thread(checkpoints.fetch, start))
+        await asyncio.gather(*(rank.call("load_checkpoint", path, deadline_s=deadline_s) for rank in ranks))
+    journal = Journal(store)
+    for replayed in range((start or 0) + 1, step + 1):
+        await accumulate_on_ranks(run, replayed, journal.read_groups(replayed))
+        await update_on_ranks(run, replayed)
+
+
+async def save_checkpoint(run: RunContext, step: int, keep: int) -> str:
+    """Every rank's shard, complete or absent; the store path."""
+    checkpoints = Checkpoints(Store.open(run.artifact_root).child(run.run_id), keep)
+    aside = checkpoints.begin()
+    calls = (rank.call("save_checkpoint", str(aside), deadline_s=run.deadlines.learner_call_s) for rank in learner_ranks(run))
+    await asyncio.gather(*calls)
+    return await asyncio.to_thread(checkpoints.commit, step, aside)
+

@@ -1,0 +1,86 @@
+"""A learner rank in a Dask worker. Its long methods run in the worker's one actor thread; ping and version answer beside them.
+
+Every method that changes the policy names the step it belongs to and is idempotent: asked again for a step it has already done,
+it returns the report of that step, so that a task that Dask or Prefect runs twice cannot update twice.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from distributed import get_worker
+
+from artifacts.records import WeightsRef, pack, unpack
+from tasks.cluster.dask_cluster import pin_process
+from tasks.learner.trainer import LearnerConfig, LearnerRank
+
+
+class LearnerActor:
+    """Holds one rank of the learner."""
+
+    def __init__(self, config: LearnerConfig, model_path: str, rank: int, world_size: int, core_ids: tuple[int, ...], device: str) -> None:
+        pin_process(core_ids)
+        self._rank = LearnerRank(config=config, model_path=model_path, rank=rank, world_size=world_size, device=device)
+        self._version = 0
+        self._update_report = b""
+
+    async def ping(self) -> None:
+        """Answers as long as the worker lives."""
+
+    async def version(self) -> int:
+        """The last step whose update this rank has made; 0 before the first."""
+        return self._version
+
+    async def rendezvous(self) -> str:
+        """A torch.distributed init method on a free port of this worker's host; asked of rank 0."""
+        host = urlsplit(get_worker().address).hostname or "127.0.0.1"
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return f"tcp://{host}:{probe.getsockname()[1]}"
+
+    def join(self, init_method: str, deadline_s: float) -> None:
+        """Enter the group of all ranks. Collective."""
+        self._rank.join(init_method, deadline_s)
+
+    def discard(self) -> None:
+        """Forget gradients accumulated so far in this step."""
+        self._rank.discard()
+
+    def accumulate(self, step: int, payload: bytes) -> bytes:
+        """Add the gradients of these groups; the report is empty bytes if this step has been updated already."""
+        return b"" if step <= self._version else pack(self._rank.accumulate(payload))
+
+    def update(self, step: int) -> bytes:
+        """Reduce, divide once, clip, step. Collective; all ranks must be at the same version."""
+        if step <= self._version:
+            return self._update_report
+        if step != self._version + 1:
+            raise ValueError(f"update of step {step} must follow version {step - 1}, the learner is at {self._version}; replay the steps between")
+        self._update_report = pack(self._rank.update(step))
+        self._version = step
+        return self._update_report
+
+    def export_weights(self, directory: str) -> WeightsRef | None:
+        """Write this version where engines can read it; only rank 0 does and returns the reference."""
+        return self._rank.export_weights(self._version, f"{directory}/{self._version:05d}.safetensors")
+
+    def attest(self, probes: bytes) -> bytes:
+        """What the gate compares: fingerprints of the exported view, and log-probabilities of the probe prompts."""
+        tokens: Sequence[tuple[int, ...]] = unpack(probes)
+        return pack((self._version, self._rank.fingerprints(), self._rank.probe(tokens)))
+
+    def save_checkpoint(self, path: str) -> None:
+        """Write this rank's shard."""
+        self._rank.save_checkpoint(path, self._version)
+
+    def load_checkpoint(self, path: str) -> int:
+        """Restore this rank's shard bit by bit; returns its version."""
+        self._version = self._rank.load_checkpoint(path)
+        self._update_report = b""
+        return self._version
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._rank.close()

@@ -1,0 +1,111 @@
+"""What the tasks of a step are told: references and small records, never rows or tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from artifacts.datasets import Dataset, TaskConfig, load_dataset
+from artifacts.journal import Journal
+from artifacts.records import Prompt, WeightsRef
+from artifacts.store import Store
+from tasks.engines.driver import SamplingConfig
+from tasks.environments.single_turn import render
+from tasks.rewards.registry import RewardConfig
+from tasks.scheduling.events import PromptRef, RoundPlan
+
+HELDOUT = "heldout"  # the epoch's place in the id of a held-out prompt: "heldout/<row>"
+BUFFER = "sample-buffer"  # name of the sample buffer's actor
+EVALUATION = "evaluation"  # folder of a run in which the responses of evaluations are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """How long a wait may last before it ends with an error that says what it waited for, seconds."""
+
+    progress_s: float  # a round in which nothing finishes
+    engine_call_s: float  # one call to an engine
+    learner_call_s: float  # one call to a learner rank, a whole accumulation included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What stays the same through a run."""
+
+    run_id: str
+    artifact_root: str  # fsspec URL
+    seed: int
+    task: TaskConfig
+    rewards: Mapping[str, RewardConfig]  # by domain, "*" for the rest
+    model_path: str  # Hugging Face directory: tokenizer, and version 0 of the weights
+    max_prompt_tokens: int  # what the engines' context leaves for the prompt
+    sampling: SamplingConfig
+    engines: tuple[str, ...]  # actor names of the rollout replicas
+    learners: tuple[str, ...]  # actor names of the learner ranks, by rank
+    devices: Mapping[str, str]  # device of every actor, for the timeline
+    reward_workers: int  # responses scored side by side
+    weights_dir: str  # where weight versions are handed over; memory-backed if the machine has such a place
+    probes: tuple[tuple[int, ...], ...]  # fixed token sequences of the sync gate; empty switches the gate off
+    gate_tolerance_nats: float  # mean absolute difference of log-probability that the gate still accepts
+    deadlines: Deadlines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step: its round, and the weights that the engines hold when it begins."""
+
+    run: RunContext
+    round: RoundPlan
+    weights: WeightsRef
+    attempt: int  # 1, and one more after each recovery
+
+    @property
+    def step(self) -> int:
+        return self.round.step
+
+    @property
+    def is_evaluation(self) -> bool:
+        return self.round.kind == "evaluate"
+
+
+@lru_cache(maxsize=4)
+def _dataset(task_json: str, seed: int) -> Dataset:
+    from pydantic import TypeAdapter
+
+    return load_dataset(TypeAdapter[TaskConfig](TaskConfig).validate_json(task_json), seed)
+
+
+def dataset_of(run: RunContext) -> Dataset:
+    """The run's dataset; made once per process, the same in all of them."""
+    return _dataset(run.task.model_dump_json(), run.seed)
+
+
+@lru_cache(maxsize=4)
+def tokenizer_of(model_path: str) -> PreTrainedTokenizerBase:
+    """The model's tokenizer; loaded once per process."""
+    return AutoTokenizer.from_pretrained(model_path)
+
+
+def prompts_of(run: RunContext, refs: Sequence[PromptRef]) -> dict[str, Prompt]:
+    """The prompts behind these references, rendered and tokenised, by id."""
+    dataset, tokenizer = dataset_of(run), tokenizer_of(run.model_path)
+    prompts: dict[str, Prompt] = {}
+    for ref in refs:
+        epoch, _, row = ref.prompt_id.partition("/")
+        rows = dataset.heldout if epoch == HELDOUT else dataset.rows
+        prompts[ref.prompt_id] = render(rows[int(row)], tokenizer, ref.prompt_id, run.max_prompt_tokens)
+    return prompts
+
+
+def store_of(plan: StepPlan) -> Store:
+    """Where this step's records lie; those of evaluations lie apart."""
+    store = Store.open(plan.run.artifact_root).child(plan.run.run_id)
+    return store.child(EVALUATION) if plan.is_evaluation else store
+
+
+def journal_of(plan: StepPlan) -> Journal:
+    """Where the responses of this step are recorded."""
+    return Journal(store_of(plan))

@@ -1,0 +1,187 @@
+"""The rollout stage: one coordinator task that runs a round over the engines.
+
+    recorded responses + launches -> engines -> sample buffer -> (rewards) -> scores -> scheduler -> accepted groups -> sample buffer
+
+A round that was closed before is not run again: its groups are read back and go straight to training. The closing is one atomic
+write (`rounds/00007.json`), after the responses and groups are on disk and before anything is trained on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from prefect import task
+from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
+from prefect.cache_policies import NO_CACHE
+
+from artifacts import layout
+from artifacts.journal import Journal
+from artifacts.records import Generated, Group, Prompt, Response, Score, Span
+from artifacts.store import Store
+from artifacts.tables import ResponseRow
+from tasks.cluster.actors import Remote
+from tasks.engines.driver import RoundResult, drive_round
+from tasks.engines.remote import RemoteEngine
+from tasks.plan import StepPlan, journal_of, prompts_of, store_of
+from tasks.sample_stream import SampleStream, aborting
+from tasks.scheduling.ledger import fates, token_ledger
+from tasks.scheduling.rounds import make_scheduler
+
+PROGRESS_EVERY_S = 2.0
+STAGES = ("generated", "scores", "groups")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutReport:
+    """What a round brought home; kept as JSON when the round closes."""
+
+    accepted: tuple[str, ...]  # prompt ids in training order
+    deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
+    dropped: tuple[str, ...]  # prompt ids given up after infrastructure failures
+    tokens: Mapping[str, int]  # generated tokens by ledger column
+    lengths: tuple[int, ...]  # tokens of every response that ended by itself or at the bound
+    num_preemptions: int  # of all engines since they started
+    spans: tuple[Span, ...]  # when each engine generated
+    started_s: float  # first submission, Unix seconds
+    finished_s: float  # last response
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFeed:
+    """The driver's view of the reward stage."""
+
+    stream: SampleStream
+
+    async def publish(self, generated: Sequence[Generated]) -> None:
+        await self.stream.put("generated", generated)
+
+    async def scored(self, wait_s: float) -> list[Score]:
+        scores, _ = await self.stream.take("scores", max_items=1024, wait_s=wait_s)
+        return scores
+
+
+@task(name="run-rollout", task_run_name="rollout-{plan.round.kind}-{plan.step}", cache_policy=NO_CACHE, tags=["rollout"])
+def run_rollout(plan: StepPlan) -> RolloutReport:
+    """Run the step's round, or read it back if it was closed before."""
+    stream = SampleStream.connect(plan)
+    return asyncio.run(aborting(stream, "rollout", _rollout(plan, stream)))
+
+
+async def _rollout(plan: StepPlan, stream: SampleStream) -> RolloutReport:
+    report = read_round(plan)
+    if report is not None:
+        await stream.put("groups", journal_of(plan).read_groups(plan.step))
+    else:
+        report = await _generate(plan, stream)
+    for stage in STAGES:
+        await stream.close(stage)
+    return report
+
+
+async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
+    journal, prompts = journal_of(plan), prompts_of(plan.run, plan.round.prompts)
+    recorded = tuple(row.response for row in journal.read(plan.step))
+    finished: list[Generated] = []
+
+    async def accept(group: Group) -> None:
+        await stream.put("groups", [group])
+
+    async with asyncio.TaskGroup() as tasks:
+        progress = tasks.create_task(_show_progress(plan, finished))
+        result = await drive_round(
+            plan=plan.round,
+            prompts=prompts,
+            scheduler=make_scheduler(plan.round),
+            engines=_engines(plan),
+            feed=StreamFeed(stream),
+            sampling=plan.run.sampling,
+            recorded=recorded,
+            seed=plan.run.seed,
+            deadline_s=plan.run.deadlines.progress_s,
+            on_finished=finished.extend,
+            on_accept=accept,
+        )
+        progress.cancel()
+    report = _report(plan, result, await _preemptions(plan))
+    await stream.close("generated")
+    journal.finalise(plan.step, _rows(plan, prompts, result), result.groups, report.spans)
+    _close_round(plan, report)
+    return report
+
+
+def _engines(plan: StepPlan) -> list[RemoteEngine]:
+    return [RemoteEngine(Remote.connect(plan.run.run_id, name), plan.run.deadlines.engine_call_s) for name in plan.run.engines]
+
+
+async def _preemptions(plan: StepPlan) -> int:
+    return sum(stats.num_preemptions for stats in await asyncio.gather(*(engine.stats() for engine in _engines(plan))))
+
+
+async def _show_progress(plan: StepPlan, finished: Sequence[Generated]) -> None:
+    """A progress bar in the Prefect UI while responses finish."""
+    launched = len(plan.round.prompts) * plan.round.launch_per_prompt
+    artifact = await acreate_progress_artifact(
+        progress=0.0, key=f"rollout-{plan.run.run_id}".lower(), description=f"Step {plan.step}: responses of {launched} that have finished"
+    )
+    while True:
+        await asyncio.sleep(PROGRESS_EVERY_S)
+        await aupdate_progress_artifact(artifact_id=artifact, progress=min(100.0, 100.0 * len(finished) / launched))
+
+
+def _report(plan: StepPlan, result: RoundResult, num_preemptions: int) -> RolloutReport:
+    ended = [one for one in result.generated if one.finish_reason != "aborted"]
+    return RolloutReport(
+        accepted=tuple(group.prompt.prompt_id for group in result.groups),
+        deferred=result.deferred,
+        dropped=result.dropped,
+        tokens=token_ledger(result, is_evaluation=plan.is_evaluation),
+        lengths=tuple(len(one.token_ids) for one in ended),
+        num_preemptions=num_preemptions,
+        spans=_engine_spans(plan, result.generated),
+        started_s=min((one.submitted_s for one in result.generated), default=0.0),
+        finished_s=max((one.finished_s for one in result.generated), default=0.0),
+    )
+
+
+def _engine_spans(plan: StepPlan, generated: Sequence[Generated]) -> tuple[Span, ...]:
+    """From each engine's first submission to its last token; what was read back from an earlier attempt counts as it was."""
+    spans = []
+    for engine in plan.run.engines:
+        own = [one for one in generated if one.engine == engine]
+        if own:
+            start_s, end_s = min(one.submitted_s for one in own), max(one.finished_s for one in own)
+            spans.append(Span(device=plan.run.devices[engine], actor=engine, kind="rollout", start_s=start_s, end_s=end_s))
+    return tuple(spans)
+
+
+def _rows(plan: StepPlan, prompts: Mapping[str, Prompt], result: RoundResult) -> list[ResponseRow]:
+    scores = {(score.prompt_id, score.index): score for score in result.scores}
+    fate = fates(result, is_evaluation=plan.is_evaluation)
+    return [
+        ResponseRow(
+            step=plan.step,
+            kind=plan.round.kind,
+            prompt=prompts[one.prompt_id],
+            response=Response(generated=one, score=scores.get((one.prompt_id, one.index))),
+            fate=fate[one.response_id],
+        )
+        for one in result.generated
+    ]
+
+
+def _close_round(plan: StepPlan, report: RolloutReport) -> None:
+    store_of(plan).write(layout.round_file(plan.step), json.dumps(asdict(report), indent=1).encode())
+
+
+def read_round(plan: StepPlan) -> RolloutReport | None:
+    """The report of a round that is closed, or None."""
+    store: Store = store_of(plan)
+    if not store.exists(layout.round_file(plan.step)):
+        return None
+    raw = json.loads(store.read(layout.round_file(plan.step)))
+    spans = tuple(Span(**span) for span in raw.pop("spans"))
+    names = {key: tuple(raw.pop(key)) for key in ("accepted", "deferred", "dropped", "lengths")}
+    return RolloutReport(spans=spans, **names, **raw)
