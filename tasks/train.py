@@ -66,9 +66,9 @@ async def _accumulate(plan: StepPlan, stream: SampleStream) -> GradientReport:
     while not closed:
         arrived, closed = await stream.take("groups", max_items=256)
         groups += arrived
-    started_s = time.time()
     reports = await accumulate_on_ranks(plan.run, plan.step, groups)
-    return GradientReport(ranks=reports, spans=_spans(plan.run, plan.run.learners, "train", started_s, [report.seconds for report in reports]))
+    busy = {rank: report.busy for rank, report in zip(plan.run.learners, reports, strict=False)}
+    return GradientReport(ranks=reports, spans=_spans(plan.run, "train", busy))
 
 
 async def accumulate_on_ranks(run: RunContext, step: int, groups: Sequence[Group]) -> tuple[AccumulateReport, ...]:
@@ -84,16 +84,15 @@ async def accumulate_on_ranks(run: RunContext, step: int, groups: Sequence[Group
 @task(name="update-policy", task_run_name="update-{plan.step}", cache_policy=NO_CACHE, tags=["train"])
 def update_policy(plan: StepPlan, gradients: GradientReport) -> PolicyReport:
     """One synchronous update. Idempotent: the learners answer a repeated call with the report of the update they made."""
-    started_s = time.time()
-    update = asyncio.run(update_on_ranks(plan.run, plan.step))
-    return PolicyReport(update=update, spans=_spans(plan.run, plan.run.learners, "update", started_s))
+    updates = asyncio.run(update_on_ranks(plan.run, plan.step))
+    busy = {rank: update.busy for rank, update in zip(plan.run.learners, updates, strict=True)}
+    return PolicyReport(update=updates[0], spans=_spans(plan.run, "update", busy))
 
 
-async def update_on_ranks(run: RunContext, step: int) -> UpdateReport:
-    """Collective over all ranks; every rank reports the same numbers, the first one's are returned."""
+async def update_on_ranks(run: RunContext, step: int) -> list[UpdateReport]:
+    """Collective over all ranks; every rank reports the same numbers."""
     calls = (rank.call("update", step, deadline_s=run.deadlines.learner_call_s) for rank in learner_ranks(run))
-    reports: list[UpdateReport] = [unpack(answer) for answer in await asyncio.gather(*calls)]
-    return reports[0]
+    return [unpack(answer) for answer in await asyncio.gather(*calls)]
 
 
 @task(name="publish-weights", task_run_name="publish-{plan.step}", cache_policy=NO_CACHE, tags=["publish"])
@@ -115,7 +114,7 @@ async def publish(run: RunContext) -> PublishReport:
         weights=weights,
         probe_difference_nats=difference,
         gate_s=time.time() - gate_started_s,
-        spans=_spans(run, (run.learners[0], *run.engines), "publish", started_s),
+        spans=_spans(run, "publish", dict.fromkeys((run.learners[0], *run.engines), ((started_s, time.time()),))),
     )
 
 
@@ -147,10 +146,10 @@ def learner_ranks(run: RunContext) -> list[Remote]:
     return [Remote.connect(run.run_id, name) for name in run.learners]
 
 
-def _spans(run: RunContext, actors: Sequence[str], kind: str, started_s: float, seconds: Sequence[float] = ()) -> tuple[Span, ...]:
-    """What these actors did from started_s on, for their own seconds if they reported them, else until now."""
-    ends = [started_s + length for length in seconds] or [time.time()] * len(actors)
+def _spans(run: RunContext, kind: str, busy: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[Span, ...]:
+    """What these actors did, from their own clocks: Unix seconds, (start, end)."""
     return tuple(
-        Span(device=run.devices[actor], actor=actor, kind=kind, start_s=started_s, end_s=end)
-        for actor, end in zip(actors, ends, strict=False)
+        Span(device=run.devices[actor], actor=actor, kind=kind, start_s=start_s, end_s=end_s)
+        for actor, times in busy.items()
+        for start_s, end_s in times
     )

@@ -1,0 +1,47 @@
+"""What the commands share: presets and --set assignments made into one mapping, and errors made into one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+
+def assemble(preset: str, resume: str, assignments: Sequence[str]) -> dict[str, Any]:  # Any: parsed JSON
+    """The values for RunConfig. "learner.lr=1e-5" sets a nested field; values are JSON, or text where they are not."""
+    values: dict[str, Any] = {"preset": preset} | ({"resume": resume} if resume else {})
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path:
+            raise ValueError(f"--set must read FIELD=VALUE, got {assignment!r}; for example --set num_steps=5")
+        below = values
+        *parents, last = path.split(".")
+        for parent in parents:
+            below = below.setdefault(parent, {})
+        below[last] = _value(text)
+    return values
+
+
+def _value(text: str) -> Any:  # Any: parsed JSON
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def sentence(error: object) -> str:
+    """An error as one line; of a configuration every fault with the field it is in."""
+    if isinstance(error, ValidationError):
+        return "; ".join(_fault(fault["loc"], fault["msg"], fault["type"], fault.get("input")) for fault in error.errors())
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _fault(place: tuple[int | str, ...], message: str, kind: str, given: object) -> str:
+    field = ".".join(str(part) for part in place)
+    if kind == "extra_forbidden":
+        return f"{field} must be a known field, it is not one; 'python -m flows.explain --fields' lists them"
+    if kind == "value_error":
+        return f"{field + ': ' if field else ''}{message.removeprefix('Value error, ')}"
+    return f"{field} is wrong: {message[0].lower()}{message[1:]}, got {given!r}; correct it"

