@@ -1,0 +1,151 @@
+"""The commit point of a step and the manifest of a run.
+
+A step is committed when `steps/00007.json` exists, and not before: it is created once, by one atomic write, after everything it
+names is on disk. Resume reads the commits, loads the last checkpoint they name and replays the training of later ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from artifacts import layout
+from artifacts.records import RoundKind, WeightsRef
+from artifacts.store import Store
+
+COMMIT_SCHEMA_VERSION = 1
+Json = Mapping[str, Any]  # Any: JSON values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCommit:
+    """All that a resumed run needs to know of a finished step."""
+
+    step: int  # from 1
+    kind: RoundKind  # the round's kind
+    weights: WeightsRef  # what the step published; its digest is what a replay must reproduce
+    queue: Json  # state of the scheduler, the long-prompt queue above all
+    seeds: Json  # random state, enough to draw the same next prompts
+    counters: Mapping[str, int]  # running totals: prompts drawn, epochs, tokens by ledger column
+    metrics: Mapping[str, float]  # what MLflow gets; not-a-number and infinities come back as not-a-number
+    timings: Mapping[str, float]  # seconds per stage, and `started_s` and `finished_s` in Unix seconds
+    checkpoint: str | None  # store path of the checkpoint of this step, if one was made
+    mlflow_logged: bool  # whether the tracker had taken the metrics when the step was committed
+    schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunManifest:
+    """What a run is; written at its start and again by each attempt to resume it."""
+
+    run_id: str  # directory name under the artifact root
+    created: str  # ISO 8601, UTC
+    config: Json  # the effective config
+    packages: Mapping[str, str]  # versions that ran
+    git_sha: str | None  # commit of the working tree, "-dirty" appended when it had changes; None outside git
+    mlflow_run_id: str | None  # None when tracking is off
+    prefect_flow_run_ids: tuple[str, ...] = ()  # one per attempt, the latest last
+    links: Mapping[str, str] = field(default_factory=dict)  # name -> URL
+    schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
+
+
+def commit_step(store: Store, commit: StepCommit) -> None:
+    """The commit point. Repeating an equal commit is harmless; a different one for a committed step is an error."""
+    name = layout.commit_file(commit.step)
+    data = _encode(asdict(commit))
+    try:
+        store.create(name, data)
+    except FileExistsError:
+        if store.read(name) != data:
+            raise ValueError(
+                f"step {commit.step} must be committed once, but {store.url}/{name} holds another commit; "
+                f"resume the run instead of repeating the step, or choose a new run_id"
+            ) from None
+
+
+def read_commits(store: Store) -> list[StepCommit]:
+    """Every commit, from step 1 on without a gap. Raises ValueError when one is missing or from another version of the code."""
+    steps = sorted(step for name in store.list(layout.STEPS) if (step := layout.step_of_commit(name)) is not None)
+    missing = sorted(set(range(1, len(steps) + 1)) - set(steps))
+    if missing:
+        raise ValueError(
+            f"the commits under {store.url}/{layout.STEPS} must be contiguous, missing step {missing[0]}; restore its file"
+        )
+    return [_read_commit(store, step) for step in steps]
+
+
+def _read_commit(store: Store, step: int) -> StepCommit:
+    raw = _decode(store.read(layout.commit_file(step)), f"{store.url}/{layout.commit_file(step)}")
+    metrics = {name: math.nan if value is None else value for name, value in raw.pop("metrics").items()}
+    return StepCommit(weights=WeightsRef(**raw.pop("weights")), metrics=metrics, **raw)
+
+
+def write_manifest(store: Store, manifest: RunManifest) -> None:
+    store.write(layout.MANIFEST, _encode(asdict(manifest)))
+
+
+def read_manifest(store: Store) -> RunManifest:
+    """Raises ValueError when there is no run here."""
+    try:
+        data = store.read(layout.MANIFEST)
+    except FileNotFoundError:
+        raise ValueError(f"{store.url} must hold a run, but has no {layout.MANIFEST}; check artifact_root and run_id") from None
+    raw = _decode(data, f"{store.url}/{layout.MANIFEST}")
+    return RunManifest(prefect_flow_run_ids=tuple(raw.pop("prefect_flow_run_ids")), **raw)
+
+
+def package_versions(names: Sequence[str]) -> dict[str, str]:
+    """Installed versions; packages that are absent are left out."""
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def git_sha(directory: Path) -> str | None:
+    """The commit checked out at `directory`, "-dirty" appended when tracked files differ from it; None outside git."""
+    sha = _git(directory, "rev-parse", "HEAD")
+    changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    return f"{sha}-dirty" if sha and changes else sha
+
+
+def _git(directory: Path, *args: str) -> str | None:
+    try:
+        answer = subprocess.run(["git", *args], cwd=directory, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def _encode(record: Json) -> bytes:
+    return json.dumps(_finite(record), indent=1, sort_keys=True, allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:  # Any: a JSON value in, a JSON value out
+    """JSON has no not-a-number: null stands for it, so that a diverged loss does not make the file unreadable elsewhere."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _decode(data: bytes, where: str) -> dict[str, Any]:  # Any: JSON values
+    raw: dict[str, Any] = json.loads(data)
+    if raw.get("schema_version") != COMMIT_SCHEMA_VERSION:
+        got = raw.get("schema_version")
+        raise ValueError(
+            f"{where} must have schema version {COMMIT_SCHEMA_VERSION}, got {got}; resume it with the code that wrote it"
+        )
+    return raw

@@ -1,0 +1,87 @@
+"""Responses on disk while their step still runs, so that an interrupted step generates only what is missing.
+
+    append(generated) ... append(scored) ... killed ... read(step) -> what is there ... finalise(step, rows) -> responses/
+
+Parts lie in journal/, apart from the finalised table: who reads responses/ never counts a response twice. Leaves out what
+is worth appending and when; callers batch, a part costs a few milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from artifacts import layout
+from artifacts.records import Group, Span
+from artifacts.store import Store
+from artifacts.tables import (
+    ResponseRow,
+    groups_from_parquet,
+    groups_to_parquet,
+    responses_from_parquet,
+    responses_to_parquet,
+    spans_from_parquet,
+    spans_to_parquet,
+)
+
+
+class Journal:
+    """The recorded responses, groups and spans of a run."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._next_part: dict[int, int] = {}
+
+    def append(self, step: int, rows: Sequence[ResponseRow]) -> str | None:
+        """Add a part; returns its name, or None for no rows. Exclusive creation orders the parts of all writers."""
+        if not rows:
+            return None
+        data = responses_to_parquet(step, rows)
+        part = self._next_part.get(step, len(self._parts(step)))
+        while True:
+            name = layout.journal_part(step, part)
+            part += 1
+            self._next_part[step] = part
+            try:
+                self._store.create(name, data)
+            except FileExistsError:
+                continue  # another writer, or the run before a restart, took this number
+            return name
+
+    def read(self, step: int) -> list[ResponseRow]:
+        """Every recorded response of a step once, by first appearance; the finalised table if there is one, else the parts.
+
+        Of several records of a response the scored one wins over the unscored, then the later over the earlier: rollout and
+        reward append on their own, so a score can be on disk before the batch that its response was generated in.
+        """
+        final = layout.table_file("responses", step)
+        if self._store.exists(final):
+            return responses_from_parquet(self._store.read(final))
+        return _latest(row for part in self._parts(step) for row in responses_from_parquet(self._store.read(part)))
+
+    def finalise(self, step: int, rows: Sequence[ResponseRow], groups: Sequence[Group], spans: Sequence[Span]) -> None:
+        """Write the step's three tables, then drop its parts. Calling it again with the same records changes nothing."""
+        self._store.write(layout.table_file("groups", step), groups_to_parquet(step, groups))
+        self._store.write(layout.table_file("spans", step), spans_to_parquet(step, spans))
+        self._store.write(layout.table_file("responses", step), responses_to_parquet(step, rows))
+        self._store.delete(layout.journal_dir(step))
+        self._next_part.pop(step, None)
+
+    def read_groups(self, step: int) -> list[Group]:
+        """The trained groups in training order: all that a replay of the step's training needs."""
+        return groups_from_parquet(self._store.read(layout.table_file("groups", step)), self.read(step))
+
+    def read_spans(self, step: int) -> list[Span]:
+        return spans_from_parquet(self._store.read(layout.table_file("spans", step)))
+
+    def _parts(self, step: int) -> list[str]:
+        directory = layout.journal_dir(step)
+        return [f"{directory}/{name}" for name in self._store.list(directory)]
+
+
+def _latest(rows: Iterable[ResponseRow]) -> list[ResponseRow]:
+    kept: dict[str, ResponseRow] = {}
+    for row in rows:
+        name = row.response.generated.response_id
+        if name not in kept or row.response.score is not None or kept[name].response.score is None:
+            kept[name] = row
+    return list(kept.values())

@@ -1,0 +1,67 @@
+"""Names of everything under `<artifact_root>/<run_id>/`, relative to the run's store; the one place that spells them.
+
+    manifest.json               what the run is: config, versions, links
+    steps/00007.json            the commit of a step
+    journal/step=00007/         parts appended while the step runs; gone once it is finalised
+    responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
+    checkpoints/00007/          learner state, complete or absent
+    weights/00007.safetensors   published weight versions
+    report/                     plots and summary
+
+The `step=` directories are Hive partitions: every reader gets `step` as a column from the path, so the files do not repeat it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+TableName = Literal["responses", "groups", "spans"]
+
+MANIFEST = "manifest.json"
+STEPS = "steps"
+JOURNAL = "journal"
+CHECKPOINTS = "checkpoints"
+WEIGHTS = "weights"
+REPORT = "report"
+ASIDE_PREFIX = ".tmp-"  # pyarrow and DuckDB globs skip such names
+
+
+def step_name(step: int) -> str:
+    """Fixed width, so that names sort as numbers do."""
+    if step < 0:
+        raise ValueError(f"step must be >= 0, got {step}; steps count from 1, 0 is the model a run starts from")
+    return f"{step:05d}"
+
+
+def commit_file(step: int) -> str:
+    return f"{STEPS}/{step_name(step)}.json"
+
+
+def step_of_commit(name: str) -> int | None:
+    """The step of a file name in steps/, or None if it is not a commit."""
+    stem, _, suffix = name.rpartition(".")
+    return int(stem) if suffix == "json" and stem.isdigit() else None
+
+
+def journal_dir(step: int) -> str:
+    return f"{JOURNAL}/step={step_name(step)}"
+
+
+def journal_part(step: int, part: int) -> str:
+    return f"{journal_dir(step)}/part-{part:06d}.parquet"
+
+
+def table_file(table: TableName, step: int) -> str:
+    return f"{table}/step={step_name(step)}/part-0.parquet"
+
+
+def checkpoint_dir(step: int) -> str:
+    return f"{CHECKPOINTS}/{step_name(step)}"
+
+
+def weights_file(version: int) -> str:
+    return f"{WEIGHTS}/{step_name(version)}.safetensors"
+
+
+def report_file(name: str) -> str:
+    return f"{REPORT}/{name}"

@@ -1,0 +1,200 @@
+"""Where run data goes: a directory tree behind fsspec, local by default, memory:// and s3:// by URL.
+
+Every write is all or nothing. On a local disk the bytes go to a hidden name in the same directory, are synced and renamed; an
+object appears in an object store only when its upload is complete. Leaves out locking: a run has one writer per name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from fsspec.core import url_to_fs
+
+from artifacts.layout import ASIDE_PREFIX
+
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+class StoreError(OSError):
+    """The artifact root cannot take a write; the message is one sentence with the path and the cure."""
+
+
+class Store:
+    """A tree of files named by relative paths with forward slashes."""
+
+    def __init__(self, filesystem: Any, root: str, url: str) -> None:  # Any: fsspec ships no types
+        self._fs = filesystem
+        self._root = root.rstrip("/")
+        self.url = url.rstrip("/")
+        self.is_local = "file" in _protocols(filesystem)
+
+    @classmethod
+    def open(cls, url: str, **storage_options: object) -> Self:
+        """A store at any fsspec URL or local path. Raises ValueError for a protocol that is unknown or not installed."""
+        try:
+            filesystem, root = url_to_fs(url, **storage_options)
+        except (ImportError, ValueError) as error:
+            cure = "use a local directory, or install the protocol's package (pip install -e .[s3])"
+            raise ValueError(f"artifact_root must be a URL that fsspec can open, got {url!r} ({error}); {cure}") from error
+        return cls(filesystem, root, root if "file" in _protocols(filesystem) else url)
+
+    def child(self, name: str) -> Store:
+        """The store of a subtree, for example of one run."""
+        return Store(self._fs, self._full(name), f"{self.url}/{name}")
+
+    def local_path(self, path: str) -> Path:
+        """The path on this machine. Raises ValueError for a remote store."""
+        if not self.is_local:
+            raise ValueError(f"{path} must lie on a local disk, but the artifact root is {self.url}; use a local artifact_root")
+        return Path(self._full(path))
+
+    def write(self, path: str, data: bytes) -> None:
+        """Replace or create `path` atomically and durably."""
+        with _explained(self.url, path, len(data)):
+            if self.is_local:
+                with self._written_aside(path, data) as aside:
+                    os.replace(aside, self._full(path))
+                _sync_directory(Path(self._full(path)).parent)
+            else:
+                self._fs.pipe_file(self._full(path), data)
+
+    def create(self, path: str, data: bytes) -> None:
+        """Like `write`, but raises FileExistsError when `path` is there: of two writers exactly one succeeds."""
+        with _explained(self.url, path, len(data)):
+            if self.is_local:
+                with self._written_aside(path, data) as aside:
+                    os.link(aside, self._full(path))
+                _sync_directory(Path(self._full(path)).parent)
+            else:
+                self._fs.pipe_file(self._full(path), data, mode="create")
+
+    def read(self, path: str) -> bytes:
+        """The whole file. Raises FileNotFoundError."""
+        return bytes(self._fs.cat_file(self._full(path)))
+
+    def exists(self, path: str) -> bool:
+        return bool(self._fs.exists(self._full(path)))
+
+    def list(self, directory: str) -> list[str]:
+        """Names directly under `directory`, sorted, unfinished writes left out; empty if it is not there."""
+        self._fs.invalidate_cache()
+        try:
+            entries = self._fs.ls(self._full(directory), detail=False)
+        except FileNotFoundError:
+            return []
+        names = {str(entry).rstrip("/").rpartition("/")[2] for entry in entries}
+        return sorted(name for name in names if not name.startswith(ASIDE_PREFIX))
+
+    def delete(self, path: str) -> None:
+        """Remove a file or a tree; nothing happens if it is not there. A local tree vanishes at once, then its files go."""
+        target = self._full(path)
+        if not self._fs.exists(target):
+            return
+        if self.is_local:
+            aside = _aside(target)
+            os.replace(target, aside)
+            target = aside
+        self._fs.rm(target, recursive=True)
+
+    def upload(self, source: Path, path: str) -> None:
+        """Copy a local directory's files to `path`, file by file; not atomic as a whole."""
+        for file in sorted(entry for entry in source.rglob("*") if entry.is_file()):
+            name = f"{path}/{file.relative_to(source).as_posix()}"
+            with _explained(self.url, name, file.stat().st_size):
+                self._fs.makedirs(self._full(name).rpartition("/")[0], exist_ok=True)
+                self._fs.put_file(str(file), self._full(name))
+
+    def download(self, path: str, destination: Path) -> None:
+        """Copy the tree at `path` into a local directory."""
+        root = self._full(path).rstrip("/")
+        for file in self._fs.find(root):
+            target = destination / str(file)[str(file).index(root) + len(root) + 1 :]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._fs.get_file(file, str(target))
+
+    def check_writable(self) -> None:
+        """Raise StoreError now rather than after an hour of rollout, when nothing can be written here."""
+        probe = f"{ASIDE_PREFIX}probe-{uuid.uuid4().hex}"
+        self.write(probe, b"probe")
+        with _explained(self.url, probe, 0):
+            self._fs.rm_file(self._full(probe))
+
+    def sweep(self, directory: str) -> int:
+        """Delete what killed writers left directly under `directory`; returns how many. Only safe with no writer alive."""
+        if not self.is_local or not Path(self._full(directory)).is_dir():
+            return 0
+        leftovers = list(Path(self._full(directory)).glob(f"{ASIDE_PREFIX}*"))
+        for leftover in leftovers:
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        return len(leftovers)
+
+    def _full(self, path: str) -> str:
+        assert not path.startswith("/"), f"store paths are relative, got {path}"
+        assert ".." not in path.split("/"), f"store paths stay inside the store, got {path}"
+        return f"{self._root}/{path}" if path else self._root
+
+    @contextmanager
+    def _written_aside(self, path: str, data: bytes) -> Iterator[str]:
+        target = self._full(path)
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        aside = _aside(target)
+        try:
+            with open(aside, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            yield aside
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(aside)
+
+
+def _protocols(filesystem: Any) -> tuple[str, ...]:  # Any: fsspec ships no types
+    protocol = filesystem.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+
+def _aside(target: str) -> str:
+    directory, _, _ = target.rpartition("/")
+    return f"{directory}/{ASIDE_PREFIX}{uuid.uuid4().hex}"
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename durable; the rename itself is already atomic."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _explained(url: str, path: str, num_bytes: int) -> Iterator[None]:
+    """The boundary where the operating system's errors of a write become one sentence for the user."""
+    try:
+        yield
+    except OSError as error:
+        sentence = _sentence(error, f"{url}/{path}", num_bytes)
+        if sentence is None:
+            raise
+        raise StoreError(error.errno, sentence) from error
+
+
+def _sentence(error: OSError, where: str, num_bytes: int) -> str | None:
+    if error.errno in FULL_ERRNOS:
+        return (
+            f"disk full: {where} needs {num_bytes} bytes; free space or set artifact_root to another disk, then resume the run"
+        )
+    if error.errno in READ_ONLY_ERRNOS or isinstance(error, PermissionError):
+        return f"cannot write {where}: {error.strerror or error}; make the directory writable or set artifact_root elsewhere"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST) and not isinstance(error, FileExistsError):
+        return f"cannot write {where}: a part of the path is a file; set artifact_root to a directory"
+    return None

@@ -1,0 +1,166 @@
+"""Commits, manifest and checkpoints: complete or absent, whatever is killed when."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from artifacts import layout
+from artifacts.checkpoint import MARKER, Checkpoints
+from artifacts.commit import (
+    RunManifest,
+    StepCommit,
+    commit_step,
+    git_sha,
+    package_versions,
+    read_commits,
+    read_manifest,
+    write_manifest,
+)
+from artifacts.records import WeightsRef
+from artifacts.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path))
+
+
+def a_commit(step: int) -> StepCommit:
+    return StepCommit(
+        step=step,
+        kind="short",
+        weights=WeightsRef(version=step, path=layout.weights_file(step), digest="ab"),
+        queue={"long": ["0/3", "0/9"]},
+        seeds={"data": step},
+        counters={"prompts_drawn": 8 * step},
+        metrics={"reward/mean": 1 / 3},
+        timings={"rollout": 0.1},
+        checkpoint=None,
+        mlflow_logged=True,
+    )
+
+
+def test_commits_come_back_equal_and_in_order(store: Store) -> None:
+    for step in (2, 1, 3):
+        commit_step(store, a_commit(step))
+    assert read_commits(store) == [a_commit(1), a_commit(2), a_commit(3)]
+
+
+def test_no_commits_is_an_empty_run(store: Store) -> None:
+    assert read_commits(store) == []
+
+
+def test_a_step_is_committed_once(store: Store) -> None:
+    commit_step(store, a_commit(1))
+    commit_step(store, a_commit(1))
+    with pytest.raises(ValueError, match="step 1 must be committed once"):
+        commit_step(store, replace(a_commit(1), counters={"prompts_drawn": 9}))
+    assert read_commits(store) == [a_commit(1)]
+
+
+def test_a_gap_is_an_error_that_names_the_step(store: Store) -> None:
+    for step in (1, 3):
+        commit_step(store, a_commit(step))
+    with pytest.raises(ValueError, match="contiguous, missing step 2"):
+        read_commits(store)
+
+
+def test_a_commit_killed_before_its_rename_never_happened(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", killed)
+    with pytest.raises(KeyboardInterrupt):
+        commit_step(store, a_commit(1))
+    assert read_commits(store) == []
+
+
+def test_a_diverged_metric_keeps_the_file_valid_json(store: Store) -> None:
+    commit_step(store, replace(a_commit(1), metrics={"train/loss": math.nan}))
+    json.loads(store.read(layout.commit_file(1)), parse_constant=pytest.fail)
+    assert math.isnan(read_commits(store)[0].metrics["train/loss"])
+
+
+def test_commits_of_another_version_are_refused(store: Store) -> None:
+    commit_step(store, replace(a_commit(1), schema_version=9))
+    with pytest.raises(ValueError, match="must have schema version 1, got 9"):
+        read_commits(store)
+
+
+def test_the_manifest_comes_back_equal(store: Store) -> None:
+    manifest = RunManifest(
+        run_id="r1",
+        created="2026-01-01T00:00:00Z",
+        config={"steps": 3, "policy": {"kind": "sync"}},
+        packages=package_versions(["pyarrow", "no-such-package"]),
+        git_sha=None,
+        mlflow_run_id="abc",
+        prefect_flow_run_ids=("f1", "f2"),
+        links={"prefect": "http://localhost:4200"},
+    )
+    assert set(manifest.packages) == {"pyarrow"}
+    write_manifest(store, manifest)
+    assert read_manifest(store) == manifest
+
+
+def test_a_missing_manifest_says_where_it_looked(store: Store) -> None:
+    with pytest.raises(ValueError, match=r"must hold a run, but has no manifest.json"):
+        read_manifest(store)
+
+
+def test_outside_git_there_is_no_sha(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git_sha(tmp_path) is None
+
+
+@pytest.fixture(params=["local", "memory"])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path)) if request.param == "local" else Store.open(f"memory://{uuid.uuid4().hex}")
+
+
+def save(checkpoints: Checkpoints, step: int, content: str) -> None:
+    aside = checkpoints.begin()
+    (aside / "rank0").mkdir()
+    (aside / "rank0/state").write_text(content)
+    checkpoints.commit(step, aside)
+
+
+def test_checkpoints_are_complete_or_absent_and_the_last_ones_stay(any_store: Store) -> None:
+    checkpoints = Checkpoints(any_store, keep=2)
+    assert checkpoints.latest() is None
+    for step in (1, 2, 3):
+        save(checkpoints, step, f"state {step}")
+        checkpoints.prune(step)
+    checkpoints.begin()
+    assert checkpoints.steps() == [2, 3]
+    assert checkpoints.latest() == 3
+    assert checkpoints.latest(at_most=2) == 2
+    assert (checkpoints.fetch(3) / "rank0/state").read_text() == "state 3"
+
+
+def test_an_uncommitted_checkpoint_neither_counts_nor_costs_the_committed_one(any_store: Store) -> None:
+    checkpoints = Checkpoints(any_store, keep=1)
+    save(checkpoints, 1, "committed")
+    save(checkpoints, 2, "interrupted")
+    checkpoints.prune(committed_step=1)
+    assert checkpoints.latest(at_most=1) == 1
+    save(checkpoints, 2, "replayed")
+    checkpoints.prune(committed_step=2)
+    assert checkpoints.steps() == [2]
+    assert (checkpoints.fetch(2) / "rank0/state").read_text() == "replayed"
+
+
+def test_a_checkpoint_without_its_marker_is_none(any_store: Store) -> None:
+    checkpoints = Checkpoints(any_store, keep=1)
+    save(checkpoints, 4, "x")
+    any_store.delete(f"{layout.checkpoint_dir(4)}/{MARKER}")
+    assert checkpoints.latest() is None
+    with pytest.raises(ValueError, match=r"step 4 must have a checkpoint, .* has steps \[\]"):
+        checkpoints.fetch(4)

@@ -1,0 +1,181 @@
+"""The sample buffer: bounded, ordered, closed to other rounds, and never a wait without an end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts.sample_buffer import RoundAborted, SampleBuffer, Taken
+
+
+async def opened(capacity: int = 4, step: int = 1) -> SampleBuffer:
+    buffer = SampleBuffer({"generated": capacity, "scores": capacity, "groups": capacity})
+    await buffer.open_round(step)
+    return buffer
+
+
+async def settle() -> None:
+    """Let every task that can run reach its next wait."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_items_come_out_in_order_and_at_most_as_many_as_asked() -> None:
+    buffer = await opened()
+    assert await buffer.put_generated(1, ("a", "b", "c"), 1.0)
+    assert await buffer.take_generated(1, 2, 1.0) == Taken(items=("a", "b"), closed=False)
+    assert await buffer.take_generated(1, 2, 1.0) == Taken(items=("c",), closed=False)
+
+
+async def test_stages_do_not_mix() -> None:
+    buffer = await opened()
+    await buffer.put_generated(1, ("response",), 1.0)
+    await buffer.put_scores(1, ("score",), 1.0)
+    await buffer.put_group(1, "group", 1.0)
+    assert (await buffer.take_groups(1, 9, 1.0)).items == ("group",)
+    assert (await buffer.take_scores(1, 9, 1.0)).items == ("score",)
+    assert (await buffer.take_generated(1, 9, 1.0)).items == ("response",)
+
+
+async def test_a_take_waits_for_the_first_item() -> None:
+    buffer = await opened()
+    taking = asyncio.create_task(buffer.take_scores(1, 8, 5.0))
+    await settle()
+    assert not taking.done()
+    await buffer.put_scores(1, ("s",), 1.0)
+    assert (await taking).items == ("s",)
+
+
+async def test_a_take_ends_empty_and_open_when_nothing_comes() -> None:
+    buffer = await opened()
+    assert await buffer.take_groups(1, 1, 0.0) == Taken(items=(), closed=False)
+
+
+async def test_closing_ends_waits_after_the_last_item() -> None:
+    buffer = await opened()
+    await buffer.put_generated(1, ("last",), 1.0)
+    await buffer.close_stage(1, "generated")
+    assert await buffer.take_generated(1, 8, 1.0) == Taken(items=("last",), closed=True)
+    assert await buffer.take_generated(1, 8, 1.0) == Taken(items=(), closed=True)
+    with pytest.raises(RuntimeError, match="closed; its producer must put before it closes"):
+        await buffer.put_generated(1, ("too late",), 1.0)
+
+
+async def test_closing_wakes_a_consumer_that_waits() -> None:
+    buffer = await opened()
+    taking = asyncio.create_task(buffer.take_generated(1, 8, 5.0))
+    await settle()
+    await buffer.close_stage(1, "generated")
+    assert await taking == Taken(items=(), closed=True)
+
+
+async def test_a_full_stage_holds_its_producer_back() -> None:
+    buffer = await opened(capacity=2)
+    await buffer.put_generated(1, ("a", "b"), 1.0)
+    putting = asyncio.create_task(buffer.put_generated(1, ("c",), 5.0))
+    await settle()
+    assert not putting.done()
+    await buffer.take_generated(1, 1, 1.0)
+    assert await putting
+    assert (await buffer.take_generated(1, 9, 1.0)).items == ("b", "c")
+
+
+async def test_a_put_that_finds_no_room_says_what_it_waited_for_and_puts_nothing() -> None:
+    buffer = await opened(capacity=1)
+    await buffer.put_scores(1, ("a",), 1.0)
+    with pytest.raises(TimeoutError, match=r"room for 1 items of step 1 in 'scores'; the buffer holds .*'scores': 1"):
+        await buffer.put_scores(1, ("b",), 0.01)
+    assert (await buffer.take_scores(1, 9, 1.0)).items == ("a",)
+
+
+async def test_abort_wakes_everyone_with_the_first_reason() -> None:
+    buffer = await opened(capacity=1)
+    await buffer.put_group(1, "full", 1.0)
+    waits = [
+        asyncio.create_task(wait)
+        for wait in (buffer.put_group(1, "g", 5.0), buffer.take_scores(1, 1, 5.0), buffer.take_generated(1, 1, 5.0))
+    ]
+    await settle()
+    await buffer.abort("engine-0 was lost")
+    await buffer.abort("and then everything else")
+    for wait in waits:
+        with pytest.raises(RoundAborted, match="engine-0 was lost"):
+            await wait
+    with pytest.raises(RoundAborted):
+        await buffer.take_groups(1, 1, 1.0)
+    assert await buffer.aborted() == "engine-0 was lost"
+
+
+async def test_a_new_round_drops_leftovers_and_ends_waits_of_the_old_one() -> None:
+    buffer = await opened()
+    await buffer.put_generated(1, ("left", "over"), 1.0)
+    old = asyncio.create_task(buffer.take_scores(1, 1, 5.0))
+    await settle()
+    assert await buffer.open_round(2) == {"generated": 2, "scores": 0, "groups": 0}
+    assert await old == Taken(items=(), closed=True)
+    assert await buffer.take_generated(2, 9, 0.0) == Taken(items=(), closed=False)
+
+
+async def test_late_items_of_an_older_round_are_refused_and_counted() -> None:
+    buffer = await opened(step=3)
+    assert not await buffer.put_generated(2, ("late", "later"), 1.0)
+    await buffer.close_stage(2, "generated")
+    depths = await buffer.depths()
+    assert depths["late_generated"] == 2
+    assert depths["generated"] == 0
+    assert not (await buffer.take_generated(3, 1, 0.0)).closed
+
+
+async def test_an_abort_ends_with_its_round() -> None:
+    buffer = await opened()
+    await buffer.abort("lost")
+    await buffer.open_round(1)
+    assert await buffer.aborted() is None
+    assert await buffer.put_scores(1, ("again",), 1.0)
+
+
+async def test_rounds_open_in_order_and_before_use() -> None:
+    buffer = await opened(step=3)
+    with pytest.raises(ValueError, match="rounds must open in order, got step 2 after step 3"):
+        await buffer.open_round(2)
+    with pytest.raises(ValueError, match="step 4 must be opened before it is used"):
+        await buffer.put_scores(4, ("early",), 1.0)
+
+
+def test_every_stage_needs_a_capacity() -> None:
+    with pytest.raises(ValueError, match="every stage must have a capacity"):
+        SampleBuffer({"generated": 1, "scores": 0, "groups": 1})
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batches=st.lists(st.lists(st.integers(), min_size=1, max_size=4), max_size=12),
+    capacity=st.integers(1, 3),
+    most=st.integers(1, 3),
+    consumers=st.integers(1, 3),
+)
+def test_every_item_put_is_taken_once(batches: list[list[int]], capacity: int, most: int, consumers: int) -> None:
+    numbered = [tuple((batch, position) for position in range(len(items))) for batch, items in enumerate(batches)]
+
+    async def consume(buffer: SampleBuffer) -> list[object]:
+        got: list[object] = []
+        while not (taken := await buffer.take_groups(1, most, 5.0)).closed:
+            got.extend(taken.items)
+        return [*got, *taken.items]
+
+    async def round_trip() -> list[object]:
+        buffer = await opened(capacity)
+        consuming = [asyncio.create_task(consume(buffer)) for _ in range(consumers)]
+        for batch in numbered:
+            for item in batch:
+                assert await buffer.put_group(1, item, 5.0)
+        await buffer.close_stage(1, "groups")
+        return [item for got in await asyncio.gather(*consuming) for item in got]
+
+    taken = asyncio.run(round_trip())
+    assert sorted(taken) == [item for batch in numbered for item in batch]  # type: ignore[type-var]
+    if consumers == 1:
+        assert taken == [item for batch in numbered for item in batch]

@@ -1,0 +1,141 @@
+"""The store: atomic, exclusive, and clear about disks that take no more."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import uuid
+from pathlib import Path
+
+import pytest
+
+from artifacts.store import Store, StoreError
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "root")) if request.param == "local" else Store.open(f"memory://{uuid.uuid4().hex}")
+
+
+def test_what_is_written_is_read_and_listed(store: Store) -> None:
+    store.write("a/b.bin", b"one")
+    store.write("a/b.bin", b"two")
+    store.write("a/c/d.bin", b"three")
+    assert store.read("a/b.bin") == b"two"
+    assert store.list("a") == ["b.bin", "c"]
+    assert store.list("nothing") == []
+    assert store.exists("a/c/d.bin")
+    assert not store.exists("a/x")
+    assert store.child("a").read("c/d.bin") == b"three"
+
+
+def test_create_succeeds_once(store: Store) -> None:
+    store.create("commit", b"first")
+    with pytest.raises(FileExistsError):
+        store.create("commit", b"second")
+    assert store.read("commit") == b"first"
+
+
+def test_delete_removes_trees_and_forgives_absence(store: Store) -> None:
+    store.write("t/1", b"1")
+    store.write("t/u/2", b"2")
+    store.delete("t")
+    store.delete("t")
+    assert store.list("t") == []
+    assert store.list("") == []
+
+
+def test_directories_travel_to_the_store_and_back(store: Store, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    (source / "x").write_bytes(b"x")
+    (source / "deep/y").write_bytes(b"y")
+    store.upload(source, "tree")
+    store.download("tree", tmp_path / "back")
+    assert (tmp_path / "back/deep/y").read_bytes() == b"y"
+    assert (tmp_path / "back/x").read_bytes() == b"x"
+
+
+def test_of_many_creators_exactly_one_wins(tmp_path: Path) -> None:
+    store, wins = Store.open(str(tmp_path)), []
+
+    def create(index: int) -> None:
+        try:
+            store.create("lock", str(index).encode())
+        except FileExistsError:
+            return
+        wins.append(index)
+
+    threads = [threading.Thread(target=create, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.read("lock") == str(wins[0]).encode()
+    assert len(wins) == 1
+
+
+def test_a_killed_write_leaves_the_old_file_and_can_be_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(str(tmp_path))
+    store.write("file", b"old")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.write("file", b"new")
+    monkeypatch.undo()
+    assert store.read("file") == b"old"
+    (tmp_path / ".tmp-left").write_bytes(b"by a process that vanished")
+    assert store.list("") == ["file"]
+    assert store.sweep("") == 1
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_full_disk_is_one_sentence_with_path_size_and_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match=r"disk full: .*steps/1 needs 5 bytes; free space or set artifact_root"):
+        Store.open(str(tmp_path)).write("steps/1", b"hello")
+    assert os.listdir(tmp_path / "steps") == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_root_is_found_before_the_run(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreError, match=r"cannot write .* make the directory writable or set artifact_root elsewhere"):
+        Store.open(str(tmp_path)).check_writable()
+
+
+def test_a_read_only_file_system_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(StoreError, match="Read-only file system; make the directory writable"):
+        Store.open(str(tmp_path / "new")).check_writable()
+
+
+def test_a_root_that_is_a_file_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "root").write_bytes(b"")
+    with pytest.raises(StoreError, match="set artifact_root to a directory"):
+        Store.open(str(tmp_path / "root/run")).check_writable()
+
+
+def test_check_writable_leaves_nothing(store: Store) -> None:
+    store.check_writable()
+    assert store.list("") == []
+
+
+def test_unknown_protocols_name_the_url_and_the_cure() -> None:
+    with pytest.raises(ValueError, match=r"artifact_root must be a URL .* got 'gopher://x'"):
+        Store.open("gopher://x")
+
+
+def test_remote_stores_have_no_local_path() -> None:
+    with pytest.raises(ValueError, match="use a local artifact_root"):
+        Store.open("memory://run").local_path("weights/1")
