@@ -1,0 +1,86 @@
+"""A user's own reward: `def reward(prompt: str, response: str, gold: str) -> float`, by import path.
+
+It runs in a verify worker, so it may hang or exhaust memory on a response without harm to the run. It is the user's code and is
+trusted: this is no sandbox for generated programs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from artifacts.records import Generated, Outcome, Prompt, Score
+from tasks.rewards.base import Verdict, infra, stamp
+from tasks.rewards.verify_worker import DEFAULT_MEMORY_BYTES, Reply, VerifyWorker, WorkerStartError, text_at_fault
+
+
+class CustomConfig(BaseModel):
+    """Call a function of the user's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["custom"] = Field(default="custom", description="Chooses a reward function of your own.")
+    path: str = Field(
+        description="The function of (prompt, response, gold), as 'package.module:function' or 'path/to/file.py:function'."
+    )
+    timeout_s: float = Field(default=5.0, gt=0, le=600, description="Wall seconds that the function may take for one response.")
+    memory_bytes: int = Field(
+        default=DEFAULT_MEMORY_BYTES,
+        ge=1 << 28,
+        description="Address space of the function's process; raise it to import torch.",
+    )
+
+
+class CustomReward:
+    """Scores with the user's function. A positive reward is OK, any other WRONG; the float is kept as it is."""
+
+    def __init__(self, config: CustomConfig) -> None:
+        """ValueError if the function cannot be loaded. Starts the worker: that is where the user's module is imported."""
+        self.name = f"custom:{config.path}"
+        self._worker = VerifyWorker(_absolute(config.path), timeout_s=config.timeout_s, memory_bytes=config.memory_bytes)
+        try:
+            self._worker.warm()
+        except WorkerStartError as error:
+            raise ValueError(
+                f"a custom reward must name a function that can be imported, got {config.path!r} ({error}); "
+                "write 'package.module:function' or 'path/to/file.py:function' and import it in a shell to see the error"
+            ) from error
+
+    def warm(self) -> None:
+        """Start the worker now, if it is not running."""
+        self._worker.warm()
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+
+    def score(self, prompt: Prompt, generated: Generated) -> Score:
+        """The function's number; INFRA with one sentence if it raises, dies or returns anything else."""
+        started_s = time.time()
+        try:
+            verdict = self._verdict(self._worker.call(prompt.text, generated.text, prompt.gold))
+        except WorkerStartError as error:
+            verdict = infra(str(error))
+        return stamp(verdict, prompt, generated, scorer=self.name, started_s=started_s)
+
+    def _verdict(self, reply: Reply) -> Verdict:
+        if reply.kind == "raised":
+            return infra(f"{self.name} failed: {reply.detail}")
+        if reply.kind == "died":
+            return infra(f"{self.name} ended its process: {reply.detail}")
+        if reply.kind != "value":
+            return text_at_fault(reply) or infra(reply.detail)
+        if not isinstance(reply.value, int | float) or not math.isfinite(reply.value):
+            return infra(f"{self.name} returned {reply.value!r}, but a reward must be a finite number")
+        reward = float(reply.value)
+        return Verdict(reward=reward, outcome=Outcome.OK if reward > 0 else Outcome.WRONG, detail="custom")
+
+
+def _absolute(path: str) -> str:
+    """A file path that holds in the worker, whatever its working directory; import paths stay as they are."""
+    module_path, _, name = path.rpartition(":")
+    return f"{Path(module_path).resolve()}:{name}" if module_path.endswith(".py") else path

@@ -1,0 +1,109 @@
+"""Which reward scores which domain: from configuration to one object with `score` and `close`.
+
+{"add": MathAnswerConfig(), "*": CustomConfig(...)} -> build_rewards -> Rewards.score(prompt, generated), by prompt.domain
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Protocol, runtime_checkable
+
+from pydantic import Field
+
+from artifacts.records import Generated, Outcome, Prompt, Score
+from tasks.rewards.base import Reward, Verdict, stamp
+from tasks.rewards.custom import CustomConfig, CustomReward
+from tasks.rewards.math_answer import MathAnswer, MathAnswerConfig
+from tasks.rewards.reasoning_gym_score import ReasoningGymConfig, ReasoningGymReward
+
+RewardConfig = Annotated[MathAnswerConfig | ReasoningGymConfig | CustomConfig, Field(discriminator="kind")]
+
+ANY_DOMAIN = "*"
+
+
+@runtime_checkable
+class Warmable(Protocol):
+    """A reward with a process to start ahead of its first response."""
+
+    def warm(self) -> None: ...
+
+
+@runtime_checkable
+class ChecksGold(Protocol):
+    """A reward that can tell an unusable gold when the data set is read."""
+
+    def check_gold(self, gold: str) -> None: ...
+
+
+class Rewards:
+    """A Reward over several domains. Domains with equal configuration share one reward, and so one worker process."""
+
+    name = "rewards"
+
+    def __init__(self, by_domain: Mapping[str, Reward]) -> None:
+        self._by_domain = dict(by_domain)
+
+    def score(self, prompt: Prompt, generated: Generated) -> Score:
+        """The domain's verdict; an aborted response gets none. ValueError for a domain without a reward."""
+        reward = self.reward_of(prompt.domain)
+        if generated.finish_reason == "aborted":
+            verdict = Verdict(reward=None, outcome=Outcome.ABORTED, detail="aborted")
+            return stamp(verdict, prompt, generated, scorer=reward.name, started_s=time.time())
+        return reward.score(prompt, generated)
+
+    def check(self, prompt: Prompt) -> None:
+        """ValueError if this prompt can never be scored: its domain is unknown or its gold is unusable."""
+        reward = self.reward_of(prompt.domain)
+        if isinstance(reward, ChecksGold):
+            reward.check_gold(prompt.gold)
+
+    def reward_of(self, domain: str) -> Reward:
+        """The reward of a domain, else the one of "*"."""
+        reward = self._by_domain.get(domain) or self._by_domain.get(ANY_DOMAIN)
+        if reward is None:
+            known = ", ".join(sorted(self._by_domain))
+            raise ValueError(
+                f"every domain needs a reward, got {domain!r} with rewards for {known}; add it or a reward for '*'"
+            )
+        return reward
+
+    def warm(self) -> None:
+        """Start every worker process now, so that no response waits for one."""
+        for reward in self._distinct():
+            if isinstance(reward, Warmable):
+                reward.warm()
+
+    def close(self) -> None:
+        """End every worker process."""
+        for reward in self._distinct():
+            reward.close()
+
+    def _distinct(self) -> list[Reward]:
+        return list({id(reward): reward for reward in self._by_domain.values()}.values())
+
+
+def build_rewards(configs: Mapping[str, RewardConfig]) -> Rewards:
+    """The rewards of a run, by domain; "*" takes every domain not named. ValueError without any, or for a bad custom path."""
+    if not configs:
+        raise ValueError("a run needs at least one reward, got none; add one for '*'")
+    built: dict[RewardConfig, Reward] = {}
+    try:
+        for config in configs.values():
+            if config not in built:
+                built[config] = build_reward(config)
+    except ValueError:
+        Rewards({str(number): reward for number, reward in enumerate(built.values())}).close()
+        raise
+    return Rewards({domain: built[config] for domain, config in configs.items()})
+
+
+def build_reward(config: RewardConfig) -> Reward:
+    """One reward from its configuration."""
+    match config:
+        case MathAnswerConfig():
+            return MathAnswer(config)
+        case ReasoningGymConfig():
+            return ReasoningGymReward(config)
+        case CustomConfig():
+            return CustomReward(config)
