@@ -1,0 +1,107 @@
+"""Weight files: how a version is written, read back and told apart.
+
+A version is one bf16 safetensors file, written aside and renamed, tied weights once. `fingerprint` is what the sync gate
+compares: an exact checksum of a tensor's bf16 bytes and shape that depends on the position of every element. It detects
+accidents; it is no signature. Leaves out where a run keeps its versions and when it deletes them (layout and store).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from artifacts.records import WeightsRef
+
+_WORDS_PER_ROW = 1 << 14  # 64-bit words hashed with one table of weights
+_MASK = (1 << 64) - 1
+
+
+def write_weights(tensors: Iterable[tuple[str, Tensor]], path: str | os.PathLike[str], version: int) -> WeightsRef:
+    """Write the tensors as bf16 and return the reference. Appears at `path` whole or not at all.
+
+    A name may come once; tensors that share storage (tied weights) are kept under their first name only.
+    """
+    kept: dict[str, Tensor] = {}
+    seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
+    for name, tensor in tensors:
+        if name in kept:
+            raise ValueError(f"tensor names must be unique, got {name!r} twice; give every tensor its checkpoint name")
+        identity = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
+        if tensor.numel() and identity in seen:
+            continue
+        seen.add(identity)
+        kept[name] = tensor.detach().to(device="cpu", dtype=torch.bfloat16).contiguous()
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.{os.getpid()}.aside")
+    save_file(kept, aside, metadata={"format": "pt", "version": str(version)})
+    os.replace(aside, target)
+    return WeightsRef(version=version, path=str(target), digest=digest(kept.items()))
+
+
+def read_weights(path: str | os.PathLike[str]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a weight file, one at a time, in the order of their names."""
+    if not Path(path).is_file():
+        raise ValueError(f"weights must be a safetensors file, found none at {path}; check the store or replay the step")
+    with safe_open(path, framework="pt") as file:
+        for name in sorted(file.keys()):
+            yield name, file.get_tensor(name)
+
+
+def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """blake2b over names, dtypes, shapes and bytes, independent of the order in which the tensors come."""
+    total = hashlib.blake2b(digest_size=32)
+    for name, tensor in sorted(tensors, key=lambda item: item[0]):
+        total.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """Checksum (64 bits) of the tensor's bf16 bytes and shape, the same on every device and for every memory layout.
+
+    Sum over 64-bit words of word times an odd weight of its position, modulo 2**64: one changed word always changes the sum,
+    and moved words (a transposed or sliced tensor) change it but for a chance of about 2**-64.
+    """
+    flat = tensor.detach().to(torch.bfloat16).contiguous().reshape(-1)
+    padding = -flat.numel() % 4
+    if padding:
+        flat = torch.nn.functional.pad(flat, (0, padding))
+    if flat.storage_offset() % 4:
+        flat = flat.clone()
+    total = 0x9E3779B97F4A7C15 * (flat.numel() + 1)
+    for size in tensor.shape:
+        total = _mix(total ^ size)
+    row_weights = _row_weights(tensor.device)
+    for row, words in enumerate(flat.view(torch.int64).split(_WORDS_PER_ROW)):
+        row_sum = int((words * row_weights[: words.numel()]).sum().item())
+        total += row_sum * (_mix(row + 1) | 1)
+    return total & _MASK
+
+
+def fingerprints(path: str | os.PathLike[str]) -> dict[str, int]:
+    """The fingerprint of every tensor of a weight file, by name."""
+    return {name: fingerprint(tensor) for name, tensor in read_weights(path)}
+
+
+def _mix(value: int) -> int:
+    """The finaliser of splitmix64: every input bit reaches every output bit."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+@cache
+def _row_weights(device: torch.device) -> Tensor:
+    """Odd pseudo-random 64-bit weights of the positions in a row, as wrapped int64."""
+    signed = [((_mix(index) | 1) + (1 << 63)) % (1 << 64) - (1 << 63) for index in range(_WORDS_PER_ROW)]
+    return torch.tensor(signed, dtype=torch.int64, device=device)

@@ -1,0 +1,131 @@
+"""Per-token losses by name, and how tokens are weighted into one number.
+
+Everything is a sum with its normaliser: the loss of an update is sum(weight * token loss) / sum(normaliser), both over all
+ranks, divided once (DESIGN, invariants 4 and 5). Leaves out where log-probabilities come from (policy) and the division (trainer).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+_FROZEN = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch:
+    """What the loss knows of each response token besides its current log-probability; all of shape (tokens,), fp32."""
+
+    behaviour: Tensor  # log-probability under the engine that sampled it
+    advantage: Tensor  # of its response
+    weight: Tensor  # of its token loss in the sum
+    reference: Tensor | None  # log-probability under the frozen reference; None without a KL term
+
+    def take(self, indices: Tensor) -> TokenBatch:
+        """The tokens with these indices."""
+        return TokenBatch(
+            behaviour=self.behaviour[indices],
+            advantage=self.advantage[indices],
+            weight=self.weight[indices],
+            reference=None if self.reference is None else self.reference[indices],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLoss:
+    """A loss per token, unweighted, and what explains it; all of shape (tokens,)."""
+
+    loss: Tensor  # differentiable with respect to the log-probabilities
+    ratio: Tensor  # policy over old policy
+    clipped: Tensor  # bool: the clipped branch was the smaller one, no gradient
+
+
+class PpoClipLoss(BaseModel):
+    """-min(ratio A, clip(ratio) A), with the upper bound free to lie higher than the lower one (clip-higher)."""
+
+    model_config = _FROZEN
+
+    kind: Literal["ppo_clip"] = Field(default="ppo_clip", description="Clipped policy-gradient loss.")
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="A ratio below 1 - clip_low gets no gradient downwards.")
+    clip_high: float = Field(default=0.28, gt=0, description="A ratio above 1 + clip_high gets no gradient upwards.")
+    old_policy: Literal["learner", "engine"] = Field(
+        default="learner",
+        description="Whose log-probabilities divide the ratio: the learner's own of this update, or the sampling engine's.",
+    )
+    importance_cap: float = Field(
+        default=2.0, gt=0, description="Bound on the weight old/engine that corrects for the engine's numerics (truncated)."
+    )
+
+    def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
+        old = logp.detach() if self.old_policy == "learner" else batch.behaviour
+        ratio = torch.exp(logp - old)
+        plain = ratio * batch.advantage
+        bounded = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * batch.advantage
+        correction = torch.exp(old - batch.behaviour).clamp(max=self.importance_cap)
+        loss = -torch.minimum(plain, bounded) * correction
+        return TokenLoss(loss=loss, ratio=ratio.detach(), clipped=(bounded < plain).detach())
+
+
+class ReinforceLoss(BaseModel):
+    """-w A logp with the truncated importance weight w = min(policy/engine, cap) held constant: never clips a gradient away."""
+
+    model_config = _FROZEN
+
+    kind: Literal["reinforce"] = Field(default="reinforce", description="Policy gradient, truncated importance weights.")
+    importance_cap: float = Field(default=2.0, gt=0, description="Bound on the weight policy/engine.")
+
+    def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
+        ratio = torch.exp(logp.detach() - batch.behaviour)
+        weight = ratio.clamp(max=self.importance_cap)
+        return TokenLoss(loss=-weight * batch.advantage * logp, ratio=ratio, clipped=ratio > self.importance_cap)
+
+
+LossConfig = Annotated[PpoClipLoss | ReinforceLoss, Field(discriminator="kind")]
+
+
+class TokenMean(BaseModel):
+    """Every token counts the same: long responses weigh more than short ones."""
+
+    model_config = _FROZEN
+
+    kind: Literal["token_mean"] = Field(default="token_mean", description="Mean over all tokens of the update.")
+
+    def of(self, num_tokens: int) -> tuple[float, float]:
+        return 1.0, float(num_tokens)
+
+
+class SequenceMean(BaseModel):
+    """Every response counts the same: the mean over responses of the mean over their tokens (GRPO as published)."""
+
+    model_config = _FROZEN
+
+    kind: Literal["sequence_mean"] = Field(default="sequence_mean", description="Mean over responses of their tokens' mean.")
+
+    def of(self, num_tokens: int) -> tuple[float, float]:
+        return 1.0 / num_tokens, 1.0
+
+
+class ConstantLength(BaseModel):
+    """Token sums over a constant, then the mean over responses (Dr.GRPO): no reward for being short or long."""
+
+    model_config = _FROZEN
+
+    kind: Literal["constant"] = Field(default="constant", description="Mean over responses of their token sum over a constant.")
+    length_tokens: int = Field(default=256, ge=1, description="The constant; usually the bound on response tokens.")
+
+    def of(self, num_tokens: int) -> tuple[float, float]:
+        return 1.0 / self.length_tokens, 1.0
+
+
+NormalisationConfig = Annotated[TokenMean | SequenceMean | ConstantLength, Field(discriminator="kind")]
+"""`of(num_tokens)` gives a response's weight per token and its addition to the normaliser."""
+
+
+def k3(logp: Tensor, reference: Tensor) -> Tensor:
+    """Unbiased, non-negative estimate of KL(policy || reference) per token: exp(d) - d - 1 with d = reference - logp."""
+    difference = reference - logp
+    return torch.expm1(difference) - difference

@@ -1,0 +1,131 @@
+"""The policy on one device: a transformers decoder that runs packed prefix trees.
+
+    groups' tokens -> embedding rows -> decoder layers (tree attention) -> hidden states of predicting nodes -> head_pass
+                           gradients in fp32 <- backward <- gradient of those hidden states <-'
+
+Computes in bf16 copies of the weights, the very numbers that the engines load; products accumulate in fp32, gradients are summed
+in fp32, masters and moments are fp32 (sharding). Autocast would cast 135M weights anew for every micro-batch for nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from tasks.learner.flat_parameters import FlatParameters
+from tasks.learner.head import HeadResult, LossGradient, head_pass
+from tasks.learner.packing import PackedBatch
+from tasks.learner.tree_attention import TREE_BLOCKS, TREE_FLEX, TreePlan
+
+ComputeDtype = Literal["bf16", "fp32"]
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class Policy:
+    """A decoder with its flat parameters and gradients. Called from one thread."""
+
+    def __init__(
+        self, model_path: str, compute: ComputeDtype, device: str, num_slices: int, recompute_layers: bool = False
+    ) -> None:
+        """Raises ValueError for a path that holds no model, or a model that packed training cannot run."""
+        model = _load(model_path, device)
+        self._backbone: nn.Module = model.base_model
+        self.vocabulary_size = int(model.config.vocab_size)
+        self._initial: Tensor | None = FlatParameters(model, torch.float32, num_slices).values
+        self.flat = FlatParameters(model, _DTYPES[compute], num_slices)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._embedding_name = names[id(model.get_input_embeddings().weight)]
+        self._head_name = names[id(model.get_output_embeddings().weight)]
+        model.requires_grad_(True)
+        model.get_input_embeddings().weight.requires_grad_(False)  # its gradient is a few rows: added by index, never dense
+        model.train(recompute_layers)
+        if recompute_layers:
+            model.gradient_checkpointing_enable()
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._drain(name))
+
+    def take_initial_masters(self) -> Tensor:
+        """The fp32 values as loaded, flat; given away once, so that they are not kept beside the optimizer's."""
+        assert self._initial is not None
+        initial, self._initial = self._initial, None
+        return initial
+
+    @property
+    def device(self) -> torch.device:
+        return self.flat.values.device
+
+    def score(self, batch: PackedBatch, temperature: float = 1.0) -> HeadResult:
+        """Log-probabilities and entropies of the batch's targets, nothing for a gradient."""
+        with torch.no_grad():
+            hidden, rows = self._hidden(batch, self._embed(batch))
+        return head_pass(hidden, self.flat.view(self._head_name), rows, self._ids(batch.targets), temperature)
+
+    def score_and_backward(self, batch: PackedBatch, temperature: float, loss_gradient: LossGradient) -> HeadResult:
+        """The same, and adds the gradient of the loss sum to the flat gradients."""
+        embedded = self._embed(batch).requires_grad_()
+        hidden, rows = self._hidden(batch, embedded)
+        result = head_pass(
+            hidden.detach(),
+            self.flat.view(self._head_name),
+            rows,
+            self._ids(batch.targets),
+            temperature,
+            loss_gradient,
+            self.flat.gradient(self._head_name),
+        )
+        hidden.backward(result.grad_hidden)
+        assert embedded.grad is not None
+        self.flat.gradient(self._embedding_name).index_add_(0, self._ids(batch.tokens), embedded.grad[0].float())
+        return result
+
+    def _embed(self, batch: PackedBatch) -> Tensor:
+        """(1, N, hidden)."""
+        if max(batch.tokens + batch.targets) >= self.vocabulary_size or min(batch.tokens + batch.targets) < 0:
+            raise ValueError(
+                f"token ids must lie in the model's vocabulary of {self.vocabulary_size}, got {max(batch.tokens + batch.targets)}; "
+                "let rollout and learner start from the same model"
+            )
+        return self.flat.view(self._embedding_name)[self._ids(batch.tokens)][None]
+
+    def _hidden(self, batch: PackedBatch, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states of the predicting nodes (R, hidden), and which of these rows predicts each target (P,)."""
+        nodes, rows = torch.unique(self._ids(batch.predictors), return_inverse=True)
+        plan = TreePlan(self._ids(batch.subtree_ends))
+        positions = self._ids(batch.positions)[None]
+        output = self._backbone(inputs_embeds=embedded, position_ids=positions, use_cache=False, tree=plan)
+        return output.last_hidden_state[0].index_select(0, nodes), rows
+
+    def _ids(self, values: tuple[int, ...]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def _drain(self, name: str):  # type: ignore[no-untyped-def]
+        def add(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            self.flat.gradient(name).add_(parameter.grad)
+            parameter.grad = None
+
+        return add
+
+
+def _load(model_path: str, device: str):  # type: ignore[no-untyped-def]
+    if not (Path(model_path) / "config.json").is_file():
+        raise ValueError(
+            f"model_path must be a directory with a config.json, got {model_path!r}; fetch or convert the model first"
+        )
+    attention = TREE_FLEX if torch.device(device).type == "cuda" else TREE_BLOCKS
+    model = AutoModelForCausalLM.from_pretrained(
+        model_path, dtype=torch.float32, attn_implementation=attention, local_files_only=True
+    ).to(device)
+    if (
+        type(model.get_input_embeddings()) is not nn.Embedding
+        or getattr(model.get_output_embeddings(), "bias", None) is not None
+    ):
+        raise ValueError(
+            f"packed training needs a plain embedding and a bias-free head, {type(model).__name__} has others; train a Llama-like model"
+        )
+    return model

@@ -1,0 +1,80 @@
+"""From accepted groups to samples: who is trained, with which advantage and which weight.
+
+Everything here is local to a group, so it may be done group by group as they arrive. Leaves out packing and tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from artifacts.records import Group
+from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage, group_advantages
+from tasks.learner.loss import ConstantLength, SequenceMean, TokenMean
+from tasks.learner.packing import Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSet:
+    """What some groups contribute to an update, as sums."""
+
+    samples: tuple[Sample, ...]  # every response with a verdict and at least one token
+    normaliser: float  # what they add to the divisor of the loss
+    num_groups: int  # groups given
+    num_groups_flat: int  # groups whose advantages are all zero
+    num_responses_excluded: int  # responses without a verdict or without a token
+
+
+def training_set(
+    groups: Sequence[Group],
+    advantage: GrpoAdvantage | DrGrpoAdvantage,
+    normalisation: TokenMean | SequenceMean | ConstantLength,
+) -> TrainingSet:
+    """Samples in the order of groups and responses. Responses without a verdict change neither a mean nor a normaliser."""
+    samples: list[Sample] = []
+    normaliser, flat, excluded = 0.0, 0, 0
+    for group in groups:
+        advantages = group_advantages(_rewards(group), advantage)
+        flat += not any(advantages)
+        for response, value in zip(group.responses, advantages, strict=True):
+            generated = response.generated
+            if value is None or not generated.token_ids:
+                excluded += 1
+                continue
+            weight, addition = normalisation.of(len(generated.token_ids))
+            normaliser += addition
+            samples.append(
+                Sample(
+                    prompt=group.prompt.token_ids,
+                    response=generated.token_ids,
+                    behaviour=generated.logprobs,
+                    advantage=value,
+                    weight=weight,
+                )
+            )
+    return TrainingSet(
+        samples=tuple(samples),
+        normaliser=normaliser,
+        num_groups=len(groups),
+        num_groups_flat=flat,
+        num_responses_excluded=excluded,
+    )
+
+
+def _rewards(group: Group) -> list[float | None]:
+    """The group's rewards, after checking that it can be trained."""
+    name = group.prompt.prompt_id
+    if not group.prompt.token_ids:
+        raise ValueError(f"a prompt must have at least one token, {name!r} has none; check the chat template")
+    rewards: list[float | None] = []
+    for response in group.responses:
+        generated = response.generated
+        if response.score is None:
+            raise ValueError(f"only scored responses are trained, {generated.response_id!r} has no score; wait for its reward")
+        if len(generated.logprobs) != len(generated.token_ids):
+            raise ValueError(
+                f"every token needs its behaviour log-probability, {generated.response_id!r} has {len(generated.token_ids)} tokens "
+                f"and {len(generated.logprobs)} log-probabilities; ask the engine for log-probabilities"
+            )
+        rewards.append(response.score.reward)
+    return rewards

@@ -1,0 +1,149 @@
+"""Data parallelism with a sharded optimizer (ZeRO-1) over the flat buffers; the same code on gloo and NCCL.
+
+    gradients (every rank, whole) --reduce-scatter--> own slice -> divide, clip, AdamW on fp32 masters -> values --all-gather--> whole
+
+Each rank owns an equal slice of masters and moments. One rank works without torch.distributed. Leaves out when to update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from tasks.learner.flat_parameters import FlatParameters
+
+
+class AdamWConfig(BaseModel):
+    """The optimizer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    learning_rate: float = Field(default=2e-5, gt=0, description="Learning rate after the warm-up.")
+    warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises linearly from zero.")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the gradient's running mean.")
+    beta2: float = Field(default=0.95, ge=0, lt=1, description="Decay of the squared gradient's running mean.")
+    epsilon: float = Field(default=1e-8, gt=0, description="Added to the root of the second moment.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay of matrices; vectors are never decayed.")
+    max_grad_norm: float = Field(
+        default=1.0, gt=0, description="Bound on the global gradient norm, applied after the division."
+    )
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step, counted from 1."""
+        return self.learning_rate * min(1.0, step / max(1, self.warmup_steps))
+
+
+class Ranks:
+    """The ranks of a learner and what they do together. All but `join` and `close` are no-ops for one rank."""
+
+    def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank must lie in 0..{world_size - 1}, got {rank}; number the learner's devices from 0")
+        self.rank, self.world_size, self._device = rank, world_size, device
+        self._joined = False
+
+    def join(self, init_method: str, deadline_s: float) -> None:
+        """Enter the group; the deadline holds for entering and for every collective after it."""
+        if self.world_size == 1:
+            return
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, init_method=init_method, rank=self.rank, world_size=self.world_size, timeout=timedelta(seconds=deadline_s)
+        )
+        self._joined = True
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._joined:
+            dist.destroy_process_group()
+        self._joined = False
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Each value summed over the ranks, in fp64."""
+        if self.world_size == 1:
+            return list(values)
+        total = torch.tensor(list(values), dtype=torch.float64, device=self._device)
+        self._require_joined()
+        dist.all_reduce(total)
+        return list(total.tolist())
+
+    def reduce_scatter(self, whole: Tensor) -> Tensor:
+        """This rank's slice of the sum over ranks."""
+        if self.world_size == 1:
+            return whole
+        self._require_joined()
+        part = torch.empty(whole.numel() // self.world_size, dtype=whole.dtype, device=whole.device)
+        dist.reduce_scatter_tensor(part, whole)
+        return part
+
+    def all_gather(self, whole: Tensor, part: Tensor) -> None:
+        """Fill `whole` with every rank's slice."""
+        if self.world_size == 1:
+            whole.copy_(part)
+            return
+        self._require_joined()
+        dist.all_gather_into_tensor(whole, part)
+
+    def _require_joined(self) -> None:
+        if not self._joined:
+            raise ValueError(
+                f"a learner of {self.world_size} ranks must be joined before it updates; call join() on every rank"
+            )
+
+
+class ShardedAdamW:
+    """fp32 masters and Adam moments of one rank's slice of the flat parameters."""
+
+    def __init__(self, config: AdamWConfig, flat: FlatParameters, masters: Tensor, ranks: Ranks) -> None:
+        """`masters` are the initial fp32 values, whole; only the slice is kept."""
+        self._config, self._flat, self._ranks = config, flat, ranks
+        size = flat.values.numel() // ranks.world_size
+        self.start, self.end = ranks.rank * size, (ranks.rank + 1) * size
+        self.masters = masters[self.start : self.end].clone()
+        self.mean, self.square = torch.zeros_like(self.masters), torch.zeros_like(self.masters)
+        self.num_updates = 0
+
+    def step(self, gradient: Tensor, rate: float) -> None:
+        """AdamW on the slice's gradient, then every rank's values. Collective."""
+        self.num_updates += 1
+        for matrices in (True, False):
+            pieces = [(start, end) for start, end, is_matrix in self._pieces() if is_matrix == matrices]
+            self._step_pieces(gradient, pieces, rate, self._config.weight_decay if matrices else 0.0)
+        self.publish()
+
+    def publish(self) -> None:
+        """Round every rank's masters into the values that compute. Collective."""
+        self._ranks.all_gather(self._flat.values, self.masters.to(self._flat.values.dtype))
+
+    def _pieces(self) -> list[tuple[int, int, bool]]:
+        """What of each parameter lies in the slice, relative to it, and whether it is a matrix."""
+        cuts = [(max(slot.start, self.start), min(slot.end, self.end), len(slot.shape) > 1) for slot in self._flat.slots]
+        return [(start - self.start, end - self.start, is_matrix) for start, end, is_matrix in cuts if start < end]
+
+    def _step_pieces(self, gradient: Tensor, pieces: list[tuple[int, int]], rate: float, weight_decay: float) -> None:
+        def views(whole: Tensor) -> list[Tensor]:
+            return [whole[start:end] for start, end in pieces]
+
+        before = torch.tensor(float(self.num_updates - 1), device=self.masters.device)
+        adamw(
+            views(self.masters),
+            views(gradient),
+            views(self.mean),
+            views(self.square),
+            [],
+            [before.clone() for _ in pieces],
+            fused=True,
+            amsgrad=False,
+            beta1=self._config.beta1,
+            beta2=self._config.beta2,
+            lr=rate,
+            weight_decay=weight_decay,
+            eps=self._config.epsilon,
+            maximize=False,
+        )

@@ -1,0 +1,160 @@
+"""One rank of the learner: accumulate gradients of groups as they come, then update together.
+
+    accumulate(groups)*  ->  update(step)  ->  export_weights / fingerprints / probe  ->  next step
+        sums of gradients,     reduce, divide once,
+        normaliser, loss       clip, AdamW, gather
+
+`accumulate` talks to no other rank, so ranks may get different numbers of calls in any split (DESIGN, invariant 4). All methods
+are synchronous and called from one thread; the Dask actor around it is `remote.LearnerActor`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from artifacts.records import Group, WeightsRef, unpack
+from artifacts.weights import fingerprint, write_weights
+from tasks.learner.advantage import AdvantageConfig, GrpoAdvantage
+from tasks.learner.loss import LossConfig, NormalisationConfig, PpoClipLoss, TokenMean
+from tasks.learner.micro_step import MicroStep
+from tasks.learner.packing import Sample, micro_batches, pack_samples
+from tasks.learner.policy import ComputeDtype, Policy
+from tasks.learner.reports import AccumulateReport, UpdateReport
+from tasks.learner.samples import training_set
+from tasks.learner.sharding import AdamWConfig, Ranks, ShardedAdamW
+from tasks.learner.shards import load_shards, save_shard
+
+
+class LearnerConfig(BaseModel):
+    """How the policy learns."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    loss: LossConfig = Field(default=PpoClipLoss(), description="Loss per token.")
+    normalisation: NormalisationConfig = Field(default=TokenMean(), description="How tokens are weighted into one number.")
+    advantage: AdvantageConfig = Field(default=GrpoAdvantage(), description="What a reward is worth within its group.")
+    optimizer: AdamWConfig = Field(default=AdamWConfig(), description="AdamW, its warm-up and the gradient clip.")
+    kl_coefficient: float = Field(default=0.0, ge=0, description="Weight of the k3 KL term to the model the run started from.")
+    temperature: float = Field(
+        default=1.0, gt=0, description="Divides the logits; must be what the engine's log-probabilities used."
+    )
+    max_tokens_per_microbatch: int = Field(
+        default=2048, ge=1, description="Bound on computed tokens of a packed row; sets memory."
+    )
+    compute: ComputeDtype = Field(
+        default="bf16", description="Dtype of forward and backward; masters and sums are fp32 always."
+    )
+    recompute_layers: bool = Field(default=False, description="Recompute each layer in backward: less memory, a third slower.")
+
+
+class LearnerRank:
+    """The policy, its gradients and this rank's part of the optimizer."""
+
+    def __init__(self, config: LearnerConfig, model_path: str, rank: int, world_size: int, device: str = "cpu") -> None:
+        self._config = config
+        self._ranks = Ranks(rank, world_size, torch.device(device))
+        self._policy = Policy(model_path, config.compute, device, world_size, config.recompute_layers)
+        self._optimizer = ShardedAdamW(config.optimizer, self._policy.flat, self._policy.take_initial_masters(), self._ranks)
+        reference = Policy(model_path, config.compute, device, 1, False) if config.kl_coefficient else None
+        self._micro_step = MicroStep(config.loss, config.kl_coefficient, config.temperature, self._policy, reference)
+        self._normaliser = 0.0
+        self._loss_sum = 0.0
+
+    def join(self, init_method: str, deadline_s: float) -> None:
+        """Enter the group of all ranks. Collective; the deadline holds for every later collective too."""
+        self._ranks.join(init_method, deadline_s)
+        checksum = float(fingerprint(self._policy.flat.values[: self._policy.flat.num_elements]) % (1 << 40))
+        total, count = self._ranks.sum([checksum, 1.0])
+        if total != count * checksum:
+            raise ValueError(
+                f"all {self._ranks.world_size} ranks must start from the same weights, they differ; check model_path"
+            )
+
+    def accumulate(self, payload: bytes) -> AccumulateReport:
+        """Add the gradients, loss and normaliser of these groups (`pack(tuple[Group, ...])`). Not collective."""
+        groups: tuple[Group, ...] = unpack(payload)
+        data = training_set(groups, self._config.advantage, self._config.normalisation)
+        wanted = [sample for sample in data.samples if sample.advantage != 0.0 or self._config.kl_coefficient]
+        report = AccumulateReport(
+            num_groups=data.num_groups,
+            num_groups_flat=data.num_groups_flat,
+            num_responses=len(data.samples),
+            num_responses_excluded=data.num_responses_excluded,
+            num_responses_skipped=len(data.samples) - len(wanted),
+            num_tokens=sum(len(sample.response) for sample in data.samples),
+            normaliser=data.normaliser,
+        )
+        for batch in micro_batches(wanted, self._config.max_tokens_per_microbatch):
+            report += self._micro_step.run(batch)
+        self._normaliser += report.normaliser
+        self._loss_sum += report.loss_sum
+        return report
+
+    def discard(self) -> None:
+        """Forget what was accumulated."""
+        self._policy.flat.gradients.zero_()
+        self._normaliser = self._loss_sum = 0.0
+
+    def update(self, step: int) -> UpdateReport:
+        """Reduce over ranks, divide once, clip, AdamW. Collective. Without a normaliser nothing changes."""
+        started = time.time()
+        normaliser, loss_sum = self._ranks.sum([self._normaliser, self._loss_sum])
+        rate = self._config.optimizer.rate(step)
+        grad_norm = self._apply(step, normaliser, rate) if normaliser else 0.0
+        self.discard()
+        return UpdateReport(
+            step=step,
+            applied=normaliser > 0,
+            normaliser=normaliser,
+            loss=loss_sum / normaliser if normaliser else 0.0,
+            grad_norm=grad_norm,
+            learning_rate=rate,
+            busy=((started, time.time()),),
+        )
+
+    def _apply(self, step: int, normaliser: float, rate: float) -> float:
+        gradient = self._ranks.reduce_scatter(self._policy.flat.gradients).div_(normaliser)
+        squares = float(torch.linalg.vector_norm(gradient, dtype=torch.float64).item()) ** 2
+        norm = math.sqrt(self._ranks.sum([squares])[0])
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the gradient norm of step {step} is {norm}; look at the step's log-probabilities")
+        if norm > self._config.optimizer.max_grad_norm:
+            gradient.mul_(self._config.optimizer.max_grad_norm / norm)
+        self._optimizer.step(gradient, rate)
+        return norm
+
+    def export_weights(self, version: int, path: str) -> WeightsRef | None:
+        """Rank 0 writes the bf16 weights under the checkpoint's names; the others return None."""
+        if self._ranks.rank:
+            return None
+        return write_weights(self._policy.flat.named_views(), path, version)
+
+    def fingerprints(self) -> dict[str, int]:
+        """Fingerprint of every tensor that `export_weights` writes."""
+        return {name: fingerprint(view) for name, view in self._policy.flat.named_views()}
+
+    def probe(self, probes: Sequence[tuple[int, ...]]) -> tuple[tuple[float, ...], ...]:
+        """Log-probability of each token after the first, per probe, at temperature 1."""
+        samples = [
+            Sample(prompt=ids[:1], response=ids[1:], behaviour=(), advantage=0.0, weight=0.0) for ids in probes if len(ids) > 1
+        ]
+        values = iter(self._policy.score(pack_samples(samples)).logp.tolist() if samples else ())
+        return tuple(tuple(next(values) for _ in ids[1:]) for ids in probes)
+
+    def save_checkpoint(self, path: str, step: int) -> None:
+        """Write this rank's shard into the directory."""
+        save_shard(path, step, self._optimizer, self._policy.flat, self._ranks)
+
+    def load_checkpoint(self, path: str) -> int:
+        """Restore weights, optimizer and step bit by bit; returns the step. What was accumulated is forgotten."""
+        self.discard()
+        return load_shards(path, self._optimizer, self._policy.flat)
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._ranks.close()

@@ -1,0 +1,92 @@
+"""Small models and groups for the learner's tests."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, VersionSpan
+from tasks.learner.packing import Sample
+
+VOCABULARY = 61
+
+
+def make_model(path: Path, tied: bool = True, seed: int = 0) -> str:
+    """A Llama of two layers with grouped-query attention, fp32, saved to `path`."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    return str(path)
+
+
+def make_group(
+    prompt: tuple[int, ...], responses: list[tuple[int, ...]], rewards: list[float | None], prompt_id: str = "0/0"
+) -> Group:
+    """A scored group; behaviour log-probabilities are made up from the token ids."""
+    made = []
+    for index, (tokens, reward) in enumerate(zip(responses, rewards, strict=True)):
+        generated = Generated(
+            prompt_id=prompt_id,
+            index=index,
+            token_ids=tokens,
+            logprobs=tuple(-1.0 - (token % 7) / 3 for token in tokens),
+            versions=(VersionSpan(version=0, num_tokens=len(tokens)),),
+            finish_reason="stop",
+            text="",
+            engine="engine-0",
+            submitted_s=0.0,
+            first_token_s=0.0,
+            finished_s=0.0,
+        )
+        outcome = Outcome.INFRA if reward is None else Outcome.OK
+        score = Score(
+            prompt_id=prompt_id, index=index, reward=reward, outcome=outcome, detail="", scorer="test", started_s=0.0, finished_s=0.0
+        )
+        made.append(Response(generated=generated, score=score))
+    asked = Prompt(prompt_id=prompt_id, domain="test", token_ids=prompt, gold="", text="")
+    return Group(prompt=asked, responses=tuple(made))
+
+
+def random_groups(seed: int, num_groups: int = 4, num_responses: int = 4) -> tuple[Group, ...]:
+    """Groups in two families with a shared prefix, long-tailed response lengths, some equal responses, a few infra failures."""
+    rng = random.Random(seed)
+
+    def draw(length: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(VOCABULARY) for _ in range(length))
+
+    families = [draw(9), draw(5)]
+    groups = []
+    for index in range(num_groups):
+        prompt = families[index % 2] + draw(rng.randint(1, 6))
+        responses = [draw(rng.choice([1, 2, 3, 5, 8, 30])) for _ in range(num_responses)]
+        responses[-1] = responses[0]
+        rewards = [rng.choice([0.0, 0.0, 1.0, 1.0, 0.5, None]) for _ in responses]
+        groups.append(make_group(prompt, responses, rewards, prompt_id=f"0/{index}"))
+    return tuple(groups)
+
+
+def naive_model(path: str) -> LlamaForCausalLM:
+    """The model as transformers runs it, one sequence at a time, fp32."""
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+
+
+def naive_logp(model: LlamaForCausalLM, sample: Sample) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of each response token by an ordinary forward pass over the sequence."""
+    ids = torch.tensor([sample.prompt + sample.response])
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt) - 1 : -1]
+    logs = logits.log_softmax(-1)
+    return logs.gather(1, ids[0, len(sample.prompt) :, None])[:, 0], -(logs.exp() * logs).sum(-1)

@@ -1,0 +1,60 @@
+"""The packed, shared forward and backward equal the ordinary ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from learner_factories import make_model, naive_logp, naive_model, random_groups
+
+from tasks.learner.advantage import GrpoAdvantage
+from tasks.learner.loss import PpoClipLoss, ReinforceLoss, SequenceMean, k3
+from tasks.learner.micro_step import MicroStep
+from tasks.learner.packing import Sample, micro_batches, pack_samples
+from tasks.learner.policy import Policy
+from tasks.learner.samples import training_set
+from tasks.learner import head, tree_attention
+
+
+def samples(seed: int) -> list[Sample]:
+    return list(training_set(random_groups(seed), GrpoAdvantage(), SequenceMean()).samples)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("max_tokens", [20, 10_000])
+def test_packed_gradients_equal_naive_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, max_tokens: int
+) -> None:
+    monkeypatch.setattr(tree_attention, "QUERIES_PER_BLOCK", 16)
+    monkeypatch.setattr(head, "ROWS_PER_CHUNK", 24)
+    path = make_model(tmp_path, tied)
+    policy = Policy(path, "fp32", "cpu", 1)
+    step = MicroStep(ReinforceLoss(), 0.1, 0.8, policy, Policy(path, "fp32", "cpu", 1))
+    total = sum(step.run(batch).loss_sum for batch in micro_batches(samples(3), max_tokens))
+
+    model = naive_model(path)
+    expected = torch.zeros(())
+    for sample in samples(3):
+        ids = torch.tensor([sample.prompt + sample.response])
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt) - 1 : -1] / 0.8
+        logp = logits.log_softmax(-1).gather(1, ids[0, len(sample.prompt) :, None])[:, 0]
+        correction = (logp.detach() - torch.tensor(sample.behaviour)).exp().clamp(max=2.0)
+        loss = -correction * sample.advantage * logp + 0.1 * k3(logp, logp.detach())
+        expected = expected + sample.weight * loss.sum()
+    expected.backward()
+
+    assert total == pytest.approx(expected.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(policy.flat.gradient(name), parameter.grad, rtol=1e-4, atol=2e-6)
+
+
+def test_log_probabilities_and_entropies_equal_naive_ones(tmp_path: Path) -> None:
+    path = make_model(tmp_path)
+    batch = pack_samples(samples(5))
+    result = Policy(path, "fp32", "cpu", 1).score(batch)
+    with torch.no_grad():
+        pairs = [naive_logp(naive_model(path), sample) for sample in batch.samples]
+    torch.testing.assert_close(result.logp, torch.cat([logp for logp, _ in pairs]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result.entropy, torch.cat([entropy for _, entropy in pairs]), rtol=1e-5, atol=1e-5)
+    assert result.grad_hidden is None
