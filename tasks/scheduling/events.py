@@ -88,11 +88,18 @@ class Defer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Give this prompt up: too few of its responses can be scored. It leaves the run, counted."""
+
+    prompt_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseRound:
     """The round has what it wanted; nothing of it is still running once the aborts before this are carried out."""
 
 
-Decision = Launch | Abort | AcceptGroup | Defer | CloseRound
+Decision = Launch | Abort | AcceptGroup | Defer | Drop | CloseRound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +113,7 @@ class RoundPlan:
     accept_prompts: int  # P0: groups to accept (fewer in a drain)
     accept_per_prompt: int  # R0: responses per accepted group
     quotas: tuple[tuple[str, int], ...]  # accepted groups per domain in a short round; empty means no quotas
+    max_replacements: int = 4  # further responses a prompt may launch in place of those without a verdict, before it is dropped
 
 
 class RoundScheduler(Protocol):

@@ -1,0 +1,45 @@
+"""The scheduler without speculation: everything launched is waited for.
+
+Serves synchronous steps, long rounds and drains of the long-prompt queue, and evaluations: they differ in the prompts they ask.
+"""
+
+from __future__ import annotations
+
+from tasks.scheduling.events import AcceptGroup, CloseRound, Decision, Drop, Event, RoundPlan
+from tasks.scheduling.groups import GroupProgress, describe_missing
+
+
+class SyncScheduler:
+    """Launches every response at once, accepts each group as it completes, closes after the last.
+
+    A prompt is missing from the accepted groups only if too many of its responses had no verdict; it is dropped then.
+    """
+
+    def __init__(self, plan: RoundPlan) -> None:
+        assert plan.accept_prompts == len(plan.prompts), "without speculation every launched prompt is accepted"
+        self._plan = plan
+        self._groups = {ref.prompt_id: GroupProgress(ref, plan) for ref in plan.prompts}
+
+    def start(self) -> list[Decision]:
+        if not self._groups:
+            return [CloseRound()]
+        return [launch for group in self._groups.values() for launch in group.launch(self._plan.launch_per_prompt)]
+
+    def handle(self, event: Event) -> list[Decision]:
+        group = self._groups[event.prompt_id]
+        if not group.is_open:
+            return []
+        decisions: list[Decision] = [*group.handle(event)]
+        if group.is_complete:
+            decisions += [AcceptGroup(prompt_id=event.prompt_id, indices=group.accepted_indices()), *group.close()]
+        elif group.is_hopeless:
+            decisions += [*group.close(), Drop(prompt_id=event.prompt_id)]
+        else:
+            return decisions
+        return decisions if self._open() else [*decisions, CloseRound()]
+
+    def waiting_for(self) -> str:
+        return describe_missing(self._open(), len(self._open()))
+
+    def _open(self) -> list[GroupProgress]:
+        return [group for group in self._groups.values() if group.is_open]

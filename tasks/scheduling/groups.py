@@ -1,0 +1,109 @@
+"""What became of one prompt's responses during a round: the bookkeeping that every round scheduler needs.
+
+    launched -> running -> unscored -> valid      (a verdict: counts towards the group)
+                   |           └-----> a further response takes its place (no verdict), a bounded number of times
+                   └-> lost with its engine: launched again under the same index
+
+Leaves out which groups a round takes; that is the scheduler's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tasks.scheduling.events import Abort, Event, Finished, Launch, Lost, PromptRef, RoundPlan, Scored
+
+
+class GroupProgress:
+    """One prompt of a round."""
+
+    def __init__(self, ref: PromptRef, plan: RoundPlan) -> None:
+        self.ref = ref
+        self.is_open = True  # still wanted; a closed group launches nothing and can no longer be completed by running responses
+        self._needed = plan.accept_per_prompt
+        self._next_index = 0
+        self._replacements_left = plan.max_replacements
+        self._running: dict[int, None] = {}  # a set that keeps its order
+        self._unscored: set[int] = set()
+        self._valid: list[int] = []
+
+    def launch(self, num_responses: int) -> list[Launch]:
+        """Start this many further responses, under indices not used before."""
+        indices = range(self._next_index, self._next_index + num_responses)
+        self._next_index += num_responses
+        self._running.update(dict.fromkeys(indices))
+        return [Launch(prompt_id=self.ref.prompt_id, index=index) for index in indices]
+
+    def handle(self, event: Event) -> list[Launch]:
+        """Note the event; answers with the launches that make up for what it took away. Repeated events change nothing."""
+        match event:
+            case Finished(index=index):
+                self._finish(index)
+            case Scored(index=index, reward=reward):
+                return self._score(index, has_verdict=reward is not None)
+            case Lost(index=index):
+                return self._lose(index)
+        return []
+
+    def _finish(self, index: int) -> None:
+        if index in self._running:
+            del self._running[index]
+            self._unscored.add(index)
+
+    def _score(self, index: int, *, has_verdict: bool) -> list[Launch]:
+        self._finish(index)
+        if index not in self._unscored:
+            return []
+        self._unscored.remove(index)
+        if has_verdict:
+            self._valid.append(index)
+            return []
+        return self._replace()
+
+    def _replace(self) -> list[Launch]:
+        if not self.is_open or self._num_live() >= self._needed or self._replacements_left == 0:
+            return []
+        self._replacements_left -= 1
+        return list(self.launch(1))
+
+    def _lose(self, index: int) -> list[Launch]:
+        if index not in self._running or not self.is_open:
+            self._running.pop(index, None)
+            return []
+        return [Launch(prompt_id=self.ref.prompt_id, index=index)]
+
+    def _num_live(self) -> int:
+        return len(self._running) + len(self._unscored) + len(self._valid)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has as many verdicts as a trained group needs."""
+        return len(self._valid) >= self._needed
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it cannot be completed any more because too many verdicts failed; never true of a closed group."""
+        return self.is_open and self._num_live() < self._needed
+
+    def accepted_indices(self) -> tuple[int, ...]:
+        """The first responses that got a verdict, as many as a trained group needs, by index."""
+        return tuple(sorted(self._valid[: self._needed]))
+
+    def close(self) -> list[Abort]:
+        """Want nothing more of it; answers with the abort of what still runs, if anything does."""
+        self.is_open = False
+        running, self._running = tuple(self._running), {}
+        return [Abort(prompt_id=self.ref.prompt_id, indices=running)] if running else []
+
+    def describe(self) -> str:
+        return (
+            f"{self.ref.prompt_id} ({len(self._valid)} of {self._needed} scored, {len(self._running)} running, "
+            f"{len(self._unscored)} unscored)"
+        )
+
+
+def describe_missing(groups: Iterable[GroupProgress], num_missing: int, limit: int = 4) -> str:
+    """One sentence on the groups a round still waits for."""
+    waiting = [group.describe() for group in groups]
+    more = f" and {len(waiting) - limit} more" if len(waiting) > limit else ""
+    return f"{num_missing} groups are missing; undecided: {', '.join(waiting[:limit])}{more}"

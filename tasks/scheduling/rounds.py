@@ -1,0 +1,223 @@
+"""Which round a step plays, and what is left for later: the long-prompt queue as a pure state machine.
+
+    state --plan_round--> plan --(the round is driven)--> accepted, deferred, dropped --finish_round--> state
+
+Planning twice from the same state gives the same plan, so the state of the last commit is all that a resumed run needs.
+Leaves out what happens inside a round (`baselines`, `tail_batching`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tasks.scheduling.baselines import SyncScheduler
+from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
+from tasks.scheduling.prompt_stream import draw_prompts
+from tasks.scheduling.tail_batching import ShortRoundScheduler
+
+
+class BatchConfig(BaseModel):
+    """What one step trains."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompts_per_step: int = Field(..., ge=1, description="Prompts (groups) that one step trains, P0.")
+    responses_per_prompt: int = Field(
+        ..., ge=2, description="Responses per prompt that one step trains, R0; a group compares them."
+    )
+
+
+class SyncConfig(BaseModel):
+    """Every step launches exactly what it trains and waits for all of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["sync"] = Field("sync", description="Synchronous steps without speculation.")
+
+
+class TailBatchingConfig(BaseModel):
+    """Short rounds that launch more than they keep, long rounds over what they gave up on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["tail_batching"] = Field("tail_batching", description="RollPacker's short and long rounds.")
+    prompt_overprovision: float = Field(
+        1.25,
+        ge=1,
+        le=4,
+        description="Prompts a short round launches per prompt it keeps; 1 means that no prompt is ever deferred.",
+    )
+    response_overprovision: float = Field(
+        1.25,
+        ge=1,
+        le=4,
+        description="Responses a short round launches per response it keeps; 1 is free of bias to short answers.",
+    )
+    drain: bool = Field(
+        True, description="Train what is left in the long-prompt queue in extra steps after the last planned one."
+    )
+
+    @model_validator(mode="after")
+    def _speculates(self) -> Self:
+        if self.prompt_overprovision == 1 and self.response_overprovision == 1:
+            raise ValueError(
+                "tail batching must over-provision prompts or responses, got 1.0 for both; raise one or use kind 'sync'"
+            )
+        return self
+
+
+SchedulingConfig = Annotated[SyncConfig | TailBatchingConfig, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueState:
+    """What the scheduling remembers from step to step."""
+
+    queue: tuple[PromptRef, ...] = ()  # the long-prompt queue, first in first out
+    num_drawn: int = 0  # prompts drawn from the dataset; also the position of the prompt stream
+    num_trained: int = 0  # prompts trained
+    num_dropped: int = 0  # prompts given up because too few of their responses could be scored
+
+    def to_json(self) -> dict[str, Any]:  # Any: JSON values
+        return {
+            "queue": [[ref.prompt_id, ref.domain] for ref in self.queue],
+            "num_drawn": self.num_drawn,
+            "num_trained": self.num_trained,
+            "num_dropped": self.num_dropped,
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Self:  # Any: JSON values
+        """The inverse of to_json."""
+        queue = tuple(PromptRef(prompt_id=prompt_id, domain=domain) for prompt_id, domain in raw["queue"])
+        return cls(queue=queue, **{name: value for name, value in raw.items() if name != "queue"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAlgebra:
+    """The counts that follow from a config."""
+
+    launch_prompts: int  # prompts launched by an ordinary step
+    launch_per_prompt: int  # responses launched for each of them
+    accept_prompts: int  # P0
+    accept_per_prompt: int  # R0
+
+    @property
+    def short_rounds_per_long(self) -> float:
+        """Short rounds for each long one in steady state, 1/(eta_P - 1); infinite when nothing is ever deferred."""
+        deferred = self.launch_prompts - self.accept_prompts
+        return self.accept_prompts / deferred if deferred else math.inf
+
+
+def batch_algebra(batch: BatchConfig, scheduling: SyncConfig | TailBatchingConfig) -> BatchAlgebra:
+    """Over-provisioned counts are rounded up."""
+    eta_prompts, eta_responses = 1.0, 1.0
+    if isinstance(scheduling, TailBatchingConfig):
+        eta_prompts, eta_responses = scheduling.prompt_overprovision, scheduling.response_overprovision
+    return BatchAlgebra(
+        launch_prompts=_over(batch.prompts_per_step, eta_prompts),
+        launch_per_prompt=_over(batch.responses_per_prompt, eta_responses),
+        accept_prompts=batch.prompts_per_step,
+        accept_per_prompt=batch.responses_per_prompt,
+    )
+
+
+def _over(count: int, factor: float) -> int:
+    return math.ceil(round(count * factor, 6))  # 1.1 * 10 is 11, not 12
+
+
+def plan_round(
+    state: QueueState,
+    batch: BatchConfig,
+    scheduling: SyncConfig | TailBatchingConfig,
+    *,
+    domains: Sequence[str],
+    seed: int,
+    step: int,
+    num_steps: int,
+) -> RoundPlan | None:
+    """The round of a step, from 1; after step num_steps the drain of the queue, then None. `domains`: one per dataset row."""
+    algebra = batch_algebra(batch, scheduling)
+    if step > num_steps:
+        drains = isinstance(scheduling, TailBatchingConfig) and scheduling.drain
+        return _plan_drain(state, algebra, step) if drains and state.queue else None
+    if len(state.queue) >= algebra.accept_prompts:
+        return _plan_queue(state.queue[: algebra.accept_prompts], algebra, step, "long")
+    if len(domains) < algebra.launch_prompts:
+        raise ValueError(
+            f"a dataset must have as many rows as a round launches prompts ({algebra.launch_prompts}), got {len(domains)}; "
+            "use more rows or lower batch.prompts_per_step"
+        )
+    prompts = draw_prompts(domains, seed, state.num_drawn, algebra.launch_prompts)
+    short = isinstance(scheduling, TailBatchingConfig)
+    return RoundPlan(
+        step=step,
+        kind="short" if short else "sync",
+        prompts=prompts,
+        launch_per_prompt=algebra.launch_per_prompt,
+        accept_prompts=algebra.accept_prompts,
+        accept_per_prompt=algebra.accept_per_prompt,
+        quotas=domain_quotas(prompts, algebra.accept_prompts) if short else (),
+    )
+
+
+def _plan_drain(state: QueueState, algebra: BatchAlgebra, step: int) -> RoundPlan:
+    """The next of as few rounds as possible, all of about the same size: a tiny last one would make a noisy update."""
+    num_rounds = math.ceil(len(state.queue) / algebra.accept_prompts)
+    return _plan_queue(state.queue[: math.ceil(len(state.queue) / num_rounds)], algebra, step, "drain")
+
+
+def _plan_queue(prompts: tuple[PromptRef, ...], algebra: BatchAlgebra, step: int, kind: Literal["long", "drain"]) -> RoundPlan:
+    return RoundPlan(
+        step=step,
+        kind=kind,
+        prompts=prompts,
+        launch_per_prompt=algebra.accept_per_prompt,
+        accept_prompts=len(prompts),
+        accept_per_prompt=algebra.accept_per_prompt,
+        quotas=(),
+    )
+
+
+def domain_quotas(prompts: Sequence[PromptRef], num_accepted: int) -> tuple[tuple[str, int], ...]:
+    """Accepted groups per domain in proportion to the launched ones, by largest remainder; empty for a single domain."""
+    launched = Counter(ref.domain for ref in prompts)
+    if len(launched) < 2:
+        return ()
+    shares = {domain: divmod(count * num_accepted, len(prompts)) for domain, count in launched.items()}
+    unassigned = num_accepted - sum(whole for whole, _ in shares.values())
+    rounded_up = sorted(shares, key=lambda domain: (-shares[domain][1], domain))[:unassigned]
+    return tuple((domain, shares[domain][0] + (domain in rounded_up)) for domain in sorted(shares))
+
+
+def make_scheduler(plan: RoundPlan) -> RoundScheduler:
+    """The scheduler that plays this round."""
+    return ShortRoundScheduler(plan) if plan.kind == "short" else SyncScheduler(plan)
+
+
+def finish_round(
+    state: QueueState, plan: RoundPlan, *, accepted: Collection[str], deferred: Sequence[str], dropped: Collection[str]
+) -> QueueState:
+    """The state after a round; every prompt of the plan must be in exactly one of the three (prompt ids)."""
+    refs = {ref.prompt_id: ref for ref in plan.prompts}
+    if sorted([*accepted, *deferred, *dropped]) != sorted(refs):
+        raise ValueError(
+            f"step {plan.step} must account for each of its {len(refs)} prompts once, got {len(accepted)} accepted, "
+            f"{len(deferred)} deferred and {len(dropped)} dropped; repeat the step"
+        )
+    is_from_queue = plan.kind in ("long", "drain")
+    assert not is_from_queue or state.queue[: len(refs)] == plan.prompts, "a round over the queue takes its head"
+    kept = state.queue[len(refs) :] if is_from_queue else state.queue
+    return replace(
+        state,
+        queue=(*kept, *(refs[prompt_id] for prompt_id in deferred)),
+        num_drawn=state.num_drawn + (0 if is_from_queue else len(refs)),
+        num_trained=state.num_trained + len(accepted),
+        num_dropped=state.num_dropped + len(dropped),
+    )

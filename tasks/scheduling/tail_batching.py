@@ -1,0 +1,87 @@
+"""Tail batching (RollPacker, section 4.1): the scheduler of a short round.
+
+    launch eta_P*P0 prompts x eta_R*R0 responses
+    a prompt has R0 verdicts and its domain a free slot  ->  accept it, abort its siblings
+    a domain's slots are taken                           ->  abort the rest of the domain
+    all P0 slots are taken                               ->  abort the rest, defer its prompts in launch order, close
+
+Quotas are slots per domain, so that a domain of short answers cannot crowd out one of long answers; they follow the launched
+mix and therefore can always be filled. Long rounds have none and need no scheduler of their own (`baselines.SyncScheduler`).
+Within a prompt the first R0 verdicts count, which favours short answers when eta_R > 1; eta_R = 1 is free of that bias.
+"""
+
+from __future__ import annotations
+
+from tasks.scheduling.events import AcceptGroup, CloseRound, Decision, Defer, Drop, Event, RoundPlan
+from tasks.scheduling.groups import GroupProgress, describe_missing
+
+ANY_DOMAIN = ""
+
+
+class ShortRoundScheduler:
+    """Accepts exactly `accept_prompts` groups; fewer only when dropped prompts leave too few to choose from."""
+
+    def __init__(self, plan: RoundPlan) -> None:
+        assert plan.accept_prompts <= len(plan.prompts), "a round can accept only what it launched"
+        self._plan = plan
+        self._undecided = {ref.prompt_id: GroupProgress(ref, plan) for ref in plan.prompts}
+        self._slots = dict(plan.quotas) or {ANY_DOMAIN: plan.accept_prompts}
+        assert sum(self._slots.values()) == plan.accept_prompts, "quotas add up to the groups of the round"
+        self._is_closed = False
+
+    def start(self) -> list[Decision]:
+        groups = self._undecided.values()
+        return [
+            launch for group in groups for launch in group.launch(self._plan.launch_per_prompt)
+        ] + self._close_full_domains()
+
+    def handle(self, event: Event) -> list[Decision]:
+        group = self._undecided.get(event.prompt_id)
+        if group is None or self._is_closed:
+            return []
+        decisions: list[Decision] = [*group.handle(event)]
+        if group.is_hopeless:
+            decisions += self._drop(group)
+        decisions += self._accept_complete()
+        return decisions if any(self._slots.values()) else [*decisions, *self._close()]
+
+    def waiting_for(self) -> str:
+        return describe_missing((group for group in self._undecided.values() if group.is_open), sum(self._slots.values()))
+
+    def _domain(self, group: GroupProgress) -> str:
+        return group.ref.domain if self._plan.quotas else ANY_DOMAIN
+
+    def _accept_complete(self) -> list[Decision]:
+        decisions: list[Decision] = []
+        for group in [group for group in self._undecided.values() if group.is_complete]:
+            domain = self._domain(group)
+            if self._slots.get(domain, 0) > 0:
+                self._slots[domain] -= 1
+                del self._undecided[group.ref.prompt_id]
+                decisions += [AcceptGroup(prompt_id=group.ref.prompt_id, indices=group.accepted_indices()), *group.close()]
+        return decisions + self._close_full_domains() if decisions else []
+
+    def _close_full_domains(self) -> list[Decision]:
+        full = [group for group in self._undecided.values() if group.is_open and not self._slots.get(self._domain(group), 0)]
+        return [abort for group in full for abort in group.close()]
+
+    def _drop(self, group: GroupProgress) -> list[Decision]:
+        """Give the prompt up; a slot that its domain cannot fill any more goes to a domain that can."""
+        domain = self._domain(group)
+        del self._undecided[group.ref.prompt_id]
+        aborts = group.close()
+        if self._num_candidates(domain) < self._slots[domain]:
+            self._slots[domain] -= 1
+            spare = next((other for other, slots in self._slots.items() if self._num_candidates(other) > slots), None)
+            if spare is not None:
+                self._slots[spare] += 1
+        return [*aborts, Drop(prompt_id=group.ref.prompt_id)]
+
+    def _num_candidates(self, domain: str) -> int:
+        """Undecided prompts of a domain that still run or are complete already."""
+        return sum(self._domain(group) == domain and (group.is_open or group.is_complete) for group in self._undecided.values())
+
+    def _close(self) -> list[Decision]:
+        self._is_closed = True
+        aborts = [abort for group in self._undecided.values() for abort in group.close()]
+        return [*aborts, *(Defer(prompt_id=prompt_id) for prompt_id in self._undecided), CloseRound()]
