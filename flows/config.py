@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.datasets import TaskConfig
 from artifacts.models import ModelConfig
+from flows.overlay import overlay
+from flows.presets import preset_values
 from tasks.cluster.devices import ClusterConfig
 from tasks.engines.driver import SamplingConfig
 from tasks.engines.vllm_engine import EngineConfig
@@ -66,6 +67,7 @@ class KeepConfig(BaseModel):
     experiment: str = Field("rollflow", min_length=1, description="MLflow experiment that the run appears in.")
     checkpoint_every_steps: int = Field(10, ge=1, description="Steps between learner checkpoints; a resumed run replays training since the last one.")
     checkpoints: int = Field(2, ge=1, description="How many checkpoints are kept.")
+    model_cache: str = Field(".cache/models", description="Directory in which models that are converted or built here are kept.")
     weights_dir: str = Field("/dev/shm", description="Directory in which the learner hands weight versions to the engines of one host.")
 
 
@@ -99,8 +101,6 @@ class RunConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _over_preset(cls, given: Any) -> Any:  # Any: pydantic hands whatever the caller gave
-        from flows.presets import preset_values
-
         if not isinstance(given, Mapping):
             return given
         return overlay(preset_values(str(given.get("preset", "smollm2"))), given)
@@ -130,17 +130,3 @@ class RunConfig(BaseModel):
                 "set it to an MLflow server or to sqlite:///path/mlflow.db"
             )
         return f"sqlite:///{root}/mlflow.db"
-
-    def planned_rounds(self) -> int:
-        """Steps of the run without the drain."""
-        return math.ceil(self.num_steps)
-
-
-def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:  # Any: parsed JSON
-    """`over` laid on `base`: mappings merge at every depth, but a mapping of another `kind` replaces the whole."""
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        merges = isinstance(below, Mapping) and isinstance(value, Mapping) and value.get("kind", below.get("kind")) == below.get("kind")
-        merged[key] = overlay(below, value) if merges else value
-    return merged

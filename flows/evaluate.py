@@ -11,9 +11,9 @@ import dask
 from prefect import flow
 
 from flows.rl_step import SLOT, all_results
-from tasks.plan import HELDOUT, RunContext, StepPlan, journal_of, dataset_of
-from tasks.reward import RewardReport, score_responses
-from tasks.rollout import RolloutReport, run_rollout
+from tasks.plan import HELDOUT, RunContext, StepPlan, dataset_of, journal_of
+from tasks.reward import score_responses
+from tasks.rollout import read_round, run_rollout
 from tasks.scheduling.events import PromptRef, RoundPlan
 from tasks.train import load_engines
 
@@ -54,23 +54,32 @@ def evaluation_round(run: RunContext, step: int, num_prompts: int, responses_per
 async def evaluate(plan: StepPlan) -> EvaluationReport:
     """Ask and score. Afterwards the engines are reseeded, so that a run that skips a recorded evaluation samples the same."""
     with dask.annotate(resources=SLOT):
-        rollout_future = run_rollout.submit(plan)
-        reward_future = score_responses.submit(plan)
-    rollout, reward = await all_results((rollout_future, reward_future))
+        rollout = run_rollout.submit(plan)
+        reward = score_responses.submit(plan)
+    await all_results((rollout, reward))
     await load_engines(plan.run, plan.weights)
-    return await asyncio.to_thread(_report, plan, rollout, reward)
+    report = await asyncio.to_thread(recorded_evaluation, plan)
+    assert report is not None, "a finished evaluation is recorded"
+    return report
 
 
-def _report(plan: StepPlan, rollout: RolloutReport, reward: RewardReport) -> EvaluationReport:
+def recorded_evaluation(plan: StepPlan) -> EvaluationReport | None:
+    """The scores of an evaluation that has been made, or None."""
+    rollout = read_round(plan)
+    if rollout is None:
+        return None
     rewards: dict[str, list[float]] = defaultdict(list)
+    num_infra = 0
     for row in journal_of(plan).read(plan.step):
         score = row.response.score
-        if score is not None and score.reward is not None:
+        if score is None or score.reward is None:
+            num_infra += 1
+        else:
             rewards[row.prompt.prompt_id].append(score.reward)
     return EvaluationReport(
         version=plan.weights.version,
         scores={prompt_id: sum(values) / len(values) for prompt_id, values in sorted(rewards.items())},
-        num_infra=reward.num_infra,
+        num_infra=num_infra,
         tokens=sum(rollout.tokens.values()),
         seconds=rollout.finished_s - rollout.started_s,
     )

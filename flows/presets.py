@@ -1,0 +1,101 @@
+"""Named configurations. A preset is a function that returns plain values; its docstring is its line in `explain --list`.
+
+`RunConfig(preset="tiny", num_steps=5)` is the preset `tiny` with one value changed. Variants are written as what they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flows.overlay import overlay
+
+Values = dict[str, Any]  # Any: JSON values, checked by RunConfig
+
+
+def smollm2() -> Values:
+    """The main job: SmolLM2-135M-Instruct on tiny-mix with tail batching, two CPU cores."""
+    return {
+        "preset": "smollm2",
+        "num_steps": 30,
+        "model": {"kind": "smollm2"},
+        "task": {"kind": "tiny_mix"},
+        "rewards": {"*": {"kind": "math_answer"}},
+        "batch": {"prompts_per_step": 8, "responses_per_prompt": 8},
+        "scheduling": {"kind": "tail_batching"},
+        "sampling": {"temperature": 1.0, "top_p": 1.0, "max_response_tokens": 256},
+        "engine": {"max_model_len": 768, "max_num_seqs": 64, "kv_cache_gb": 1.0},
+        "learner": {"optimizer": {"learning_rate": 2e-5, "warmup_steps": 2, "beta2": 0.95}},
+        "cluster": {"device_kind": "cpu", "num_devices": 2, "roles": "rollout: 0-1, learner: 0-1"},
+        "evaluation": {"num_prompts": 64, "responses_per_prompt": 2},
+    }
+
+
+def smollm2_sync() -> Values:
+    """The main job with plain synchronous rounds, to compare with."""
+    return overlay(smollm2(), {"preset": "smollm2-sync", "scheduling": {"kind": "sync"}})
+
+
+def tiny() -> Values:
+    """A Llama of a million parameters that learns to add in about a minute; made and warmed up here on first use."""
+    return {
+        "preset": "tiny",
+        "num_steps": 20,
+        "model": {"kind": "tiny_llama"},
+        "task": {"kind": "chain_sum"},
+        "rewards": {"*": {"kind": "math_answer"}},
+        "batch": {"prompts_per_step": 16, "responses_per_prompt": 8},
+        "scheduling": {"kind": "tail_batching"},
+        "sampling": {"temperature": 1.0, "top_p": 1.0, "max_response_tokens": 128},
+        "engine": {"max_model_len": 256, "max_num_seqs": 128, "kv_cache_gb": 0.25},
+        "learner": {"optimizer": {"learning_rate": 1e-3, "warmup_steps": 1, "beta2": 0.95}},
+        "cluster": {"device_kind": "cpu", "num_devices": 2, "roles": "rollout: 0-1, learner: 0-1"},
+        "evaluation": {"num_prompts": 64, "responses_per_prompt": 4},
+        "keep": {"checkpoint_every_steps": 5},
+    }
+
+
+def tiny_sync() -> Values:
+    """The tiny preset with plain synchronous rounds."""
+    return overlay(tiny(), {"preset": "tiny-sync", "scheduling": {"kind": "sync"}})
+
+
+def one_gpu() -> Values:
+    """One GPU that takes turns between rollout and learner; model.path names your model, task.path your questions."""
+    return {
+        "preset": "one-gpu",
+        "num_steps": 200,
+        "model": {"kind": "path", "path": "models/your-model"},
+        "task": {"kind": "jsonl", "path": "data/your-questions.jsonl"},
+        "rewards": {"*": {"kind": "math_answer"}},
+        "batch": {"prompts_per_step": 32, "responses_per_prompt": 8},
+        "scheduling": {"kind": "tail_batching"},
+        "sampling": {"temperature": 1.0, "top_p": 1.0, "max_response_tokens": 4096},
+        "engine": {"max_model_len": 6144, "max_num_seqs": 256, "gpu_memory_utilization": 0.4, "enforce_eager": False},
+        "learner": {"optimizer": {"learning_rate": 1e-6, "warmup_steps": 10, "beta2": 0.95}, "max_tokens_per_microbatch": 16384, "recompute_layers": True},
+        "cluster": {"device_kind": "cuda", "num_devices": 1, "roles": "rollout: 0, learner: 0"},
+        "evaluation": {"num_prompts": 64, "responses_per_prompt": 4, "every_steps": 50},
+    }
+
+
+def eight_gpu() -> Values:
+    """Eight GPUs of one host, every one colocated; model.path names your model, task.path your questions."""
+    cluster = {"num_devices": 8, "roles": "rollout: 0-7, learner: 0-7"}
+    return overlay(one_gpu(), {"preset": "eight-gpu", "batch": {"prompts_per_step": 128}, "cluster": cluster})
+
+
+PRESETS: Mapping[str, Callable[[], Values]] = {
+    "smollm2": smollm2,
+    "smollm2-sync": smollm2_sync,
+    "tiny": tiny,
+    "tiny-sync": tiny_sync,
+    "one-gpu": one_gpu,
+    "eight-gpu": eight_gpu,
+}
+
+
+def preset_values(name: str) -> Values:
+    """The values of a preset. ValueError names the presets there are."""
+    if name not in PRESETS:
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}; choose one, or change one with --set FIELD=VALUE")
+    return PRESETS[name]()

@@ -1,0 +1,167 @@
+"""Everything that tells of a run while it goes on and when it is over: MLflow, Prefect artifacts, the terminal, plots, summary.
+
+Nothing here is needed to go on with a run: it is all made from the commits, the recorded rounds and the evaluations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from distributed import get_client
+from prefect.artifacts import acreate_image_artifact, acreate_link_artifact, acreate_markdown_artifact, acreate_table_artifact
+from rich.console import Console
+
+from artifacts import layout, plots
+from artifacts.commit import StepCommit, read_commits
+from artifacts.journal import Journal
+from artifacts.records import RoundKind
+from artifacts.summary import RunSummary, markdown, mean_interval, paired_difference, rich_summary
+from artifacts.tables import spans_to_parquet
+from flows.evaluate import EvaluationReport
+from flows.run import OpenRun
+from flows.terminal import TerminalView
+from tasks.report import STAGES, StepReport, stage_times, step_metrics
+from tasks.rollout import progress_key
+from tasks.scheduling.rounds import QueueState
+
+TABLE_COLUMNS = ("reward/mean", "rollout/response_tokens_max", "time/rollout_s", "time/train_s", "time/step_s", "queue/long_prompts")
+ROUND_COLUMNS: tuple[RoundKind, ...] = ("sync", "short", "long", "drain")
+
+
+class RunReporter:
+    """Tells of one run; `async with` shows it in the terminal meanwhile."""
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+        self._journal = Journal(run.store)
+        self._evaluations: dict[int, EvaluationReport] = {}
+        self._rows: list[dict[str, object]] = []
+        self._key = run.context.run_id.lower().replace("_", "-").replace(".", "-")
+        self._client = get_client()
+        self._view = TerminalView(run.context.run_id, run.config.num_steps, self._progress)
+
+    async def __aenter__(self) -> Self:
+        await self._view.__aenter__()
+        for commit in self._run.commits:
+            self._show(commit)
+            self._run.tracker.log_step(commit.step, commit.metrics)
+        if self._run.tracker.run_id:
+            await acreate_link_artifact(link=self._run.tracker.uri, link_text=f"MLflow run {self._run.tracker.run_id}", key=f"mlflow-{self._key}")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._view.__aexit__(kind, error, trace)
+
+    def evaluated(self, step: int, report: EvaluationReport) -> None:
+        """Held-out scores are there."""
+        self._evaluations[step] = report
+        self._run.tracker.log_metrics(step, {"heldout/reward_mean": report.mean, "heldout/infra": float(report.num_infra)})
+        self._view.note(f"held-out reward after step {step}: {report.mean:.3f} ({len(report.scores)} prompts)")
+
+    def commit_record(self, report: StepReport, state: QueueState, checkpoint: str | None) -> StepCommit:
+        """The step as it is committed."""
+        groups = tuple(self._journal.read_groups(report.plan.step))
+        return StepCommit(
+            step=report.plan.step,
+            kind=report.plan.round.kind,
+            weights=report.published.weights,
+            queue=state.to_json(),
+            seeds={"seed": self._run.config.seed},
+            counters={"prompts_drawn": state.num_drawn, "prompts_trained": state.num_trained, **report.rollout.tokens},
+            metrics=step_metrics(report, state, groups),
+            timings=stage_times(report) | {"started_s": report.started_s, "finished_s": report.finished_s},
+            checkpoint=checkpoint,
+            mlflow_logged=False,
+        )
+
+    async def stepped(self, report: StepReport, commit: StepCommit) -> None:
+        """A step is committed: keep its spans, log its metrics, add its row."""
+        self._run.store.write(layout.table_file("spans", commit.step), spans_to_parquet(commit.step, report.spans))
+        self._run.store.delete(layout.journal_dir(commit.step))
+        self._run.tracker.log_step(commit.step, commit.metrics)
+        self._show(commit)
+        await acreate_table_artifact(table=self._rows, key=f"steps-{self._key}", description=f"Steps of {self._run.context.run_id}")
+
+    def _show(self, commit: StepCommit) -> None:
+        figures = {name: round(commit.metrics.get(name, 0.0), 3) for name in TABLE_COLUMNS}
+        self._rows.append({"step": commit.step, "round": commit.kind, **figures})
+        self._view.stepped(commit.step, commit.kind, commit.metrics)
+
+    def _progress(self) -> tuple[int, int] | None:
+        found = self._client.get_metadata(progress_key(self._run.context.run_id), default=None)
+        return None if found is None else (int(found[0]), int(found[1]))
+
+    async def finish(self) -> RunSummary:
+        """Plots and summary into the report folder, MLflow and Prefect; the summary on the terminal."""
+        commits = read_commits(self._run.store)
+        summary = self._summary(commits)
+        pictures = await asyncio.to_thread(self._pictures, commits)
+        text = markdown(summary)
+        for name, data in {**pictures, "summary.md": text.encode()}.items():
+            self._run.store.write(layout.report_file(name), data)
+            path = self._run.local_report(name)
+            if path is not None:
+                self._run.tracker.log_file(path, "report")
+        await acreate_markdown_artifact(text, key=f"summary-{self._key}", description=f"What came of {self._run.context.run_id}")
+        Console().print(rich_summary(summary))
+        return summary
+
+    def _summary(self, commits: Sequence[StepCommit]) -> RunSummary:
+        first, last = min(self._evaluations), max(self._evaluations)
+        before, after = self._evaluations[first], self._evaluations[last]
+        ledger: dict[str, int] = defaultdict(int, {"evaluated": sum(report.tokens for report in self._evaluations.values())})
+        for commit in commits:
+            for name, tokens in commit.metrics.items():
+                if name.startswith("ledger/"):
+                    ledger[name.removeprefix("ledger/").removesuffix("_tokens")] += int(tokens)
+        return RunSummary(
+            run_id=self._run.context.run_id,
+            num_steps=len(commits),
+            wall_s=commits[-1].timings["finished_s"] - commits[0].timings["started_s"] if commits else 0.0,
+            reward_before=before.mean,
+            reward_after=after.mean,
+            gain=paired_difference(before.scores, after.scores, seed=self._run.config.seed),
+            time_s={stage: sum(commit.timings[stage] for commit in commits) for stage in STAGES},
+            ledger_tokens=dict(ledger),
+            links=self._links(),
+        )
+
+    def _links(self) -> Mapping[str, str]:
+        tracker, report = self._run.tracker, self._run.local_report("")
+        links = {"report": str(report) if report else f"{self._run.store.url}/{layout.REPORT}", "MLflow": f"{tracker.uri} run {tracker.run_id}"}
+        return links | dict(self._run.links)
+
+    def _pictures(self, commits: Sequence[StepCommit]) -> dict[str, bytes]:
+        steps = [commit.step for commit in commits]
+        heldout = {step: mean_interval(list(report.scores.values()), seed=self._run.config.seed) for step, report in self._evaluations.items()}
+        stages = {stage: [commit.timings[stage] for commit in commits] for stage in STAGES}
+        pictures = {
+            "reward.png": plots.reward_curve(steps, [commit.metrics["reward/mean"] for commit in commits], heldout),
+            "step_times.png": plots.step_times(steps, [commit.kind for commit in commits], stages),
+            "response_lengths.png": plots.response_lengths(self._lengths(commits)),
+        }
+        for kind in ROUND_COLUMNS:
+            typical = _typical_step(commits, kind)
+            if typical is not None:
+                title = f"Step {typical.step}, a {kind} round"
+                devices = sorted({*self._run.context.devices.values()})
+                pictures[f"timeline_{kind}.png"] = plots.device_gantt(self._journal.read_spans(typical.step), devices, title)
+        return pictures
+
+    def _lengths(self, commits: Sequence[StepCommit]) -> dict[RoundKind, list[int]]:
+        lengths: dict[RoundKind, list[int]] = defaultdict(list)
+        for commit in commits:
+            for row in self._journal.read(commit.step):
+                if row.response.generated.finish_reason != "aborted":
+                    lengths[commit.kind].append(len(row.response.generated.token_ids))
+        return lengths
+
+
+def _typical_step(commits: Sequence[StepCommit], kind: RoundKind) -> StepCommit | None:
+    """The step of this kind whose length is the median one, or None."""
+    alike = sorted((commit for commit in commits if commit.kind == kind), key=lambda commit: commit.metrics["time/step_s"])
+    return alike[len(alike) // 2] if alike else None

@@ -1,0 +1,106 @@
+"""What a person sees in the terminal while a run goes on: a bar, the last steps, and how far the present round is.
+
+On a terminal the view is redrawn in place; elsewhere (a log, CI) every step is one line. Leaves out the summary at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+SHOWN_STEPS = 8
+COLUMNS = (
+    ("reward", "reward/mean", "{:.2f}"),
+    ("tokens", "rollout/tokens", "{:.0f}"),
+    ("longest", "rollout/response_tokens_max", "{:.0f}"),
+    ("rollout s", "time/rollout_s", "{:.1f}"),
+    ("train s", "time/train_s", "{:.1f}"),
+    ("publish s", "time/publish_s", "{:.1f}"),
+    ("step s", "time/step_s", "{:.1f}"),
+    ("queue", "queue/long_prompts", "{:.0f}"),
+)
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class TerminalView:
+    """Shows a run; `read_progress` tells (finished, launched) responses of the round that runs, or None between rounds."""
+
+    def __init__(self, run_id: str, num_steps: int, read_progress: Callable[[], tuple[int, int] | None]) -> None:
+        self._run_id = run_id
+        self._num_steps = num_steps
+        self._read_progress = read_progress
+        self._rows: deque[tuple[int, str, Mapping[str, float]]] = deque(maxlen=SHOWN_STEPS)
+        self._rewards: list[float] = []
+        self._notes: list[str] = []
+        self._started_s = time.monotonic()
+        self._step = 0
+        self._live = Live(console=Console(), refresh_per_second=4, transient=True) if sys.stdout.isatty() else None
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+            self._ticker = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._ticker
+        if self._live is not None:
+            self._live.update(self._picture(None))
+            self._live.transient = False
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        """Something worth a line of its own."""
+        self._notes.append(text)
+        if self._live is None:
+            print(text, flush=True)
+
+    def stepped(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+        """A step is committed."""
+        self._step = step
+        self._rows.append((step, kind, metrics))
+        self._rewards.append(metrics["reward/mean"])
+        if self._live is None:
+            figures = "  ".join(f"{title} {form.format(metrics.get(name, 0.0))}" for title, name, form in COLUMNS)
+            print(f"step {step}/{self._num_steps} {kind:<5} {figures}", flush=True)
+
+    async def _tick(self) -> None:
+        assert self._live is not None
+        while True:
+            self._live.update(self._picture(await asyncio.to_thread(self._read_progress)))
+            await asyncio.sleep(0.5)
+
+    def _picture(self, progress: tuple[int, int] | None) -> Group:
+        elapsed_s = time.monotonic() - self._started_s
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for title in ("step", "round", *(title for title, _, _ in COLUMNS)):
+            table.add_column(title, justify="right" if title != "round" else "left")
+        for step, kind, metrics in self._rows:
+            table.add_row(str(step), kind, *(form.format(metrics.get(name, 0.0)) for _, name, form in COLUMNS))
+        head = Text(f"{self._run_id}   step {self._step} of {self._num_steps}   {elapsed_s / 60:.1f} min   reward {sparkline(self._rewards)}")
+        lines = [head, ProgressBar(total=self._num_steps, completed=self._step, width=80), table]
+        if progress is not None:
+            finished, launched = progress
+            lines.append(Text(f"this round: {finished} of {launched} responses", style="cyan"))
+        return Group(*lines, *(Text(note, style="dim") for note in self._notes[-3:]))
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """The last values as bars, 0 to 1."""
+    return "".join(BLOCKS[min(len(BLOCKS) - 1, max(0, int(value * len(BLOCKS))))] for value in values[-width:])

@@ -1,0 +1,115 @@
+"""A step in figures: what every stage reports, made into the metrics that are kept and the spans that are drawn. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+from artifacts.records import Group, Span
+from artifacts.timeline import bubble_shares, device_times, exposed_s, orchestration_s, stage_s
+from tasks.learner.reports import AccumulateReport, token_means
+from tasks.plan import StepPlan
+from tasks.reward import RewardReport
+from tasks.rollout import RolloutReport
+from tasks.scheduling.rounds import QueueState
+from tasks.train import GradientReport, PolicyReport, PublishReport
+
+STAGES = ("rollout", "reward", "train", "update", "publish", "orchestration")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What every stage of a step says of itself."""
+
+    plan: StepPlan
+    rollout: RolloutReport
+    reward: RewardReport
+    gradients: GradientReport
+    policy: PolicyReport
+    published: PublishReport
+    started_s: float  # Unix seconds
+    finished_s: float  # Unix seconds
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What the devices did, from all stages."""
+        return (*self.rollout.spans, *self.reward.spans, *self.gradients.spans, *self.policy.spans, *self.published.spans)
+
+
+def stage_times(report: StepReport) -> dict[str, float]:
+    """Seconds of the step by stage; a moment in which two stages work counts for the earlier one, so that the stages sum to the step."""
+    window = (report.started_s, report.finished_s)
+    spans = [span for span in report.spans if span.end_s > span.start_s]
+    times: dict[str, float] = {}
+    seen: list[Span] = []
+    covered = 0.0
+    for stage in STAGES[:-1]:
+        seen += [span for span in spans if span.kind == stage]
+        total = (window[1] - window[0]) - orchestration_s(seen, *window)
+        times[stage], covered = total - covered, total
+    return times | {"orchestration": (window[1] - window[0]) - covered}
+
+
+def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...]) -> dict[str, float]:
+    """Every figure of a step by its stable name, `stage/quantity_unit`; `groups` are the trained ones."""
+    window = (report.started_s, report.finished_s)
+    times = stage_times(report)
+    devices = sorted({device for device in report.plan.run.devices.values() if device != "host"})
+    rewards = [response.score.reward for group in groups for response in group.responses if response.score and response.score.reward is not None]
+    lengths = report.rollout.lengths or (0,)
+    tokens = report.rollout.tokens
+    rollout_s = stage_s(report.spans, "rollout", *window)
+    figures = {
+        "time/step_s": window[1] - window[0],
+        "time/rollout_s": rollout_s,
+        "time/reward_exposed_s": exposed_s(report.spans, "reward", *window),
+        "time/reward_busy_s": report.reward.busy_s,
+        "time/train_s": times["train"],
+        "time/update_s": times["update"],
+        "time/publish_s": times["publish"],
+        "time/gate_s": report.published.gate_s,
+        "time/orchestration_s": times["orchestration"],
+        "round/is_long": float(report.plan.round.kind in ("long", "drain")),
+        "round/attempts": float(report.plan.attempt),
+        "queue/long_prompts": float(len(state.queue)),
+        "queue/dropped_prompts": float(state.num_dropped),
+        "rollout/tokens": float(sum(tokens.values())),
+        "rollout/tokens_per_s": sum(tokens.values()) / rollout_s if rollout_s else 0.0,
+        "rollout/responses": float(len(report.rollout.lengths)),
+        "rollout/response_tokens_mean": sum(lengths) / len(lengths),
+        "rollout/response_tokens_max": float(max(lengths)),
+        "rollout/preemptions": float(report.rollout.num_preemptions),
+        "reward/mean": sum(rewards) / max(1, len(rewards)),
+        "reward/infra": float(report.reward.num_infra),
+        "publish/probe_difference_nats": report.published.probe_difference_nats,
+    }
+    ledger = {f"ledger/{column}_tokens": float(count) for column, count in tokens.items()}
+    bubbles = {f"bubble/{cause}_fraction": share for cause, share in bubble_shares(device_times(report.spans, devices, *window)).items()}
+    return figures | ledger | bubbles | _domain_rewards(groups) | _learner_metrics(report)
+
+
+def _domain_rewards(groups: tuple[Group, ...]) -> dict[str, float]:
+    by_domain: dict[str, list[float]] = {}
+    for group in groups:
+        for response in group.responses:
+            if response.score is not None and response.score.reward is not None:
+                by_domain.setdefault(group.prompt.domain, []).append(response.score.reward)
+    return {f"reward/{domain}_mean": sum(rewards) / len(rewards) for domain, rewards in by_domain.items()}
+
+
+def _learner_metrics(report: StepReport) -> Mapping[str, float]:
+    total = reduce(add, report.gradients.ranks, AccumulateReport())
+    update = report.policy.update
+    return token_means(total) | {
+        "train/loss": update.loss,
+        "train/grad_norm": update.grad_norm,
+        "train/learning_rate": update.learning_rate,
+        "train/applied": float(update.applied),
+        "train/tokens": float(total.num_tokens),
+        "train/tokens_computed": float(total.num_tokens_computed),
+        "train/prompt_tokens_saved": float(total.num_prompt_tokens_saved),
+        "train/micro_batches": float(total.num_micro_batches),
+        "train/tokens_per_s": total.num_tokens_computed / total.busy_s if total.busy_s else 0.0,
+    }
