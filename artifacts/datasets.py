@@ -1,0 +1,37 @@
+"""The choice of a dataset: one config union, one function from configuration and seed to rows.
+
+A dataset is a function of both alone, so any process makes its own copy and tasks pass row numbers. The sources are in modules
+of their own; `rows` says what a row is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from artifacts.chain_sum import ChainSumConfig, chain_sum
+from artifacts.jsonl_rows import JsonlConfig, jsonl_rows
+from artifacts.reasoning_gym_rows import ReasoningGymConfig, reasoning_gym_rows
+from artifacts.rows import Dataset, Message, Row
+from artifacts.tiny_mix import TinyMixConfig, tiny_mix
+
+__all__ = [
+    "ChainSumConfig", "Dataset", "JsonlConfig", "Message", "ReasoningGymConfig", "Row", "TaskConfig", "TinyMixConfig",
+    "load_dataset",
+]  # fmt: skip
+
+TaskConfig = Annotated[TinyMixConfig | ChainSumConfig | ReasoningGymConfig | JsonlConfig, Field(discriminator="kind")]
+
+
+def load_dataset(config: TaskConfig, seed: int) -> Dataset:
+    """The rows of a task, the same in every process. Raises ValueError for input that holds no usable rows."""
+    match config:
+        case TinyMixConfig():
+            return tiny_mix(config, seed)
+        case ChainSumConfig():
+            return chain_sum(config, seed)
+        case ReasoningGymConfig():
+            return reasoning_gym_rows(config, seed)
+        case JsonlConfig():
+            return jsonl_rows(config, seed)

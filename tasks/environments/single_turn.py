@@ -1,0 +1,50 @@
+"""Questions answered in one turn: rows become token ids, and the environment ends with the answer.
+
+The reward of the answer is not decided here: it runs beside the rollout (the Reward seam).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from artifacts.records import Prompt
+from artifacts.rows import Message, Row
+from tasks.environments.base import Transition
+
+
+class SingleTurn:
+    """The trivial environment: one question, one answer."""
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+
+    def reset(self, seed: int) -> str:
+        """The question; a row leaves nothing to draw, so the seed changes nothing."""
+        return self._row.text
+
+    def step(self, text: str) -> Transition:
+        """The end, whatever was answered."""
+        return Transition(observation="", reward=None, terminated=True, truncated=False, info={"domain": self._row.domain})
+
+
+def render(row: Row, tokenizer: PreTrainedTokenizerBase, prompt_id: str, max_prompt_tokens: int) -> Prompt:
+    """The row as token ids, by the tokenizer's chat template. Raises ValueError for a prompt of more than max_prompt_tokens."""
+    token_ids = tuple(_token_ids(row.messages, tokenizer))
+    if len(token_ids) > max_prompt_tokens:
+        raise ValueError(
+            f"a prompt must fit in {max_prompt_tokens} tokens (the engine's context less the longest response), "
+            f"row {prompt_id} has {len(token_ids)} ({row.text[:60]!r}); "
+            "drop the row, raise engine.max_model_len or lower sampling.max_response_tokens"
+        )
+    return Prompt(prompt_id=prompt_id, domain=row.domain, token_ids=token_ids, gold=row.gold, text=row.text)
+
+
+def _token_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The template writes its own special tokens; plain text gets those the tokenizer adds by itself."""
+    if not tokenizer.chat_template:
+        return list(tokenizer.encode("\n\n".join(message.content for message in messages)))
+    chat = [{"role": message.role, "content": message.content} for message in messages]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer.encode(str(text), add_special_tokens=False))
