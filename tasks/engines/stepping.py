@@ -1,0 +1,215 @@
+"""A thread that owns an engine core: it runs calls between steps, steps while there is work, and sleeps when there is none.
+
+    call(fn) ──▶ commands ──▶ ┌ drain commands ─▶ step while busy ┐ ──▶ finished ──▶ collect()
+                              └───────── sleep when idle ◀────────┘
+
+Callers live on an event loop and are woken for finished responses only, never for a step. When the core raises anything but a
+ValueError the thread is dead: every waiting and later call raises EngineLost with the cause. Leaves out what a core is made of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from artifacts.records import Generated
+from tasks.engines.base import EngineLost
+
+T = TypeVar("T")
+
+
+class Core(Protocol):
+    """What the thread drives. All of it is called in that thread only."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do something."""
+        ...
+
+    def step(self) -> list[Generated]:
+        """One step of the whole batch; returns the responses that finished in it."""
+        ...
+
+    def close(self) -> None:
+        """Free the device."""
+        ...
+
+
+C = TypeVar("C", bound=Core)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Command:
+    run: Callable[[Any], Any]  # Any: the core in, the call's answer out
+    answer: Future[Any]
+
+
+class SteppingThread(Generic[C]):
+    """Builds the core in its own thread and drives it until `close` or death."""
+
+    def __init__(self, name: str, build: Callable[[], C]) -> None:
+        self._name = name
+        self._build = build
+        self._changed = threading.Condition()
+        self._commands: deque[_Command] = deque()
+        self._finished: deque[Generated] = deque()
+        self._waiters: list[Future[None]] = []
+        self._lost: str | None = None
+        self._closing = False
+        self._step_began_s: float | None = None
+        self._thread = threading.Thread(target=self._run, name=f"{name}-stepping", daemon=True)
+
+    def start(self, deadline_s: float) -> None:
+        """Build the core and wait for it. A ValueError of the build is the caller's; anything else is EngineLost."""
+        built: Future[None] = Future()
+        with self._changed:
+            self._commands.append(_Command(run=lambda core: None, answer=built))
+        self._thread.start()
+        try:
+            built.result(timeout=deadline_s)
+        except TimeoutError as error:
+            raise self._give_up("start", deadline_s) from error
+
+    async def call(self, what: str, run: Callable[[C], T], deadline_s: float) -> T:
+        """Run a function on the core between two steps. `what` names it in the deadline's error."""
+        answer: Future[T] = Future()
+        with self._changed:
+            self._check_alive()
+            self._commands.append(_Command(run=run, answer=answer))
+            self._changed.notify()
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(answer), deadline_s)
+        except TimeoutError as error:
+            raise self._give_up(what, deadline_s) from error
+
+    async def collect(self, wait_s: float) -> list[Generated]:
+        """Everything finished since the last call; waits up to wait_s for the first."""
+        with self._changed:
+            waiter: Future[None] | None = None if self._finished else Future()
+            if waiter is not None:
+                self._check_alive()
+                self._waiters.append(waiter)
+        if waiter is not None:
+            await self._woken(waiter, wait_s)
+        with self._changed:
+            finished = list(self._finished)
+            self._finished.clear()
+        return finished
+
+    def deliver(self, finished: list[Generated]) -> None:
+        """Hand responses to `collect` and wake whoever waits there."""
+        if not finished:
+            return
+        with self._changed:
+            self._finished.extend(finished)
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if waiter.set_running_or_notify_cancel():
+                waiter.set_result(None)
+
+    def close(self, deadline_s: float) -> None:
+        """End the thread after its current step and free the device. May be called twice, and on a dead thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join(deadline_s)
+        if self._thread.is_alive():
+            raise EngineLost(f"{self._name} did not end within {deadline_s:g} s; {self._state()}")
+
+    # --- inside the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        core: C | None = None
+        try:
+            core = self._build()
+            while self._wait_for_work(core):
+                self._carry_out_commands(core)
+                if core.busy:
+                    self._step(core)
+            self._die(EngineLost(f"{self._name} was closed"))
+        except BaseException as error:
+            user_error = core is None and isinstance(error, ValueError)
+            self._die(self._dead_of(error), for_waiting=error if user_error else None)
+        finally:
+            if core is not None:
+                core.close()
+
+    def _wait_for_work(self, core: C) -> bool:
+        """False when the thread shall end."""
+        with self._changed:
+            while not (self._commands or self._closing or core.busy):
+                self._changed.wait()
+            return not self._closing
+
+    def _carry_out_commands(self, core: C) -> None:
+        """A ValueError is the caller's and leaves the core as it was; anything else leaves it undefined and ends the thread."""
+        while self._commands:
+            command = self._commands.popleft()
+            if not command.answer.set_running_or_notify_cancel():
+                continue
+            try:
+                command.answer.set_result(command.run(core))
+            except ValueError as error:
+                command.answer.set_exception(error)
+            except BaseException as error:
+                command.answer.set_exception(self._dead_of(error))
+                raise
+
+    def _step(self, core: C) -> None:
+        self._step_began_s = time.monotonic()
+        finished = core.step()
+        self._step_began_s = None
+        self.deliver(finished)
+
+    def _dead_of(self, error: BaseException) -> EngineLost:
+        cause = "".join(traceback.format_exception(error))
+        return EngineLost(f"{self._name}'s stepping thread died of {type(error).__name__}: {error}\n{cause}")
+
+    def _die(self, lost: EngineLost, for_waiting: BaseException | None = None) -> None:
+        """Refuse every later call, and fail those that wait now (with the user's own error when there is one)."""
+        with self._changed:
+            self._lost = self._lost or str(lost)
+            waiting = [command.answer for command in self._commands] + self._waiters
+            self._commands.clear()
+            self._waiters = []
+        for future in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(for_waiting or EngineLost(self._lost))
+
+    # --- deadlines --------------------------------------------------------------------------------------------------------
+
+    async def _woken(self, waiter: Future[None], wait_s: float) -> None:
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(waiter), wait_s)
+        except TimeoutError:
+            with self._changed:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+
+    def _check_alive(self) -> None:
+        if self._lost is not None:
+            raise EngineLost(self._lost)
+
+    def _give_up(self, what: str, deadline_s: float) -> EngineLost:
+        """A replica that missed a deadline is lost for good: a late answer could bring back requests relaunched elsewhere."""
+        with self._changed:
+            self._lost = self._lost or f"{self._name} did not answer {what} within {deadline_s:g} s; {self._state()}"
+            self._closing = True
+            self._changed.notify()
+        return EngineLost(self._lost)
+
+    def _state(self) -> str:
+        began_s = self._step_began_s
+        if not self._thread.is_alive():
+            return "its stepping thread is gone"
+        return (
+            "its stepping thread is between steps" if began_s is None else f"in one step for {time.monotonic() - began_s:.1f} s"
+        )
