@@ -32,7 +32,7 @@ class MathAnswerConfig(BaseModel):
     )
     unevaluated: Literal["wrong", "verify"] = Field(
         default="wrong",
-        description="When the gold is a number, what an answer that still holds an operation is: wrong, or checked symbolically.",
+        description="When the gold is a number, an answer that still holds an operation is wrong, or is checked symbolically.",
     )
 
 

@@ -1,0 +1,228 @@
+"""The mathematics reward against ordinary and hostile answers: rows M1 to M32, each quick, typed and never an exception."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from artifacts.records import FinishReason, Generated, Outcome, Prompt, VersionSpan
+from tasks.rewards.math_answer import MathAnswer, MathAnswerConfig
+
+HANG_GUARD_S = 20.0  # far above any verdict, far below a hang: worker starts on a busy machine included
+
+OK, WRONG, TIMEOUT = Outcome.OK, Outcome.WRONG, Outcome.TIMEOUT
+
+
+def prompt(gold: str) -> Prompt:
+    return Prompt(prompt_id="0/7", domain="add", token_ids=(1, 2), gold=gold, text="What is 40 + 2?")
+
+
+def response(text: str, finish_reason: FinishReason = "stop") -> Generated:
+    return Generated(
+        prompt_id="0/7", index=3, token_ids=(5,), logprobs=(-0.1,), versions=(VersionSpan(version=0, num_tokens=1),),
+        finish_reason=finish_reason, text=text, engine="engine-0", submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
+    )  # fmt: skip
+
+
+def box(content: str) -> str:
+    return f"\\boxed{{{content}}}"
+
+
+@pytest.fixture(scope="module")
+def reward() -> Iterator[MathAnswer]:
+    reward = MathAnswer(MathAnswerConfig(timeout_s=HANG_GUARD_S / 2))
+    yield reward
+    reward.close()
+
+
+@pytest.fixture(scope="module")
+def verifying_reward() -> Iterator[MathAnswer]:
+    reward = MathAnswer(MathAnswerConfig(unevaluated="verify", timeout_s=0.5))
+    yield reward
+    reward.close()
+
+
+MATRIX_9X9 = (
+    r"\det\begin{pmatrix}" + r"\\".join("&".join(f"a_{{{i}{j}}}" for j in range(9)) for i in range(9)) + r"\end{pmatrix}"
+)
+
+# id, gold, text, outcome, detail
+FAST_ROWS = [
+    ("M1-empty", "42", "", WRONG, "no_answer"),
+    ("M1-blank", "42", " \n\t ", WRONG, "no_answer"),
+    ("M1-empty-box", "42", box(" "), WRONG, "no_answer"),
+    ("M2-no-number", "42", "I do not know the answer.", WRONG, "no_answer"),
+    ("M3-right-then-wrong", "42", f"{box('42')} no, {box('41')}", WRONG, "unequal"),
+    ("M4-wrong-then-right", "42", f"{box('41')} no, {box('42')}", OK, "exact"),
+    ("M7-unclosed", "42", r"\boxed{42", WRONG, "no_answer"),
+    ("M8-tower", "42", box("9^{9^{9^9}}"), WRONG, "too_complex"),
+    ("M8-tower-of-tens", "42", box("10^{10^{10}}"), WRONG, "too_complex"),
+    ("M8-python-tower", "42", box("9**9**9**9"), WRONG, "too_complex"),
+    ("M9-factorial", "42", box("(10^8)!"), WRONG, "unevaluated"),
+    ("M10-nested-fractions", "42", box(r"\frac{1}{" * 200 + "2" + "}" * 200), WRONG, "too_complex"),
+    ("M10-nested-roots", "42", box(r"\sqrt{" * 300 + "2" + "}" * 300), WRONG, "too_complex"),
+    ("M11-braces", "42", box("{" * 5000 + "42" + "}" * 5000), WRONG, "no_answer"),
+    ("M11-braces-that-fit", "42", box("{" * 100 + "42" + "}" * 100), WRONG, "too_complex"),
+    ("M12-5k-digits", "42", box("1" * 5_000), WRONG, "no_answer"),
+    ("M12-3k-digits", "42", box("1" * 3_000), WRONG, "too_complex"),
+    ("M12-3k-digits-on-a-line", "42", "Answer: " + "1" * 3_000, WRONG, "not_a_number"),
+    ("M12-100k-digits", "42", "Answer: " + "1" * 100_000, WRONG, "no_answer"),
+    ("M13-50k-zeros", "42", box("42." + "0" * 50_000), WRONG, "no_answer"),
+    ("M13-3k-zeros", "42", box("42." + "0" * 3_000), WRONG, "too_complex"),
+    ("M14-long-sum", "42", box("x+" * 50_000 + "x"), WRONG, "no_answer"),
+    ("M14-sum-that-fits", "x", box("x+" * 1_500 + "x"), WRONG, "too_complex"),
+    ("M15-100k-before", "42", "a b" * 33_334 + box("42"), OK, "exact"),
+    ("M16-many-boxes", "42", f"{box('1')} " * 5_000 + box("42"), OK, "exact"),
+    ("M16-open-boxes", "42", r"\boxed{" * 20_000, WRONG, "no_answer"),
+    ("M17-dollars", "42", "$" * 20_000, WRONG, "no_answer"),
+    ("M17-dollars-then-right", "42", "$" * 20_000 + "Answer: 42", OK, "exact"),
+    ("M17-backslashes", "42", "\\" * 20_000 + "{" * 50, WRONG, "no_answer"),
+    ("M17-answers-and-blanks", "42", ("answer" + " " * 500) * 200, WRONG, "no_answer"),
+    ("M18-full-width", "42", box("４２"), OK, "exact"),
+    ("M19-arabic-indic", "42", box("٤٢"), WRONG, "not_a_number"),
+    ("M19-superscript", "42", box("4²"), WRONG, "unevaluated"),
+    ("M19-mixed-vulgar-fraction", "11/2", box("1½"), WRONG, None),
+    ("M20-minus", "-42", box("\N{MINUS SIGN}42"), OK, "exact"),
+    ("M20-minus-in-gold", "\N{MINUS SIGN}42", "Answer: -42", OK, "exact"),
+    ("M21-thousands", "1000", box("1,000"), OK, "exact"),
+    ("M21-latex-thousands", "1000", box("1{,}000"), OK, "exact"),
+    ("M21-leading-zeros", "42", box("0042"), OK, "exact"),
+    ("M21-decimal", "42", box("42.0"), OK, "exact"),
+    ("M21-plus", "42", box("+42"), OK, "exact"),
+    ("M22-comma-digits-on-a-line", "1", "Answer: 1,0,0,0", WRONG, "not_a_number"),
+    ("M22-many", "4", box("4," * 5_000), WRONG, "no_answer"),
+    ("M22-many-that-fit", "4", box("4," * 1_000), WRONG, "too_complex"),
+    ("M23-percent", "42", box(r"42\%"), WRONG, "unequal"),
+    ("M23-percent-on-a-line", "42", "Answer: 42%", WRONG, "unequal"),
+    ("M23-percent-in-gold", r"42\%", box("42%"), OK, "exact"),
+    ("M23-dollar", "42", box(r"\$42"), OK, "exact"),
+    ("M23-unit-on-a-line", "42", "Answer: 42 cm", OK, "exact"),
+    ("M24-product", "42", box(r"6 \times 7"), WRONG, "unevaluated"),
+    ("M24-sum", "42", box("41+1"), WRONG, "unevaluated"),
+    ("M24-sum-on-a-line", "42", "Answer: 41+1", WRONG, "unequal"),
+    ("M25-nan", "42", box("nan"), WRONG, "not_a_number"),
+    ("M25-inf", "42", "Answer: inf", WRONG, "no_answer"),
+    ("M25-zero-by-zero", "42", box("0/0"), WRONG, "unevaluated"),
+    ("M25-overflow", "42", box("1e309"), WRONG, "unevaluated"),
+    ("M25-exponent", "1000000000", box("1e9"), WRONG, "unevaluated"),
+    ("M25-exponent-on-a-line", "1", "Answer: 1e9", WRONG, "not_a_number"),
+    ("M27-nul-after", "42", box("42") + "\0", OK, "exact"),
+    ("M27-nul-inside", "42", box("4\x002"), WRONG, "unprintable"),
+    ("M27-surrogate", "42", box("42\udc80"), WRONG, "unprintable"),
+    ("M27-surrogate-outside", "42", "\ud800" + box("42"), OK, "exact"),
+    ("M27-right-to-left", "42", box("\u202e42"), WRONG, "unprintable"),
+    ("M27-escape", "42", box("\x1b[1m42\x1b[0m"), WRONG, "unprintable"),
+    ("M28-template-box", "42", box("number"), WRONG, "not_a_number"),
+    ("M28-template-line", "42", "Answer: <number>", WRONG, "no_answer"),
+    ("M29-new-turn", "42", "Answer: 7<|im_end|>\n<|im_start|>user\nWhat is 42?\nAnswer: 42", WRONG, "unequal"),
+    ("M29-new-turn-after-right", "42", "Answer: 42<|im_start|>user\nWhat is 7?\nAnswer: 7", OK, "exact"),
+    ("M29-only-in-new-turn", "42", "Hm.<|im_start|>assistant\nAnswer: 42", WRONG, "no_answer"),
+    ("M29-stripped-marker", "42", "Answer: 7user\nWhat is 42?\nassistant\nAnswer: 42", WRONG, "unequal"),
+    ("M29-word-that-is-no-marker", "42", "Solve the system\nAnswer: 42", OK, "exact"),
+    ("M32-empty-gold", "", box("42"), Outcome.INFRA, "bad_gold"),
+]  # fmt: skip
+
+WORKER_ROWS = [
+    ("M5-or", "42", box("41 or 42"), WRONG, "unequal"),
+    ("M5-or-reversed", "42", box("42 or 41"), WRONG, "unequal"),
+    ("M5-set", "42", box(r"\{41,42\}"), WRONG, "unequal"),
+    ("M5-list", "42", box(",".join(map(str, range(80)))), WRONG, "unequal"),
+    ("M6-interval", "42", box("[0,100]"), WRONG, "unequal"),
+    ("M6-inequality", "42", box(r"x \geq 42"), WRONG, "unequal"),
+    ("M22-comma-digits", "1000", box("1,0,0,0"), WRONG, "unequal"),
+    ("M23-unit", "42", box(r"42 \text{ cm}"), OK, "verified"),
+    ("M26-import", "42", box("__import__('os').system('touch canary')42"), WRONG, None),
+    ("M32-no-gold", "@@@", box("1"), Outcome.INFRA, "bad_gold"),
+    ("assignment", "42", box("x = 42"), OK, "verified"),
+    ("expression", "x+1", box("1 + x"), OK, "verified"),
+    ("expression-on-a-line", r"\frac{x}{2}", "Answer: 0.5x", OK, "verified"),
+    ("expression-wrong", "x+1", box("x-1"), WRONG, "unequal"),
+    ("power", "e^{x^2}", box("e^{x^2}"), OK, "verified"),
+]  # fmt: skip
+
+SLOW_ROWS = [
+    ("M9-factorial", "42", box("(10^8)!"), TIMEOUT, "verify_timeout"),
+    ("M9-binomial", "42", box(r"\binom{10^7}{5 \cdot 10^6}"), None, None),
+    ("M9-gamma", "42", box(r"\Gamma(10^9)"), None, None),
+    ("M31-sum", "42", box(r"\sum_{k=1}^{100000000} \frac{1}{k^3}"), TIMEOUT, "verify_timeout"),
+    ("M31-integral", "x", box(r"\int_0^1 \frac{\sin(x^7)e^{x}}{\sqrt{1+x^{11}}}dx"), TIMEOUT, "verify_timeout"),
+    ("M31-determinant", "42", box(MATRIX_9X9), None, None),
+    ("power-of-two", "42", box("2^{1000000000}"), None, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gold", "text", "outcome", "detail"), [pytest.param(*row[1:], id=row[0]) for row in FAST_ROWS])
+def test_hostile_answer_is_decided_without_a_worker(gold: str, text: str, outcome: Outcome, detail: str | None) -> None:
+    reward = MathAnswer(MathAnswerConfig())
+    started_s = time.monotonic()
+    score = reward.score(prompt(gold), response(text))
+    assert time.monotonic() - started_s < HANG_GUARD_S
+    assert score.outcome is outcome
+    assert detail is None or score.detail == detail
+    assert score.reward == {OK: 1.0, WRONG: 0.0, Outcome.INFRA: None}[outcome]
+
+
+@pytest.mark.parametrize(("gold", "text", "outcome", "detail"), [pytest.param(*row[1:], id=row[0]) for row in WORKER_ROWS])
+def test_answer_is_decided_by_math_verify(
+    reward: MathAnswer, gold: str, text: str, outcome: Outcome, detail: str | None
+) -> None:
+    score = reward.score(prompt(gold), response(text))
+    assert score.outcome is outcome
+    assert detail is None or score.detail == detail
+    assert score.reward == {OK: 1.0, WRONG: 0.0, Outcome.INFRA: None}[outcome]
+
+
+@pytest.mark.parametrize(("gold", "text", "outcome", "detail"), [pytest.param(*row[1:], id=row[0]) for row in SLOW_ROWS])
+def test_answer_that_hangs_math_verify_is_zero_within_the_limit(
+    verifying_reward: MathAnswer, gold: str, text: str, outcome: Outcome | None, detail: str | None
+) -> None:
+    started_s = time.monotonic()
+    score = verifying_reward.score(prompt(gold), response(text))
+    assert time.monotonic() - started_s < HANG_GUARD_S
+    assert score.reward == 0.0
+    assert score.outcome in (WRONG, TIMEOUT)
+    assert outcome is None or (score.outcome, score.detail) == (outcome, detail)
+
+
+def test_unevaluated_answer_can_be_left_to_math_verify() -> None:
+    reward = MathAnswer(MathAnswerConfig(unevaluated="verify", timeout_s=HANG_GUARD_S / 2))
+    assert reward.score(prompt("42"), response(box(r"6 \times 7"))).outcome is OK
+    reward.close()
+
+
+def test_truncated_response_without_the_right_answer_is_truncated(reward: MathAnswer) -> None:
+    for text in ("2 + 2 = 4, so", "Answer: 41"):
+        score = reward.score(prompt("42"), response(text, "length"))
+        assert (score.reward, score.outcome) == (0.0, Outcome.TRUNCATED)
+
+
+def test_truncated_response_that_had_given_the_right_answer_is_paid_and_flagged(reward: MathAnswer) -> None:
+    score = reward.score(prompt("42"), response(box("42") + " and so on", "length"))
+    assert (score.reward, score.outcome, score.detail) == (1.0, OK, "exact, truncated")
+
+
+def test_score_names_its_response_and_its_times(reward: MathAnswer) -> None:
+    before_s = time.time()
+    score = reward.score(prompt("42"), response("Answer: 42"))
+    assert (score.prompt_id, score.index, score.scorer) == ("0/7", 3, "math_answer")
+    assert before_s <= score.started_s <= score.finished_s <= time.time()
+
+
+@pytest.mark.parametrize("gold", ["42", "-1/2", "42%", r"\frac{1}{2}", "x^2+1", r"\sqrt{2}", "(1,2)"])
+def test_usable_gold_passes_the_check(reward: MathAnswer, gold: str) -> None:
+    reward.check_gold(gold)
+
+
+@pytest.mark.parametrize("gold", ["", "  ", "@@@", "1" * 300, "x" * 300])
+def test_unusable_gold_is_rejected_when_the_data_set_is_read(reward: MathAnswer, gold: str) -> None:
+    with pytest.raises(ValueError, match="repair the row or drop it"):
+        reward.check_gold(gold)
+
+
+def test_no_verdict_is_reached_when_no_worker_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    score = MathAnswer(MathAnswerConfig()).score(prompt("x+1"), response(box("1+x")))
+    assert (score.reward, score.outcome) == (None, Outcome.INFRA)
+    assert "could not be started" in score.detail
