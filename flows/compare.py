@@ -72,9 +72,10 @@ class TrackedRuns:
         return history
 
     def _find(self, run: str) -> Run:
-        runs = self._matching(f"attributes.run_id = '{run}'") or self._matching(f"attributes.run_name = '{run}'")
-        if runs:
-            return runs[0]
+        quotable = "'" not in run  # MLflow's filters cannot express the others
+        for attribute in ("run_id", "run_name"):
+            if quotable and (runs := self._matching(f"attributes.{attribute} = '{run}'")):
+                return runs[0]
         known = ", ".join(str(other.info.run_name) for other in self._matching("")[:8]) or "no run at all"
         raise ValueError(f"RUN must be an MLflow run id or run name at {self._uri}, got {run!r}; the latest there: {known}")
 
@@ -90,7 +91,7 @@ def stages(first: RunHistory, second: RunHistory) -> list[str]:
 
 
 def stage_table(first: RunHistory, second: RunHistory) -> Table:
-    """Median and mean seconds per stage. The mean decides the speed-up: a median hides the long rounds, which pay for the others."""
+    """Median and mean seconds per stage; speed-ups are of means, as a median hides the long rounds that pay for the short ones."""
     table = Table(title=f"seconds per step over {len(first.steps)} and {len(second.steps)} steps", title_justify="left")
     table.add_column("stage")
     for heading in (f"{first.name} median", f"{second.name} median", "mean", "mean", "speed-up"):
@@ -106,14 +107,13 @@ def verdict(first: RunHistory, second: RunHistory) -> list[str]:
     """What the comparison says, in sentences, with what may make it unfair."""
     before, after = mean(first.values(STEP_TIME)), mean(second.values(STEP_TIME))
     word = "faster" if after <= before else "slower"
-    lines = [
-        f"{second.name} takes {after:.2f} s a step, {first.name} {before:.2f} s: {max(before, after) / min(before, after):.2f}x {word}."
-    ]
+    ratio = max(before, after) / min(before, after)
+    lines = [f"{second.name} takes {after:.2f} s a step, {first.name} {before:.2f} s: {ratio:.2f}x {word}."]
     for run in (first, second):
         if rewards := run.values(REWARD):
-            tail = rewards[-REWARD_TAIL_STEPS:]
+            start, end = rewards[:REWARD_TAIL_STEPS], rewards[-REWARD_TAIL_STEPS:]
             lines.append(
-                f"{run.name}: mean reward of the last {len(tail)} steps {mean(tail):.3f}, of the first {mean(rewards[:REWARD_TAIL_STEPS]):.3f}."
+                f"{run.name}: mean reward {mean(start):.3f} in its first {len(start)} steps, {mean(end):.3f} in its last."
             )
         if run.values(LONG_ROUND):
             lines.append(f"{run.name}: {mean(run.values(LONG_ROUND)):.0%} of its {len(run.steps)} rounds were long.")

@@ -1,0 +1,117 @@
+"""The last page of a run: what it gained, what it cost, where to look.
+
+As Markdown for MLflow and the report folder, and as rich text for a terminal. Leaves out gathering the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+NUM_RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean with its confidence interval."""
+
+    mean: float  # point estimate
+    low: float  # lower end of the interval
+    high: float  # upper end of the interval
+    num_samples: int  # prompts it rests on
+    level: float = 0.95  # coverage of the interval
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}] ({self.level:.0%}, n={self.num_samples})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What the last page says."""
+
+    run_id: str  # the run's name
+    num_steps: int  # committed steps
+    wall_s: float  # from the first step's start to the last one's end
+    reward_before: float  # mean held-out reward of the model the run started from
+    reward_after: float  # mean held-out reward of the last weights
+    gain: Estimate  # paired difference of the two over the held-out prompts
+    time_s: Mapping[str, float]  # seconds by stage over all steps; shares are of their sum
+    ledger_tokens: Mapping[str, int]  # generated tokens by ledger column; they sum to all tokens
+    links: Mapping[str, str]  # name -> URL or path
+
+
+def paired_difference(before: Mapping[str, float], after: Mapping[str, float], seed: int, level: float = 0.95) -> Estimate:
+    """Mean of after - before over the same prompts, with a percentile bootstrap over prompts.
+
+    Keys are prompt ids, values mean rewards per prompt: prompts are the independent samples, responses to one are not.
+    Raises ValueError when the two were not measured on the same prompts.
+    """
+    if not before or before.keys() != after.keys():
+        shared = len(before.keys() & after.keys())
+        raise ValueError(
+            f"a paired difference needs the same prompts before and after, got {len(before)} and {len(after)} with {shared} in "
+            f"common; evaluate both on one held-out set"
+        )
+    names = sorted(before)
+    differences = np.array([after[name] - before[name] for name in names])
+    draws = np.random.default_rng(seed).integers(0, len(names), (NUM_RESAMPLES, len(names)))
+    low, high = np.quantile(differences[draws].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(mean=float(differences.mean()), low=float(low), high=float(high), num_samples=len(names), level=level)
+
+
+def mean_interval(values: Sequence[float], seed: int, level: float = 0.95) -> Estimate:
+    """Mean of at least one independent value with a percentile bootstrap: the error bars of a held-out score."""
+    zeros = {str(index): 0.0 for index in range(len(values))}
+    return paired_difference(zeros, {str(index): value for index, value in enumerate(values)}, seed, level)
+
+
+def shares(amounts: Mapping[str, float]) -> dict[str, float]:
+    """Each amount's share of the sum, largest first; zeros when the sum is 0."""
+    total = sum(amounts.values())
+    ordered = sorted(amounts.items(), key=lambda item: -item[1])
+    return {name: amount / total if total else 0.0 for name, amount in ordered}
+
+
+def markdown(summary: RunSummary) -> str:
+    """The page for MLflow and for report/summary.md."""
+    lines = [f"# {summary.run_id}", "", headline(summary), "", "| stage | seconds | share |", "|---|---:|---:|"]
+    lines += [f"| {name} | {summary.time_s[name]:.1f} | {share:.1%} |" for name, share in shares(summary.time_s).items()]
+    lines += ["", "| tokens | count | share |", "|---|---:|---:|"]
+    lines += [
+        f"| {name} | {summary.ledger_tokens[name]:,} | {share:.1%} |" for name, share in shares(summary.ledger_tokens).items()
+    ]
+    lines += [
+        "",
+        *(f"* {name}: {f'[{link}]({link})' if '://' in link else f'`{link}`'}" for name, link in summary.links.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def rich_summary(summary: RunSummary) -> Group:
+    """The page for a terminal."""
+    times = Table("stage", "seconds", "share", title="time", title_justify="left")
+    for name, share in shares(summary.time_s).items():
+        times.add_row(name, f"{summary.time_s[name]:.1f}", f"{share:.1%}")
+    tokens = Table("tokens", "count", "share", title="generated tokens", title_justify="left")
+    for name, share in shares(summary.ledger_tokens).items():
+        tokens.add_row(name, f"{summary.ledger_tokens[name]:,}", f"{share:.1%}")
+    for table in (times, tokens):
+        for column in table.columns[1:]:
+            column.justify = "right"
+    links = [Text(f"{name}: {link}") for name, link in summary.links.items()]
+    return Group(Text(summary.run_id, style="bold"), Text(headline(summary)), times, tokens, *links)
+
+
+def headline(summary: RunSummary) -> str:
+    """The result in one line."""
+    sure = summary.gain.low > 0 or summary.gain.high < 0
+    verdict = "" if sure else "; the interval contains 0, so this run shows no change"
+    return (
+        f"Held-out reward {summary.reward_before:.3f} -> {summary.reward_after:.3f}, "
+        f"paired difference {summary.gain}{verdict}. {summary.num_steps} steps in {summary.wall_s:.0f} s."
+    )

@@ -1,0 +1,119 @@
+"""The tracker: every step once, and no failure of MLflow reaches the training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from artifacts.tracking import MAX_PARAM_CHARS, NOTE_TAG, RunTracker, flatten, open_client
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/new/mlflow.db"
+
+
+def started(uri: str, run_id: str | None = None, **params: Any) -> RunTracker:  # Any: JSON
+    tracker = RunTracker(uri)
+    tags = {"prefect.flow_run_id": "f1", "prefect.flow_run_url": "http://localhost:4200/f1"}
+    tracker.start(experiment="tests", run_name="a-run", params=params, tags=tags, run_id=run_id)
+    return tracker
+
+
+class Outage:
+    """A client whose calls fail while it is down, as a server's would; everything else is the real one."""
+
+    def __init__(self, client: MlflowClient) -> None:
+        self.client, self.is_down = client, True
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:  # Any: MLflow's answers
+        if self.is_down:
+            raise ConnectionError("connection refused\nand a long traceback")
+        method: Callable[..., Any] = getattr(self.client, name)
+        return method
+
+
+def test_a_run_has_its_config_tags_metrics_and_files(uri: str, tmp_path: Path) -> None:
+    tracker = started(uri, scheduling={"kind": "sync", "eta": 1.25}, long="x" * 9000, empty={})
+    assert tracker.log_step(1, {"reward/mean": 0.25, "time/step_s": 3.0})
+    (tmp_path / "plot.png").write_bytes(b"png")
+    tracker.log_file(tmp_path / "plot.png", "report")
+    tracker.log_text("# Done", "summary.md")
+    assert tracker.end("FINISHED")
+    client = open_client(uri)
+    run = client.get_run(tracker.run_id)
+    assert run.info.run_name == "a-run"
+    assert run.info.status == "FINISHED"
+    assert run.data.params["scheduling.eta"] == "1.25"
+    assert len(run.data.params["long"]) == MAX_PARAM_CHARS
+    assert run.data.params["empty"] == "{}"
+    assert "[http://localhost:4200/f1](http://localhost:4200/f1)" in run.data.tags[NOTE_TAG]
+    assert run.data.metrics["reward/mean"] == 0.25
+    assert {entry.path for entry in client.list_artifacts(tracker.run_id)} == {"report", "summary.md"}
+
+
+def test_more_parameters_than_one_call_takes_all_arrive(uri: str) -> None:
+    tracker = started(uri, many={f"p{index}": index for index in range(230)})
+    assert tracker.num_waiting == 0
+    assert len(open_client(uri).get_run(tracker.run_id).data.params) == 230
+
+
+def test_a_resumed_run_skips_the_steps_that_are_logged(uri: str) -> None:
+    first = started(uri, lr=1.0)
+    for step in (1, 2):
+        first.log_step(step, {"reward/mean": float(step)})
+    first.end("FAILED")
+    second = started(uri, run_id=first.run_id, lr=2.0)
+    for step in (1, 2, 3):
+        second.log_step(step, {"reward/mean": 10.0 + step})
+        second.log_step(step, {"reward/mean": 20.0 + step})
+    client = open_client(uri)
+    history = client.get_metric_history(first.run_id, "reward/mean")
+    assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 2.0), (3, 13.0)]
+    assert client.get_run(first.run_id).info.status == "RUNNING"
+    assert client.get_run(first.run_id).data.params == {"lr": "1.0"}
+
+
+def test_an_outage_costs_one_warning_and_no_metric(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    tracker = started(uri)
+    outage = Outage(open_client(uri))
+    tracker._client = outage  # type: ignore[assignment]
+    with caplog.at_level(logging.WARNING, "artifacts.tracking"):
+        taken = [tracker.log_step(step, {"reward/mean": float(step)}) for step in (1, 2, 3)]
+    assert taken == [False, False, False]
+    assert tracker.num_waiting == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        f"tracking={uri} unreachable, training goes on and logs later reason=connection refused"
+    ]
+    outage.is_down = False
+    assert tracker.log_step(4, {"reward/mean": 4.0})
+    assert [point.step for point in open_client(uri).get_metric_history(tracker.run_id, "reward/mean")] == [1, 2, 3, 4]
+
+
+def test_what_is_still_unsent_at_the_end_is_named(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    tracker = started(uri)
+    tracker._client = Outage(open_client(uri))  # type: ignore[assignment]
+    tracker.log_step(1, {"reward/mean": 1.0})
+    assert not tracker.end("FINISHED")
+    assert "lost=step 1, the end" in caplog.records[-1].getMessage()
+
+
+def test_a_refused_entry_does_not_hold_up_the_others(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    tracker = started(uri)
+    assert tracker.log_step(1, {"a name?": 1.0})
+    assert tracker.log_step(2, {"reward/mean": 2.0})
+    assert "refused=step 1" in caplog.text
+
+
+def test_a_new_run_without_a_server_fails_at_once_with_the_cure() -> None:
+    with pytest.raises(ConnectionError, match=r"MLflow must answer at nowhere://x, .* correct keep.tracking_uri"):
+        started("nowhere://x")
+
+
+def test_nested_names_become_dotted() -> None:
+    assert dict(flatten({"a": {"b": {"c": 1}, "d": [1, 2]}, "e": None})) == {"a.b.c": "1", "a.d": "[1, 2]", "e": "None"}
