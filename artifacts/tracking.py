@@ -82,7 +82,8 @@ class RunTracker:
         self.run_id = ""
         self._client: MlflowClient | None = None
         self._queue: deque[_Entry] = deque()
-        self._logged: set[int] = set()
+        self._logged: dict[str, set[int]] = {}
+        self._is_resumed = False
         self._warned = False
 
     @property
@@ -106,7 +107,7 @@ class RunTracker:
         """
         annotated = {**tags, NOTE_TAG: note or describe(tags), RUN_NAME_TAG: run_name}
         if run_id is not None:
-            self.run_id = run_id
+            self.run_id, self._is_resumed = run_id, True
             self._enqueue("the resumed run", lambda: self._reopen(annotated))
             return run_id
         try:
@@ -120,9 +121,11 @@ class RunTracker:
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Log a step's metrics once; a step that MLflow has is skipped. True if nothing is waiting afterwards."""
-        numbers = {**{name: float(value) for name, value in metrics.items()}, MARKER_METRIC: float(step)}
-        now_ms = int(time.time() * 1000)
-        return self._enqueue(f"step {step}", lambda: self._send_step(step, numbers, now_ms))
+        return self._log(MARKER_METRIC, step, {**metrics, MARKER_METRIC: step})
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Log what belongs to a step but not to its commit, such as held-out scores; once, told by the first name in order."""
+        return self._log(min(metrics), step, metrics)
 
     def log_file(self, path: Path, folder: str = "") -> bool:
         """Copy a local file to the run's artifacts."""
@@ -141,6 +144,11 @@ class RunTracker:
         if self._queue:
             logger.warning("tracking=%s run=%s lost=%s", self.uri, self.run_id, ", ".join(entry.what for entry in self._queue))
         return not self._queue
+
+    def _log(self, key: str, step: int, metrics: Mapping[str, float]) -> bool:
+        numbers = {name: float(value) for name, value in metrics.items()}
+        now_ms = int(time.time() * 1000)
+        return self._enqueue(f"{key} of step {step}", lambda: self._send_metrics(key, step, numbers, now_ms))
 
     def _enqueue(self, what: str, send: Callable[[], None]) -> bool:
         self._queue.append(_Entry(what, send))
@@ -181,7 +189,6 @@ class RunTracker:
 
     def _reopen(self, tags: Mapping[str, str]) -> None:
         client = self._connected()
-        self._logged |= {metric.step for metric in client.get_metric_history(self.run_id, MARKER_METRIC)}
         client.set_terminated(self.run_id, "RUNNING")
         self._send_tags(tags)
 
@@ -197,13 +204,21 @@ class RunTracker:
         for first in range(0, len(entries), MAX_PARAMS_PER_CALL):
             self._connected().log_batch(self.run_id, params=entries[first : first + MAX_PARAMS_PER_CALL])
 
-    def _send_step(self, step: int, metrics: Mapping[str, float], now_ms: int) -> None:
+    def _send_metrics(self, key: str, step: int, metrics: Mapping[str, float], now_ms: int) -> None:
         from mlflow.entities import Metric
 
-        if step not in self._logged:
+        logged = self._logged_steps(key)
+        if step not in logged:
             batch = [Metric(name, value, now_ms, step) for name, value in metrics.items()]
             self._connected().log_batch(self.run_id, metrics=batch)
-            self._logged.add(step)
+            logged.add(step)
+
+    def _logged_steps(self, key: str) -> set[int]:
+        """Steps of a metric that MLflow has; asked for once, and only when an earlier attempt may have logged some."""
+        if key not in self._logged:
+            history = self._connected().get_metric_history(self.run_id, key) if self._is_resumed else []
+            self._logged[key] = {point.step for point in history}
+        return self._logged[key]
 
 
 def describe(tags: Mapping[str, str]) -> str:

@@ -91,7 +91,7 @@ def stages(first: RunHistory, second: RunHistory) -> list[str]:
 
 
 def stage_table(first: RunHistory, second: RunHistory) -> Table:
-    """Median and mean seconds per stage; speed-ups are of means, as a median hides the long rounds that pay for the short ones."""
+    """Median and mean seconds per stage; speed-ups are of means, as medians hide the long rounds, which pay for the short."""
     table = Table(title=f"seconds per step over {len(first.steps)} and {len(second.steps)} steps", title_justify="left")
     table.add_column("stage")
     for heading in (f"{first.name} median", f"{second.name} median", "mean", "mean", "speed-up"):

@@ -67,12 +67,16 @@ def test_a_resumed_run_skips_the_steps_that_are_logged(uri: str) -> None:
     first = started(uri, lr=1.0)
     for step in (1, 2):
         first.log_step(step, {"reward/mean": float(step)})
+    first.log_metrics(2, {"heldout/reward_mean": 0.5})
     first.end("FAILED")
     second = started(uri, run_id=first.run_id, lr=2.0)
     for step in (1, 2, 3):
         second.log_step(step, {"reward/mean": 10.0 + step})
         second.log_step(step, {"reward/mean": 20.0 + step})
+    for step in (2, 3):
+        second.log_metrics(step, {"heldout/reward_mean": 0.75})
     client = open_client(uri)
+    assert [point.value for point in client.get_metric_history(first.run_id, "heldout/reward_mean")] == [0.5, 0.75]
     history = client.get_metric_history(first.run_id, "reward/mean")
     assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 2.0), (3, 13.0)]
     assert client.get_run(first.run_id).info.status == "RUNNING"
@@ -100,14 +104,14 @@ def test_what_is_still_unsent_at_the_end_is_named(uri: str, caplog: pytest.LogCa
     tracker._client = Outage(open_client(uri))  # type: ignore[assignment]
     tracker.log_step(1, {"reward/mean": 1.0})
     assert not tracker.end("FINISHED")
-    assert "lost=step 1, the end" in caplog.records[-1].getMessage()
+    assert "lost=round/step of step 1, the end" in caplog.records[-1].getMessage()
 
 
 def test_a_refused_entry_does_not_hold_up_the_others(uri: str, caplog: pytest.LogCaptureFixture) -> None:
     tracker = started(uri)
     assert tracker.log_step(1, {"a name?": 1.0})
     assert tracker.log_step(2, {"reward/mean": 2.0})
-    assert "refused=step 1" in caplog.text
+    assert "refused=round/step of step 1" in caplog.text
 
 
 def test_a_new_run_without_a_server_fails_at_once_with_the_cure() -> None:
