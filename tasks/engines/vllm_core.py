@@ -1,12 +1,12 @@
 """vLLM in this process, as the stepping thread sees it: add, step, abort, load, attest. One thread, no asyncio, no deadlines.
 
-Everything that touches vLLM's internals is here, and vLLM is imported only when a core is built (`build_core`), after the thread
-was pinned. What is relied on, in vLLM 0.32: `LLMEngine` with its engine core in process, its output processor's request states
+Everything that touches vLLM's internals is here, and vLLM is imported only when a core is built (`build_core`), after pinning.
+What is relied on, in vLLM 0.32: `LLMEngine` with its engine core in process, its output processor's request states
 (partial tokens at an abort) and its scheduler (counts, KV usage, preemptions).
 
-A response is one vLLM request (n = 1) with FINAL_ONLY output, token ids in and out and no detokenisation on the way: a step costs
-no Python of ours per token. Log-probabilities are those of the distribution that was sampled from (`processed_logprobs`: after
-temperature and top_p). At temperature 1 and top_p 1 they are the model's own; for greedy decoding (temperature 0) too.
+A response is one vLLM request (n = 1) with FINAL_ONLY output, token ids in and out, no detokenisation on the way: a step
+costs no Python of ours per token. Log-probabilities are those of the distribution that was sampled from (`processed_logprobs`:
+after temperature and top_p). At temperature 1 and top_p 1 they are the model's own; for greedy decoding (temperature 0) too.
 """
 
 from __future__ import annotations

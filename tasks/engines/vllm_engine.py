@@ -2,9 +2,9 @@
 
     event loop: submit / collect / abort / load_weights / stats ──▶ SteppingThread ──▶ VllmCore ──▶ vLLM's LLMEngine
 
-The async methods only hand calls to the stepping thread, which is pinned to the replica's cores and in which torch and vLLM run;
-they never block the loop. Reproducibility: on the CPU backend the tokens follow from the seed of the last load_weights and the
-order of submission (a batch of one submit call enters between two steps); elsewhere from each request's own seed.
+The async methods hand calls to the stepping thread, which is pinned to the replica's cores and in which torch and vLLM run;
+they never block the loop. Reproducibility: on the CPU backend the tokens follow from the seed of the last load_weights and
+the order of submission (the requests of one submit enter between two steps); elsewhere from each request's own seed.
 Leaves out retries, routing and who owns which device.
 """
 

@@ -1,6 +1,6 @@
 """What runs inside every vLLM worker: load a weight file, and say what the worker holds afterwards.
 
-vLLM mixes `WeightReader` into its worker class (`worker_extension_cls`): each tensor-parallel rank reads the file itself, and no
+vLLM mixes `WeightReader` into its worker class (`worker_extension_cls`): each tensor-parallel rank reads the file itself, no
 tensor crosses a process border. It then reads the weights back under the checkpoint's names (vLLM fuses q, k, v and gate, up):
 
 * tensors that the model keeps as they are (embeddings, norms, every tensor on a GPU) are read whole;
@@ -39,8 +39,11 @@ class WeightReader:
         stream = dict(read_weights(path))
         _check_names(expected=_checkpoint_names(model), found=set(stream), path=path)
         self.model_runner.reload_weights(weights_iterator=_with_tied_copies(model, stream))
-        with torch.no_grad():
-            return _fingerprints_held(model, stream, version)
+        return _fingerprints_held(model, stream, version)
+
+    def fingerprints_held(self, path: str, version: int) -> dict[str, int]:
+        """The same reading without loading: how what is held now differs from a file."""
+        return _fingerprints_held(self.model_runner.get_model(), dict(read_weights(path)), version)
 
 
 def _check_names(expected: set[str], found: set[str], path: str) -> None:
@@ -81,6 +84,7 @@ def _with_tied_copies(model: nn.Module, stream: Mapping[str, Tensor]) -> list[tu
     return [*stream.items(), *tied]
 
 
+@torch.no_grad()
 def _fingerprints_held(model: nn.Module, stream: Mapping[str, Tensor], version: int) -> dict[str, int]:
     prints: dict[str, int] = {}
     for module, parameter, names in _parameters(model):
@@ -98,7 +102,7 @@ def _split(parameter: Tensor, sources: list[Tensor]) -> list[Tensor] | None:
     rows = [source.shape[0] for source in sources]
     if parameter.ndim != sources[0].ndim or parameter.shape[0] < sum(rows) or parameter.shape[1:] != sources[0].shape[1:]:
         return None
-    return list(parameter[: sum(rows)].split(rows))
+    return list(torch.split(parameter[: sum(rows)], rows))
 
 
 def _columns(module: nn.Module, sources: list[Tensor], version: int) -> list[tuple[Tensor, Tensor] | None]:
@@ -113,7 +117,7 @@ def _columns(module: nn.Module, sources: list[Tensor], version: int) -> list[tup
     read = product(one_hot, module.weight, None).T
     if read.shape[0] < sum(rows):
         return [None] * len(sources)
-    return [(columns, part) for part in read[: sum(rows)].split(rows)]
+    return [(columns, part) for part in torch.split(read[: sum(rows)], rows)]
 
 
 def _patched(tensor: Tensor, columns: Tensor, read: Tensor) -> Tensor:

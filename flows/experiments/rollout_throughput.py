@@ -1,0 +1,152 @@
+"""Tokens per second of the engine against bare `vllm.LLM.generate`, on the same requests, cores and seed.
+
+    python -m flows.experiments.rollout_throughput MODEL --cores 0 --pairs 3
+
+Every measurement is a fresh process pinned to the same cores; the two alternate, and which goes first alternates too, so that a
+noisy machine hits both. Both draw the same noise in the same order, so the same tokens are decoded; the table says if not.
+Leaves out everything above one engine: router, actors, rewards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from artifacts.records import Request
+from tasks.engines.model_files import read_stop_ids, read_tokenizer
+from tasks.engines.vllm_engine import EngineConfig, VllmEngine
+
+_KINDS = ("bare", "engine")
+_MARK = "RESULT "
+_SEED = 11
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    if options.kind:
+        measured = _bare(options) if options.kind == "bare" else asyncio.run(_engine(options))
+        print(_MARK + json.dumps(measured), flush=True)
+        return
+    rates: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    for pair in range(options.pairs):
+        results = {kind: _in_fresh_process(kind) for kind in (_KINDS if pair % 2 == 0 else _KINDS[::-1])}
+        for kind, result in results.items():
+            rates[kind].append(result["tokens"] / result["seconds"])
+        same = results["bare"]["checksum"] == results["engine"]["checksum"]
+        shown = " ".join(f"{kind}={rates[kind][-1]:.1f}" for kind in _KINDS)
+        print(f"pair={pair} {shown} ratio={rates['engine'][-1] / rates['bare'][-1]:.3f} same_tokens={same}", flush=True)
+    medians = {kind: statistics.median(rates[kind]) for kind in _KINDS}
+    ratio = statistics.median(engine / bare for bare, engine in zip(rates["bare"], rates["engine"], strict=True))
+    print(f"median bare={medians['bare']:.1f} tok/s engine={medians['engine']:.1f} tok/s, median of paired ratios {ratio:.3f}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", help="local model directory")
+    parser.add_argument("--cores", type=int, nargs="+", default=[0], help="cores that the measured process is pinned to")
+    parser.add_argument("--pairs", type=int, default=3, help="how often to measure both")
+    parser.add_argument("--prompts", type=int, default=8, help="different prompts")
+    parser.add_argument("--responses", type=int, default=8, help="responses per prompt")
+    parser.add_argument("--prompt-tokens", type=int, default=100)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--block-size", type=int, default=EngineConfig().block_size, help="tokens per KV block, for both")
+    parser.add_argument("--kind", choices=_KINDS, help=argparse.SUPPRESS)
+    return parser
+
+
+def _in_fresh_process(kind: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "flows.experiments.rollout_throughput", *sys.argv[1:], "--kind", kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if not lines:
+        raise RuntimeError(f"measuring {kind} failed with exit status {done.returncode}:\n{done.stderr[-3000:]}")
+    result: dict[str, Any] = json.loads(lines[0].removeprefix(_MARK))
+    return result
+
+
+def _config(options: argparse.Namespace) -> EngineConfig:
+    length = options.prompt_tokens + options.new_tokens
+    return EngineConfig(
+        max_num_seqs=options.prompts * options.responses, max_model_len=max(256, length), block_size=options.block_size
+    )
+
+
+def _requests(options: argparse.Namespace) -> list[Request]:
+    """Random prompts that share nothing with each other; the responses of one share all of it."""
+    draw = random.Random(_SEED)
+    prompts = [tuple(draw.randrange(100, 5000) for _ in range(options.prompt_tokens)) for _ in range(options.prompts)]
+    return [
+        Request(
+            prompt_id=f"0/{row}", index=index, prompt_tokens=tokens, max_new_tokens=options.new_tokens,
+            temperature=1.0, top_p=1.0, seed=_SEED,
+        )
+        for row, tokens in enumerate(prompts)
+        for index in range(options.responses)
+    ]  # fmt: skip
+
+
+def _bare(options: argparse.Namespace) -> dict[str, Any]:
+    os.environ |= {"OMP_NUM_THREADS": str(len(options.cores)), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    os.sched_setaffinity(0, options.cores)
+    from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
+
+    arguments = _config(options).vllm_arguments(options.model, _SEED, on_cpu=current_platform.is_cpu())
+    llm = LLM(**{name: value for name, value in arguments.items() if name != "worker_extension_cls"})
+    stop = read_stop_ids(options.model, read_tokenizer(options.model))
+    requests = _requests(options)
+
+    def generate(chosen: Sequence[Request], new_tokens: int) -> list[tuple[int, ...]]:
+        params = SamplingParams(max_tokens=new_tokens, logprobs=0, detokenize=False, stop_token_ids=list(stop))
+        prompts = [{"prompt_token_ids": list(request.prompt_tokens)} for request in chosen]
+        return [tuple(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
+
+    generate(requests[:4], 4)
+    _reseed()
+    began_s = time.perf_counter()
+    tokens = generate(requests, options.new_tokens)
+    return _result(tokens, time.perf_counter() - began_s)
+
+
+async def _engine(options: argparse.Namespace) -> dict[str, Any]:
+    engine = VllmEngine(_config(options), options.model, "engine-0", options.cores, _SEED)
+    engine.start()
+    requests = _requests(options)
+
+    async def generate(chosen: Sequence[Request]) -> list[tuple[int, ...]]:
+        done: dict[str, tuple[int, ...]] = {}
+        await engine.submit(chosen)
+        while len(done) < len(chosen):
+            done |= {generated.response_id: generated.token_ids for generated in await engine.collect(60)}
+        return [done[request.response_id] for request in chosen]
+
+    await generate(requests[:4])
+    _reseed()
+    began_s = time.perf_counter()
+    tokens = await generate(requests)
+    result = _result(tokens, time.perf_counter() - began_s)
+    engine.close()
+    return result
+
+
+def _reseed() -> None:
+    import torch
+
+    torch.manual_seed(_SEED)
+
+
+def _result(tokens: Sequence[tuple[int, ...]], seconds: float) -> dict[str, Any]:
+    return {"tokens": sum(len(response) for response in tokens), "seconds": seconds, "checksum": hash(tuple(tokens))}
+
+
+if __name__ == "__main__":
+    main()

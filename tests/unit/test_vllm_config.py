@@ -1,0 +1,57 @@
+"""What the real engine refuses before vLLM is imported, and what it tells vLLM."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from pydantic import ValidationError
+
+from tasks.engines.model_files import read_stop_ids
+from tasks.engines.vllm_engine import EngineConfig, VllmEngine
+
+
+def test_a_bad_model_path_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"lacks config\.json, tokenizer\.json, \*\.safetensors"):
+        VllmEngine(config=EngineConfig(), model_path=str(tmp_path), name="x", cpu_ids=None, seed=1)
+
+
+def test_importing_the_engine_imports_neither_torch_nor_vllm() -> None:
+    """Pinning must come first: OpenMP reads its environment when torch is imported."""
+    code = "import sys, tasks.engines.vllm_engine as _; sys.exit(any(name in sys.modules for name in ('torch', 'vllm')))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], timeout=60).returncode == 0
+
+
+def test_unknown_settings_are_errors() -> None:
+    with pytest.raises(ValidationError, match="gpu_memory"):
+        EngineConfig(gpu_memory=0.5)  # type: ignore[call-arg]
+
+
+def test_every_setting_is_explained() -> None:
+    assert all(field.description for field in EngineConfig.model_fields.values())
+
+
+def test_memory_is_sized_by_device() -> None:
+    on_cpu = EngineConfig(kv_cache_gb=0.5).vllm_arguments("m", seed=3, on_cpu=True)
+    on_gpu = EngineConfig(gpu_memory_utilization=0.3, sleep_mode=True).vllm_arguments("m", seed=3, on_cpu=False)
+    assert on_cpu["kv_cache_memory_bytes"] == 2**29
+    assert "gpu_memory_utilization" not in on_cpu
+    assert (on_gpu["gpu_memory_utilization"], on_gpu["enable_sleep_mode"]) == (0.3, True)
+    assert "kv_cache_memory_bytes" not in on_gpu
+
+
+@pytest.mark.parametrize(("size", "backend"), [(1, "uni"), (2, "mp")])
+def test_tensor_parallelism_takes_processes(size: int, backend: str) -> None:
+    arguments = EngineConfig(tensor_parallel_size=size).vllm_arguments("m", seed=3, on_cpu=False)
+    assert (arguments["tensor_parallel_size"], arguments["distributed_executor_backend"]) == (size, backend)
+
+
+def test_every_end_token_stops(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
+    assert read_stop_ids(str(tmp_path), SimpleNamespace(eos_token_id=5)) == (2, 5, 9)
+    assert read_stop_ids(str(tmp_path / "none"), SimpleNamespace(eos_token_id=None)) == ()
