@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from artifacts.models import ModelConfig
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from tasks.engines.driver import SamplingConfig
 
 from artifacts.datasets import TaskConfig
-from artifacts.models import ModelConfig
 from flows.overlay import overlay
 from flows.presets import preset_values
 from tasks.cluster.devices import ClusterConfig
-from tasks.engines.driver import SamplingConfig
 from tasks.engines.vllm_engine import EngineConfig
 from tasks.learner.trainer import LearnerConfig
 from tasks.rewards.registry import RewardConfig

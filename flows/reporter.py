@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from distributed import get_client
-from prefect.artifacts import acreate_image_artifact, acreate_link_artifact, acreate_markdown_artifact, acreate_table_artifact
+from prefect.artifacts import acreate_link_artifact, acreate_markdown_artifact, acreate_table_artifact
 from rich.console import Console
 
 from artifacts import layout, plots

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import runtime
+from tasks.learner.models import resolve_model
 
 from artifacts.commit import RunManifest, StepCommit, git_sha, package_versions, read_commits, read_manifest, write_manifest
 from artifacts.layout import report_file
@@ -23,7 +23,6 @@ from artifacts.store import Store
 from artifacts.tracking import RunTracker
 from flows.config import RunConfig
 from tasks.cluster.devices import worker_specs
-from tasks.learner.models import resolve_model
 from tasks.plan import HELDOUT, Deadlines, RunContext, dataset_of, prompts_of
 from tasks.rewards.registry import build_rewards
 from tasks.scheduling.events import PromptRef
@@ -111,6 +110,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         learners=tuple(spec.name for spec in specs if spec.role == "learner"),
         devices={spec.name: spec.device or "host" for spec in specs},
         reward_workers=config.reward_workers,
+        max_infra_fraction=config.max_infra_fraction,
         weights_dir=str(weights_dir),
         probes=(),
         gate_tolerance_nats=config.gate.tolerance_nats,

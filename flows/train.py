@@ -24,12 +24,14 @@ from distributed.client import FutureCancelledError
 from prefect import Flow, flow
 from prefect_dask import DaskTaskRunner
 
+from artifacts.checkpoint import Checkpoints
 from artifacts.commit import commit_step
 from artifacts.records import WeightsRef
 from artifacts.summary import RunSummary
-from flows.config import RunConfig
 from flows.command_line import assemble, sentence
+from flows.config import RunConfig
 from flows.evaluate import EvaluationReport, evaluate, evaluation_round, recorded_evaluation
+from flows.reporter import RunReporter
 from flows.rl_step import rl_step
 from flows.run import OpenRun, open_run
 from tasks.cluster.actors import ActorLost
@@ -39,7 +41,6 @@ from tasks.cluster.fleet import Fleet
 from tasks.durable import restore_policy, save_checkpoint
 from tasks.engines.base import EngineLost
 from tasks.plan import StepPlan, dataset_of
-from flows.reporter import RunReporter
 from tasks.report import StepReport
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.rounds import QueueState, finish_round, plan_round
@@ -104,6 +105,7 @@ async def commit(run: OpenRun, reporter: RunReporter, report: StepReport, state:
     path = await save_checkpoint(run.context, step, keep.checkpoints) if due(step, keep.checkpoint_every_steps) else None
     record = reporter.commit_record(report, state, path)
     commit_step(run.store, record)
+    Checkpoints(run.store, keep.checkpoints).prune(step)
     await reporter.stepped(report, record)
 
 

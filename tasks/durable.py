@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 

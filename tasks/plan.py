@@ -47,6 +47,7 @@ class RunContext:
     learners: tuple[str, ...]  # actor names of the learner ranks, by rank
     devices: Mapping[str, str]  # device of every actor, for the timeline
     reward_workers: int  # responses scored side by side
+    max_infra_fraction: float  # share of responses without a verdict above which the run stops
     weights_dir: str  # where weight versions are handed over; memory-backed if the machine has such a place
     probes: tuple[tuple[int, ...], ...]  # fixed token sequences of the sync gate; empty switches the gate off
     gate_tolerance_nats: float  # mean absolute difference of log-probability that the gate still accepts

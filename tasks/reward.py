@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,10 +19,17 @@ from artifacts.journal import Journal
 from artifacts.records import Generated, Outcome, Prompt, Response, Score, Span
 from artifacts.tables import ResponseRow
 from tasks.plan import StepPlan, journal_of, prompts_of
-from tasks.rewards.registry import RewardRouter, build_rewards
+from tasks.rewards.registry import Rewards, build_rewards
 from tasks.sample_stream import SampleStream, aborting
 
 JOURNAL_EVERY_S = 1.0  # recorded responses are written in batches, at least this far apart
+
+
+MIN_FAILURES = 4  # a few failures are never a trend
+
+
+class RewardBroken(RuntimeError):
+    """The reward itself fails; the run stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +58,7 @@ class RewardThreads:
     def __init__(self, plan: StepPlan) -> None:
         self._configs = plan.run.rewards
         self._local = threading.local()
-        self._built: list[RewardRouter] = []
+        self._built: list[Rewards] = []
         self._threads = ThreadPoolExecutor(plan.run.reward_workers, thread_name_prefix="reward")
 
     def __enter__(self) -> RewardThreads:
@@ -81,6 +89,7 @@ async def _score_round(plan: StepPlan, stream: SampleStream, journal: Journal, r
         score = await rewards.score(prompts[generated.prompt_id], generated)
         await stream.put("scores", [score])
         scored.append(Response(generated=generated, score=score))
+        check_infra(plan, scored)
 
     num_recorded, recorded_s, closed = 0, time.monotonic(), False
     async with asyncio.TaskGroup() as tasks:
@@ -92,6 +101,16 @@ async def _score_round(plan: StepPlan, stream: SampleStream, journal: Journal, r
                 num_recorded, recorded_s = _record(plan, journal, prompts, scored, num_recorded), time.monotonic()
     _record(plan, journal, prompts, scored, num_recorded)
     return _report(plan, [response.score for response in scored if response.score is not None])
+
+
+def check_infra(plan: StepPlan, scored: Sequence[Response]) -> None:
+    """Raise RewardBroken when too many responses have no verdict: training on the rest would only look healthy."""
+    failed = [one.score for one in scored if one.score is not None and one.score.outcome is Outcome.INFRA]
+    if len(failed) >= MIN_FAILURES and len(failed) > plan.run.max_infra_fraction * len(scored):
+        raise RewardBroken(
+            f"rewards must reach a verdict for all but {plan.run.max_infra_fraction:.0%} of the responses, {len(failed)} of {len(scored)} of step "
+            f"{plan.step} have none ({failed[0].scorer}: {failed[0].detail}); mend the reward, or raise max_infra_fraction"
+        )
 
 
 def _record(plan: StepPlan, journal: Journal, prompts: dict[str, Prompt], scored: list[Response], num_recorded: int) -> int:

@@ -19,7 +19,6 @@ from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifa
 from prefect.cache_policies import NO_CACHE
 
 from artifacts import layout
-from artifacts.journal import Journal
 from artifacts.records import Generated, Group, Prompt, Response, Score, Span
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
