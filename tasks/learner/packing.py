@@ -94,7 +94,7 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[PackedBatc
     for sample in ordered:
         sequence = sample.computed
         added = len(sequence) - shared_prefix(previous, sequence)
-        if filled + added > max_tokens:
+        if added and filled + added > max_tokens:
             rows.append([])
             filled, added = 0, len(sequence)
         rows[-1].append(sample)
@@ -120,30 +120,52 @@ def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 def balance(groups: Sequence[Group], num_ranks: int, quadratic_tokens: int = 8192) -> tuple[tuple[Group, ...], ...]:
     """Deal the groups to ranks so that the dearest rank is cheap, independent of the order in which they arrive.
 
-    Largest group first, each to the rank where the load ends lowest. A rank pays for a prompt only what its other prompts do
-    not already hold. A sequence of n tokens costs n + n**2 / quadratic_tokens: attention overtakes the rest at `quadratic_tokens`.
+    Dealt twice, group by group and by families of groups whose prompts share half their tokens or more; the better deal wins.
+    A sequence of n tokens costs n + n**2 / quadratic_tokens: attention overtakes the rest at `quadratic_tokens`.
     """
     if num_ranks < 1:
         raise ValueError(f"num_ranks must be >= 1, got {num_ranks}; give the learner role at least one device")
-    loads = [0.0] * num_ranks
-    held: list[list[Group]] = [[] for _ in range(num_ranks)]
-    costs = {group.prompt.prompt_id: _response_cost(group, quadratic_tokens) for group in groups}
-    for group in sorted(
-        groups, key=lambda group: (-costs[group.prompt.prompt_id], group.prompt.token_ids, group.prompt.prompt_id)
-    ):
-        prompt, cost = group.prompt.token_ids, costs[group.prompt.prompt_id]
-        ends: list[float] = []
-        for rank in range(num_ranks):
-            shared = max((shared_prefix(other.prompt.token_ids, prompt) for other in held[rank]), default=0)
-            ends.append(loads[rank] + cost + (len(prompt) - shared) * (1 + len(prompt) / quadratic_tokens))
-        rank = min(range(num_ranks), key=ends.__getitem__)
-        loads[rank] = ends[rank]
-        held[rank].append(group)
+    ordered = sorted(groups, key=lambda group: (group.prompt.token_ids, group.prompt.prompt_id))
+    deals = [_deal(units, num_ranks, quadratic_tokens) for units in ([[group] for group in ordered], _families(ordered))]
+    _, held = min(deals, key=lambda deal: max(deal[0]))
     return tuple(tuple(sorted(part, key=lambda group: (group.prompt.token_ids, group.prompt.prompt_id))) for part in held)
 
 
-def _response_cost(group: Group, quadratic_tokens: int) -> float:
-    """What a group's responses cost beyond the prompt."""
-    prompt = len(group.prompt.token_ids)
-    lengths = [len(response.generated.token_ids) for response in group.responses]
-    return sum(length * (1 + (prompt + length) / quadratic_tokens) for length in lengths)
+def _families(ordered: Sequence[Group]) -> list[list[Group]]:
+    """Neighbours in prompt order that share at least half of their prompt."""
+    families: list[list[Group]] = []
+    for group in ordered:
+        prompt = group.prompt.token_ids
+        if families and 2 * shared_prefix(families[-1][-1].prompt.token_ids, prompt) >= len(prompt):
+            families[-1].append(group)
+        else:
+            families.append([group])
+    return families
+
+
+def _deal(units: list[list[Group]], num_ranks: int, quadratic_tokens: int) -> tuple[list[float], list[list[Group]]]:
+    """Loads and groups by rank: the dearest unit first, each to the rank where the load ends lowest.
+
+    A rank pays for a prompt only what its other prompts do not already hold.
+    """
+    loads = [0.0] * num_ranks
+    held: list[list[Group]] = [[] for _ in range(num_ranks)]
+    for unit in sorted(units, key=lambda unit: -_cost(unit, [], quadratic_tokens)):
+        ends = [load + _cost(unit, others, quadratic_tokens) for load, others in zip(loads, held, strict=True)]
+        rank = min(range(num_ranks), key=ends.__getitem__)
+        loads[rank] = ends[rank]
+        held[rank].extend(unit)
+    return loads, held
+
+
+def _cost(unit: Sequence[Group], others: Sequence[Group], quadratic_tokens: int) -> float:
+    """What a unit adds to a rank that holds the others already."""
+    total, prompts = 0.0, [other.prompt.token_ids for other in others]
+    for group in unit:
+        prompt = group.prompt.token_ids
+        shared = max((shared_prefix(other, prompt) for other in prompts), default=0)
+        total += (len(prompt) - shared) * (1 + len(prompt) / quadratic_tokens)
+        lengths = [len(response.generated.token_ids) for response in group.responses]
+        total += sum(length * (1 + (len(prompt) + length) / quadratic_tokens) for length in lengths)
+        prompts.append(prompt)
+    return total

@@ -41,12 +41,13 @@ class TreePlan:
     """A packed row's mask, and the blocks in which the CPU works it off."""
 
     subtree_ends: Tensor  # int64 (T,)
+    queries_per_block: int = QUERIES_PER_BLOCK
 
     @cached_property
     def blocks(self) -> tuple[QueryBlock, ...]:
         ends = self.subtree_ends.cpu()
-        size = ends.numel()
-        return tuple(_block(ends, start, min(start + QUERIES_PER_BLOCK, size)) for start in range(0, size, QUERIES_PER_BLOCK))
+        size, step = ends.numel(), self.queries_per_block
+        return tuple(_block(ends, start, min(start + step, size)) for start in range(0, size, step))
 
     @cached_property
     def block_mask(self) -> Any:  # Any: torch's BlockMask, private to flex_attention

@@ -1,0 +1,104 @@
+"""The prefix tree, micro-batches and the balance over ranks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from learner_factories import make_group, random_groups
+
+from tasks.learner.packing import Sample, balance, micro_batches, pack_samples, shared_prefix
+from tasks.learner.tree_attention import TreePlan, is_ancestor
+
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple)
+
+
+def sample(prompt: tuple[int, ...], response: tuple[int, ...]) -> Sample:
+    return Sample(prompt=prompt, response=response, behaviour=(-1.0,) * len(response), advantage=1.0, weight=1.0)
+
+
+SAMPLES = st.lists(st.builds(sample, TOKENS, TOKENS), min_size=1, max_size=8)
+
+
+def test_a_groups_prompt_is_computed_once() -> None:
+    batch = pack_samples([sample((1, 2, 3), (7, 8)), sample((1, 2, 3), (9, 4, 5)), sample((1, 2, 6), (7,))])
+    assert batch.tokens == (1, 2, 3, 7, 9, 4, 6)
+    assert batch.positions == (0, 1, 2, 3, 3, 4, 2)
+    assert batch.subtree_ends == (7, 7, 6, 4, 6, 6, 7)
+    assert batch.predictors == (2, 3, 2, 4, 5, 6)
+    assert batch.targets == (7, 8, 9, 4, 5, 7)
+    assert batch.num_prompt_nodes == 4
+
+
+@given(SAMPLES)
+def test_every_predictor_sees_exactly_its_own_sequence(samples: list[Sample]) -> None:
+    batch = pack_samples(samples)
+    ends = torch.tensor(batch.subtree_ends)
+    nodes = torch.arange(len(batch.tokens))
+    sees = is_ancestor(ends, nodes[:, None], nodes[None, :])
+    predictors = iter(batch.predictors)
+    for item in samples:
+        for length in range(len(item.prompt), len(item.prompt + item.response)):
+            path = torch.nonzero(sees[next(predictors)]).flatten().tolist()
+            assert tuple(batch.tokens[node] for node in path) == (item.prompt + item.response)[:length]
+            assert [batch.positions[node] for node in path] == list(range(length))
+
+
+@given(SAMPLES, st.integers(1, 20))
+def test_query_blocks_hold_every_visible_key_once(samples: list[Sample], queries_per_block: int) -> None:
+    batch = pack_samples(samples)
+    ends = torch.tensor(batch.subtree_ends)
+    nodes = torch.arange(len(batch.tokens))
+    dense = is_ancestor(ends, nodes[:, None], nodes[None, :])
+    rebuilt = torch.zeros_like(dense)
+    for block in TreePlan(ends, queries_per_block).blocks:
+        keys = torch.cat([torch.arange(start, end) for start, end in block.key_spans])
+        rebuilt[block.start : block.end, keys] = ~block.hidden
+    assert torch.equal(rebuilt, dense)
+
+
+@given(SAMPLES, st.integers(1, 40), st.randoms())
+def test_micro_batches_depend_on_the_set_of_samples_only(samples: list[Sample], max_tokens: int, rng: random.Random) -> None:
+    rows = micro_batches(samples, max_tokens)
+    shuffled = list(samples)
+    rng.shuffle(shuffled)
+    assert micro_batches(shuffled, max_tokens) == rows
+    assert sum(len(row.samples) for row in rows) == len(samples)
+    for row in rows:
+        assert len(row.tokens) <= max_tokens or len({item.computed for item in row.samples}) == 1
+
+
+@given(TOKENS, TOKENS)
+def test_shared_prefix_is_the_longest_common_one(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    length = shared_prefix(left, right)
+    assert left[:length] == right[:length]
+    assert length == min(len(left), len(right)) or left[length] != right[length]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 7])
+def test_balance_deals_every_group_once_whatever_the_arrival(num_ranks: int) -> None:
+    groups = random_groups(1, num_groups=12)
+    dealt = balance(groups, num_ranks)
+    assert len(dealt) == num_ranks
+    assert sorted(group.prompt.prompt_id for part in dealt for group in part) == sorted(g.prompt.prompt_id for g in groups)
+    assert balance(tuple(reversed(groups)), num_ranks) == dealt
+
+
+def test_balance_keeps_a_family_together_where_that_is_cheap() -> None:
+    families = [tuple(range(200)), tuple(range(300, 500))]
+    groups = [make_group((*families[i % 2], 600 + i), [(1, 2)], [1.0], prompt_id=f"0/{i}") for i in range(4)]
+    dealt = balance(groups, 2)
+    assert [len({group.prompt.token_ids[0] for group in part}) for part in dealt] == [1, 1]
+
+
+def test_balance_spreads_the_long_groups() -> None:
+    groups = [make_group((i,), [(1,) * (100 if i < 2 else 10)] * 2, [0.0, 1.0], prompt_id=f"0/{i}") for i in range(6)]
+    assert sorted(max(len(r.generated.token_ids) for g in part for r in g.responses) for part in balance(groups, 2)) == [100, 100]
+
+
+def test_balance_needs_a_rank() -> None:
+    with pytest.raises(ValueError, match="num_ranks"):
+        balance((), 0)

@@ -1,0 +1,84 @@
+"""Weight files and fingerprints."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from artifacts.weights import digest, fingerprint, fingerprints, read_weights, write_weights
+
+
+def tensor(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_written_weights_come_back_as_bf16_with_their_names(tmp_path: Path) -> None:
+    reference = write_weights([("b", tensor(3, 4)), ("a", tensor(5))], tmp_path / "w.safetensors", 7)
+    read = dict(read_weights(reference.path))
+    assert reference.version == 7
+    assert list(read) == ["a", "b"]
+    assert torch.equal(read["b"], tensor(3, 4).bfloat16())
+    assert reference.digest == digest(read.items())
+    assert os.listdir(tmp_path) == ["w.safetensors"]
+
+
+def test_tied_weights_are_kept_once(tmp_path: Path) -> None:
+    shared = tensor(4, 4)
+    reference = write_weights([("embed", shared), ("head", shared)], tmp_path / "w.safetensors", 1)
+    assert [name for name, _ in read_weights(reference.path)] == ["embed"]
+
+
+def test_the_digest_changes_with_a_name_a_value_and_a_shape(tmp_path: Path) -> None:
+    digests = {
+        digest([("a", tensor(2, 6))]),
+        digest([("b", tensor(2, 6))]),
+        digest([("a", tensor(3, 4))]),
+        digest([("a", tensor(2, 6, seed=1))]),
+    }
+    assert len(digests) == 4
+
+
+def test_an_absent_weight_file_names_the_path(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.safetensors"):
+        list(read_weights(tmp_path / "none.safetensors"))
+
+
+def test_a_repeated_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="twice"):
+        write_weights([("a", tensor(2)), ("a", tensor(3))], tmp_path / "w.safetensors", 1)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (300, 300), (1, 7)])
+def test_fingerprints_notice_a_transposition(shape: tuple[int, int]) -> None:
+    original = tensor(*shape)
+    assert fingerprint(original) != fingerprint(original.t())
+    assert fingerprint(original) != fingerprint(original.t().reshape(shape) if shape[0] > 1 else original.t())
+
+
+def test_fingerprints_notice_one_bit_anywhere() -> None:
+    original = tensor(70, 1000).bfloat16()
+    expected = fingerprint(original)
+    for index in (0, 1, 65_535, 65_536, 69_999):
+        changed = original.clone()
+        changed.view(-1).view(torch.int16)[index] ^= 1
+        assert fingerprint(changed) != expected
+
+
+def test_fingerprints_ignore_memory_layout_and_extra_precision() -> None:
+    original = tensor(33, 65)
+    offset = torch.zeros(33 * 65 + 1)[1:].view(33, 65).copy_(original)
+    strided = original.t().contiguous().t()
+    rounded = original.bfloat16()
+    assert len({fingerprint(x) for x in (original, offset, strided, rounded, offset.bfloat16())}) == 1
+
+
+def test_fingerprints_tell_zeros_of_different_shapes_apart() -> None:
+    assert len({fingerprint(torch.zeros(shape)) for shape in [(), (1,), (4,), (2, 2), (4, 1), (0,)]}) == 6
+
+
+def test_a_files_fingerprints_equal_those_of_its_tensors(tmp_path: Path) -> None:
+    reference = write_weights([("a", tensor(5, 9))], tmp_path / "w.safetensors", 1)
+    assert fingerprints(reference.path) == {"a": fingerprint(tensor(5, 9))}
