@@ -61,7 +61,7 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     total = hashlib.blake2b(digest_size=32)
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         total.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
@@ -81,7 +81,7 @@ def fingerprint(tensor: Tensor) -> int:
     for size in tensor.shape:
         total = _mix(total ^ size)
     row_weights = _row_weights(tensor.device)
-    for row, words in enumerate(flat.view(torch.int64).split(_WORDS_PER_ROW)):
+    for row, words in enumerate(torch.split(flat.view(torch.int64), _WORDS_PER_ROW)):
         row_sum = int((words * row_weights[: words.numel()]).sum().item())
         total += row_sum * (_mix(row + 1) | 1)
     return total & _MASK

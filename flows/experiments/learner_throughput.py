@@ -16,14 +16,17 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from artifacts.models import SmolLM2Config
 from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, VersionSpan, pack
 from tasks.learner.loss import PpoClipLoss, TokenBatch
+from tasks.learner.models import resolve_model
 from tasks.learner.packing import Sample
 from tasks.learner.samples import training_set
 from tasks.learner.trainer import LearnerConfig, LearnerRank
@@ -80,7 +83,7 @@ def _length(rng: random.Random) -> int:
     """Inverse of the piecewise linear distribution through the quartiles above."""
     quantiles = ((0.0, 5), (0.5, 21), (0.75, 38), (0.95, 178), (1.0, 256))
     drawn = rng.random()
-    for (low, short), (high, long) in zip(quantiles[:-1], quantiles[1:], strict=True):
+    for (low, short), (high, long) in pairwise(quantiles):
         if drawn <= high:
             return round(short + (long - short) * (drawn - low) / (high - low))
     return quantiles[-1][1]
@@ -116,9 +119,9 @@ class PaddedLoop:
             logits = self.model.get_output_embeddings()(hidden)
         targets = ids.roll(-1, dims=1)[predicts]
         logp = logits.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
-        tokens = self._tokens(samples)
-        loss = (self.loss.token_loss(logp, tokens).loss * tokens.weight).sum()
-        loss.backward()
+        batch = self._tokens(samples)
+        loss = (self.loss.token_loss(logp, batch).loss * batch.weight).sum()
+        torch.autograd.backward(loss)
         return float(loss.detach())
 
     def _tokens(self, samples: tuple[Sample, ...]) -> TokenBatch:
@@ -153,11 +156,7 @@ def _timed(work: Callable[[], object], device: str) -> float:
 
 def _model_path(name: str) -> str:
     if name not in _SHAPES:
-        if Path(name).is_dir():
-            return name
-        from tasks.learner.models import resolve_model
-
-        return str(resolve_model(name))
+        return str(resolve_model(SmolLM2Config(), Path("runs/models"))) if name == "smollm2" else name
     hidden, inner, layers, heads, key_heads = _SHAPES[name]
     config = LlamaConfig(
         vocab_size=49152,
@@ -175,7 +174,7 @@ def _model_path(name: str) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="a model's name or directory, or random-0.5b, random-1.5b")
+    parser.add_argument("--model", default="smollm2", help="smollm2, random-0.5b, random-1.5b, or a model's directory")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--responses", type=int, default=8)
@@ -183,9 +182,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of either side")
     parser.add_argument("--max-tokens", type=int, default=2048, help="computed tokens per packed row")
     parser.add_argument("--batch-sequences", type=int, default=8, help="sequences per padded micro-batch")
-    parser.add_argument(
-        "--autocast", action="store_true", help="plain loop with fp32 weights under autocast instead of bf16 weights"
-    )
+    parser.add_argument("--autocast", action="store_true", help="plain loop with fp32 weights under autocast instead of bf16 weights")
     return parser.parse_args()
 
 

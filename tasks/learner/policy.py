@@ -9,8 +9,9 @@ in fp32, masters and moments are fp32 (sharding). Autocast would cast 135M weigh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +29,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 class Policy:
     """A decoder with its flat parameters and gradients. Called from one thread."""
 
-    def __init__(
-        self, model_path: str, compute: ComputeDtype, device: str, num_slices: int, recompute_layers: bool = False
-    ) -> None:
+    def __init__(self, model_path: str, compute: ComputeDtype, device: str, num_slices: int, recompute_layers: bool = False) -> None:
         """Raises ValueError for a path that holds no model, or a model that packed training cannot run."""
         model = _load(model_path, device)
         self._backbone: nn.Module = model.base_model
@@ -78,7 +77,7 @@ class Policy:
             loss_gradient,
             self.flat.gradient(self._head_name),
         )
-        hidden.backward(result.grad_hidden)
+        torch.autograd.backward([hidden], [result.grad_hidden])
         assert embedded.grad is not None
         self.flat.gradient(self._embedding_name).index_add_(0, self._ids(batch.tokens), embedded.grad[0].float())
         return result
@@ -103,7 +102,9 @@ class Policy:
     def _ids(self, values: tuple[int, ...]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
-    def _drain(self, name: str):  # type: ignore[no-untyped-def]
+    def _drain(self, name: str) -> Callable[[Tensor], None]:
+        """Moves a parameter's gradient into the fp32 sum as soon as backward has it, so that only one exists in bf16."""
+
         def add(parameter: Tensor) -> None:
             assert parameter.grad is not None
             self.flat.gradient(name).add_(parameter.grad)
@@ -112,19 +113,15 @@ class Policy:
         return add
 
 
-def _load(model_path: str, device: str):  # type: ignore[no-untyped-def]
+def _load(model_path: str, device: str) -> Any:  # Any: transformers models carry no types
+    """The model in fp32 on its device, with tree attention."""
     if not (Path(model_path) / "config.json").is_file():
-        raise ValueError(
-            f"model_path must be a directory with a config.json, got {model_path!r}; fetch or convert the model first"
-        )
+        raise ValueError(f"model_path must be a directory with a config.json, got {model_path!r}; fetch or convert the model first")
     attention = TREE_FLEX if torch.device(device).type == "cuda" else TREE_BLOCKS
-    model = AutoModelForCausalLM.from_pretrained(
-        model_path, dtype=torch.float32, attn_implementation=attention, local_files_only=True
-    ).to(device)
-    if (
-        type(model.get_input_embeddings()) is not nn.Embedding
-        or getattr(model.get_output_embeddings(), "bias", None) is not None
-    ):
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, attn_implementation=attention, local_files_only=True).to(
+        device
+    )
+    if type(model.get_input_embeddings()) is not nn.Embedding or getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise ValueError(
             f"packed training needs a plain embedding and a bias-free head, {type(model).__name__} has others; train a Llama-like model"
         )

@@ -30,9 +30,7 @@ class AdamWConfig(BaseModel):
     beta2: float = Field(default=0.95, ge=0, lt=1, description="Decay of the squared gradient's running mean.")
     epsilon: float = Field(default=1e-8, gt=0, description="Added to the root of the second moment.")
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay of matrices; vectors are never decayed.")
-    max_grad_norm: float = Field(
-        default=1.0, gt=0, description="Bound on the global gradient norm, applied after the division."
-    )
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Bound on the global gradient norm, applied after the division.")
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 1."""
@@ -92,9 +90,7 @@ class Ranks:
 
     def _require_joined(self) -> None:
         if not self._joined:
-            raise ValueError(
-                f"a learner of {self.world_size} ranks must be joined before it updates; call join() on every rank"
-            )
+            raise ValueError(f"a learner of {self.world_size} ranks must be joined before it updates; call join() on every rank")
 
 
 class ShardedAdamW:

@@ -39,9 +39,7 @@ def load_shards(path: str, optimizer: ShardedAdamW, flat: FlatParameters) -> int
         with safe_open(file_path, framework="pt") as file:
             header = json.loads(file.metadata()["header"])
             if header["layout"] != _layout(flat):
-                raise ValueError(
-                    f"a checkpoint must be of the same model, {file_path} has other parameters; load the right one"
-                )
+                raise ValueError(f"a checkpoint must be of the same model, {file_path} has other parameters; load the right one")
             for name in _NAMES:
                 _copy_overlap(getattr(optimizer, name), optimizer.start, file.get_tensor(name), header["start"])
             masters = file.get_tensor("masters").to(device=flat.values.device, dtype=flat.values.dtype)

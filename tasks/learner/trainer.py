@@ -29,6 +29,8 @@ from tasks.learner.samples import training_set
 from tasks.learner.sharding import AdamWConfig, Ranks, ShardedAdamW
 from tasks.learner.shards import load_shards, save_shard
 
+__all__ = ["AccumulateReport", "LearnerConfig", "LearnerRank", "UpdateReport"]
+
 
 class LearnerConfig(BaseModel):
     """How the policy learns."""
@@ -40,15 +42,9 @@ class LearnerConfig(BaseModel):
     advantage: AdvantageConfig = Field(default=GrpoAdvantage(), description="What a reward is worth within its group.")
     optimizer: AdamWConfig = Field(default=AdamWConfig(), description="AdamW, its warm-up and the gradient clip.")
     kl_coefficient: float = Field(default=0.0, ge=0, description="Weight of the k3 KL term to the model the run started from.")
-    temperature: float = Field(
-        default=1.0, gt=0, description="Divides the logits; must be what the engine's log-probabilities used."
-    )
-    max_tokens_per_microbatch: int = Field(
-        default=2048, ge=1, description="Bound on computed tokens of a packed row; sets memory."
-    )
-    compute: ComputeDtype = Field(
-        default="bf16", description="Dtype of forward and backward; masters and sums are fp32 always."
-    )
+    temperature: float = Field(default=1.0, gt=0, description="Divides the logits; must be what the engine's log-probabilities used.")
+    max_tokens_per_microbatch: int = Field(default=2048, ge=1, description="Bound on computed tokens of a packed row; sets memory.")
+    compute: ComputeDtype = Field(default="bf16", description="Dtype of forward and backward; masters and sums are fp32 always.")
     recompute_layers: bool = Field(default=False, description="Recompute each layer in backward: less memory, a third slower.")
 
 
@@ -71,9 +67,7 @@ class LearnerRank:
         checksum = float(fingerprint(self._policy.flat.values[: self._policy.flat.num_elements]) % (1 << 40))
         total, count = self._ranks.sum([checksum, 1.0])
         if total != count * checksum:
-            raise ValueError(
-                f"all {self._ranks.world_size} ranks must start from the same weights, they differ; check model_path"
-            )
+            raise ValueError(f"all {self._ranks.world_size} ranks must start from the same weights, they differ; check model_path")
 
     def accumulate(self, payload: bytes) -> AccumulateReport:
         """Add the gradients, loss and normaliser of these groups (`pack(tuple[Group, ...])`). Not collective."""
@@ -140,9 +134,7 @@ class LearnerRank:
 
     def probe(self, probes: Sequence[tuple[int, ...]]) -> tuple[tuple[float, ...], ...]:
         """Log-probability of each token after the first, per probe, at temperature 1."""
-        samples = [
-            Sample(prompt=ids[:1], response=ids[1:], behaviour=(), advantage=0.0, weight=0.0) for ids in probes if len(ids) > 1
-        ]
+        samples = [Sample(prompt=ids[:1], response=ids[1:], behaviour=(), advantage=0.0, weight=0.0) for ids in probes if len(ids) > 1]
         values = iter(self._policy.score(pack_samples(samples)).logp.tolist() if samples else ())
         return tuple(tuple(next(values) for _ in ids[1:]) for ids in probes)
 

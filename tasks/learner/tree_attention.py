@@ -145,7 +145,7 @@ def tree_blocks(
 ) -> tuple[Tensor, None]:  # Any: transformers' attention keyword arguments
     """transformers' attention signature: (1, heads, T, D) -> (1, T, heads, D)."""
     _require_plain(kwargs)
-    out = _TreeBlocks.apply(query[0], key[0], value[0], tree, scaling)
+    out: Tensor = _TreeBlocks.apply(query[0], key[0], value[0], tree, scaling)  # type: ignore[no-untyped-call]
     return out.transpose(0, 1)[None], None
 
 

@@ -44,14 +44,12 @@ def test_streamed_gradients_equal_one_shot_gradients(
     model_path: str, advantage: GrpoAdvantage | DrGrpoAdvantage, normalisation: TokenMean | SequenceMean | ConstantLength
 ) -> None:
     def learner(max_tokens: int) -> LearnerRank:
-        config = LearnerConfig(
-            compute="fp32", advantage=advantage, normalisation=normalisation, max_tokens_per_microbatch=max_tokens
-        )
+        config = LearnerConfig(compute="fp32", advantage=advantage, normalisation=normalisation, max_tokens_per_microbatch=max_tokens)
         return LearnerRank(config, model_path, 0, 1)
 
     by_size = {max_tokens: learner(max_tokens) for max_tokens in (1, 37, 100_000)}
 
-    @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 1000), st.permutations(range(5)), st.integers(1, 4), st.sampled_from(sorted(by_size)))
     def holds(seed: int, order: list[int], num_parts: int, max_tokens: int) -> None:
         groups = random_groups(seed, num_groups=5)

@@ -15,7 +15,7 @@ from tasks.learner.packing import Sample
 VOCABULARY = 61
 
 
-def make_model(path: Path, tied: bool = True, seed: int = 0) -> str:
+def make_model(path: Path, tied: bool = True, seed: int = 0, head_dim: int = 8) -> str:
     """A Llama of two layers with grouped-query attention, fp32, saved to `path`."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -25,6 +25,7 @@ def make_model(path: Path, tied: bool = True, seed: int = 0) -> str:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_dim,
         max_position_embeddings=512,
         tie_word_embeddings=tied,
         initializer_range=0.3,
@@ -33,9 +34,7 @@ def make_model(path: Path, tied: bool = True, seed: int = 0) -> str:
     return str(path)
 
 
-def make_group(
-    prompt: tuple[int, ...], responses: list[tuple[int, ...]], rewards: list[float | None], prompt_id: str = "0/0"
-) -> Group:
+def make_group(prompt: tuple[int, ...], responses: list[tuple[int, ...]], rewards: list[float | None], prompt_id: str = "0/0") -> Group:
     """A scored group; behaviour log-probabilities are made up from the token ids."""
     made = []
     for index, (tokens, reward) in enumerate(zip(responses, rewards, strict=True)):

@@ -11,9 +11,7 @@ from tasks.learner.loss import PpoClipLoss, ReinforceLoss, TokenBatch, k3
 
 
 def token(behaviour: float, advantage: float) -> TokenBatch:
-    return TokenBatch(
-        behaviour=torch.tensor([behaviour]), advantage=torch.tensor([advantage]), weight=torch.ones(1), reference=None
-    )
+    return TokenBatch(behaviour=torch.tensor([behaviour]), advantage=torch.tensor([advantage]), weight=torch.ones(1), reference=None)
 
 
 def derivative(loss: PpoClipLoss | ReinforceLoss, logp: float, batch: TokenBatch) -> float:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from learner_factories import make_model, naive_logp, naive_model, random_groups
 
+from tasks.learner import head, tree_attention
 from tasks.learner.advantage import GrpoAdvantage
-from tasks.learner.loss import PpoClipLoss, ReinforceLoss, SequenceMean, k3
+from tasks.learner.loss import ReinforceLoss, SequenceMean, k3
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.policy import Policy
 from tasks.learner.samples import training_set
-from tasks.learner import head, tree_attention
 
 
 def samples(seed: int) -> list[Sample]:
@@ -23,9 +23,7 @@ def samples(seed: int) -> list[Sample]:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("max_tokens", [20, 10_000])
-def test_packed_gradients_equal_naive_gradients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, max_tokens: int
-) -> None:
+def test_packed_gradients_equal_naive_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, max_tokens: int) -> None:
     monkeypatch.setattr(tree_attention.TreePlan.__init__, "__defaults__", (16,))
     monkeypatch.setattr(head, "ROWS_PER_CHUNK", 24)
     path = make_model(tmp_path, tied)
