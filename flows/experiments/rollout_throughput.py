@@ -2,8 +2,9 @@
 
     python -m flows.experiments.rollout_throughput MODEL --cores 0 --pairs 3
 
-Every measurement is a fresh process pinned to the same cores; the two alternate, and which goes first alternates too, so that a
-noisy machine hits both. Both draw the same noise in the same order, so the same tokens are decoded; the table says if not.
+Every measurement is a fresh process pinned to the same cores; the two alternate, and which goes first alternates too. Where
+other processes share the cores, read the rates per CPU second: they leave out the time spent waiting for a core. Both draw
+the same noise in the same order, so the same tokens are decoded; the table says if not.
 Leaves out everything above one engine: router, actors, rewards.
 """
 
@@ -18,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from artifacts.records import Request
@@ -36,17 +37,23 @@ def main() -> None:
         measured = _bare(options) if options.kind == "bare" else asyncio.run(_engine(options))
         print(_MARK + json.dumps(measured), flush=True)
         return
-    rates: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _KINDS}
     for pair in range(options.pairs):
-        results = {kind: _in_fresh_process(kind) for kind in (_KINDS if pair % 2 == 0 else _KINDS[::-1])}
-        for kind, result in results.items():
-            rates[kind].append(result["tokens"] / result["seconds"])
-        same = results["bare"]["checksum"] == results["engine"]["checksum"]
-        shown = " ".join(f"{kind}={rates[kind][-1]:.1f}" for kind in _KINDS)
-        print(f"pair={pair} {shown} ratio={rates['engine'][-1] / rates['bare'][-1]:.3f} same_tokens={same}", flush=True)
-    medians = {kind: statistics.median(rates[kind]) for kind in _KINDS}
-    ratio = statistics.median(engine / bare for bare, engine in zip(rates["bare"], rates["engine"], strict=True))
-    print(f"median bare={medians['bare']:.1f} tok/s engine={medians['engine']:.1f} tok/s, median of paired ratios {ratio:.3f}")
+        for kind in _KINDS if pair % 2 == 0 else _KINDS[::-1]:
+            results[kind].append(_in_fresh_process(kind))
+        same = results["bare"][-1]["checksum"] == results["engine"][-1]["checksum"]
+        print(f"pair={pair} {_compare(results, 'seconds', slice(-1, None))}, {_compare(results, 'cpu_seconds', slice(-1, None))} "
+              f"same_tokens={same}", flush=True)  # fmt: skip
+    print(f"median {_compare(results, 'seconds', slice(None))}, {_compare(results, 'cpu_seconds', slice(None))}")
+
+
+def _compare(results: Mapping[str, Sequence[Mapping[str, Any]]], clock: str, which: slice) -> str:
+    """Medians of both kinds and of their paired ratio, in tokens per second of this clock."""
+    bare, engine = ([result["tokens"] / result[clock] for result in results[kind][which]] for kind in _KINDS)
+    ratio = statistics.median(ours / theirs for theirs, ours in zip(bare, engine, strict=True))
+    return (
+        f"tokens per {clock[:-1]}: bare={statistics.median(bare):.1f} engine={statistics.median(engine):.1f} ratio={ratio:.3f}"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -112,9 +119,9 @@ def _bare(options: argparse.Namespace) -> dict[str, Any]:
 
     generate(requests[:4], 4)
     _reseed()
-    began_s = time.perf_counter()
+    began = _clocks()
     tokens = generate(requests, options.new_tokens)
-    return _result(tokens, time.perf_counter() - began_s)
+    return _result(tokens, began)
 
 
 async def _engine(options: argparse.Namespace) -> dict[str, Any]:
@@ -131,9 +138,9 @@ async def _engine(options: argparse.Namespace) -> dict[str, Any]:
 
     await generate(requests[:4])
     _reseed()
-    began_s = time.perf_counter()
+    began = _clocks()
     tokens = await generate(requests)
-    result = _result(tokens, time.perf_counter() - began_s)
+    result = _result(tokens, began)
     engine.close()
     return result
 
@@ -144,8 +151,18 @@ def _reseed() -> None:
     torch.manual_seed(_SEED)
 
 
-def _result(tokens: Sequence[tuple[int, ...]], seconds: float) -> dict[str, Any]:
-    return {"tokens": sum(len(response) for response in tokens), "seconds": seconds, "checksum": hash(tuple(tokens))}
+def _clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _result(tokens: Sequence[tuple[int, ...]], began: tuple[float, float]) -> dict[str, Any]:
+    seconds, cpu_seconds = (now - then for now, then in zip(_clocks(), began, strict=True))
+    return {
+        "tokens": sum(len(response) for response in tokens),
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "checksum": hash(tuple(tokens)),
+    }
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from functools import reduce
 from operator import xor
 from typing import TYPE_CHECKING, Any
 
-from artifacts.records import FinishReason, Generated, Request, VersionSpan, WeightsRef
+from artifacts.records import FinishReason, Generated, Request, WeightsRef
+from tasks.engines.admission import check_request, extend_spans
 from tasks.engines.base import Attestation, EngineStats
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 
@@ -106,14 +107,14 @@ class VllmCore:
         prints = self._engine.collective_rpc("load_version", args=(weights.path, weights.version))
         self._version = weights.version
         self._engine.reset_prefix_cache()
-        logprobs = tuple(self._prompt_logprobs(probe) for probe in probes)
+        logprobs = self._prompt_logprobs(probes)
         self._engine.reset_prefix_cache()
         self.reseed(seed)
         return Attestation(version=weights.version, fingerprints=_agreed(prints), probe_logprobs=logprobs)
 
     def warm_up(self) -> None:
         """Run every kind of step once: what vLLM compiles on first use must not fall into a round or a load's deadline."""
-        self._prompt_logprobs((0,) * 4)
+        self._prompt_logprobs([(0,) * 4])
         sampled = Request(
             prompt_id=_PROBE, index=0, prompt_tokens=(0,) * 4, max_new_tokens=3, temperature=1.0, top_p=1.0, seed=0
         )
@@ -189,7 +190,7 @@ class VllmCore:
         seen = set(self._live)
         limit, vocabulary = self._engine.model_config.max_model_len, self._engine.model_config.get_vocab_size()
         for request in requests:
-            _check_request(request, limit, vocabulary)
+            check_request(request, limit, vocabulary)
             if request.response_id in seen:
                 raise ValueError(f"a response may be submitted once at a time, got {request.response_id} twice; abort it first")
             seen.add(request.response_id)
@@ -200,18 +201,20 @@ class VllmCore:
             if not 2 <= len(probe) < limit:
                 raise ValueError(f"a probe needs 2 to {limit - 1} tokens, got {len(probe)}; choose another probe prompt")
 
-    def _prompt_logprobs(self, probe: tuple[int, ...]) -> tuple[float, ...]:
+    def _prompt_logprobs(self, probes: Sequence[tuple[int, ...]]) -> tuple[tuple[float, ...], ...]:
+        """Log-probabilities of the probes' own tokens after their first, all probes in one batch, nothing sampled at random."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        kind = RequestOutputKind.FINAL_ONLY
         params = SamplingParams(
-            max_tokens=1, temperature=0.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False, output_kind=kind
-        )
-        self._enter(_PROBE, list(probe), params)
-        while not (outputs := self._engine.step()):
-            pass
-        return tuple(outputs[0].prompt_logprobs.logprobs)
+            max_tokens=1, temperature=0.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )  # fmt: skip
+        for index, probe in enumerate(probes):
+            self._enter(f"{_PROBE}:{index}", list(probe), params)
+        found: dict[str, tuple[float, ...]] = {}
+        while len(found) < len(probes):
+            found |= {output.request_id: tuple(output.prompt_logprobs.logprobs) for output in self._engine.step()}
+        return tuple(found[f"{_PROBE}:{index}"] for index in range(len(probes)))
 
     # --- out of vLLM ------------------------------------------------------------------------------------------------------
 
@@ -241,7 +244,7 @@ class VllmCore:
             index=request.index,
             token_ids=tokens,
             logprobs=(*request.kept_logprobs, *live.state.logprobs_processor.logprobs.logprobs),
-            versions=_with_span(request.kept_versions, self._version, len(new)),
+            versions=extend_spans(request.kept_versions, self._version, len(new)),
             finish_reason=reason,
             text=self._tokenizer.decode(tokens, skip_special_tokens=True),
             engine=self._name,
@@ -275,38 +278,6 @@ def _new_tokens(live: _Live) -> Sequence[int]:
     return tokens
 
 
-def _with_span(kept: tuple[VersionSpan, ...], version: int, num_tokens: int) -> tuple[VersionSpan, ...]:
-    """The spans with num_tokens more of this version; neighbours of one version are one span."""
-    if num_tokens == 0:
-        return kept
-    if kept and kept[-1].version == version:
-        return (*kept[:-1], VersionSpan(version=version, num_tokens=kept[-1].num_tokens + num_tokens))
-    return (*kept, VersionSpan(version=version, num_tokens=num_tokens))
-
-
 def _agreed(prints: Sequence[dict[str, int]]) -> dict[str, int]:
     """One fingerprint per tensor over all ranks; ranks that differ give one that is nobody's, so that the gate sees it."""
     return {name: reduce(xor, {rank[name] for rank in prints}) for name in prints[0]}
-
-
-def _check_request(request: Request, max_model_len: int, vocabulary: int) -> None:
-    name, length = request.response_id, len(request.prompt_tokens)
-    num_kept = len(request.kept_tokens)
-    if length < 1 or length + request.max_new_tokens > max_model_len:
-        raise ValueError(
-            f"prompt and max_new_tokens must fit max_model_len {max_model_len}, {name} has {length} + "
-            f"{request.max_new_tokens}; raise the engine's max_model_len or lower max_new_tokens"
-        )
-    if num_kept >= request.max_new_tokens:
-        raise ValueError(
-            f"max_new_tokens must exceed the kept tokens, {name} has {request.max_new_tokens} and {num_kept}; do not resume it"
-        )
-    if num_kept != len(request.kept_logprobs) or num_kept != sum(span.num_tokens for span in request.kept_versions):
-        raise ValueError(
-            f"kept tokens need a log-probability and a version each, {name} keeps {num_kept}; take all three from one Generated"
-        )
-    tokens = (*request.prompt_tokens, *request.kept_tokens)
-    if min(tokens) < 0 or max(tokens) >= vocabulary:
-        raise ValueError(
-            f"token ids must be in 0..{vocabulary - 1}, {name} has {min(tokens)}..{max(tokens)}; use the model's tokenizer"
-        )
