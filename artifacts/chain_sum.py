@@ -1,8 +1,8 @@
 """chain-sum: a character-level task that a model of under a million parameters learns, for runs of a minute on two cores.
 
-    question  a3b5c2d4=
-    response  a3b8c10d14          each term's letter with the sum so far: the longer the question, the longer the answer
-              Answer: 14
+    question  a3b2c2d1=
+    response  a3b5c7d8            each term's letter with the sum so far: the longer the question, the longer the answer
+              Answer: 8
 
 The letters say which term comes next; a small model finds its place by them. Demonstrations for the supervised warm-up have a
 known share of wrong steps, so that the warmed model is right only sometimes and reinforcement learning has something to gain.
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from artifacts.rows import Dataset, Row, belongs_to_heldout, generate, pareto_size, question_row
 
 MAX_TERMS = 24
-MAX_TERM = 5
+MAX_TERM = 3
 ANSWER = "\nAnswer: "
 CHARACTERS = ascii_lowercase + "0123456789="
 
@@ -48,7 +48,7 @@ def chain_sum(config: ChainSumConfig, seed: int) -> Dataset:
 
 
 def draw_terms(rng: random.Random, max_terms: int, alpha: float) -> tuple[int, ...]:
-    """Terms from 1 to 5, two or more of them."""
+    """Terms from 1 to 3, two or more of them."""
     return tuple(rng.randint(1, MAX_TERM) for _ in range(pareto_size(rng, 2, max_terms, alpha)))
 
 

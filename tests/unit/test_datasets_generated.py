@@ -1,0 +1,153 @@
+"""Generated datasets: right answers, a long tail, disjoint sides, and the same rows from the same seed."""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import partial
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from artifacts.chain_sum import MAX_TERM, MAX_TERMS, ChainSumConfig, demonstration, question
+from artifacts.datasets import TaskConfig, load_dataset
+from artifacts.reasoning_gym_rows import ALLOWED_DATASETS, ReasoningGymConfig
+from artifacts.rows import Row, generate, pareto_size, question_row
+from artifacts.tiny_mix import FamilyConfig, TinyMixConfig
+
+GENERATED = (TinyMixConfig(num_prompts=300, heldout_prompts=40), ChainSumConfig(num_prompts=300, heldout_prompts=40))
+
+
+@pytest.mark.parametrize("config", GENERATED, ids=lambda config: config.kind)
+def test_a_dataset_is_a_function_of_configuration_and_seed(config: TinyMixConfig | ChainSumConfig) -> None:
+    state = random.getstate()
+    first, again, other = load_dataset(config, 3), load_dataset(config, 3), load_dataset(config, 4)
+    assert first == again
+    assert first.digest == again.digest != other.digest
+    assert random.getstate() == state
+
+
+@pytest.mark.parametrize("config", GENERATED, ids=lambda config: config.kind)
+def test_no_question_is_on_both_sides(config: TinyMixConfig | ChainSumConfig) -> None:
+    dataset = load_dataset(config, 0)
+    assert (len(dataset.rows), len(dataset.heldout), len(dataset.domains)) == (300, 40, 300)
+    assert not {row.text for row in dataset.rows} & {row.text for row in dataset.heldout}
+
+
+def test_more_prompts_leave_the_earlier_ones_as_they_were() -> None:
+    few, many = load_dataset(ChainSumConfig(num_prompts=10), 0), load_dataset(ChainSumConfig(num_prompts=20), 0)
+    assert many.rows[:10] == few.rows
+
+
+def answer(row: Row) -> int:
+    """The answer, found by other means than the generator's."""
+    if row.domain == "add":
+        return sum(map(int, re.findall(r"\d+", row.text)))
+    if row.domain == "letters":
+        letter, phrase = re.findall(r'"([^"]*)"', row.text)
+        return sum(character == letter for character in phrase)
+    start = int(re.search(r"has (\d+)", row.text)[1])  # type: ignore[index]
+    gains = sum(int(number) for number in re.findall(r"gets (\d+)", row.text))
+    return start + gains - sum(int(number) for number in re.findall(r"gives away (\d+)", row.text))
+
+
+def test_tiny_mix_golds_are_right_and_never_negative() -> None:
+    rows = load_dataset(TinyMixConfig(num_prompts=600), 1).rows
+    assert {row.domain for row in rows} == {"add", "letters", "story"}
+    assert all(int(row.gold) == answer(row) >= 0 for row in rows)
+
+
+def test_tiny_mix_never_asks_one_of_its_own_examples() -> None:
+    for row in load_dataset(TinyMixConfig(num_prompts=1000), 2).rows:
+        assert row.text not in {message.content for message in row.messages[:-1]}
+        assert row.messages[-1].content == row.text
+
+
+def test_the_examples_of_tiny_mix_show_every_step_and_the_answer() -> None:
+    rows = {row.domain: row for row in load_dataset(TinyMixConfig(num_prompts=200), 0).rows}
+    assert rows["add"].messages[2].content == "What is 2 + 4 + 1 + 3?"
+    assert rows["add"].messages[3].content == "2 + 4 = 6\n6 + 1 = 7\n7 + 3 = 10\nAnswer: 10"
+    assert rows["letters"].messages[5].content == "a-_-s-m-a-l-l-_-o-r-a-n-g-e-_-b-a-g\nAnswer: 4"
+    assert [len(rows[name].messages) for name in ("add", "letters", "story")] == [9, 7, 9]
+
+
+def test_a_family_without_weight_is_not_asked() -> None:
+    config = TinyMixConfig(num_prompts=200, add=FamilyConfig(weight=0, max_size=12, alpha=1.3))
+    assert set(load_dataset(config, 0).domains) == {"letters", "story"}
+
+
+@given(st.integers(0, 2**32), st.integers(2, 30), st.floats(0.2, 5.0))
+def test_sizes_stay_within_their_bounds(seed: int, largest: int, alpha: float) -> None:
+    assert 2 <= pareto_size(random.Random(seed), 2, largest, alpha) <= largest
+
+
+def test_chain_sum_sizes_have_a_long_tail() -> None:
+    terms = [row.text.count("=") + len(re.findall("[a-z]", row.text)) - 1 for row in load_dataset(ChainSumConfig(), 0).rows]
+    assert max(terms) >= 8 * median(terms)
+
+
+@given(st.lists(st.integers(1, MAX_TERM), min_size=2, max_size=MAX_TERMS), st.integers(0, 999))
+def test_a_clean_demonstration_ends_with_the_sum(terms: list[int], seed: int) -> None:
+    text = demonstration(terms, random.Random(seed), wrong_share=0.0, ramble_share=0.0)
+    assert text.endswith(f"{'abcdefghijklmnopqrstuvwx'[len(terms) - 1]}{sum(terms)}\nAnswer: {sum(terms)}")
+    assert text.startswith(f"a{terms[0]}b{terms[0] + terms[1]}")
+    assert question(terms).endswith("=")
+
+
+def test_wrong_steps_make_about_the_expected_share_of_answers_wrong() -> None:
+    rng = random.Random(0)
+    texts = [demonstration((2, 3, 4), rng, wrong_share=0.2, ramble_share=0.0) for _ in range(2000)]
+    right = sum(text.endswith("Answer: 9") for text in texts) / len(texts)
+    assert right == pytest.approx(0.8**3, abs=0.05)  # two wrong steps may cancel
+
+
+def test_a_task_too_small_for_two_sides_says_so() -> None:
+    one_question = partial(question_row, "d", "always the same", "0")
+    with pytest.raises(ValueError, match=r"task narrow must know questions for both sides, got no held-out question"):
+        generate("narrow", lambda rng: one_question(), 0, num_prompts=3, heldout_prompts=1)
+    few = {"gcd": {"min_value": 1, "max_value": 2, "min_numbers": 2, "max_numbers": 2}}
+    with pytest.raises(ValueError, match=r"gcd must know 3 held-out questions, found 0.*lower num_prompts"):
+        load_dataset(ReasoningGymConfig(datasets=few, num_prompts=1, heldout_prompts=3), 0)
+
+
+def test_reasoning_gym_rows_name_their_entry_and_split_evenly() -> None:
+    dataset = load_dataset(ReasoningGymConfig(datasets={"gcd": {}, "chain_sum": {"max_terms": 3}}, num_prompts=20, heldout_prompts=5), 7)
+    assert sorted(dataset.domains) == ["chain_sum"] * 10 + ["gcd"] * 10
+    assert not {row.text for row in dataset.rows} & {row.text for row in dataset.heldout}
+    assert '"seed": 7' in dataset.rows[0].gold
+
+
+def test_reasoning_gym_names_are_those_the_reward_scores() -> None:
+    from tasks.rewards.reasoning_gym_score import ALLOWED_DATASETS as SCORED
+    from tasks.rewards.reasoning_gym_score import read_gold
+
+    assert ALLOWED_DATASETS == SCORED
+    row = load_dataset(ReasoningGymConfig(datasets={"lcm": {}}, num_prompts=1, heldout_prompts=0), 0).rows[0]
+    assert read_gold(row.gold).dataset == "lcm"
+
+
+def test_an_unsafe_reasoning_gym_data_set_is_refused() -> None:
+    with pytest.raises(ValidationError, match="scorer is safe on model text, got 'countdown'"):
+        ReasoningGymConfig(datasets={"countdown": {}})
+
+
+def test_wrong_arguments_of_a_reasoning_gym_data_set_are_named() -> None:
+    with pytest.raises(ValueError, match=r"arguments of reasoning_gym data set gcd.*nonsense"):
+        load_dataset(ReasoningGymConfig(datasets={"gcd": {"nonsense": 1}}), 0)
+
+
+def test_a_task_is_chosen_by_kind_and_unknown_keys_are_errors() -> None:
+    task = TypeAdapter[TaskConfig](TaskConfig)
+    assert task.validate_python({"kind": "chain_sum", "max_terms": 5}) == ChainSumConfig(max_terms=5)
+    assert task.validate_json(TinyMixConfig().model_dump_json()) == TinyMixConfig()
+    with pytest.raises(ValidationError, match="max_size"):
+        task.validate_python({"kind": "chain_sum", "max_size": 5})
+
+
+def test_a_mix_of_nothing_is_refused() -> None:
+    nothing = FamilyConfig(weight=0, max_size=3, alpha=1)
+    with pytest.raises(ValidationError, match="at least one family"):
+        TinyMixConfig(add=nothing, letters=nothing, story=nothing)

