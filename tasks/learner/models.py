@@ -6,6 +6,8 @@ from pathlib import Path
 
 from artifacts.models import ModelConfig, PathConfig, SmolLM2Config, TinyLlamaConfig, build_once, cache_name, check_model
 
+RECIPE = 1  # raise it when warm_up or chain_sum change what the same configuration builds: cached models are then left alone
+
 
 def resolve_model(config: ModelConfig, cache_dir: Path) -> Path:
     """A Hugging Face directory that engine and learner can load; built models are kept in `cache_dir`.
@@ -18,7 +20,7 @@ def resolve_model(config: ModelConfig, cache_dir: Path) -> Path:
         case SmolLM2Config():
             return build_once(cache_dir, "smollm2-135m-instruct", _convert)
         case TinyLlamaConfig():
-            return build_once(cache_dir, cache_name(config, "tiny_llama"), lambda target: _warm_up(config, target))
+            return build_once(cache_dir, cache_name(config, f"tiny_llama-r{RECIPE}"), lambda target: _warm_up(config, target))
 
 
 def _convert(target: Path) -> None:
