@@ -39,7 +39,7 @@ class TinyLlamaConfig(BaseModel):
     num_layers: int = Field(2, ge=1, description="Decoder layers.")
     head_dim: Literal[32, 64] = Field(32, description="Width of an attention head; the CPU engine supports these.")
     warm_up_steps: int = Field(400, ge=0, description="Optimizer steps of the supervised warm-up.")
-    wrong_share: float = Field(0.25, ge=0, le=0.9, description="Share of wrong steps in the demonstrations of its last quarter.")
+    wrong_share: float = Field(0.2, ge=0, le=0.9, description="Share of wrong steps in the demonstrations of its last quarter.")
     ramble_share: float = Field(0.08, ge=0, le=0.9, description="Share of those demonstrations that go on past the last term.")
     seed: int = Field(0, ge=0, description="Seed of the initial weights and of the demonstrations.")
 
