@@ -2,6 +2,7 @@
 
     manifest.json               what the run is: config, versions, links
     steps/00007.json            the commit of a step
+    rounds/00007.json           the report of a round that is closed: what is trained is on disk
     journal/step=00007/         parts appended while the step runs; gone once it is finalised
     responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
     checkpoints/00007/          learner state, complete or absent
@@ -20,6 +21,7 @@ TableName = Literal["responses", "groups", "spans"]
 MANIFEST = "manifest.json"
 STEPS = "steps"
 JOURNAL = "journal"
+ROUNDS = "rounds"
 CHECKPOINTS = "checkpoints"
 WEIGHTS = "weights"
 REPORT = "report"
@@ -35,6 +37,11 @@ def step_name(step: int) -> str:
 
 def commit_file(step: int) -> str:
     return f"{STEPS}/{step_name(step)}.json"
+
+
+def round_file(step: int) -> str:
+    """The report of a closed round: from here on the step replays its groups instead of generating."""
+    return f"{ROUNDS}/{step_name(step)}.json"
 
 
 def step_of_commit(name: str) -> int | None:

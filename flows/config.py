@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from artifacts.models import ModelConfig
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from tasks.engines.driver import SamplingConfig
+from tasks.engines.sampling import SamplingConfig
 
 from artifacts.datasets import TaskConfig
 from flows.overlay import overlay

@@ -1,6 +1,6 @@
 """python -m flows.demo: one command from nothing to a report (what `make demo` does).
 
-    Prefect server up -> python -m flows.train (progress in this terminal) -> Prefect server down
+    Prefect server up -> python -m flows.start (progress in this terminal) -> Prefect server down
 
 The training runs in a child process, so that Prefect's settings are in place before it is imported.
 """
@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=Path("runs"), help="artifact root (default: %(default)s)")
     parser.add_argument("--prefect-port", type=int, default=PREFECT_PORT, help="0 takes a free one (default: %(default)s)")
     options = parser.parse_args()
-    command = [sys.executable, "-m", "flows.train", "--preset", options.preset, "--set", f"keep.artifact_root={options.root}"]
+    command = [sys.executable, "-m", "flows.start", "--preset", options.preset, "--set", f"keep.artifact_root={options.root}"]
     for assignment in options.set:
         command += ["--set", assignment]
     if options.resume:

@@ -2,17 +2,13 @@
 
     open -> restore -> evaluate -> [ plan_round -> rl_step -> commit ] x steps (+ drain) -> evaluate -> report
 
-    python -m flows.train --preset tiny --set num_steps=5        needs a Prefect server (PREFECT_API_URL); `make demo` brings one
+    python -m flows.start --preset tiny --set num_steps=5        in this process; needs a Prefect server, `make demo` brings one
     prefect deployment run 'train/laptop' --watch -p config='{"preset": "smollm2", "num_steps": 40}'
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import logging
-import os
-import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,7 +24,6 @@ from artifacts.checkpoint import Checkpoints
 from artifacts.commit import commit_step
 from artifacts.records import WeightsRef
 from artifacts.summary import RunSummary
-from flows.command_line import assemble, sentence
 from flows.config import RunConfig
 from flows.evaluate import EvaluationReport, evaluate, evaluation_round, recorded_evaluation
 from flows.reporter import RunReporter
@@ -42,6 +37,7 @@ from tasks.durable import restore_policy, save_checkpoint
 from tasks.engines.base import EngineLost
 from tasks.plan import StepPlan, dataset_of
 from tasks.report import StepReport
+from tasks.sample_stream import round_key
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.rounds import QueueState, finish_round, plan_round
 from tasks.train import publish
@@ -126,8 +122,10 @@ async def recovering(flow_with_runner: Flow[..., Any], run: OpenRun, fleet: Flee
     """
     committed = plan.step if plan.is_evaluation else plan.step - 1
     for attempt in range(1, run.config.max_recoveries + 2):
+        tried = replace(plan, attempt=attempt)
+        await fleet.open_round(round_key(tried))
         try:
-            return await flow_with_runner(replace(plan, attempt=attempt))
+            return await flow_with_runner(tried)
         except RECOVERABLE as error:
             lost = await fleet.replace_lost()
             logger.warning("step=%d attempt=%d lost=%s reason=%s", plan.step, attempt, ",".join(lost) or "nothing", error)
@@ -143,36 +141,3 @@ async def recovering(flow_with_runner: Flow[..., Any], run: OpenRun, fleet: Flee
 def due(step: int, every: int) -> bool:
     """Whether something that happens every so many steps happens now; 0 is never."""
     return every > 0 and step % every == 0
-
-
-def main() -> int:
-    """The command line: validates, runs the flow in this process, prints one sentence for what a user can mend."""
-    options = _arguments()
-    try:
-        config = RunConfig.model_validate(assemble(options.preset, options.resume, options.set))
-    except ValueError as error:
-        return _complain(error)
-    if "PREFECT_API_URL" not in os.environ:
-        return _complain("a Prefect server must be running (PREFECT_API_URL is not set); use 'make demo', or start one with 'prefect server start'")
-    try:
-        asyncio.run(train(config))
-    except (ValueError, OSError, RuntimeError, TimeoutError) as error:
-        return _complain(error)
-    return 0
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m flows.train", description="Train in this process, on a Prefect server that is running.")
-    parser.add_argument("--preset", default="smollm2", help="named configuration (default: %(default)s); python -m flows.explain --list")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field, for example learner.lr=1e-5")
-    parser.add_argument("--resume", default="", metavar="RUN_ID", help="go on with a run that was interrupted")
-    return parser.parse_args()
-
-
-def _complain(error: object) -> int:
-    print(f"error: {sentence(error)}", file=sys.stderr)
-    return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

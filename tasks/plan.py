@@ -12,7 +12,7 @@ from artifacts.datasets import Dataset, TaskConfig, load_dataset
 from artifacts.journal import Journal
 from artifacts.records import Prompt, WeightsRef
 from artifacts.store import Store
-from tasks.engines.driver import SamplingConfig
+from tasks.engines.sampling import SamplingConfig
 from tasks.environments.single_turn import render
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.events import PromptRef, RoundPlan

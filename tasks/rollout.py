@@ -21,17 +21,16 @@ from prefect.cache_policies import NO_CACHE
 from artifacts import layout
 from artifacts.records import Generated, Group, Prompt, Response, Score, Span
 from artifacts.store import Store
-from artifacts.tables import ResponseRow
+from artifacts.tables import Fate, ResponseRow
 from tasks.cluster.actors import Remote
 from tasks.engines.driver import RoundResult, drive_round
 from tasks.engines.remote import RemoteEngine
 from tasks.plan import StepPlan, journal_of, prompts_of, store_of
 from tasks.sample_stream import SampleStream, aborting
-from tasks.scheduling.ledger import fates, token_ledger
+from tasks.scheduling.ledger import account_tokens, column_of
 from tasks.scheduling.rounds import make_scheduler
 
 PROGRESS_EVERY_S = 2.0
-STAGES = ("generated", "scores", "groups")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +75,8 @@ async def _rollout(plan: StepPlan, stream: SampleStream) -> RolloutReport:
         await stream.put("groups", journal_of(plan).read_groups(plan.step))
     else:
         report = await _generate(plan, stream)
-    for stage in STAGES:
-        await stream.close(stage)
+    await stream.close("generated")
+    await stream.close("groups")
     return report
 
 
@@ -143,7 +142,7 @@ def _report(plan: StepPlan, result: RoundResult, num_preemptions: int) -> Rollou
         accepted=tuple(group.prompt.prompt_id for group in result.groups),
         deferred=result.deferred,
         dropped=result.dropped,
-        tokens=token_ledger(result, is_evaluation=plan.is_evaluation),
+        tokens=asdict(account_tokens(result.generated, trained=_trained(result), is_evaluation=plan.is_evaluation)),
         lengths=tuple(len(one.token_ids) for one in ended),
         num_preemptions=num_preemptions,
         spans=_engine_spans(plan, result.generated),
@@ -163,16 +162,21 @@ def _engine_spans(plan: StepPlan, generated: Sequence[Generated]) -> tuple[Span,
     return tuple(spans)
 
 
+def _trained(result: RoundResult) -> frozenset[str]:
+    """Ids of the responses in accepted groups."""
+    return frozenset(response.generated.response_id for group in result.groups for response in group.responses)
+
+
 def _rows(plan: StepPlan, prompts: Mapping[str, Prompt], result: RoundResult) -> list[ResponseRow]:
     scores = {(score.prompt_id, score.index): score for score in result.scores}
-    fate = fates(result, is_evaluation=plan.is_evaluation)
+    trained = _trained(result)
     return [
         ResponseRow(
             step=plan.step,
             kind=plan.round.kind,
             prompt=prompts[one.prompt_id],
             response=Response(generated=one, score=scores.get((one.prompt_id, one.index))),
-            fate=fate[one.response_id],
+            fate=Fate(column_of(one, trained, is_evaluation=plan.is_evaluation)),
         )
         for one in result.generated
     ]

@@ -75,8 +75,16 @@ async def aborting(stream: SampleStream, who: str, work: Awaitable[Result]) -> R
     """Await a coordinator's work; its failure ends the round for the other coordinators, too."""
     try:
         return await work
-    except RoundAborted:
-        raise
     except BaseException as error:
-        await stream.abort(f"{who} failed: {type(error).__name__}: {error}")
-        raise
+        cause = root_cause(error)
+        if not isinstance(cause, RoundAborted):
+            await stream.abort(f"{who} failed: {type(cause).__name__}: {cause}")
+        raise cause from error.__cause__
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The failure that made the others fail: of a task group the first that is no echo of an aborted round."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [root_cause(one) for one in error.exceptions]
+    return next((cause for cause in causes if not isinstance(cause, RoundAborted)), causes[0])

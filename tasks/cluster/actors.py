@@ -81,6 +81,7 @@ class ActorRegistry:
         self._client = client
         self._run_id = run_id
         self._futures: dict[str, Any] = {}  # Any: Dask futures
+        self._actors: dict[str, Any] = {}  # Any: Dask's proxies
         self._addresses: dict[str, str] = {}
         self._generation: dict[str, int] = {}
 
@@ -106,7 +107,7 @@ class ActorRegistry:
 
     def _is_ready(self, name: str) -> bool:
         try:
-            self._futures[name].result(timeout=0.5)
+            self._actors[name] = self._futures[name].result(timeout=0.5)
         except TimeoutError:
             return False
         except RuntimeError as error:
@@ -146,8 +147,8 @@ class ActorRegistry:
         return True
 
     def remote(self, name: str) -> Remote:
-        """The flow's own handle on an actor."""
-        return Remote.connect(self._run_id, name)
+        """The flow's own handle on an actor; works on any event loop."""
+        return Remote(name, self._actors[name], self._client.loop.asyncio_loop)
 
     def generation(self, name: str) -> int:
         """How often this actor has been created."""
@@ -156,6 +157,7 @@ class ActorRegistry:
     def discard(self, name: str) -> None:
         """Forget an actor, alive or not; call its close() before if it holds processes."""
         future = self._futures.pop(name, None)
+        self._actors.pop(name, None)
         if future is None:
             return
         if _published(self._run_id, name) in self._client.list_datasets():

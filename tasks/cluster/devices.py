@@ -66,6 +66,7 @@ class WorkerSpec:
         threads = str(max(1, len(self.core_ids)))
         env = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
         env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        env |= {"VLLM_LOGGING_LEVEL": "ERROR", "TQDM_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if self.device is not None and self.device.startswith("cuda:"):
             env["CUDA_VISIBLE_DEVICES"] = self.device.removeprefix("cuda:")
         return env

@@ -49,6 +49,10 @@ class Fleet:
             asyncio.run_coroutine_threadsafe(self._close_engines(), loop).result(30)
         self._registry.close()
 
+    async def open_round(self, key: int) -> None:
+        """Make room for a round's responses; what an older attempt left in the buffer is dropped."""
+        await self._registry.remote(BUFFER).call("open_round", key, deadline_s=30)
+
     async def stop_round(self, reason: str) -> None:
         """Wake every coordinator that waits, so that it ends."""
         await self._registry.remote(BUFFER).call("abort", reason, deadline_s=30)

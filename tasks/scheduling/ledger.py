@@ -48,12 +48,15 @@ def account_tokens(
     """The ledger of a round; `trained` and `filtered` hold response ids. Each record counts once, whatever its id."""
     tokens: dict[str, int] = {"judged": judged_tokens}
     for response in generated:
-        column = _column(response, trained, filtered, is_evaluation=is_evaluation)
+        column = column_of(response, trained, filtered, is_evaluation=is_evaluation)
         tokens[column] = tokens.get(column, 0) + len(response.token_ids)
     return TokenLedger(**tokens)
 
 
-def _column(response: Generated, trained: Collection[str], filtered: Collection[str], *, is_evaluation: bool) -> Column:
+def column_of(
+    response: Generated, trained: Collection[str], filtered: Collection[str] = frozenset(), *, is_evaluation: bool = False
+) -> Column:
+    """The column that a response's tokens are booked in."""
     if response.finish_reason == "aborted":
         return "aborted"
     if is_evaluation:
