@@ -1,0 +1,267 @@
+"""The simulated rollout replica: discrete events on whatever clock the event loop has (`virtual_time`).
+
+Every running sequence gains one token per decode step; a step takes longer the more sequences it decodes; a full KV cache preempts
+the sequence admitted last, which waits and is prefilled again. Between two events (admission, end, overflow, abort) nothing
+changes, so one timer per replica suffices and 128 replicas run in seconds. Leaves out what the tokens say: they are all alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from artifacts.records import FinishReason, Generated, Request, VersionSpan, WeightsRef
+from tasks.engines.base import Attestation, EngineLost, EngineStats
+from tasks.scheduling.seeds import derive_seed
+
+EPSILON = 1e-6  # tokens; float noise of a sum of steps
+
+
+class LengthModel(BaseModel):
+    """Response lengths: log-normal, and a prompt's responses resemble each other."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    median_tokens: float = Field(500.0, ge=1, description="Median length of a response before the request's bound cuts it.")
+    sigma: float = Field(1.0, ge=0, description="Standard deviation of the logarithm of the length.")
+    prompt_share: float = Field(0.7, ge=0, le=1, description="Share of that variance which all responses of a prompt have in common.")
+    seed: int = Field(0, ge=0, description="Seed of all lengths.")
+
+    def tokens(self, prompt_id: str, index: int) -> int:
+        """The length of a response, the same whenever and wherever it is generated."""
+        shared = np.random.default_rng(derive_seed(self.seed, "prompt", prompt_id)).standard_normal()
+        own = np.random.default_rng(derive_seed(self.seed, "response", prompt_id, index)).standard_normal()
+        normal = self.prompt_share**0.5 * shared + (1 - self.prompt_share) ** 0.5 * own
+        return max(1, round(self.median_tokens * float(np.exp(self.sigma * normal))))
+
+
+class SimulatedEngineConfig(BaseModel):
+    """The speed and room of a simulated replica; the defaults resemble a 7B model on one large GPU."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_batch: int = Field(256, ge=1, description="Sequences decoded at the same time.")
+    step_s: float = Field(0.008, gt=0, description="Seconds of a decode step, whatever the batch.")
+    step_s_per_sequence: float = Field(0.0001, ge=0, description="Seconds that each further sequence adds to a decode step.")
+    prefill_s_per_token: float = Field(0.00005, ge=0, description="Seconds that prefilling one token holds up the batch.")
+    kv_capacity_tokens: int = Field(400_000, ge=1, description="Tokens, prompts included, that fit the KV cache.")
+    lengths: LengthModel = Field(default_factory=LengthModel, description="How long responses get.")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Decoding:
+    """A request inside the replica, running or waiting."""
+
+    request: Request
+    target_tokens: int  # where it ends by itself or at its bound
+    submitted_s: float
+    num_tokens: float  # generated so far; fractional between two steps
+    first_token_s: float | None = None
+
+    @property
+    def kv_tokens(self) -> float:
+        return len(self.request.prompt_tokens) + self.num_tokens
+
+
+class SimulatedEngine:
+    """An Engine whose responses take the time of `config` and have the lengths of `config.lengths`."""
+
+    def __init__(self, name: str, config: SimulatedEngineConfig, version: int = 0) -> None:
+        self.name = name
+        self._config = config
+        self._version = version
+        self._running: list[_Decoding] = []  # in the order of admission
+        self._waiting: deque[_Decoding] = deque()
+        self._done: list[Generated] = []
+        self._arrived = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._advanced_s = 0.0  # how far the simulation has come
+        self._stall_s = 0.0  # prefill still to do before the batch decodes on
+        self._is_lost = False
+        self._num_preemptions = 0
+        self._tokens_generated = 0.0
+        self._busy_s = 0.0
+
+    async def submit(self, requests: Sequence[Request]) -> None:
+        self._check_alive()
+        self._advance()
+        for request in requests:
+            self._check_fits(request)
+            length = self._config.lengths.tokens(request.prompt_id, request.index)
+            self._waiting.append(
+                _Decoding(
+                    request=request,
+                    target_tokens=min(length, request.max_new_tokens),
+                    submitted_s=self._now(),
+                    num_tokens=float(len(request.kept_tokens)),
+                )
+            )
+        self._schedule()
+
+    async def collect(self, wait_s: float) -> list[Generated]:
+        self._check_alive()
+        if not self._done:
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), wait_s)
+            except TimeoutError:
+                return []
+            self._check_alive()
+        done, self._done = self._done, []
+        return done
+
+    async def abort(self, response_ids: Sequence[str]) -> None:
+        self._check_alive()
+        self._advance()
+        wanted = set(response_ids)
+        for sequence in [one for one in (*self._running, *self._waiting) if one.request.response_id in wanted]:
+            self._remove(sequence)
+            self._hand_back(sequence, "aborted")
+        self._schedule()
+
+    async def load_weights(self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]) -> Attestation:
+        self._check_alive()
+        if self._running or self._waiting:
+            raise RuntimeError(
+                f"{self.name} must be idle to load version {weights.version}, but it has "
+                f"{len(self._running) + len(self._waiting)} requests; end the round first"
+            )
+        self._version = weights.version
+        logprobs = tuple(tuple(-1.0 for _ in probe[1:]) for probe in probes)
+        return Attestation(version=self._version, fingerprints={}, probe_logprobs=logprobs)
+
+    async def stats(self) -> EngineStats:
+        self._check_alive()
+        self._advance()
+        self._schedule()
+        return EngineStats(
+            engine=self.name,
+            version=self._version,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            kv_usage=self._kv_tokens() / self._config.kv_capacity_tokens,
+            num_preemptions=self._num_preemptions,
+            tokens_generated=int(self._tokens_generated),
+            busy_s=self._busy_s,
+        )
+
+    def fail(self) -> None:
+        """Die: everything in it is gone and every call raises EngineLost from now on."""
+        self._is_lost = True
+        self._running, self._waiting, self._done = [], deque(), []
+        if self._timer is not None:
+            self._timer.cancel()
+        self._arrived.set()
+
+    # --- the simulation: _advance up to now, change something, _schedule the next event ---
+
+    def _advance(self) -> None:
+        """Account for the time since the last event: first the prefill, then decode steps of the batch as it was."""
+        elapsed_s, self._advanced_s = self._now() - self._advanced_s, self._now()
+        if not self._running:
+            return
+        self._busy_s += elapsed_s
+        stalled_s = min(elapsed_s, self._stall_s)
+        self._stall_s -= stalled_s
+        steps = (elapsed_s - stalled_s) / self._step_s()
+        for sequence in self._running:
+            gained = min(steps, sequence.target_tokens - sequence.num_tokens)
+            sequence.num_tokens += gained
+            self._tokens_generated += gained
+            if sequence.first_token_s is None and gained > 0:
+                sequence.first_token_s = self._now() - (steps - 1) * self._step_s() if steps > 1 else self._now()
+        for sequence in [one for one in self._running if one.num_tokens >= one.target_tokens - EPSILON]:
+            self._remove(sequence)
+            self._hand_back(sequence, self._reason(sequence))
+
+    def _schedule(self) -> None:
+        """Make room, fill it, and set the timer for whatever happens next."""
+        while len(self._running) > 1 and self._kv_tokens() >= self._config.kv_capacity_tokens - EPSILON:
+            self._num_preemptions += 1
+            self._waiting.appendleft(self._running.pop())
+        while self._waiting and self._has_room(self._waiting[0]):
+            sequence = self._waiting.popleft()
+            self._stall_s += self._config.prefill_s_per_token * sequence.kv_tokens
+            self._running.append(sequence)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._running:
+            delay_s = self._stall_s + self._steps_to_event() * self._step_s()
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._advance()
+        self._schedule()
+
+    def _steps_to_event(self) -> float:
+        """Decode steps until a sequence ends or the KV cache is full."""
+        to_end = min(one.target_tokens - one.num_tokens for one in self._running)
+        if len(self._running) == 1:
+            return to_end
+        to_overflow = (self._config.kv_capacity_tokens - self._kv_tokens()) / len(self._running)
+        return min(to_end, max(to_overflow, 1.0))
+
+    def _has_room(self, sequence: _Decoding) -> bool:
+        """With a margin to grow into, so that a preempted sequence does not come back only to be preempted again."""
+        if not self._running:
+            return True
+        margin = self._config.kv_capacity_tokens / 20
+        fits = self._kv_tokens() + sequence.kv_tokens + margin <= self._config.kv_capacity_tokens
+        return fits and len(self._running) < self._config.max_batch
+
+    def _step_s(self) -> float:
+        return self._config.step_s + self._config.step_s_per_sequence * (len(self._running) - 1)
+
+    def _kv_tokens(self) -> float:
+        return sum(one.kv_tokens for one in self._running)
+
+    def _remove(self, sequence: _Decoding) -> None:
+        if sequence in self._running:
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+
+    def _reason(self, sequence: _Decoding) -> FinishReason:
+        request = sequence.request
+        return "length" if self._config.lengths.tokens(request.prompt_id, request.index) > request.max_new_tokens else "stop"
+
+    def _hand_back(self, sequence: _Decoding, reason: FinishReason) -> None:
+        request = sequence.request
+        num_new = int(sequence.num_tokens + EPSILON) - len(request.kept_tokens)
+        self._done.append(
+            Generated(
+                prompt_id=request.prompt_id,
+                index=request.index,
+                token_ids=request.kept_tokens + (1,) * num_new,
+                logprobs=request.kept_logprobs + (-1.0,) * num_new,
+                versions=request.kept_versions + ((VersionSpan(version=self._version, num_tokens=num_new),) if num_new else ()),
+                finish_reason=reason,
+                text=request.response_id,
+                engine=self.name,
+                submitted_s=sequence.submitted_s,
+                first_token_s=sequence.first_token_s if sequence.first_token_s is not None else self._now(),
+                finished_s=self._now(),
+            )
+        )
+        self._arrived.set()
+
+    def _check_fits(self, request: Request) -> None:
+        longest = len(request.prompt_tokens) + request.max_new_tokens
+        if longest > self._config.kv_capacity_tokens:
+            raise ValueError(
+                f"a prompt and its longest response must fit kv_capacity_tokens ({self._config.kv_capacity_tokens}), "
+                f"got {longest} tokens; raise it or lower sampling.max_response_tokens"
+            )
+
+    def _check_alive(self) -> None:
+        if self._is_lost:
+            raise EngineLost(f"{self.name} is gone")
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,74 @@
+"""The simulated reward: verdicts that take time and sometimes cannot be reached; the ScoreFeed beside `simulated.SimulatedEngine`.
+
+Leaves out any judgement: whether a response is right is drawn by its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from artifacts.records import Generated, Outcome, Score
+from tasks.scheduling.seeds import derive_seed
+
+
+class SimulatedRewardConfig(BaseModel):
+    """How long scoring takes, and how it ends."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    median_s: float = Field(0.5, ge=0, description="Median time from a finished response to its verdict, seconds.")
+    sigma: float = Field(0.8, ge=0, description="Standard deviation of the logarithm of that time.")
+    longest_s: float = Field(30.0, ge=0, description="Hard limit of that time, seconds.")
+    ok_share: float = Field(0.5, ge=0, le=1, description="Share of the verdicts that are OK; the others are WRONG.")
+    infra_share: float = Field(0.0, ge=0, le=1, description="Share of the responses for which no verdict can be reached.")
+    seed: int = Field(0, ge=0, description="Seed of all verdicts.")
+
+
+class SimulatedFeed:
+    """Scores every response on its own, as if there were a worker for each."""
+
+    def __init__(self, config: SimulatedRewardConfig) -> None:
+        self._config = config
+        self._scores: list[Score] = []
+        self._arrived = asyncio.Event()
+
+    async def publish(self, generated: Sequence[Generated]) -> None:
+        loop = asyncio.get_running_loop()
+        for one in generated:
+            score = self._score(one, loop.time())
+            loop.call_at(score.finished_s, self._deliver, score)
+
+    async def scored(self, wait_s: float) -> list[Score]:
+        if not self._scores:
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), wait_s)
+            except TimeoutError:
+                return []
+        scores, self._scores = self._scores, []
+        return scores
+
+    def _deliver(self, score: Score) -> None:
+        self._scores.append(score)
+        self._arrived.set()
+
+    def _score(self, generated: Generated, now_s: float) -> Score:
+        config = self._config
+        random = np.random.default_rng(derive_seed(config.seed, "score", generated.prompt_id, generated.index))
+        took_s = min(config.median_s * float(np.exp(config.sigma * random.standard_normal())), config.longest_s)
+        is_ok, is_infra = random.random() < config.ok_share, random.random() < config.infra_share
+        verdict = Outcome.OK if is_ok else Outcome.WRONG
+        return Score(
+            prompt_id=generated.prompt_id,
+            index=generated.index,
+            reward=None if is_infra else float(is_ok),
+            outcome=Outcome.INFRA if is_infra else verdict,
+            detail="simulated",
+            scorer="simulated",
+            started_s=now_s,
+            finished_s=now_s + took_s,
+        )
