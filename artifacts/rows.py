@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
@@ -71,21 +71,31 @@ def generate(name: str, draw: Callable[[random.Random], Row], seed: int, num_pro
     Raises ValueError when a side finds no question, because the source knows too few.
     """
 
-    def side(label: str, count: int, is_heldout: bool) -> tuple[Row, ...]:
-        rng = random.Random(f"{seed}/{name}/{label}")
-        return tuple(_draw_one(name, draw, rng, is_heldout) for _ in range(count))
-
-    return Dataset(name=name, rows=side("rows", num_prompts, False), heldout=side("heldout", heldout_prompts, True))
+    rng = random.Random(f"{seed}/{name}/rows")
+    rows = tuple(_draw_one(name, draw, rng, is_heldout=False) for _ in range(num_prompts))
+    return Dataset(name=name, rows=rows, heldout=_draw_heldout(name, draw, random.Random(f"{seed}/{name}/heldout"), heldout_prompts))
 
 
-def _draw_one(name: str, draw: Callable[[random.Random], Row], rng: random.Random, is_heldout: bool) -> Row:
+def _draw_heldout(name: str, draw: Callable[[random.Random], Row], rng: random.Random, count: int) -> tuple[Row, ...]:
+    """Distinct questions: a mean over one question asked many times would measure that question."""
+    found: dict[str, Row] = {}
+    for _ in range(count):
+        row = _draw_one(name, draw, rng, is_heldout=True, but=found)
+        found[row.text] = row
+    return tuple(found.values())
+
+
+def _draw_one(
+    name: str, draw: Callable[[random.Random], Row], rng: random.Random, is_heldout: bool, but: Collection[str] = frozenset()
+) -> Row:
     for _ in range(_MAX_DRAWS_PER_ROW):
         row = draw(rng)
-        if belongs_to_heldout(row.text) == is_heldout:
+        if belongs_to_heldout(row.text) == is_heldout and row.text not in but:
             return row
     side = "held-out" if is_heldout else "training"
     raise ValueError(
-        f"task {name} must know questions for both sides, got no {side} question in {_MAX_DRAWS_PER_ROW} draws; raise its sizes"
+        f"task {name} must know questions for both sides, got no {"further " if but else ""}{side} question in {_MAX_DRAWS_PER_ROW} draws; "
+        "raise its sizes or ask for fewer"
     )
 
 
