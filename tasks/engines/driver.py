@@ -12,20 +12,36 @@ engine and samples the same tokens every time. The same code drives real engines
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from artifacts.records import Generated, Group, Prompt, Request, Response, Score, response_id
 from tasks.engines.base import Engine, EngineLost
 from tasks.engines.router import Router
 from tasks.engines.sampling import SamplingConfig
-from tasks.scheduling.events import Abort, AcceptGroup, CloseRound, Decision, Defer, Drop, Event, Finished, Launch, Lost, RoundPlan
-from tasks.scheduling.events import RoundScheduler, Scored
+from tasks.scheduling.events import (
+    Abort,
+    AcceptGroup,
+    CloseRound,
+    Decision,
+    Defer,
+    Drop,
+    Event,
+    Finished,
+    Launch,
+    Lost,
+    RoundPlan,
+    RoundScheduler,
+    Scored,
+)
 from tasks.scheduling.seeds import derive_seed
 
-Answer = TypeVar("Answer")
+logger = logging.getLogger(__name__)
+
 POLL_S = 5.0  # longest single wait; every wait ends earlier when something happens
+STOP_S = 30.0  # how long engines may take to fall idle after a failure
 
 
 class ScoreFeed(Protocol):
@@ -67,7 +83,8 @@ async def drive_round(
 ) -> RoundResult:
     """Play the round to its end. `recorded` responses stand in for their launches: they are not generated again.
 
-    Raises TimeoutError when nothing happens for deadline_s, and EngineLost when the last engine is gone.
+    However it ends, nothing of it runs on an engine afterwards. Raises TimeoutError when nothing happens for deadline_s, and
+    EngineLost when the last engine is gone.
     """
     round_ = _Round(plan, prompts, scheduler, engines, feed, sampling, recorded, seed, on_finished, on_accept)
     return await round_.play(deadline_s)
@@ -100,6 +117,7 @@ class _Round:
         self._deferred: list[str] = []
         self._dropped: list[str] = []
         self._closed = False
+        self._aborted: set[str] = set()
         self._waits: dict[asyncio.Task[Any], str] = {}  # Any: a poll's answer; the value is an engine's name, or "" for the feed
 
     async def play(self, deadline_s: float) -> RoundResult:
@@ -107,6 +125,9 @@ class _Round:
             await self._decide(self._scheduler.start())
             while not self._closed or any(self._router.num_running(name) for name in self._router.alive):
                 await self._listen(deadline_s)
+        except BaseException:
+            await self._stop()
+            raise
         finally:
             for wait in self._waits:
                 wait.cancel()
@@ -114,9 +135,23 @@ class _Round:
             groups=tuple(self._groups),
             deferred=tuple(self._deferred),
             dropped=tuple(self._dropped),
-            generated=tuple(self._generated.values()),
+            generated=(*self._generated.values(), *(one.generated for one in self._recorded.values())),
             scores=tuple(self._scores.values()),
         )
+
+    async def _stop(self) -> None:
+        """After a failure: leave the engines idle, for the next attempt asks them for the same responses."""
+        self._closed = True
+        for wait in [wait for wait, source in self._waits.items() if source == ""]:
+            del self._waits[wait]
+            wait.cancel()
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._abort(self._router.running())
+                while self._router.running():
+                    await self._listen(STOP_S)
+        except (EngineLost, TimeoutError) as error:  # the caller must hear of the failure that led here, not of this one
+            logger.warning("step=%d not_idle=%s reason=%s", self._plan.step, ",".join(self._router.running()), error)
 
     async def _listen(self, deadline_s: float) -> None:
         """Wait until at least one poll has an answer, and act on it."""
@@ -153,7 +188,8 @@ class _Round:
         except EngineLost as error:
             await self._lose(source, error)
             return True
-        await self._finish(arrived)
+        if source in self._router.alive:  # what a lost engine still says was launched again elsewhere
+            await self._finish(arrived)
         return bool(arrived)
 
     async def _finish(self, arrived: Sequence[Generated]) -> None:
@@ -162,6 +198,9 @@ class _Round:
             self._generated[one.response_id] = one
         whole = [one for one in arrived if one.finish_reason != "aborted"]
         self._on_finished(whole)
+        for one in arrived:
+            if one.finish_reason == "aborted" and one.response_id not in self._aborted:  # the engine's own doing
+                await self._tell(Lost(prompt_id=one.prompt_id, index=one.index))
         if self._closed or not whole:
             return
         self._unscored |= {one.response_id for one in whole}
@@ -178,7 +217,7 @@ class _Round:
     async def _lose(self, name: str, error: EngineLost) -> None:
         """An engine is gone: the scheduler hears of every response that went with it, and launches what it still wants."""
         lost = self._router.remove(name)
-        if not self._router.alive:
+        if not self._router.alive and not self._closed:
             raise EngineLost(f"no engine is left, {name} was the last: {error}") from error
         for request in lost:
             await self._tell(Lost(prompt_id=request.prompt_id, index=request.index))
@@ -243,6 +282,7 @@ class _Round:
         )
 
     async def _abort(self, names: Sequence[str]) -> None:
+        self._aborted |= set(names)
         batches: dict[str, list[str]] = {}
         for name in names:
             where = self._router.where(name)

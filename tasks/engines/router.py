@@ -52,6 +52,10 @@ class Router:
         """Requests that this replica has not answered."""
         return len(self._running.get(name, ()))
 
+    def running(self) -> tuple[str, ...]:
+        """Ids of all responses that some replica has not answered."""
+        return tuple(name for running in self._running.values() for name in running)
+
     def remove(self, name: str) -> tuple[Request, ...]:
         """Take a replica out; what it had not answered, in the order it got it."""
         self._cost.pop(name, None)

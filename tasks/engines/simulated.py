@@ -59,6 +59,7 @@ class _Decoding:
 
     request: Request
     target_tokens: int  # where it ends by itself or at its bound
+    reason: FinishReason  # which of the two
     submitted_s: float
     num_tokens: float  # generated so far; fractional between two steps
     first_token_s: float | None = None
@@ -97,6 +98,7 @@ class SimulatedEngine:
                 _Decoding(
                     request=request,
                     target_tokens=min(length, request.max_new_tokens),
+                    reason="length" if length > request.max_new_tokens else "stop",
                     submitted_s=self._now(),
                     num_tokens=float(len(request.kept_tokens)),
                 )
@@ -177,7 +179,7 @@ class SimulatedEngine:
                 sequence.first_token_s = self._now() - (steps - 1) * self._step_s() if steps > 1 else self._now()
         for sequence in [one for one in self._running if one.num_tokens >= one.target_tokens - EPSILON]:
             self._remove(sequence)
-            self._hand_back(sequence, self._reason(sequence))
+            self._hand_back(sequence, sequence.reason)
 
     def _schedule(self) -> None:
         """Make room, fill it, and set the timer for whatever happens next."""
@@ -226,10 +228,6 @@ class SimulatedEngine:
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
-
-    def _reason(self, sequence: _Decoding) -> FinishReason:
-        request = sequence.request
-        return "length" if self._config.lengths.tokens(request.prompt_id, request.index) > request.max_new_tokens else "stop"
 
     def _hand_back(self, sequence: _Decoding, reason: FinishReason) -> None:
         request = sequence.request
