@@ -74,9 +74,7 @@ def read_commits(store: Store) -> list[StepCommit]:
     steps = sorted(step for name in store.list(layout.STEPS) if (step := layout.step_of_commit(name)) is not None)
     missing = sorted(set(range(1, len(steps) + 1)) - set(steps))
     if missing:
-        raise ValueError(
-            f"the commits under {store.url}/{layout.STEPS} must be contiguous, missing step {missing[0]}; restore its file"
-        )
+        raise ValueError(f"the commits under {store.url}/{layout.STEPS} must be contiguous, missing step {missing[0]}; restore its file")
     return [_read_commit(store, step) for step in steps]
 
 
@@ -145,7 +143,5 @@ def _decode(data: bytes, where: str) -> dict[str, Any]:  # Any: JSON values
     raw: dict[str, Any] = json.loads(data)
     if raw.get("schema_version") != COMMIT_SCHEMA_VERSION:
         got = raw.get("schema_version")
-        raise ValueError(
-            f"{where} must have schema version {COMMIT_SCHEMA_VERSION}, got {got}; resume it with the code that wrote it"
-        )
+        raise ValueError(f"{where} must have schema version {COMMIT_SCHEMA_VERSION}, got {got}; resume it with the code that wrote it")
     return raw

@@ -26,9 +26,7 @@ class JsonlConfig(BaseModel):
     kind: Literal["jsonl"] = Field("jsonl", description="Chooses rows from a JSON-lines file.")
     path: str = Field(..., description="The file: a path or an fsspec URL; .gz is unpacked.")
     prompt_field: str = Field("prompt", description="Field with the question as text; unused where messages_field is set.")
-    messages_field: str = Field(
-        "", description="Field with a chat (a list of role and content, or its JSON text); empty: none."
-    )
+    messages_field: str = Field("", description="Field with a chat (a list of role and content, or its JSON text); empty: none.")
     answer_field: str = Field("answer", description="Field with the answer the reward compares with.")
     domain_field: str = Field("", description="Field with the row's domain; empty: `domain` for every row.")
     domain: str = Field("jsonl", min_length=1, description="Domain of the rows if domain_field is empty.")
@@ -75,9 +73,7 @@ def _row(line: bytes, config: JsonlConfig, where: str) -> Row:
     try:
         fields = json.loads(line)
     except ValueError as error:  # JSON and UTF-8 errors alike
-        raise ValueError(
-            f"{where}: every line must be one JSON object in UTF-8, got {line[:60]!r} ({error}); repair the line"
-        ) from error
+        raise ValueError(f"{where}: every line must be one JSON object in UTF-8, got {line[:60]!r} ({error}); repair the line") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{where}: every line must be one JSON object, got {type(fields).__name__}; write one object per line")
     messages = _messages(fields, config, where)
@@ -105,22 +101,14 @@ def _turns(fields: Fields, name: str, where: str) -> list[Any]:  # Any: turns th
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise ValueError(
-                f"{where}: field {name!r} must be a chat as JSON, got {value[:60]!r} ({error}); repair it"
-            ) from error
+            raise ValueError(f"{where}: field {name!r} must be a chat as JSON, got {value[:60]!r} ({error}); repair it") from error
     if not isinstance(value, list):
-        raise ValueError(
-            f"{where}: field {name!r} must be a list of turns, got {type(value).__name__}; write [{{role, content}}, ...]"
-        )
+        raise ValueError(f"{where}: field {name!r} must be a list of turns, got {type(value).__name__}; write [{{role, content}}, ...]")
     return value
 
 
 def _message(turn: Any, name: str, where: str) -> Message:  # Any: a turn as the file has it
-    if (
-        not isinstance(turn, dict)
-        or turn.get("role") not in ("system", "user", "assistant")
-        or not isinstance(turn.get("content"), str)
-    ):
+    if not isinstance(turn, dict) or turn.get("role") not in ("system", "user", "assistant") or not isinstance(turn.get("content"), str):
         raise ValueError(
             f"{where}: every turn of field {name!r} must have a role (system, user, assistant) and a text content, "
             f"got {str(turn)[:80]!r}; repair the turn"

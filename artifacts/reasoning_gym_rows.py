@@ -83,9 +83,7 @@ def _create(name: str, arguments: Mapping[str, Any], seed: int, size: int) -> An
     try:
         import reasoning_gym
     except ImportError as error:
-        raise ValueError(
-            "task reasoning_gym needs the package reasoning-gym, which is not installed; pip install -e '.[tasks]'"
-        ) from error
+        raise ValueError("task reasoning_gym needs the package reasoning-gym, which is not installed; pip install -e '.[tasks]'") from error
     try:
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **arguments)
     except (AssertionError, TypeError, ValueError) as error:

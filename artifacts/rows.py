@@ -92,9 +92,9 @@ def _draw_one(
         row = draw(rng)
         if belongs_to_heldout(row.text) == is_heldout and row.text not in but:
             return row
-    side = "held-out" if is_heldout else "training"
+    side = ("further " if but else "") + ("held-out" if is_heldout else "training")
     raise ValueError(
-        f"task {name} must know questions for both sides, got no {"further " if but else ""}{side} question in {_MAX_DRAWS_PER_ROW} draws; "
+        f"task {name} must know questions for both sides, got no {side} question in {_MAX_DRAWS_PER_ROW} draws; "
         "raise its sizes or ask for fewer"
     )
 

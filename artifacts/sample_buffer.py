@@ -19,7 +19,7 @@ Stage = Literal["generated", "scores", "groups"]
 STAGES: tuple[Stage, ...] = ("generated", "scores", "groups")
 
 
-class RoundAborted(RuntimeError):  # noqa: N818 (an order to stop, not a failure of the buffer)
+class RoundAborted(RuntimeError):
     """The round was aborted; whoever waits on the buffer must stop."""
 
 

@@ -190,9 +190,7 @@ def _explained(url: str, path: str, num_bytes: int) -> Iterator[None]:
 
 def _sentence(error: OSError, where: str, num_bytes: int) -> str | None:
     if error.errno in FULL_ERRNOS:
-        return (
-            f"disk full: {where} needs {num_bytes} bytes; free space or set artifact_root to another disk, then resume the run"
-        )
+        return f"disk full: {where} needs {num_bytes} bytes; free space or set artifact_root to another disk, then resume the run"
     if error.errno in READ_ONLY_ERRNOS or isinstance(error, PermissionError):
         return f"cannot write {where}: {error.strerror or error}; make the directory writable or set artifact_root elsewhere"
     if error.errno in (errno.ENOTDIR, errno.EEXIST) and not isinstance(error, FileExistsError):

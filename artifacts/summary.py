@@ -82,9 +82,7 @@ def markdown(summary: RunSummary) -> str:
     lines = [f"# {summary.run_id}", "", headline(summary), "", "| stage | seconds | share |", "|---|---:|---:|"]
     lines += [f"| {name} | {summary.time_s[name]:.1f} | {share:.1%} |" for name, share in shares(summary.time_s).items()]
     lines += ["", "| tokens | count | share |", "|---|---:|---:|"]
-    lines += [
-        f"| {name} | {summary.ledger_tokens[name]:,} | {share:.1%} |" for name, share in shares(summary.ledger_tokens).items()
-    ]
+    lines += [f"| {name} | {summary.ledger_tokens[name]:,} | {share:.1%} |" for name, share in shares(summary.ledger_tokens).items()]
     lines += [
         "",
         *(f"* {name}: {f'[{link}]({link})' if '://' in link else f'`{link}`'}" for name, link in summary.links.items()),

@@ -224,9 +224,7 @@ def _score_cells(score: Score | None) -> Row:
 def _response_row(step: int, row: Row) -> ResponseRow:
     fate = None if row["fate"] is None else Fate(row["fate"])
     response = Response(generated=_generated(row), score=_score(row))
-    return ResponseRow(
-        step=step, kind=row["kind"], prompt=_prompt(row), response=response, fate=fate, advantage=row["advantage"]
-    )
+    return ResponseRow(step=step, kind=row["kind"], prompt=_prompt(row), response=response, fate=fate, advantage=row["advantage"])
 
 
 def _generated(row: Row) -> Generated:
@@ -257,6 +255,4 @@ def _group_cells(group: Group) -> Row:
 
 
 def _group(row: Row, responses: dict[str, Response]) -> Group:
-    return Group(
-        prompt=_prompt(row), responses=tuple(responses[response_id(row["prompt_id"], index)] for index in row["indices"])
-    )
+    return Group(prompt=_prompt(row), responses=tuple(responses[response_id(row["prompt_id"], index)] for index in row["indices"]))

@@ -104,9 +104,7 @@ def _letters_answer(letter: str, phrase: str) -> str:
 
 
 def _story_question(name: str, things: str, start: int, changes: Sequence[int]) -> str:
-    told = " ".join(
-        f"{name} {'gets' if change > 0 else 'gives away'} {abs(change)}{' more' * (change > 0)}." for change in changes
-    )
+    told = " ".join(f"{name} {'gets' if change > 0 else 'gives away'} {abs(change)}{' more' * (change > 0)}." for change in changes)
     return f"{name} has {start} {things}. {told} How many {things} does {name} have now?"
 
 

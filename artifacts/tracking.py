@@ -223,9 +223,7 @@ class RunTracker:
 
 def describe(tags: Mapping[str, str]) -> str:
     """The run page's description in Markdown: a list of the tags, links clickable."""
-    lines = [
-        f"* {name}: {f'[{value}]({value})' if value.startswith('http') else value}" for name, value in tags.items() if value
-    ]
+    lines = [f"* {name}: {f'[{value}]({value})' if value.startswith('http') else value}" for name, value in tags.items() if value]
     return "\n".join(["Trained by Rollflow.", "", *lines])
 
 

@@ -55,9 +55,7 @@ class TrackedRuns:
     def __init__(self, uri: str) -> None:
         database = sqlite_file(uri)
         if database is not None and not database.exists():
-            raise ValueError(
-                f"--tracking-uri must name a database that is there, got {uri}; give the one the runs were logged to"
-            )
+            raise ValueError(f"--tracking-uri must name a database that is there, got {uri}; give the one the runs were logged to")
         self._uri = uri
         self._client = open_client(uri)
 
@@ -112,9 +110,7 @@ def verdict(first: RunHistory, second: RunHistory) -> list[str]:
     for run in (first, second):
         if rewards := run.values(REWARD):
             start, end = rewards[:REWARD_TAIL_STEPS], rewards[-REWARD_TAIL_STEPS:]
-            lines.append(
-                f"{run.name}: mean reward {mean(start):.3f} in its first {len(start)} steps, {mean(end):.3f} in its last."
-            )
+            lines.append(f"{run.name}: mean reward {mean(start):.3f} in its first {len(start)} steps, {mean(end):.3f} in its last.")
         if run.values(LONG_ROUND):
             lines.append(f"{run.name}: {mean(run.values(LONG_ROUND)):.0%} of its {len(run.steps)} rounds were long.")
     if len(first.steps) != len(second.steps):
@@ -126,9 +122,7 @@ def curves(run: RunHistory) -> RunCurves:
     """What the plot needs, of the steps that have both a time and a reward."""
     times, rewards = run.metrics[STEP_TIME], run.metrics.get(REWARD, {})
     steps = [step for step in run.steps if step in rewards]
-    return RunCurves(
-        name=run.name, steps=steps, reward=[rewards[step] for step in steps], step_s=[times[step] for step in steps]
-    )
+    return RunCurves(name=run.name, steps=steps, reward=[rewards[step] for step in steps], step_s=[times[step] for step in steps])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -151,9 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.compare", description="Compare two training runs by what MLflow has of them."
-    )
+    parser = argparse.ArgumentParser(prog="python -m flows.compare", description="Compare two training runs by what MLflow has of them.")
     parser.add_argument("first", metavar="RUN", help="the run to compare with: MLflow run id or run name")
     parser.add_argument("second", metavar="RUN", help="the run to judge: MLflow run id or run name")
     parser.add_argument("--tracking-uri", default=DEFAULT_URI, help="where the runs were logged (default: %(default)s)")

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from artifacts.models import ModelConfig
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from tasks.engines.sampling import SamplingConfig
 
 from artifacts.datasets import TaskConfig
+from artifacts.models import ModelConfig
 from flows.overlay import overlay
 from flows.presets import preset_values
 from tasks.cluster.devices import ClusterConfig
+from tasks.engines.sampling import SamplingConfig
 from tasks.engines.vllm_engine import EngineConfig
 from tasks.learner.trainer import LearnerConfig
 from tasks.rewards.registry import RewardConfig
@@ -65,7 +65,9 @@ class KeepConfig(BaseModel):
     artifact_root: str = Field("runs", description="Directory or fsspec URL (s3://...) under which every run gets its folder.")
     tracking_uri: str = Field("", description="MLflow tracking URI; empty uses a SQLite file beside a local artifact root.")
     experiment: str = Field("rollflow", min_length=1, description="MLflow experiment that the run appears in.")
-    checkpoint_every_steps: int = Field(10, ge=1, description="Steps between learner checkpoints; a resumed run replays training since the last one.")
+    checkpoint_every_steps: int = Field(
+        10, ge=1, description="Steps between learner checkpoints; a resumed run replays training since the last one."
+    )
     checkpoints: int = Field(2, ge=1, description="How many checkpoints are kept.")
     model_cache: str = Field(".cache/models", description="Directory in which models that are converted or built here are kept.")
     weights_dir: str = Field("/dev/shm", description="Directory in which the learner hands weight versions to the engines of one host.")
@@ -76,8 +78,15 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    preset: str = Field("smollm2", description="Named configuration that the fields below override; 'python -m flows.explain --list' shows them.")
-    run_name: str = Field("", max_length=60, pattern=r"^[a-zA-Z0-9._-]*$", description="Name of the run in Prefect and MLflow; empty derives one from preset and time.")
+    preset: str = Field(
+        "smollm2", description="Named configuration that the fields below override; 'python -m flows.explain --list' shows them."
+    )
+    run_name: str = Field(
+        "",
+        max_length=60,
+        pattern=r"^[a-zA-Z0-9._-]*$",
+        description="Name of the run in Prefect and MLflow; empty derives one from preset and time.",
+    )
     resume: str = Field("", description="Run id to go on with; its kept configuration is used, and only num_steps and keep may differ.")
     seed: int = Field(0, ge=0, description="Every random choice of the run derives from it.")
     num_steps: int = Field(..., ge=1, description="Optimizer updates of the policy; draining the long-prompt queue may add a few.")
@@ -94,7 +103,9 @@ class RunConfig(BaseModel):
     gate: GateConfig = Field(default_factory=GateConfig, description="The sync gate between learner and engines.")
     reward_workers: int = Field(2, ge=1, description="Responses that are scored side by side.")
     max_recoveries: int = Field(3, ge=0, description="How often one step may be tried again after a worker was lost.")
-    max_infra_fraction: float = Field(0.25, ge=0, le=1, description="Share of a round's responses without a verdict above which the run stops.")
+    max_infra_fraction: float = Field(
+        0.25, ge=0, le=1, description="Share of a round's responses without a verdict above which the run stops."
+    )
     deadlines: DeadlineConfig = Field(default_factory=DeadlineConfig, description="Bounds on every wait.")
     keep: KeepConfig = Field(default_factory=KeepConfig, description="What is written, and where.")
 

@@ -20,7 +20,9 @@ STOP_S = 60  # how long a run may take to stop after Ctrl-C
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.demo", description="Run a preset with its own servers, from nothing to a report.")
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.demo", description="Run a preset with its own servers, from nothing to a report."
+    )
     parser.add_argument("--preset", default="smollm2", help="named configuration (default: %(default)s); python -m flows.explain --list")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field, for example num_steps=5")
     parser.add_argument("--resume", default="", metavar="RUN_ID", help="go on with a run that was interrupted")

@@ -66,10 +66,17 @@ def _vllm() -> Finding:
 
 def check_machine() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
-    yield Finding(level="ok" if cores >= 2 else "bad", what="cores", found=str(cores), cure="" if cores >= 2 else "the laptop profile needs 2")
+    yield Finding(
+        level="ok" if cores >= 2 else "bad", what="cores", found=str(cores), cure="" if cores >= 2 else "the laptop profile needs 2"
+    )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     enough = memory >= 12
-    yield Finding(level="ok" if enough else "note", what="memory", found=f"{memory:.0f} GiB", cure="" if enough else "preset smollm2 needs about 12 GiB; try tiny")
+    yield Finding(
+        level="ok" if enough else "note",
+        what="memory",
+        found=f"{memory:.0f} GiB",
+        cure="" if enough else "preset smollm2 needs about 12 GiB; try tiny",
+    )
     yield _space("shared memory", Path("/dev/shm"), 1.0, "set keep.weights_dir to a directory with room for two weight versions")
     yield _space("disk", Path.cwd(), 5.0, "free some, or set keep.artifact_root to another disk")
 
@@ -91,7 +98,9 @@ def check_ports() -> Iterator[Finding]:
         with socket.socket() as probe:
             probe.settimeout(1)
             used = probe.connect_ex((LOOPBACK, port)) == 0
-        yield Finding(level="note" if used else "ok", what=f"port {port} ({what})", found="in use" if used else "free", cure=cure if used else "")
+        yield Finding(
+            level="note" if used else "ok", what=f"port {port} ({what})", found="in use" if used else "free", cure=cure if used else ""
+        )
 
 
 def check_gpu() -> Iterator[Finding]:

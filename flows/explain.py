@@ -1,6 +1,6 @@
 """python -m flows.explain: what a configuration means, before anything is started.
 
-    prompts -> responses -> micro-batches -> optimizer updates -> largest staleness, and which process works on which device
+prompts -> responses -> micro-batches -> optimizer updates -> largest staleness, and which process works on which device
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "responses launched per step", f"{algebra.launch_prompts * algebra.launch_per_prompt}, at most {longest} tokens each"
     yield "groups trained per step", f"{algebra.accept_prompts} of {algebra.accept_per_prompt} responses = {trained} responses"
     yield "requests per engine", f"{math.ceil(algebra.launch_prompts * algebra.launch_per_prompt / engines)} on each of {engines}"
-    yield "micro-batches", f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts once, on each of {ranks} ranks"
+    yield (
+        "micro-batches",
+        f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts once, on each of {ranks} ranks",
+    )
     yield "optimizer updates per step", "1 (gradients summed over micro-batches and ranks, divided once)"
     yield "largest staleness", "0 steps: every trained token was sampled by the weights that the update starts from"
     yield "steps", f"{config.num_steps}{_drain(config, algebra)}"
@@ -61,7 +64,9 @@ def placement_rows(config: RunConfig) -> Iterator[tuple[str, str, str, str]]:
         yield spec.name, spec.device or "-", cores, slots
 
 
-def field_rows(schema: dict[str, Any], place: str = "", node: dict[str, Any] | None = None) -> Iterator[tuple[str, str]]:  # Any: JSON schema
+def field_rows(
+    schema: dict[str, Any], place: str = "", node: dict[str, Any] | None = None
+) -> Iterator[tuple[str, str]]:  # Any: JSON schema
     """Every field of the configuration with its sentence, by dotted path; of a union every alternative."""
     here = node if node is not None else schema
     for name, field in here.get("properties", {}).items():
@@ -84,8 +89,8 @@ def _references(field: Any) -> Iterator[str]:  # Any: JSON schema
 def show(config: RunConfig, console: Console) -> None:
     """Print algebra and placement."""
     algebra = Table(title=f"{config.preset}: a step in numbers", box=None, show_header=False, title_justify="left")
-    for row in algebra_rows(config):
-        algebra.add_row(*row)
+    for quantity, value in algebra_rows(config):
+        algebra.add_row(quantity, value)
     placement = Table("worker", "device", "cores", "slots", title="Who works where", box=None, title_justify="left")
     for row in placement_rows(config):
         placement.add_row(*row)

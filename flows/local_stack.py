@@ -68,7 +68,9 @@ def prefect_server(root: Path, port: int, deadline_s: float = 90.0) -> Iterator[
     environment = prefect_environment((root / ".prefect").resolve(), port)
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", LOOPBACK, "--port", str(port)]
     with _process(command, environment, root / ".prefect" / "server.log") as server:
-        _wait_until_served(f"http://{LOOPBACK}:{port}/api/health", server, "the Prefect server", root / ".prefect" / "server.log", deadline_s)
+        _wait_until_served(
+            f"http://{LOOPBACK}:{port}/api/health", server, "the Prefect server", root / ".prefect" / "server.log", deadline_s
+        )
         yield environment
 
 

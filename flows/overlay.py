@@ -10,7 +10,10 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` laid on `base`: mappings merge at every depth, but a mapping of another `kind` replaces the whole."""
     merged = dict(base)
     for key, value in over.items():
-        below = merged.get(key)
-        merges = isinstance(below, Mapping) and isinstance(value, Mapping) and value.get("kind", below.get("kind")) == below.get("kind")
-        merged[key] = overlay(below, value) if merges else value
+        below: Any = merged.get(key)  # Any: parsed JSON
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        if both and value.get("kind", below.get("kind")) == below.get("kind"):
+            merged[key] = overlay(below, value)
+        else:
+            merged[key] = value
     return merged

@@ -72,7 +72,11 @@ def one_gpu() -> Values:
         "scheduling": {"kind": "tail_batching"},
         "sampling": {"temperature": 1.0, "top_p": 1.0, "max_response_tokens": 4096},
         "engine": {"max_model_len": 6144, "max_num_seqs": 256, "gpu_memory_utilization": 0.4, "enforce_eager": False},
-        "learner": {"optimizer": {"learning_rate": 1e-6, "warmup_steps": 10, "beta2": 0.95}, "max_tokens_per_microbatch": 16384, "recompute_layers": True},
+        "learner": {
+            "optimizer": {"learning_rate": 1e-6, "warmup_steps": 10, "beta2": 0.95},
+            "max_tokens_per_microbatch": 16384,
+            "recompute_layers": True,
+        },
         "cluster": {"device_kind": "cuda", "num_devices": 1, "roles": "rollout: 0, learner: 0"},
         "evaluation": {"num_prompts": 64, "responses_per_prompt": 4, "every_steps": 50},
     }

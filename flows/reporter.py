@@ -50,7 +50,9 @@ class RunReporter:
             self._show(commit)
             self._run.tracker.log_step(commit.step, commit.metrics)
         if self._run.tracker.run_id:
-            await acreate_link_artifact(link=self._run.tracker.uri, link_text=f"MLflow run {self._run.tracker.run_id}", key=f"mlflow-{self._key}")
+            await acreate_link_artifact(
+                link=self._run.tracker.uri, link_text=f"MLflow run {self._run.tracker.run_id}", key=f"mlflow-{self._key}"
+            )
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -132,12 +134,17 @@ class RunReporter:
 
     def _links(self) -> Mapping[str, str]:
         tracker, report = self._run.tracker, self._run.local_report("")
-        links = {"report": str(report) if report else f"{self._run.store.url}/{layout.REPORT}", "MLflow": f"{tracker.uri} run {tracker.run_id}"}
+        links = {
+            "report": str(report) if report else f"{self._run.store.url}/{layout.REPORT}",
+            "MLflow": f"{tracker.uri} run {tracker.run_id}",
+        }
         return links | dict(self._run.links)
 
     def _pictures(self, commits: Sequence[StepCommit]) -> dict[str, bytes]:
         steps = [commit.step for commit in commits]
-        heldout = {step: mean_interval(list(report.scores.values()), seed=self._run.config.seed) for step, report in self._evaluations.items()}
+        heldout = {
+            step: mean_interval(list(report.scores.values()), seed=self._run.config.seed) for step, report in self._evaluations.items()
+        }
         stages = {stage: [commit.timings[stage] for commit in commits] for stage in STAGES}
         pictures = {
             "reward.png": plots.reward_curve(steps, [commit.metrics["reward/mean"] for commit in commits], heldout),

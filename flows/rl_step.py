@@ -39,7 +39,7 @@ async def rl_step(plan: StepPlan) -> StepReport:
         rollout = run_rollout.submit(plan)
         reward = score_responses.submit(plan)
         gradients = accumulate_gradients.submit(plan)
-        policy = update_policy.submit(plan, gradients)
+        policy = update_policy.submit(plan, gradients)  # type: ignore[call-overload]  # Dask hands over the result
         published = publish_weights.submit(plan, policy)
     done = await all_results((rollout, reward, gradients, policy, published))
     names = ("rollout", "reward", "gradients", "policy", "published")

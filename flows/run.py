@@ -1,6 +1,6 @@
 """Opening a run: everything that can be wrong is found here, before a process is started or a file is half written.
 
-    RunConfig -> artifact root writable? -> model there? -> rows sound? -> manifest -> tracker -> what the tasks are told
+RunConfig -> artifact root writable? -> model there? -> rows sound? -> manifest -> tracker -> what the tasks are told
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from prefect import runtime
-from tasks.learner.models import resolve_model
 
 from artifacts.commit import RunManifest, StepCommit, git_sha, package_versions, read_commits, read_manifest, write_manifest
 from artifacts.layout import report_file
@@ -23,6 +22,7 @@ from artifacts.store import Store
 from artifacts.tracking import RunTracker
 from flows.config import RunConfig
 from tasks.cluster.devices import worker_specs
+from tasks.learner.models import resolve_model
 from tasks.plan import HELDOUT, Deadlines, RunContext, dataset_of, prompts_of
 from tasks.rewards.registry import build_rewards
 from tasks.scheduling.events import PromptRef
@@ -85,7 +85,9 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     weights_dir.mkdir(parents=True, exist_ok=True)
     tracker = _start_tracker(config, run_id, store)
     try:
-        yield OpenRun(config=config, context=context, store=store, tracker=tracker, commits=tuple(read_commits(store)), links=_links(run_id))
+        yield OpenRun(
+            config=config, context=context, store=store, tracker=tracker, commits=tuple(read_commits(store)), links=_links(run_id)
+        )
         tracker.end("FINISHED")
     except BaseException as error:
         tracker.end("FAILED" if isinstance(error, Exception) else "KILLED")

@@ -15,7 +15,9 @@ def main() -> int:
     """Validates, runs the flow, prints one sentence for what a user can mend."""
     options = _arguments()
     if "PREFECT_API_URL" not in os.environ:
-        return _complain("a Prefect server must be running, PREFECT_API_URL is not set; use 'make demo', or 'prefect server start' and set it")
+        return _complain(
+            "a Prefect server must be running, PREFECT_API_URL is not set; use 'make demo', or 'prefect server start' and set it"
+        )
     from flows.command_line import assemble
     from flows.config import RunConfig
 
@@ -32,7 +34,9 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m flows.start", description="Train in this process, on a Prefect server that is running.")
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.start", description="Train in this process, on a Prefect server that is running."
+    )
     parser.add_argument("--preset", default="smollm2", help="named configuration (default: %(default)s); python -m flows.explain --list")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field, for example num_steps=5")
     parser.add_argument("--resume", default="", metavar="RUN_ID", help="go on with a run that was interrupted")

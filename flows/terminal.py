@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -93,8 +93,10 @@ class TerminalView:
             table.add_column(title, justify="right" if title != "round" else "left")
         for step, kind, metrics in self._rows:
             table.add_row(str(step), kind, *(form.format(metrics.get(name, 0.0)) for _, name, form in COLUMNS))
-        head = Text(f"{self._run_id}   step {self._step} of {self._num_steps}   {elapsed_s / 60:.1f} min   reward {sparkline(self._rewards)}")
-        lines = [head, ProgressBar(total=self._num_steps, completed=self._step, width=80), table]
+        head = Text(
+            f"{self._run_id}   step {self._step} of {self._num_steps}   {elapsed_s / 60:.1f} min   reward {sparkline(self._rewards)}"
+        )
+        lines: list[RenderableType] = [head, ProgressBar(total=self._num_steps, completed=self._step, width=80), table]
         if progress is not None:
             finished, launched = progress
             lines.append(Text(f"this round: {finished} of {launched} responses", style="cyan"))

@@ -1,15 +1,16 @@
 """The training run: before, step after step, after.
 
-    open -> restore -> evaluate -> [ plan_round -> rl_step -> commit ] x steps (+ drain) -> evaluate -> report
+open -> restore -> evaluate -> [ plan_round -> rl_step -> commit ] x steps (+ drain) -> evaluate -> report
 
-    python -m flows.start --preset tiny --set num_steps=5        in this process; needs a Prefect server, `make demo` brings one
-    prefect deployment run 'train/laptop' --watch -p config='{"preset": "smollm2", "num_steps": 40}'
+python -m flows.start --preset tiny --set num_steps=5        in this process; needs a Prefect server, `make demo` brings one
+prefect deployment run 'train/laptop' --watch -p config='{"preset": "smollm2", "num_steps": 40}'
 """
 
 from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from distributed import KilledWorker, performance_report
 from distributed.client import FutureCancelledError
-from prefect import Flow, flow
+from prefect import flow
 from prefect_dask import DaskTaskRunner
 
 from artifacts.checkpoint import Checkpoints
@@ -45,6 +46,7 @@ from tasks.train import publish
 logger = logging.getLogger(__name__)
 
 
+StepFlow = Callable[[StepPlan], Awaitable[Any]]  # Any: the flow's report
 RECOVERABLE = (ActorLost, EngineLost, KilledWorker, FutureCancelledError)
 
 
@@ -59,7 +61,9 @@ async def train(config: RunConfig) -> RunSummary:
         if page is not None:
             stack.enter_context(performance_report(filename=str(page)))
         fleet = stack.enter_context(
-            Fleet(client, run.context, worker_specs(run.config.cluster), run.config.engine, run.config.learner, run.config.deadlines.start_s)
+            Fleet(
+                client, run.context, worker_specs(run.config.cluster), run.config.engine, run.config.learner, run.config.deadlines.start_s
+            )
         )
         return await train_steps(run, fleet, DaskTaskRunner(address=client.scheduler.address))
 
@@ -105,7 +109,7 @@ async def commit(run: OpenRun, reporter: RunReporter, report: StepReport, state:
     await reporter.stepped(report, record)
 
 
-async def evaluated(flow_with_runner: Flow[..., Any], run: OpenRun, fleet: Fleet, step: int, weights: WeightsRef) -> EvaluationReport:
+async def evaluated(flow_with_runner: StepFlow, run: OpenRun, fleet: Fleet, step: int, weights: WeightsRef) -> EvaluationReport:
     """Held-out scores after this step; read back if they are recorded."""
     config = run.config.evaluation
     round_plan = evaluation_round(run.context, step, config.num_prompts, config.responses_per_prompt)
@@ -114,7 +118,7 @@ async def evaluated(flow_with_runner: Flow[..., Any], run: OpenRun, fleet: Fleet
     return report
 
 
-async def recovering(flow_with_runner: Flow[..., Any], run: OpenRun, fleet: Fleet, plan: StepPlan) -> Any:  # Any: the flow's report
+async def recovering(flow_with_runner: StepFlow, run: OpenRun, fleet: Fleet, plan: StepPlan) -> Any:  # Any: the flow's report
     """Run a step or an evaluation; when a worker dies under it, replace what was lost and run the rest of it again.
 
     What the first attempt recorded is not generated again. A lost learner takes all ranks with it: they are restored from the

@@ -1,6 +1,6 @@
 """What makes a run survive: the learner restored from the last checkpoint, and training replayed from recorded groups.
 
-    checkpoint of step 20 + groups of steps 21..27 -> the weights of step 27, bit by bit, without generating a token
+checkpoint of step 20 + groups of steps 21..27 -> the weights of step 27, bit by bit, without generating a token
 """
 
 from __future__ import annotations
@@ -61,4 +61,3 @@ async def save_checkpoint(run: RunContext, step: int, keep: int) -> str:
     calls = (rank.call("save_checkpoint", str(aside), deadline_s=run.deadlines.learner_call_s) for rank in learner_ranks(run))
     await asyncio.gather(*calls)
     return await asyncio.to_thread(checkpoints.commit, step, aside)
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -57,7 +56,9 @@ def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...
     window = (report.started_s, report.finished_s)
     times = stage_times(report)
     devices = sorted({device for device in report.plan.run.devices.values() if device != "host"})
-    rewards = [response.score.reward for group in groups for response in group.responses if response.score and response.score.reward is not None]
+    rewards = [
+        response.score.reward for group in groups for response in group.responses if response.score and response.score.reward is not None
+    ]
     lengths = report.rollout.lengths or (0,)
     tokens = report.rollout.tokens
     rollout_s = stage_s(report.spans, "rollout", *window)
@@ -99,7 +100,7 @@ def _domain_rewards(groups: tuple[Group, ...]) -> dict[str, float]:
     return {f"reward/{domain}_mean": sum(rewards) / len(rewards) for domain, rewards in by_domain.items()}
 
 
-def _learner_metrics(report: StepReport) -> Mapping[str, float]:
+def _learner_metrics(report: StepReport) -> dict[str, float]:
     total = reduce(add, report.gradients.ranks, AccumulateReport())
     update = report.policy.update
     return token_means(total) | {

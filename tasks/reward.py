@@ -1,6 +1,6 @@
 """The reward stage: one coordinator task that scores every response as soon as it is finished, and records it.
 
-    sample buffer -> reward threads -> verdict -> sample buffer, and the step's journal
+sample buffer -> reward threads -> verdict -> sample buffer, and the step's journal
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ def check_infra(plan: StepPlan, scored: Sequence[Response]) -> None:
     failed = [one.score for one in scored if one.score is not None and one.score.outcome is Outcome.INFRA]
     if len(failed) >= MIN_FAILURES and len(failed) > plan.run.max_infra_fraction * len(scored):
         raise RewardBroken(
-            f"rewards must reach a verdict for all but {plan.run.max_infra_fraction:.0%} of the responses, {len(failed)} of {len(scored)} of step "
-            f"{plan.step} have none ({failed[0].scorer}: {failed[0].detail}); mend the reward, or raise max_infra_fraction"
+            f"rewards must reach a verdict for all but {plan.run.max_infra_fraction:.0%} of the responses, "
+            f"{len(failed)} of {len(scored)} of step {plan.step} have none ({failed[0].scorer}: {failed[0].detail}); "
+            "mend the reward, or raise max_infra_fraction"
         )
 
 

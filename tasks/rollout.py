@@ -192,6 +192,5 @@ def read_round(plan: StepPlan) -> RolloutReport | None:
     if not store.exists(layout.round_file(plan.step)):
         return None
     raw = json.loads(store.read(layout.round_file(plan.step)))
-    spans = tuple(Span(**span) for span in raw.pop("spans"))
-    names = {key: tuple(raw.pop(key)) for key in ("accepted", "deferred", "dropped", "lengths")}
-    return RolloutReport(spans=spans, **names, **raw)
+    lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
+    return RolloutReport(**(raw | lists | {"spans": tuple(Span(**span) for span in raw["spans"])}))

@@ -1,6 +1,6 @@
 """The training stages: accumulate gradients over accepted groups, update the policy once, publish its weights through the gate.
 
-    sample buffer -> groups -> balanced over the ranks -> gradients (sums) -> one reduction, one update -> safetensors -> engines
+sample buffer -> groups -> balanced over the ranks -> gradients (sums) -> one reduction, one update -> safetensors -> engines
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ async def publish(run: RunContext) -> PublishReport:
     weights: WeightsRef = await first_rank.call("export_weights", run.weights_dir, deadline_s=run.deadlines.learner_call_s)
     loaded, expected = await asyncio.gather(load_engines(run, weights), _learner_attestation(run))
     gate_started_s = time.time()
-    difference = max((check_gate(name, attestation, expected, run.gate_tolerance_nats) for name, attestation in loaded.items()), default=0.0)
+    difference = max(
+        (check_gate(name, attestation, expected, run.gate_tolerance_nats) for name, attestation in loaded.items()), default=0.0
+    )
     keep_last_versions(Path(run.weights_dir), weights.version)
     return PublishReport(
         weights=weights,

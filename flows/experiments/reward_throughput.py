@@ -41,9 +41,7 @@ def measure(path: str, reward: MathAnswer, answers: list[tuple[str, str]]) -> st
     ordered = sorted(taken_s)
     p50_us, p99_us = (1e6 * ordered[int(share * (len(ordered) - 1))] for share in (0.50, 0.99))
     rate = len(ordered) / sum(ordered)
-    return (
-        f"path={path} answers={len(ordered)} right={num_right} answers_per_s={rate:.0f} p50_us={p50_us:.1f} p99_us={p99_us:.1f}"
-    )
+    return f"path={path} answers={len(ordered)} right={num_right} answers_per_s={rate:.0f} p50_us={p50_us:.1f} p99_us={p99_us:.1f}"
 
 
 def main() -> None:

@@ -51,9 +51,7 @@ def _compare(results: Mapping[str, Sequence[Mapping[str, Any]]], clock: str, whi
     """Medians of both kinds and of their paired ratio, in tokens per second of this clock."""
     bare, engine = ([result["tokens"] / result[clock] for result in results[kind][which]] for kind in _KINDS)
     ratio = statistics.median(ours / theirs for theirs, ours in zip(bare, engine, strict=True))
-    return (
-        f"tokens per {clock[:-1]}: bare={statistics.median(bare):.1f} engine={statistics.median(engine):.1f} ratio={ratio:.3f}"
-    )
+    return f"tokens per {clock[:-1]}: bare={statistics.median(bare):.1f} engine={statistics.median(engine):.1f} ratio={ratio:.3f}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,9 +80,7 @@ def _in_fresh_process(kind: str) -> dict[str, Any]:
 
 def _config(options: argparse.Namespace) -> EngineConfig:
     length = options.prompt_tokens + options.new_tokens
-    return EngineConfig(
-        max_num_seqs=options.prompts * options.responses, max_model_len=max(256, length), block_size=options.block_size
-    )
+    return EngineConfig(max_num_seqs=options.prompts * options.responses, max_model_len=max(256, length), block_size=options.block_size)
 
 
 def _requests(options: argparse.Namespace) -> list[Request]:

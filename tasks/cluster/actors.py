@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +90,7 @@ class ActorRegistry:
         self.create_all({name: worker}, {name: (factory, args)}, deadline_s)
 
     def create_all(
-        self, workers: dict[str, str], actors: dict[str, tuple[Callable[..., object], tuple[object, ...]]], deadline_s: float
+        self, workers: Mapping[str, str], actors: Mapping[str, tuple[Callable[..., object], tuple[object, ...]]], deadline_s: float
     ) -> None:
         """Start several actors side by side. Raises the constructor's own error, or TimeoutError with the name still missing."""
         ends = time.monotonic() + deadline_s

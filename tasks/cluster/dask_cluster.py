@@ -1,6 +1,6 @@
 """The Dask cluster of a run: started here for one machine, or joined by address. No work is scheduled here.
 
-    worker_specs -> SpecCluster of Nannies (CPU), dask_cuda's worker specification around each (GPU) -> Client
+worker_specs -> SpecCluster of Nannies (CPU), dask_cuda's worker specification around each (GPU) -> Client
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +114,8 @@ def _check_port(port: int) -> None:
 def wait_for_workers(client: Client, config: ClusterConfig) -> None:
     """Block until every worker of the run is there. Raises ClusterTooSmall with the names that are missing."""
     specs = worker_specs(config)
-    try:
+    with suppress(TimeoutError):  # the check below says who is missing
         client.wait_for_workers(len(specs), timeout=config.start_deadline_s)
-    except TimeoutError:
-        pass  # the check below says who is missing
     _check_workers(client, specs, config.start_deadline_s)
 
 
@@ -128,7 +126,8 @@ def _check_workers(client: Client, specs: Sequence[WorkerSpec], waited_s: float)
     if missing:
         raise ClusterTooSmall(
             f"the cluster must have workers named {', '.join(spec.name for spec in specs)}; {', '.join(missing)} did not come within "
-            f"{waited_s:.0f} s (present: {', '.join(sorted(map(str, present))) or 'none'}); start them with 'dask worker --name {missing[0]} ...'"
+            f"{waited_s:.0f} s (present: {', '.join(sorted(map(str, present))) or 'none'}); "
+            f"start them with 'dask worker --name {missing[0]} ...'"
         )
     slots = present["control"]["resources"].get("coordinator", 0)
     if slots < COORDINATORS:

@@ -73,7 +73,7 @@ class WorkerSpec:
 
 
 def parse_role_map(roles: str) -> dict[Role, tuple[int, ...]]:
-    """"rollout: 0-1,4; learner: 0" -> device numbers by role. Parts are separated by ';' or by a comma before a role's name."""
+    """ "rollout: 0-1,4; learner: 0" -> device numbers by role. Parts are separated by ';' or by a comma before a role's name."""
     parsed: dict[Role, tuple[int, ...]] = {}
     for part in _role_parts(roles):
         name, _, ranges = part.partition(":")

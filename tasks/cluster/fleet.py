@@ -94,4 +94,3 @@ class Fleet:
                 await self._registry.remote(name).call("close", deadline_s=20)
             except (ActorLost, TimeoutError) as error:
                 logger.warning("engine did not close name=%s reason=%s", name, error)
-

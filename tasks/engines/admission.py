@@ -33,6 +33,4 @@ def check_request(request: Request, max_model_len: int, vocabulary: int) -> None
         )
     tokens = (*request.prompt_tokens, *request.kept_tokens)
     if min(tokens) < 0 or max(tokens) >= vocabulary:
-        raise ValueError(
-            f"token ids must be in 0..{vocabulary - 1}, {name} has {min(tokens)}..{max(tokens)}; use the model's tokenizer"
-        )
+        raise ValueError(f"token ids must be in 0..{vocabulary - 1}, {name} has {min(tokens)}..{max(tokens)}; use the model's tokenizer")

@@ -1,6 +1,6 @@
 """An engine in a Dask worker: the actor that holds it, and the Engine that callers see.
 
-    driver -> RemoteEngine -> bytes over Dask -> EngineActor -> VllmEngine (its own stepping thread)
+driver -> RemoteEngine -> bytes over Dask -> EngineActor -> VllmEngine (its own stepping thread)
 """
 
 from __future__ import annotations

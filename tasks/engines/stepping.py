@@ -210,6 +210,4 @@ class SteppingThread(Generic[C]):
         began_s = self._step_began_s
         if not self._thread.is_alive():
             return "its stepping thread is gone"
-        return (
-            "its stepping thread is between steps" if began_s is None else f"in one step for {time.monotonic() - began_s:.1f} s"
-        )
+        return "its stepping thread is between steps" if began_s is None else f"in one step for {time.monotonic() - began_s:.1f} s"

@@ -100,9 +100,7 @@ class VllmCore:
         """Load and attest; refuses while requests run, because their next tokens would mix versions unnoticed."""
         if self._live:
             some = sorted(self._live)[:3]
-            raise ValueError(
-                f"load_weights needs a drained engine, {len(self._live)} requests run ({some}); abort or collect them first"
-            )
+            raise ValueError(f"load_weights needs a drained engine, {len(self._live)} requests run ({some}); abort or collect them first")
         self._check_probes(probes)
         prints = self._engine.collective_rpc("load_version", args=(weights.path, weights.version))
         self._version = weights.version
@@ -115,9 +113,7 @@ class VllmCore:
     def warm_up(self) -> None:
         """Run every kind of step once: what vLLM compiles on first use must not fall into a round or a load's deadline."""
         self._prompt_logprobs([(0,) * 4])
-        sampled = Request(
-            prompt_id=_PROBE, index=0, prompt_tokens=(0,) * 4, max_new_tokens=3, temperature=1.0, top_p=1.0, seed=0
-        )
+        sampled = Request(prompt_id=_PROBE, index=0, prompt_tokens=(0,) * 4, max_new_tokens=3, temperature=1.0, top_p=1.0, seed=0)
         self.add([sampled])
         while self.busy:
             self.step()

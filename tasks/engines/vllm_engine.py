@@ -33,31 +33,19 @@ class EngineConfig(BaseModel):
     dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="Number format of weights and activations.")
     max_num_seqs: int = Field(default=64, ge=1, description="Largest number of responses that decode together.")
     max_model_len: int = Field(default=1024, ge=2, description="Bound on prompt plus generated tokens of a response.")
-    max_batched_tokens: int = Field(
-        default=4096, ge=32, description="Tokens that one step may process, which chunks long prompts."
-    )
-    block_size: int = Field(
-        default=32, ge=16, description="Tokens per KV block; prompts share cached prefixes in whole blocks."
-    )
+    max_batched_tokens: int = Field(default=4096, ge=32, description="Tokens that one step may process, which chunks long prompts.")
+    block_size: int = Field(default=32, ge=16, description="Tokens per KV block; prompts share cached prefixes in whole blocks.")
     kv_cache_gb: float = Field(default=1.0, gt=0, description="Size of the KV cache on a CPU device, in GiB.")
     gpu_memory_utilization: float = Field(default=0.6, gt=0, le=1, description="Share of a GPU's memory this replica may take.")
     prefix_caching: bool = Field(default=True, description="Whether responses of one prompt share its KV cache.")
-    enforce_eager: bool = Field(
-        default=True, description="Run without compilation or CUDA graphs: starts faster, decodes slower on a GPU."
-    )
+    enforce_eager: bool = Field(default=True, description="Run without compilation or CUDA graphs: starts faster, decodes slower on a GPU.")
     tensor_parallel_size: int = Field(default=1, ge=1, description="Devices that hold this replica together.")
     sleep_mode: bool = Field(default=False, description="Whether a GPU replica can give its memory back between rollouts.")
     start_deadline_s: float = Field(default=600.0, gt=0, description="Longest time to build the engine, in seconds.")
-    call_deadline_s: float = Field(
-        default=120.0, gt=0, description="Longest wait for the step that runs when a call comes, in seconds."
-    )
-    load_deadline_s: float = Field(
-        default=300.0, gt=0, description="Longest time to load and attest a weight version, in seconds."
-    )
+    call_deadline_s: float = Field(default=120.0, gt=0, description="Longest wait for the step that runs when a call comes, in seconds.")
+    load_deadline_s: float = Field(default=300.0, gt=0, description="Longest time to load and attest a weight version, in seconds.")
 
-    def vllm_arguments(
-        self, model_path: str, seed: int, on_cpu: bool
-    ) -> dict[str, Any]:  # Any: vLLM's EngineArgs are of many types
+    def vllm_arguments(self, model_path: str, seed: int, on_cpu: bool) -> dict[str, Any]:  # Any: vLLM's EngineArgs are of many types
         """The keyword arguments of vLLM's EngineArgs."""
         memory: dict[str, Any]
         if on_cpu:
@@ -126,9 +114,7 @@ class VllmEngine(Engine):
         Fingerprints are of what the engine holds as far as that can be read back; `vllm_worker` says how far.
         """
         fixed = tuple(probes)
-        return await self._thread.call(
-            "load_weights", lambda core: core.load(weights, seed, fixed), self._config.load_deadline_s
-        )
+        return await self._thread.call("load_weights", lambda core: core.load(weights, seed, fixed), self._config.load_deadline_s)
 
     async def stats(self) -> EngineStats:
         return await self._thread.call("stats", lambda core: core.stats(), self._config.call_deadline_s)

@@ -57,7 +57,9 @@ class LearnerActor:
         if step <= self._version:
             return self._update_report
         if step != self._version + 1:
-            raise ValueError(f"update of step {step} must follow version {step - 1}, the learner is at {self._version}; replay the steps between")
+            raise ValueError(
+                f"update of step {step} must follow version {step - 1}, the learner is at {self._version}; replay the steps between"
+            )
         self._update_report = pack(self._rank.update(step))
         self._version = step
         return self._update_report

@@ -25,12 +25,15 @@ def check_gate(engine: str, attested: Attestation, expected: Attestation, tolera
         raise GateFailed(f"{engine} must hold every tensor of version {expected.version}, {min(missing)} never reached it")
     wrong = [name for name, value in expected.fingerprints.items() if attested.fingerprints[name] != value]
     if wrong:
-        raise GateFailed(f"{engine} must hold the learner's {wrong[0]} of version {expected.version}, it holds another ({len(wrong)} tensors differ)")
+        raise GateFailed(
+            f"{engine} must hold the learner's {wrong[0]} of version {expected.version}, it does not; tensors that differ: {len(wrong)}"
+        )
     difference = mean_difference(attested.probe_logprobs, expected.probe_logprobs)
     if not difference <= tolerance_nats:  # not-a-number fails, too
         raise GateFailed(
-            f"{engine} must give the probes the learner's log-probabilities within {tolerance_nats} nats, they differ by {difference:.3f} on "
-            f"average; its tensors are right, so look at what it computes (dtype, attention backend, position limits), or raise gate.tolerance_nats"
+            f"{engine} must give the probes the learner's log-probabilities within {tolerance_nats} nats, they differ by "
+            f"{difference:.3f} on average; its tensors are right, so look at what it computes (dtype, attention backend, position limits), "
+            "or raise gate.tolerance_nats"
         )
     return difference
 

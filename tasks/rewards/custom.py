@@ -24,9 +24,7 @@ class CustomConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["custom"] = Field(default="custom", description="Chooses a reward function of your own.")
-    path: str = Field(
-        description="The function of (prompt, response, gold), as 'package.module:function' or 'path/to/file.py:function'."
-    )
+    path: str = Field(description="The function of (prompt, response, gold), as 'package.module:function' or 'path/to/file.py:function'.")
     timeout_s: float = Field(default=5.0, gt=0, le=600, description="Wall seconds that the function may take for one response.")
     memory_bytes: int = Field(
         default=DEFAULT_MEMORY_BYTES,

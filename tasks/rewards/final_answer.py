@@ -24,9 +24,7 @@ _BARE_ROLE = re.compile(r"(?<![A-Za-z \t])(?:user|assistant|system)[ \t]*\n")
 _BRACE = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 # answer\W{0,6}\s*(number), the rule of tiny-mix, with the sign and a leading \frac kept as part of the number.
-_NUMBER_LINE = re.compile(
-    r"answer\W{0,6}?\s*(?P<value>[-+]?(?:\\[dt]?frac\s*\{?\s*[-+]?\d|\.?\d)[^\n]*)", re.IGNORECASE | re.ASCII
-)
+_NUMBER_LINE = re.compile(r"answer\W{0,6}?\s*(?P<value>[-+]?(?:\\[dt]?frac\s*\{?\s*[-+]?\d|\.?\d)[^\n]*)", re.IGNORECASE | re.ASCII)
 _LINE = re.compile(r"answer[*_]*\s*[:=][*_]*[^\S\n]*\n?(?P<value>[^\n]*\S)", re.IGNORECASE)
 
 

@@ -27,9 +27,7 @@ class MathAnswerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["math_answer"] = Field(default="math_answer", description="Chooses the mathematics reward.")
-    timeout_s: float = Field(
-        default=1.0, gt=0, le=60, description="Wall seconds that the symbolic check of one answer may take."
-    )
+    timeout_s: float = Field(default=1.0, gt=0, le=60, description="Wall seconds that the symbolic check of one answer may take.")
     unevaluated: Literal["wrong", "verify"] = Field(
         default="wrong",
         description="When the gold is a number, an answer that still holds an operation is wrong, or is checked symbolically.",

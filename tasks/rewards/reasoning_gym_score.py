@@ -36,9 +36,7 @@ class ReasoningGymConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["reasoning_gym"] = Field(default="reasoning_gym", description="Chooses reasoning-gym's scorers.")
-    binary: bool = Field(
-        default=True, description="Pay 1 for a full score and 0 for anything less; off, partial credit is kept."
-    )
+    binary: bool = Field(default=True, description="Pay 1 for a full score and 0 for anything less; off, partial credit is kept.")
 
 
 class ReasoningGymGold(BaseModel):

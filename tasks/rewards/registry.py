@@ -63,9 +63,7 @@ class Rewards:
         reward = self._by_domain.get(domain) or self._by_domain.get(ANY_DOMAIN)
         if reward is None:
             known = ", ".join(sorted(self._by_domain))
-            raise ValueError(
-                f"every domain needs a reward, got {domain!r} with rewards for {known}; add it or a reward for '*'"
-            )
+            raise ValueError(f"every domain needs a reward, got {domain!r} with rewards for {known}; add it or a reward for '*'")
         return reward
 
     def warm(self) -> None:

@@ -28,9 +28,7 @@ class BatchConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompts_per_step: int = Field(..., ge=1, description="Prompts (groups) that one step trains, P0.")
-    responses_per_prompt: int = Field(
-        ..., ge=2, description="Responses per prompt that one step trains, R0; a group compares them."
-    )
+    responses_per_prompt: int = Field(..., ge=2, description="Responses per prompt that one step trains, R0; a group compares them.")
 
 
 class SyncConfig(BaseModel):
@@ -59,16 +57,12 @@ class TailBatchingConfig(BaseModel):
         le=4,
         description="Responses a short round launches per response it keeps; 1 is free of bias to short answers.",
     )
-    drain: bool = Field(
-        True, description="Train what is left in the long-prompt queue in extra steps after the last planned one."
-    )
+    drain: bool = Field(True, description="Train what is left in the long-prompt queue in extra steps after the last planned one.")
 
     @model_validator(mode="after")
     def _speculates(self) -> Self:
         if self.prompt_overprovision == 1 and self.response_overprovision == 1:
-            raise ValueError(
-                "tail batching must over-provision prompts or responses, got 1.0 for both; raise one or use kind 'sync'"
-            )
+            raise ValueError("tail batching must over-provision prompts or responses, got 1.0 for both; raise one or use kind 'sync'")
         return self
 
 

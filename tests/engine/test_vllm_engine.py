@@ -139,9 +139,7 @@ async def test_loading_changes_what_is_sampled_and_attested(engine: VllmEngine, 
     changed = {name for name, print_1 in seen[1][0].fingerprints.items() if print_1 != seen[2][0].fingerprints[name]}
     assert changed == {name for name in seen[1][0].fingerprints if not name.endswith("norm.weight")}  # norms start as ones
     assert seen[1][0].probe_logprobs != seen[2][0].probe_logprobs
-    assert {generated.token_ids for generated in seen[1][1].values()} != {
-        generated.token_ids for generated in seen[2][1].values()
-    }
+    assert {generated.token_ids for generated in seen[1][1].values()} != {generated.token_ids for generated in seen[2][1].values()}
 
 
 async def test_attestation_names_a_tensor_that_was_tampered_with(engine: VllmEngine, versions: Versions) -> None:
@@ -191,9 +189,7 @@ async def test_loading_refuses_a_file_of_another_model(engine: VllmEngine, versi
         ({"prompt_id": "0/0"}, "once at a time"),
     ],
 )
-async def test_an_unfit_request_is_refused_with_its_whole_batch(
-    engine: VllmEngine, changes: dict[str, object], rule: str
-) -> None:
+async def test_an_unfit_request_is_refused_with_its_whole_batch(engine: VllmEngine, changes: dict[str, object], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         await engine.submit([make_request("0/0"), make_request(**({"prompt_id": "0/1"} | changes))])
     assert (await engine.stats()).num_running + (await engine.stats()).num_waiting == 0

@@ -37,14 +37,14 @@ class Finished:
 
 
 class Launcher:
-    """Starts `python -m flows.train` as a user would."""
+    """Starts `python -m flows.start` as a user would."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
 
     def start(self, root: Path, *assignments: str, preset: str = "tiny-sync", resume: str = "") -> subprocess.Popen[str]:
         """A run in the background, its artifacts under root."""
-        command = [sys.executable, "-m", "flows.train", "--preset", preset, "--set", f"keep.artifact_root={root}"]
+        command = [sys.executable, "-m", "flows.start", "--preset", preset, "--set", f"keep.artifact_root={root}"]
         for assignment in (*SMALL, *assignments):
             command += ["--set", assignment]
         command += ["--resume", resume] if resume else []
@@ -70,7 +70,9 @@ def wait_for(found: Path, process: subprocess.Popen[str], deadline_s: float = 20
     ends = time.monotonic() + deadline_s
     while not found.exists():
         if process.poll() is not None:
-            raise AssertionError(f"the run ended with {process.returncode} before {found}: {process.stderr.read() if process.stderr else ''}")
+            raise AssertionError(
+                f"the run ended with {process.returncode} before {found}: {process.stderr.read() if process.stderr else ''}"
+            )
         if time.monotonic() > ends:
             raise AssertionError(f"{found} did not appear within {deadline_s:.0f} s")
         time.sleep(0.05)

@@ -85,9 +85,7 @@ def test_tiny_mix_answers_are_judged_by_the_tiny_mix_rule(gold: int, lines: list
 
 hostile = st.text(
     alphabet=st.one_of(st.sampled_from(list("\\{}$^*().,%/-+ \n0123456789eExXanswer:boxed<|>")), st.characters()), max_size=400
-) | st.lists(
-    st.sampled_from(["\\boxed{", "{", "}", "\\frac", "Answer: ", "42", "^", "**", "\n", "\\{", "<|im_end|>", "½"])
-).map("".join)
+) | st.lists(st.sampled_from(["\\boxed{", "{", "}", "\\frac", "Answer: ", "42", "^", "**", "\n", "\\{", "<|im_end|>", "½"])).map("".join)
 
 
 @given(hostile)

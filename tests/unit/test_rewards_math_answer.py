@@ -44,9 +44,7 @@ def verifying_reward() -> Iterator[MathAnswer]:
     reward.close()
 
 
-MATRIX_9X9 = (
-    r"\det\begin{pmatrix}" + r"\\".join("&".join(f"a_{{{i}{j}}}" for j in range(9)) for i in range(9)) + r"\end{pmatrix}"
-)
+MATRIX_9X9 = r"\det\begin{pmatrix}" + r"\\".join("&".join(f"a_{{{i}{j}}}" for j in range(9)) for i in range(9)) + r"\end{pmatrix}"
 
 # id, gold, text, outcome, detail
 FAST_ROWS = [
@@ -165,9 +163,7 @@ def test_hostile_answer_is_decided_without_a_worker(gold: str, text: str, outcom
 
 
 @pytest.mark.parametrize(("gold", "text", "outcome", "detail"), [pytest.param(*row[1:], id=row[0]) for row in WORKER_ROWS])
-def test_answer_is_decided_by_math_verify(
-    reward: MathAnswer, gold: str, text: str, outcome: Outcome, detail: str | None
-) -> None:
+def test_answer_is_decided_by_math_verify(reward: MathAnswer, gold: str, text: str, outcome: Outcome, detail: str | None) -> None:
     score = reward.score(prompt(gold), response(text))
     assert score.outcome is outcome
     assert detail is None or score.detail == detail
