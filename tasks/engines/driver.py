@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,6 +41,7 @@ from tasks.scheduling.seeds import derive_seed
 logger = logging.getLogger(__name__)
 
 POLL_S = 5.0  # longest single wait; every wait ends earlier when something happens
+FEED = ""  # the feed's name among the engines' names
 STOP_S = 30.0  # how long engines may take to fall idle after a failure
 
 
@@ -118,7 +119,8 @@ class _Round:
         self._dropped: list[str] = []
         self._closed = False
         self._aborted: set[str] = set()
-        self._waits: dict[asyncio.Task[Any], str] = {}  # Any: a poll's answer; the value is an engine's name, or "" for the feed
+        self._polls: dict[str, asyncio.Task[Any]] = {}  # Any: responses of an engine, or verdicts; by engine's name or FEED
+        self._answered: asyncio.Queue[str] = asyncio.Queue()  # whose poll has ended
 
     async def play(self, deadline_s: float) -> RoundResult:
         try:
@@ -129,8 +131,8 @@ class _Round:
             await self._stop()
             raise
         finally:
-            for wait in self._waits:
-                wait.cancel()
+            for poll in self._polls.values():
+                poll.cancel()
         return RoundResult(
             groups=tuple(self._groups),
             deferred=tuple(self._deferred),
@@ -142,9 +144,8 @@ class _Round:
     async def _stop(self) -> None:
         """After a failure: leave the engines idle, for the next attempt asks them for the same responses."""
         self._closed = True
-        for wait in [wait for wait, source in self._waits.items() if source == ""]:
-            del self._waits[wait]
-            wait.cancel()
+        if FEED in self._polls:
+            self._polls.pop(FEED).cancel()
         try:
             async with asyncio.timeout(STOP_S):
                 await self._abort(self._router.running())
@@ -154,37 +155,45 @@ class _Round:
             logger.warning("step=%d not_idle=%s reason=%s", self._plan.step, ",".join(self._router.running()), error)
 
     async def _listen(self, deadline_s: float) -> None:
-        """Wait until at least one poll has an answer, and act on it."""
-        self._poll()
+        """Wait until a poll has something to say, and act on it; answers are taken in the order they came."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + deadline_s
         heard = False
         while not heard:
-            done, _ = await asyncio.wait(self._waits, timeout=max(0.0, ends - loop.time()), return_when=asyncio.FIRST_COMPLETED)
-            for wait in done:
-                heard = await self._hear(self._waits.pop(wait), wait) or heard
-            if not heard and loop.time() >= ends:
-                raise TimeoutError(self._stuck(deadline_s))
             self._poll()
+            source = await self._next_answer(ends - loop.time(), deadline_s)
+            poll = self._polls.pop(source, None)
+            heard = poll is not None and await self._hear(source, poll)
+
+    async def _next_answer(self, left_s: float, deadline_s: float) -> str:
+        if not self._answered.empty():
+            return self._answered.get_nowait()
+        try:
+            return await asyncio.wait_for(self._answered.get(), left_s)
+        except TimeoutError:
+            raise TimeoutError(self._stuck(deadline_s)) from None
 
     def _poll(self) -> None:
         """Ask whoever may have something to say and is not being asked."""
-        asked = set(self._waits.values())
         for name in self._router.alive:
-            if name not in asked and self._router.num_running(name):
-                self._waits[asyncio.ensure_future(self._engines[name].collect(POLL_S))] = name
-        if "" not in asked and self._unscored and not self._closed:
-            self._waits[asyncio.ensure_future(self._feed.scored(POLL_S))] = ""
+            if name not in self._polls and self._router.num_running(name):
+                self._ask(name, self._engines[name].collect(POLL_S))
+        if FEED not in self._polls and self._unscored and not self._closed:
+            self._ask(FEED, self._feed.scored(POLL_S))
 
-    async def _hear(self, source: str, wait: asyncio.Task[Any]) -> bool:  # Any: see _waits
+    def _ask(self, source: str, call: Coroutine[Any, Any, Any]) -> None:  # Any: see _polls
+        self._polls[source] = asyncio.create_task(call)
+        self._polls[source].add_done_callback(lambda _: self._answered.put_nowait(source))
+
+    async def _hear(self, source: str, poll: asyncio.Task[Any]) -> bool:  # Any: see _polls
         """Act on one answer; True if it said anything."""
-        if source == "":
-            scores: list[Score] = wait.result()
+        if source == FEED:
+            scores: list[Score] = poll.result()
             for score in scores:
                 await self._score(score)
             return bool(scores)
         try:
-            arrived: list[Generated] = wait.result()
+            arrived: list[Generated] = poll.result()
         except EngineLost as error:
             await self._lose(source, error)
             return True

@@ -13,6 +13,8 @@ from artifacts.records import Request
 
 PREFILL_COST = 0.1  # of a decoded token; measured ratios lie between a tenth and a thirtieth
 
+EXTRA_WORK = 2.0  # weight of added work against balance; at 1 an idle replica wins even with a second prefill, and every group spreads
+
 
 class Router:
     """Running requests by replica."""
@@ -31,7 +33,7 @@ class Router:
         """The replica for this request, which counts as running there from now on. ValueError when no replica is left."""
         if not self._running:
             raise ValueError(f"a request needs a replica, none is left for {request.response_id}; start one")
-        name = min(self._running, key=lambda one: self._cost[one] + self._added(one, request))
+        name = min(self._running, key=lambda one: self._cost[one] + EXTRA_WORK * self._added(one, request))
         self._cost[name] += self._added(name, request)
         self._prompts[name].add(request.prompt_id)
         self._running[name][request.response_id] = request

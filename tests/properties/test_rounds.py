@@ -1,0 +1,225 @@
+"""Invariants 1, 2, 3 and 7 of the scheduling over simulated runs: random lengths, failing verdicts, dying engines."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+from round_factories import ENGINE, Round, make_engines, make_plan, play, simulate_run
+
+from artifacts.records import Outcome
+from tasks.engines.simulated import LengthModel, SimulatedEngineConfig
+from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.virtual_time import run_virtual
+from tasks.scheduling.baselines import SyncScheduler
+from tasks.scheduling.events import Event, Finished, PromptRef, Scored
+from tasks.scheduling.ledger import account_tokens
+from tasks.scheduling.rounds import BatchConfig, QueueState, SyncConfig, TailBatchingConfig, domain_quotas, finish_round, plan_round
+from tasks.scheduling.tail_batching import ShortRoundScheduler
+
+few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A simulated run and what goes wrong in it."""
+
+    batch: BatchConfig
+    scheduling: SyncConfig | TailBatchingConfig
+    num_steps: int
+    domains: tuple[str, ...]
+    lengths: LengthModel
+    reward: SimulatedRewardConfig
+    losses_s: tuple[float, ...]  # when the engines die; one more engine than that lives on
+    seed: int
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    batch = BatchConfig(prompts_per_step=draw(st.integers(1, 6)), responses_per_prompt=draw(st.integers(2, 4)))
+    tail = TailBatchingConfig(
+        prompt_overprovision=draw(st.sampled_from([1.0, 1.25, 1.5, 3.0])), response_overprovision=draw(st.sampled_from([1.1, 1.5]))
+    )
+    seed = draw(st.integers(0, 10_000))
+    return Scenario(
+        batch=batch,
+        scheduling=draw(st.sampled_from([tail, SyncConfig()])),
+        num_steps=draw(st.integers(1, 7)),
+        domains=tuple(draw(st.lists(st.sampled_from(["add", "letters", "rare"]), min_size=18, max_size=25))),
+        lengths=LengthModel(median_tokens=60, sigma=draw(st.floats(0, 1.5)), prompt_share=draw(st.floats(0, 1)), seed=seed),
+        reward=SimulatedRewardConfig(infra_share=draw(st.sampled_from([0.0, 0.0, 0.1, 0.6])), seed=seed),
+        losses_s=tuple(draw(st.lists(st.floats(0, 30), max_size=3))),
+        seed=seed,
+    )
+
+
+def run(scenario: Scenario) -> list[Round]:
+    async def simulate() -> list[Round]:
+        engines = make_engines(len(scenario.losses_s) + 1, ENGINE.model_copy(update={"lengths": scenario.lengths}))
+        for engine, lost_s in zip(engines, scenario.losses_s, strict=False):
+            asyncio.get_running_loop().call_later(lost_s, engine.fail)
+        return await simulate_run(
+            scenario.batch,
+            scenario.scheduling,
+            num_steps=scenario.num_steps,
+            engines=engines,
+            domains=scenario.domains,
+            seed=scenario.seed,
+            reward=scenario.reward,
+        )
+
+    return run_virtual(simulate())
+
+
+def prompt_ids(refs: Sequence[PromptRef]) -> list[str]:
+    return [ref.prompt_id for ref in refs]
+
+
+@few
+@given(scenarios())
+def test_every_drawn_prompt_is_trained_once_or_dropped_or_still_queued(scenario: Scenario) -> None:
+    drawn: set[str] = set()
+    gone: set[str] = set()
+    for one in run(scenario):
+        drawn |= set(prompt_ids(one.plan.prompts))
+        done = [*(group.prompt.prompt_id for group in one.result.groups), *one.result.dropped]
+        assert len(set(done)) == len(done)
+        assert not set(done) & gone
+        gone |= set(done)
+        assert gone | set(prompt_ids(one.state.queue)) == drawn
+        assert not gone & set(prompt_ids(one.state.queue))
+        assert one.state.num_drawn == len(drawn) == one.state.num_trained + one.state.num_dropped + len(one.state.queue)
+    assert one.state.queue == ()
+
+
+@few
+@given(scenarios())
+def test_every_step_trains_exactly_its_groups_of_scored_responses_of_the_current_version(scenario: Scenario) -> None:
+    for one in run(scenario):
+        plan, groups = one.plan, one.result.groups
+        assert len(groups) <= plan.accept_prompts
+        assert len(groups) == plan.accept_prompts or one.result.dropped
+        if scenario.reward.infra_share == 0:
+            assert len(groups) == plan.accept_prompts
+            domains = Counter(group.prompt.domain for group in groups)
+            assert all(domains[domain] == slots for domain, slots in plan.quotas)
+        for group in groups:
+            assert len({response.generated.index for response in group.responses}) == plan.accept_per_prompt
+            for response in group.responses:
+                assert response.score is not None
+                assert response.score.outcome is not Outcome.INFRA
+                assert (response.score.prompt_id, response.score.index) == (group.prompt.prompt_id, response.generated.index)
+                assert response.generated.finish_reason != "aborted"
+        assert {span.version for response in one.result.generated for span in response.versions} <= {plan.step - 1}
+
+
+@few
+@given(scenarios())
+def test_every_generated_token_is_in_one_column(scenario: Scenario) -> None:
+    for one in run(scenario):
+        generated = one.result.generated
+        assert len({response.response_id for response in generated}) == len(generated)
+        trained = {response.generated.response_id for group in one.result.groups for response in group.responses}
+        ledger = account_tokens(generated, trained=trained)
+        assert ledger.total == sum(len(response.token_ids) for response in generated)
+        assert ledger.trained == sum(len(response.token_ids) for response in generated if response.response_id in trained)
+        assert sum(ledger.shares().values()) == pytest.approx(1.0)
+
+
+@given(
+    prompts_per_step=st.sampled_from([4, 8, 20]),
+    eta=st.sampled_from([1.25, 1.5, 2.0]),
+    num_periods=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+)
+def test_in_steady_state_one_round_in_so_many_is_long(prompts_per_step: int, eta: float, num_periods: int, seed: int) -> None:
+    batch = BatchConfig(prompts_per_step=prompts_per_step, responses_per_prompt=2)
+    scheduling = TailBatchingConfig(prompt_overprovision=eta)
+    period = round(1 / (eta - 1)) + 1
+    state, kinds = QueueState(), []
+    for step in range(1, period * num_periods + 1):
+        plan = plan_round(state, batch, scheduling, domains=("a",) * 50, seed=seed, step=step, num_steps=10_000)
+        assert plan is not None
+        names = prompt_ids(plan.prompts)
+        accepted, deferred = names[: plan.accept_prompts], names[plan.accept_prompts :]
+        state = finish_round(state, plan, accepted=accepted, deferred=deferred, dropped=())
+        kinds.append(plan.kind)
+    assert Counter(kinds) == {"short": num_periods * (period - 1), "long": num_periods}
+    assert state.queue == ()
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=40), st.data())
+def test_quotas_sum_to_the_accepted_groups_and_can_be_filled(domains: list[str], data: st.DataObject) -> None:
+    prompts = [PromptRef(prompt_id=str(place), domain=domain) for place, domain in enumerate(domains)]
+    num_accepted = data.draw(st.integers(0, len(prompts)))
+    quotas = dict(domain_quotas(prompts, num_accepted))
+    launched = Counter(domains)
+    if len(launched) > 1:
+        assert sum(quotas.values()) == num_accepted
+        assert all(abs(quotas[domain] - num_accepted * count / len(domains)) < 1 for domain, count in launched.items())
+        assert all(quotas[domain] <= count for domain, count in launched.items())
+
+
+@given(
+    queue=st.lists(st.tuples(st.text(min_size=1), st.text()), max_size=20),
+    counts=st.tuples(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9)),
+)
+def test_the_queue_survives_json(queue: list[tuple[str, str]], counts: tuple[int, int, int]) -> None:
+    refs = tuple(PromptRef(prompt_id=prompt_id, domain=domain) for prompt_id, domain in queue)
+    state = QueueState(queue=refs, num_drawn=counts[0], num_trained=counts[1], num_dropped=counts[2])
+    assert QueueState.from_json(state.to_json()) == state
+
+
+@given(st.permutations([(prompt, index) for prompt in range(3) for index in range(3)]), st.sets(st.integers(0, 8), max_size=3))
+def test_a_short_round_without_speculation_decides_like_a_synchronous_one(order: list[tuple[int, int]], failing: set[int]) -> None:
+    plan = make_plan("short", domains=("a", "b", "a"), accept_per_prompt=3)
+    short, plain = ShortRoundScheduler(plan), SyncScheduler(plan)
+    assert short.start() == plain.start()
+    for place, (prompt, index) in enumerate(order):
+        reward, outcome = (None, Outcome.INFRA) if place in failing else (1.0, Outcome.OK)
+        events: list[Event] = [
+            Finished(prompt_id=f"p{prompt}", index=index, num_tokens=1),
+            Scored(prompt_id=f"p{prompt}", index=index, outcome=outcome, reward=reward),
+        ]
+        for event in events:
+            assert short.handle(event) == plain.handle(event)
+
+
+@pytest.mark.parametrize("slow_domain", ["a", "b"])
+def test_a_long_round_of_any_domain_mix_ends(slow_domain: str) -> None:
+    plan = make_plan("long", domains=(slow_domain,) * 5 + ("c",), accept_per_prompt=3)
+    result = run_virtual(play(plan, make_engines(2), SimulatedFeed(SimulatedRewardConfig())))
+    assert len(result.groups) == 6
+
+
+def test_a_period_at_128_replicas_is_simulated_in_seconds_and_beats_synchronous_steps() -> None:
+    """The paper's shape: heavy tail, P0 128, R0 8, both over-provisioned by 1.25; 4 short rounds and a long one."""
+    engine = SimulatedEngineConfig(lengths=LengthModel(median_tokens=500, sigma=1.0))
+    batch = BatchConfig(prompts_per_step=128, responses_per_prompt=8)
+
+    async def rollouts(scheduling: SyncConfig | TailBatchingConfig) -> list[Round]:
+        domains = ("math", "code", "qa") * 1000
+        return await simulate_run(
+            batch, scheduling, num_steps=5, engines=make_engines(128, engine), domains=domains, max_response_tokens=16_384
+        )
+
+    started_s = time.process_time()
+    plain, tail = run_virtual(rollouts(SyncConfig())), run_virtual(rollouts(TailBatchingConfig()))
+    assert time.process_time() - started_s < 120
+    assert [one.plan.kind for one in tail] == ["short"] * 4 + ["long"]
+    assert tail[-1].state.num_trained == plain[-1].state.num_trained == 640
+    assert tail[-1].state.queue == ()
+    plain_s, tail_s = (sum(one.rollout_s for one in rounds) for rounds in (plain, tail))
+    assert plain_s > 1.4 * tail_s
+    longest = [max(len(response.generated.token_ids) for group in one.result.groups for response in group.responses) for one in tail]
+    assert max(longest[:4]) * 4 < longest[4]

@@ -1,0 +1,54 @@
+"""The choice of a replica."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from artifacts.records import Request
+from tasks.engines.router import Router
+
+
+def request(prompt: int, index: int = 0, num_prompt_tokens: int = 10, max_new_tokens: int = 100) -> Request:
+    return Request(
+        prompt_id=f"p{prompt}",
+        index=index,
+        prompt_tokens=(1,) * num_prompt_tokens,
+        max_new_tokens=max_new_tokens,
+        temperature=1.0,
+        top_p=1.0,
+        seed=0,
+    )
+
+
+def test_requests_spread_evenly_and_the_same_calls_give_the_same_choices() -> None:
+    first, second = Router(["a", "b", "c"]), Router(["a", "b", "c"])
+    requests = [request(prompt, index) for prompt in range(9) for index in range(8)]
+    chosen = [first.assign(one) for one in requests]
+    assert chosen == [second.assign(one) for one in requests]
+    assert set(Counter(chosen).values()) == {24}
+
+
+def test_a_long_prompt_keeps_its_short_answers_together() -> None:
+    router = Router(["a", "b"])
+    chosen = [router.assign(request(0, index, num_prompt_tokens=5000, max_new_tokens=50)) for index in range(4)]
+    assert chosen == ["a"] * 4
+    assert router.assign(request(1)) == "b"
+
+
+def test_a_finished_response_makes_room_on_its_replica() -> None:
+    router = Router(["a", "b"])
+    assert [router.assign(request(prompt)) for prompt in range(2)] == ["a", "b"]
+    router.finish("p1:0")
+    assert router.assign(request(2)) == "b"
+    assert (router.num_running("a"), router.num_running("b")) == (1, 1)
+
+
+def test_a_removed_replica_gives_back_what_it_owed_in_order() -> None:
+    router = Router(["a", "b"])
+    requests = [request(prompt) for prompt in range(4)]
+    for one in requests:
+        router.assign(one)
+    assert router.remove("a") == (requests[0], requests[2])
+    assert router.remove("a") == ()
+    assert (router.alive, router.where("p0:0"), router.where("p1:0")) == (("b",), None, "b")
+    assert router.running() == ("p1:0", "p3:0")

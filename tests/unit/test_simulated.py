@@ -1,0 +1,185 @@
+"""The simulated engine keeps the contract of an Engine, and its clock is virtual."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from round_factories import make_plan, play
+
+from artifacts.records import Generated, Request, VersionSpan, WeightsRef
+from tasks.engines.base import EngineLost
+from tasks.engines.simulated import LengthModel, SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.virtual_time import run_virtual
+
+FIXED = LengthModel(median_tokens=100, sigma=0)
+PLAIN = SimulatedEngineConfig(step_s=0.01, step_s_per_sequence=0.0, prefill_s_per_token=0.0, lengths=FIXED)
+
+
+def request(index: int, max_new_tokens: int = 1000, kept: int = 0, num_prompt_tokens: int = 10) -> Request:
+    return Request(
+        prompt_id="0/1",
+        index=index,
+        prompt_tokens=(1,) * num_prompt_tokens,
+        max_new_tokens=max_new_tokens,
+        temperature=1.0,
+        top_p=1.0,
+        seed=0,
+        kept_tokens=(2,) * kept,
+        kept_logprobs=(-2.0,) * kept,
+        kept_versions=(VersionSpan(version=0, num_tokens=kept),) if kept else (),
+    )
+
+
+async def collect_all(engine: SimulatedEngine, count: int) -> list[Generated]:
+    responses: list[Generated] = []
+    while len(responses) < count:
+        responses += await engine.collect(1000.0)
+    return responses
+
+
+def test_a_response_takes_the_time_of_its_decode_steps() -> None:
+    async def generate() -> Generated:
+        engine = SimulatedEngine("engine-0", PLAIN)
+        await engine.submit([request(0)])
+        return (await collect_all(engine, 1))[0]
+
+    response = run_virtual(generate())
+    assert (len(response.token_ids), len(response.logprobs), response.finish_reason) == (100, 100, "stop")
+    assert response.finished_s == pytest.approx(1.0)
+    assert response.first_token_s == pytest.approx(0.01)
+
+
+def test_the_bound_cuts_a_response() -> None:
+    async def generate() -> Generated:
+        engine = SimulatedEngine("engine-0", PLAIN)
+        await engine.submit([request(0, max_new_tokens=40)])
+        return (await collect_all(engine, 1))[0]
+
+    response = run_virtual(generate())
+    assert (len(response.token_ids), response.finish_reason) == (40, "length")
+
+
+def test_an_abort_hands_back_the_partial_response_once() -> None:
+    async def abort() -> None:
+        engine = SimulatedEngine("engine-0", PLAIN)
+        await engine.submit([request(0), request(1)])
+        await asyncio.sleep(0.305)
+        await engine.abort(["0/1:0", "0/1:7"])
+        (partial,) = await engine.collect(0.1)
+        assert (partial.index, len(partial.token_ids), partial.finish_reason) == (0, 30, "aborted")
+        assert [one.index for one in await collect_all(engine, 1)] == [1]
+
+    run_virtual(abort())
+
+
+def test_kept_tokens_are_not_generated_again() -> None:
+    async def resume() -> None:
+        engine = SimulatedEngine("engine-0", PLAIN, version=3)
+        await engine.submit([request(0, kept=60)])
+        (response,) = await collect_all(engine, 1)
+        assert response.finished_s == pytest.approx(0.4)
+        assert response.versions == (VersionSpan(version=0, num_tokens=60), VersionSpan(version=3, num_tokens=40))
+        assert sum(span.num_tokens for span in response.versions) == len(response.token_ids) == 100
+
+    run_virtual(resume())
+
+
+def test_a_larger_batch_decodes_more_slowly_but_gets_more_done() -> None:
+    async def generate(count: int) -> float:
+        engine = SimulatedEngine("engine-0", PLAIN.model_copy(update={"step_s_per_sequence": 0.001}))
+        await engine.submit([request(index) for index in range(count)])
+        await collect_all(engine, count)
+        return asyncio.get_running_loop().time()
+
+    alone, together = run_virtual(generate(1)), run_virtual(generate(10))
+    assert alone < together < 10 * alone
+
+
+def test_a_full_cache_preempts_and_everything_still_finishes() -> None:
+    async def generate() -> None:
+        engine = SimulatedEngine("engine-0", PLAIN.model_copy(update={"kv_capacity_tokens": 400}))
+        await engine.submit([request(index, max_new_tokens=300) for index in range(20)])
+        responses = await collect_all(engine, 20)
+        assert {len(one.token_ids) for one in responses} == {100}
+        stats = await engine.stats()
+        assert stats.num_preemptions > 0
+        assert stats.tokens_generated == 2000
+        assert stats.kv_usage == 0
+
+    run_virtual(generate())
+
+
+def test_a_request_that_can_never_fit_is_refused() -> None:
+    async def submit() -> None:
+        await SimulatedEngine("engine-0", PLAIN.model_copy(update={"kv_capacity_tokens": 400})).submit([request(0)])
+
+    with pytest.raises(ValueError, match=r"kv_capacity_tokens \(400\), got 1010"):
+        run_virtual(submit())
+
+
+def test_weights_load_only_into_an_idle_engine_and_mark_the_tokens() -> None:
+    async def load() -> None:
+        engine, weights = SimulatedEngine("engine-0", PLAIN), WeightsRef(version=5, path="", digest="")
+        await engine.submit([request(0)])
+        with pytest.raises(RuntimeError, match="must be idle to load version 5, but it has 1 requests"):
+            await engine.load_weights(weights, seed=0, probes=())
+        await collect_all(engine, 1)
+        attestation = await engine.load_weights(weights, seed=0, probes=((1, 2, 3),))
+        assert (attestation.version, attestation.probe_logprobs) == (5, ((-1.0, -1.0),))
+        await engine.submit([request(1)])
+        (response,) = await collect_all(engine, 1)
+        assert response.versions == (VersionSpan(version=5, num_tokens=100),)
+
+    run_virtual(load())
+
+
+def test_a_lost_engine_ends_every_call_with_engine_lost() -> None:
+    async def lose() -> None:
+        engine = SimulatedEngine("engine-0", PLAIN)
+        await engine.submit([request(0)])
+        asyncio.get_running_loop().call_later(0.5, engine.fail)
+        for call in (engine.collect(10.0), engine.submit([]), engine.abort([]), engine.stats()):
+            with pytest.raises(EngineLost, match="engine-0 is gone"):
+                await call
+
+    run_virtual(lose())
+
+
+def test_responses_of_a_prompt_resemble_each_other() -> None:
+    same = LengthModel(prompt_share=1.0)
+    assert len({same.tokens("0/1", index) for index in range(8)}) == 1
+    assert len({same.tokens(f"0/{row}", 0) for row in range(8)}) == 8
+    assert len({LengthModel(prompt_share=0.5).tokens("0/1", index) for index in range(8)}) == 8
+
+
+def test_collect_waits_no_longer_than_it_is_told() -> None:
+    async def wait() -> float:
+        assert await SimulatedEngine("engine-0", PLAIN).collect(7.0) == []
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(wait()) == pytest.approx(7.0)
+
+
+def test_a_virtual_hour_passes_at_once() -> None:
+    async def sleep() -> float:
+        await asyncio.sleep(3600)
+        return asyncio.get_running_loop().time()
+
+    started_s = time.monotonic()
+    assert run_virtual(sleep()) == pytest.approx(3600)
+    assert time.monotonic() - started_s < 5
+
+
+def test_a_wait_that_no_timer_ends_is_reported() -> None:
+    with pytest.raises(RuntimeError, match="no timer is set"):
+        run_virtual(asyncio.Event().wait())
+
+
+def test_a_simulated_round_takes_the_virtual_time_of_its_longest_response() -> None:
+    async def generate() -> float:
+        await play(make_plan(domains=("a",) * 4), [SimulatedEngine("engine-0", PLAIN)])
+        return asyncio.get_running_loop().time()
+
+    assert 1.0 <= run_virtual(generate()) < 40.0
