@@ -59,10 +59,13 @@ class Journal:
         return _latest(row for part in self._parts(step) for row in responses_from_parquet(self._store.read(part)))
 
     def finalise(self, step: int, rows: Sequence[ResponseRow], groups: Sequence[Group], spans: Sequence[Span]) -> None:
-        """Write the step's three tables, then drop its parts. Calling it again with the same records changes nothing."""
+        """Write the step's three tables. Calling it again with the same records changes nothing; `drop_parts` when all writers ended."""
         self._store.write(layout.table_file("groups", step), groups_to_parquet(step, groups))
         self._store.write(layout.table_file("spans", step), spans_to_parquet(step, spans))
         self._store.write(layout.table_file("responses", step), responses_to_parquet(step, rows))
+
+    def drop_parts(self, step: int) -> None:
+        """Delete the parts of a finalised step; nobody may append to it any more."""
         self._store.delete(layout.journal_dir(step))
         self._next_part.pop(step, None)
 

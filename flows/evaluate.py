@@ -57,6 +57,7 @@ async def evaluate(plan: StepPlan) -> EvaluationReport:
         rollout = run_rollout.submit(plan)
         reward = score_responses.submit(plan)
     await all_results((rollout, reward))
+    journal_of(plan).drop_parts(plan.step)
     await load_engines(plan.run, plan.weights)
     report = await asyncio.to_thread(recorded_evaluation, plan)
     assert report is not None, "a finished evaluation is recorded"

@@ -83,7 +83,7 @@ class RunReporter:
     async def stepped(self, report: StepReport, commit: StepCommit) -> None:
         """A step is committed: keep its spans, log its metrics, add its row."""
         self._run.store.write(layout.table_file("spans", commit.step), spans_to_parquet(commit.step, report.spans))
-        self._run.store.delete(layout.journal_dir(commit.step))
+        self._journal.drop_parts(commit.step)
         self._run.tracker.log_step(commit.step, commit.metrics)
         self._show(commit)
         await acreate_table_artifact(table=self._rows, key=f"steps-{self._key}", description=f"Steps of {self._run.context.run_id}")

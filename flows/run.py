@@ -116,6 +116,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         weights_dir=str(weights_dir),
         probes=(),
         gate_tolerance_nats=config.gate.tolerance_nats,
+        flat_groups_cost=config.learner.kl_coefficient > 0,
         deadlines=Deadlines(
             progress_s=config.deadlines.progress_s,
             engine_call_s=config.deadlines.engine_call_s,

@@ -51,6 +51,7 @@ class RunContext:
     weights_dir: str  # where weight versions are handed over; memory-backed if the machine has such a place
     probes: tuple[tuple[int, ...], ...]  # fixed token sequences of the sync gate; empty switches the gate off
     gate_tolerance_nats: float  # mean absolute difference of log-probability that the gate still accepts
+    flat_groups_cost: bool  # whether the learner computes groups of equal rewards, too (it does for a KL term)
     deadlines: Deadlines
 
 

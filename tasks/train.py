@@ -75,7 +75,7 @@ async def accumulate_on_ranks(run: RunContext, step: int, groups: Sequence[Group
     ranks = learner_ranks(run)
     deadline_s = run.deadlines.learner_call_s
     await asyncio.gather(*(rank.call("discard", deadline_s=deadline_s) for rank in ranks))
-    shares = balance(tuple(groups), len(ranks))
+    shares = balance(tuple(groups), len(ranks), flat_costs=run.flat_groups_cost)
     calls = (rank.call("accumulate", step, pack(tuple(share)), deadline_s=deadline_s) for rank, share in zip(ranks, shares, strict=True))
     return tuple(unpack(answer) for answer in await asyncio.gather(*calls) if answer)
 

@@ -117,18 +117,27 @@ def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return low
 
 
-def balance(groups: Sequence[Group], num_ranks: int, quadratic_tokens: int = 8192) -> tuple[tuple[Group, ...], ...]:
+def balance(groups: Sequence[Group], num_ranks: int, quadratic_tokens: int = 8192, flat_costs: bool = False) -> tuple[tuple[Group, ...], ...]:
     """Deal the groups to ranks so that the dearest rank is cheap, independent of the order in which they arrive.
 
     Dealt twice, group by group and by families of groups whose prompts share half their tokens or more; the better deal wins.
-    A sequence of n tokens costs n + n**2 / quadratic_tokens: attention overtakes the rest at `quadratic_tokens`.
+    A sequence of n tokens costs n + n**2 / quadratic_tokens: attention overtakes the rest at `quadratic_tokens`. A group whose
+    rewards are all equal costs nothing unless `flat_costs`: the learner skips what has no gradient.
     """
     if num_ranks < 1:
         raise ValueError(f"num_ranks must be >= 1, got {num_ranks}; give the learner role at least one device")
     ordered = sorted(groups, key=lambda group: (group.prompt.token_ids, group.prompt.prompt_id))
-    deals = [_deal(units, num_ranks, quadratic_tokens) for units in ([[group] for group in ordered], _families(ordered))]
+    free = [group for group in ordered if not flat_costs and is_flat(group)]
+    costly = [group for group in ordered if flat_costs or not is_flat(group)]
+    deals = [_deal(units, num_ranks, quadratic_tokens) for units in ([[group] for group in costly], _families(costly))]
     _, held = min(deals, key=lambda deal: max(deal[0]))
+    held[0].extend(free)
     return tuple(tuple(sorted(part, key=lambda group: (group.prompt.token_ids, group.prompt.prompt_id))) for part in held)
+
+
+def is_flat(group: Group) -> bool:
+    """Whether all verdicts of a group are equal, so that none of its advantages is other than zero."""
+    return len({one.score.reward for one in group.responses if one.score is not None and one.score.reward is not None}) < 2
 
 
 def _families(ordered: Sequence[Group]) -> list[list[Group]]:

@@ -1,0 +1,97 @@
+"""Kill -9 of the flow, of an engine and of a learner, at three points of a step: nothing committed is lost, nothing is trained twice.
+
+The uninterrupted run and the killed ones share seed and configuration (tiny preset, sync scheduling). A killed run must end with the
+very weights of the uninterrupted one when the round of the interrupted step was closed; killed earlier, only what was not
+recorded is generated again, and the prompts trained are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from tests.flows.conftest import Launcher, wait_for
+
+pytestmark = [pytest.mark.flow, pytest.mark.engine]
+
+POINTS = {  # the file whose appearance is the moment of the kill, in step 2
+    "rollout": "steps/00001.json",
+    "training": "rounds/00002.json",
+    "after the update": "weights-00002",
+}
+CLOSED = ("training", "after the update")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("whole")
+    finished = launcher.run(root, 'run_name="run"')
+    assert finished.code == 0, finished.err
+    return root / "run"
+
+
+def digests(run: Path) -> list[str]:
+    """Digest of the weights after every committed step."""
+    return [json.loads(path.read_text())["weights"]["digest"] for path in sorted((run / "steps").glob("*.json"))]
+
+
+def trained_prompts(run: Path) -> list[str]:
+    """Every trained prompt, in training order."""
+    groups = [pq.read_table(path).to_pylist() for path in sorted((run / "groups").glob("step=*"))]
+    return [group["prompt_id"] for step in groups for group in step]
+
+
+def moment(run: Path, point: str) -> Path:
+    """The file to wait for."""
+    name = POINTS[point]
+    return Path("/dev/shm") / f"rollflow-{run.name}" / "00002.safetensors" if name.startswith("weights") else run / name
+
+
+def worker_of(process: subprocess.Popen[str], marker: str) -> psutil.Process:
+    """The Dask worker process of a run that holds this actor, by the cores it is pinned to and what it has loaded."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            holds_vllm = any("/vllm/" in one.path for one in child.memory_maps())
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        is_pinned = len(child.cpu_affinity()) == 1
+        if is_pinned and holds_vllm == (marker == "engine"):
+            return child
+    raise AssertionError(f"no {marker} worker among the children of {process.pid}")
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_flow_resumes(launcher: Launcher, uninterrupted: Path, tmp_path: Path, point: str) -> None:
+    run = tmp_path / f"flow-{point.replace(' ', '-')}"
+    process = launcher.start(tmp_path, f'run_name="{run.name}"')
+    wait_for(moment(run, point), process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    committed = digests(run)
+    finished = launcher.run(tmp_path, resume=run.name)
+    assert finished.code == 0, finished.err
+    assert digests(run)[: len(committed)] == committed
+    assert trained_prompts(run) == trained_prompts(uninterrupted)
+    if point in CLOSED:
+        assert digests(run) == digests(uninterrupted)
+
+
+@pytest.mark.parametrize("victim", ["engine", "learner"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_worker_is_got_over(launcher: Launcher, uninterrupted: Path, tmp_path: Path, victim: str, point: str) -> None:
+    run = tmp_path / f"{victim}-{point.replace(' ', '-')}"
+    process = launcher.start(tmp_path, f'run_name="{run.name}"')
+    wait_for(moment(run, point), process)
+    worker_of(process, victim).send_signal(signal.SIGKILL)
+    _, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    assert trained_prompts(run) == trained_prompts(uninterrupted)
+    if point in CLOSED:
+        assert digests(run) == digests(uninterrupted)

@@ -1,0 +1,89 @@
+"""A whole run of the tiny preset through the command, on the real engine, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+from mlflow import MlflowClient
+
+from tests.flows.conftest import Finished, Launcher
+
+pytestmark = [pytest.mark.flow, pytest.mark.engine]
+
+
+@pytest.fixture(scope="module")
+def tail_batched(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
+    """Five steps: with four prompts over-provisioned to five, four short rounds and a long one."""
+    root = tmp_path_factory.mktemp("runs")
+    finished = launcher.run(root, "num_steps=5", 'run_name="first"', preset="tiny")
+    return finished, root
+
+
+def test_a_run_ends_well_and_says_what_came_of_it(tail_batched: tuple[Finished, Path]) -> None:
+    finished, root = tail_batched
+    assert finished.code == 0, finished.err
+    assert "Held-out reward" in finished.out
+    assert (root / "first" / "report" / "summary.md").read_text().startswith("# first")
+
+
+def test_short_rounds_fill_the_queue_and_a_long_one_empties_it(tail_batched: tuple[Finished, Path]) -> None:
+    _, root = tail_batched
+    commits = [json.loads(path.read_text()) for path in sorted((root / "first" / "steps").glob("*.json"))]
+    assert [commit["kind"] for commit in commits] == ["short"] * 4 + ["long"]
+    assert [len(commit["queue"]["queue"]) for commit in commits] == [1, 2, 3, 4, 0]
+
+
+def test_every_step_trains_exactly_its_groups(tail_batched: tuple[Finished, Path]) -> None:
+    _, root = tail_batched
+    for step in range(1, 6):
+        groups = pq.read_table(root / "first" / "groups" / f"step={step:05d}").to_pylist()
+        assert [len(group["indices"]) for group in groups] == [4] * 4
+
+
+def test_no_token_of_a_step_is_older_than_its_weights(tail_batched: tuple[Finished, Path]) -> None:
+    _, root = tail_batched
+    for step in range(1, 6):
+        rows = pq.read_table(root / "first" / "responses" / f"step={step:05d}").to_pylist()
+        assert {span["version"] for row in rows for span in row["versions"]} == {step - 1}
+
+
+def test_every_token_is_in_one_column_of_the_ledger(tail_batched: tuple[Finished, Path]) -> None:
+    _, root = tail_batched
+    pattern = f"{root}/first/responses/**/*.parquet"
+    query = f"select step, fate, sum(len(token_ids)) from read_parquet('{pattern}', hive_partitioning=true) group by all"
+    booked = {(int(step), fate): tokens for step, fate, tokens in duckdb.sql(query).fetchall()}
+    for path in (root / "first" / "steps").glob("*.json"):
+        commit = json.loads(path.read_text())
+        for column in ("trained", "aborted", "discarded"):
+            assert commit["metrics"][f"ledger/{column}_tokens"] == booked.get((commit["step"], column), 0)
+
+
+def test_mlflow_has_the_metrics_of_every_step_and_the_way_back(tail_batched: tuple[Finished, Path]) -> None:
+    _, root = tail_batched
+    client = MlflowClient(f"sqlite:///{root}/mlflow.db")
+    (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    for name in ("time/step_s", "time/rollout_s", "time/train_s", "time/publish_s", "time/orchestration_s", "reward/mean", "bubble/tail_fraction"):
+        assert [metric.step for metric in client.get_metric_history(run.info.run_id, name)] == [1, 2, 3, 4, 5], name
+    assert run.data.params["batch.prompts_per_step"] == "4"
+    assert run.data.tags["prefect.flow_run_id"]
+
+
+def test_the_stages_of_a_step_sum_to_its_time(tail_batched: tuple[Finished, Path]) -> None:
+    _, root = tail_batched
+    for path in (root / "first" / "steps").glob("*.json"):
+        timings = json.loads(path.read_text())["timings"]
+        total = timings.pop("finished_s") - timings.pop("started_s")
+        assert sum(timings.values()) == pytest.approx(total, abs=1e-6)
+
+
+def test_a_reward_of_ones_own_is_used_and_one_that_raises_stops_the_run(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def reward(prompt, response, gold):\n    raise RuntimeError('no verdict today')\n")
+    rewards = json.dumps({"*": {"kind": "custom", "path": f"{tmp_path / 'mine.py'}:reward"}})
+    finished = launcher.run(tmp_path / "runs", f"rewards={rewards}")
+    assert finished.code != 0
+    assert "no verdict today" in finished.err
+    assert not list(tmp_path.glob("runs/*/steps/*"))
