@@ -89,7 +89,7 @@ def test_balance_deals_every_group_once_whatever_the_arrival(num_ranks: int) -> 
 
 def test_balance_keeps_a_family_together_where_that_is_cheap() -> None:
     families = [tuple(range(200)), tuple(range(300, 500))]
-    groups = [make_group((*families[i % 2], 600 + i), [(1, 2)], [1.0], prompt_id=f"0/{i}") for i in range(4)]
+    groups = [make_group((*families[i % 2], 600 + i), [(1, 2)] * 2, [0.0, 1.0], prompt_id=f"0/{i}") for i in range(4)]
     dealt = balance(groups, 2)
     assert [len({group.prompt.token_ids[0] for group in part}) for part in dealt] == [1, 1]
 
@@ -97,6 +97,13 @@ def test_balance_keeps_a_family_together_where_that_is_cheap() -> None:
 def test_balance_spreads_the_long_groups() -> None:
     groups = [make_group((i,), [(1,) * (100 if i < 2 else 10)] * 2, [0.0, 1.0], prompt_id=f"0/{i}") for i in range(6)]
     assert sorted(max(len(r.generated.token_ids) for g in part for r in g.responses) for part in balance(groups, 2)) == [100, 100]
+
+
+def test_balance_does_not_count_groups_that_are_not_computed() -> None:
+    mixed = [make_group((i,), [(1,) * 50] * 2, [0.0, 1.0], prompt_id=f"0/{i}") for i in range(4)]
+    flat = [make_group((10 + i,), [(1,) * 200] * 2, [1.0, 1.0], prompt_id=f"0/{10 + i}") for i in range(4)]
+    assert [sum(group in mixed for group in part) for part in balance([*flat, *mixed], 2)] == [2, 2]
+    assert [sum(group in flat for group in part) for part in balance([*flat, *mixed], 2, flat_costs=True)] == [2, 2]
 
 
 def test_balance_needs_a_rank() -> None:
