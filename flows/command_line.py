@@ -16,12 +16,19 @@ def assemble(preset: str, resume: str, assignments: Sequence[str]) -> dict[str, 
         path, equals, text = assignment.partition("=")
         if not equals or not path:
             raise ValueError(f"--set must read FIELD=VALUE, got {assignment!r}; for example --set num_steps=5")
-        below = values
         *parents, last = path.split(".")
-        for parent in parents:
-            below = below.setdefault(parent, {})
-        below[last] = _value(text)
+        _mapping_at(values, parents, assignment)[last] = _value(text)
     return values
+
+
+def _mapping_at(values: dict[str, Any], parents: Sequence[str], assignment: str) -> dict[str, Any]:  # Any: parsed JSON
+    below: Any = values  # Any: parsed JSON
+    for parent in parents:
+        below = below.setdefault(parent, {})
+        if not isinstance(below, dict):
+            raise ValueError(f"--set {assignment} must name a field of a mapping, {parent} is {below!r}; drop one of the two assignments")
+    mapping: dict[str, Any] = below
+    return mapping
 
 
 def _value(text: str) -> Any:  # Any: parsed JSON

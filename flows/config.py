@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from artifacts.datasets import TaskConfig
 from artifacts.models import ModelConfig
@@ -84,7 +86,7 @@ class RunConfig(BaseModel):
     run_name: str = Field(
         "",
         max_length=60,
-        pattern=r"^[a-zA-Z0-9._-]*$",
+        pattern=r"^([a-zA-Z0-9][a-zA-Z0-9._-]*)?$",
         description="Name of the run in Prefect and MLflow; empty derives one from preset and time.",
     )
     resume: str = Field("", description="Run id to go on with; its kept configuration is used, and only num_steps and keep may differ.")
@@ -98,7 +100,7 @@ class RunConfig(BaseModel):
     sampling: SamplingConfig = Field(..., description="How responses are sampled.")
     engine: EngineConfig = Field(..., description="The rollout engines.")
     learner: LearnerConfig = Field(..., description="The training of the policy.")
-    cluster: ClusterConfig = Field(..., description="The machine, and what its devices do.")
+    cluster: ClusterConfig = Field(..., description="Devices, their roles, and where the workers run.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Held-out evaluation.")
     gate: GateConfig = Field(default_factory=GateConfig, description="The sync gate between learner and engines.")
     reward_workers: int = Field(2, ge=1, description="Responses that are scored side by side.")
@@ -107,7 +109,7 @@ class RunConfig(BaseModel):
         0.25, ge=0, le=1, description="Share of a round's responses without a verdict above which the run stops."
     )
     deadlines: DeadlineConfig = Field(default_factory=DeadlineConfig, description="Bounds on every wait.")
-    keep: KeepConfig = Field(default_factory=KeepConfig, description="What is written, and where.")
+    keep: KeepConfig = Field(default_factory=KeepConfig, description="Where records, checkpoints and metrics go.")
 
     @model_validator(mode="before")
     @classmethod
@@ -116,6 +118,15 @@ class RunConfig(BaseModel):
             return given
         return overlay(preset_values(str(given.get("preset", "smollm2"))), given)
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Nothing is required, here or in a part of it: the preset gives what is left out, and Prefect checks the form by this schema."""
+        reference = handler(core)
+        schema = handler.resolve_ref_schema(reference)
+        for part in (schema, *map(handler.resolve_ref_schema, schema["properties"].values())):
+            part.pop("required", None)
+        return reference
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         longest = self.sampling.max_response_tokens
@@ -123,6 +134,11 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"sampling.max_response_tokens must leave room for a prompt in engine.max_model_len ({self.engine.max_model_len}), "
                 f"got {longest}; lower it or raise engine.max_model_len"
+            )
+        if self.learner.temperature != self.sampling.temperature:
+            raise ValueError(
+                f"learner.temperature must be sampling.temperature ({self.sampling.temperature:g}), got {self.learner.temperature:g}: "
+                "the learner would train another distribution than the engines sample from; set both, above 0"
             )
         return self
 

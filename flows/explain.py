@@ -19,7 +19,7 @@ from flows.command_line import assemble, sentence
 from flows.config import RunConfig
 from flows.presets import PRESETS
 from tasks.cluster.devices import worker_specs
-from tasks.scheduling.rounds import BatchAlgebra, batch_algebra
+from tasks.scheduling.rounds import BatchAlgebra, TailBatchingConfig, batch_algebra
 
 
 def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -43,7 +43,14 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "steps", f"{config.num_steps}{_drain(config, algebra)}"
     yield "prompts trained", f"about {config.num_steps * algebra.accept_prompts}"
     evaluation = config.evaluation
-    yield "evaluation", f"{evaluation.num_prompts} held-out prompts x {evaluation.responses_per_prompt} responses, before and after"
+    yield (
+        "evaluation",
+        f"{evaluation.num_prompts} held-out prompts x {evaluation.responses_per_prompt} responses, {_evaluated(evaluation.every_steps)}",
+    )
+
+
+def _evaluated(every_steps: int) -> str:
+    return f"before, every {every_steps} steps, and after" if every_steps else "before and after"
 
 
 def _launched(launched: int, kept: int, algebra: BatchAlgebra) -> str:
@@ -51,9 +58,13 @@ def _launched(launched: int, kept: int, algebra: BatchAlgebra) -> str:
 
 
 def _drain(config: RunConfig, algebra: BatchAlgebra) -> str:
-    if math.isinf(algebra.short_rounds_per_long):
+    if math.isinf(algebra.short_rounds_per_long) or not isinstance(config.scheduling, TailBatchingConfig):
         return ""
-    return f", {algebra.short_rounds_per_long:g} short rounds for each long one, and up to 2 more to drain the long-prompt queue"
+    pace = f", {algebra.short_rounds_per_long:g} short rounds for each long one"
+    if not config.scheduling.drain:
+        return pace
+    longest_queue = algebra.launch_prompts - 1  # P0 - 1 before the last short round, and what that round defers
+    return f"{pace}, and up to {math.ceil(longest_queue / algebra.accept_prompts)} more to drain the long-prompt queue"
 
 
 def placement_rows(config: RunConfig) -> Iterator[tuple[str, str, str, str]]:
@@ -74,6 +85,8 @@ def field_rows(
         yield path, str(field.get("description", ""))
         for reference in _references(field):
             yield from field_rows(schema, f"{path}.", schema["$defs"][reference])
+        for reference in _references(field.get("additionalProperties")):
+            yield from field_rows(schema, f"{path}.*.", schema["$defs"][reference])
 
 
 def _references(field: Any) -> Iterator[str]:  # Any: JSON schema
@@ -83,7 +96,6 @@ def _references(field: Any) -> Iterator[str]:  # Any: JSON schema
         for key in ("anyOf", "oneOf", "allOf"):
             for option in field.get(key, ()):
                 yield from _references(option)
-        yield from _references(field.get("additionalProperties"))
 
 
 def show(config: RunConfig, console: Console) -> None:

@@ -142,12 +142,12 @@ def _print_pages(prefect_port: int, mlflow_port: int, reports_port: int, root: P
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.local_stack", description="Serve the pages of what was run.")
     parser.add_argument("--root", type=Path, default=Path("runs"), help="artifact root of the runs (default: %(default)s)")
-    parser.add_argument("--prefect-port", type=int, default=PREFECT_PORT, help="default: %(default)s")
+    parser.add_argument("--prefect-port", type=int, default=PREFECT_PORT, help="0 takes a free one (default: %(default)s)")
     parser.add_argument("--mlflow-port", type=int, default=MLFLOW_PORT, help="default: %(default)s")
     parser.add_argument("--reports-port", type=int, default=REPORTS_PORT, help="default: %(default)s")
     options = parser.parse_args()
     try:
-        serve_pages(options.root.resolve(), options.prefect_port, options.mlflow_port, options.reports_port)
+        serve_pages(options.root.resolve(), options.prefect_port or free_port(), options.mlflow_port, options.reports_port)
     except KeyboardInterrupt:
         return 0
     except (ValueError, RuntimeError, TimeoutError) as error:

@@ -105,9 +105,11 @@ def _parse_ranges(ranges: str, roles: str) -> tuple[int, ...]:
         first, dash, last = piece.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ValueError(f"device ranges must be numbers like 0-3,6, got {piece.strip()!r} in {roles!r}")
+        if int(last or first) < int(first):
+            raise ValueError(f"device ranges must count upwards, got {piece.strip()!r} in {roles!r}; write {last}-{first}")
         devices += range(int(first), int(last or first) + 1)
-    if not devices or len(set(devices)) != len(devices):
-        raise ValueError(f"device ranges must name each device once and count upwards, got {ranges.strip()!r} in {roles!r}")
+    if len(set(devices)) != len(devices):
+        raise ValueError(f"device ranges must name each device once, got {ranges.strip()!r} in {roles!r}")
     return tuple(devices)
 
 

@@ -1,0 +1,86 @@
+"""Step plans and reports of a made-up run."""
+
+from __future__ import annotations
+
+from artifacts.datasets import ChainSumConfig
+from artifacts.records import RoundKind, Span, WeightsRef
+from tasks.engines.sampling import SamplingConfig
+from tasks.learner.reports import AccumulateReport, UpdateReport
+from tasks.plan import Deadlines, RunContext, StepPlan
+from tasks.report import StepReport
+from tasks.reward import RewardReport
+from tasks.rewards.math_answer import MathAnswerConfig
+from tasks.rollout import RolloutReport
+from tasks.scheduling.events import PromptRef, RoundPlan
+from tasks.train import GradientReport, PolicyReport, PublishReport
+
+CONTEXT = RunContext(
+    run_id="run",
+    artifact_root="memory://runs",
+    seed=0,
+    task=ChainSumConfig(),
+    rewards={"*": MathAnswerConfig()},
+    model_path="model",
+    max_prompt_tokens=64,
+    sampling=SamplingConfig(),
+    engines=("engine-0",),
+    learners=("learner-0",),
+    devices={"control": "host", "engine-0": "cpu:0", "learner-0": "cpu:0"},
+    reward_workers=1,
+    max_infra_fraction=0.25,
+    weights_dir="weights",
+    probes=(),
+    gate_tolerance_nats=0.1,
+    flat_groups_cost=False,
+    deadlines=Deadlines(progress_s=1.0, engine_call_s=1.0, learner_call_s=1.0),
+)
+
+
+def make_step_plan(step: int = 1, kind: RoundKind = "short", attempt: int = 1) -> StepPlan:
+    round_plan = RoundPlan(
+        step=step,
+        kind=kind,
+        prompts=(PromptRef(prompt_id="0/0", domain="test"),),
+        launch_per_prompt=2,
+        accept_prompts=1,
+        accept_per_prompt=2,
+        quotas=(),
+    )
+    return StepPlan(run=CONTEXT, round=round_plan, weights=WeightsRef(version=step - 1, path="", digest=""), attempt=attempt)
+
+
+def span(kind: str, start_s: float, end_s: float) -> Span:
+    return Span(device="cpu:0", actor="engine-0", kind=kind, start_s=start_s, end_s=end_s)
+
+
+def make_report(
+    spans: tuple[Span, ...],
+    started_s: float = 0.0,
+    finished_s: float = 10.0,
+    plan: StepPlan | None = None,
+    lengths: tuple[int, ...] = (5, 15),
+    ranks: tuple[AccumulateReport, ...] = (),
+) -> StepReport:
+    """A step over this window; all spans are booked by the rollout, their kinds count."""
+    return StepReport(
+        plan=plan or make_step_plan(),
+        rollout=RolloutReport(
+            accepted=("0/0",),
+            deferred=(),
+            dropped=(),
+            tokens={"trained": 20, "aborted": 4},
+            lengths=lengths,
+            num_preemptions=3,
+            spans=spans,
+            started_s=started_s,
+            finished_s=finished_s,
+        ),
+        reward=RewardReport(num_scored=2, num_infra=1, first_infra="", busy_s=0.5, spans=()),
+        gradients=GradientReport(ranks=ranks, spans=()),
+        policy=PolicyReport(
+            update=UpdateReport(step=1, applied=True, normaliser=1.0, loss=0.25, grad_norm=2.0, learning_rate=1e-5, busy=()), spans=()
+        ),
+        published=PublishReport(weights=WeightsRef(version=1, path="", digest="d"), probe_difference_nats=0.02, gate_s=0.1, spans=()),
+        started_s=started_s,
+        finished_s=finished_s,
+    )

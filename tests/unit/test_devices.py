@@ -1,0 +1,100 @@
+"""Role maps and worker specifications: what is refused, and which process gets which device."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, device_map, parse_role_map, worker_specs
+
+
+def specs_by_name(**values: object) -> dict[str, WorkerSpec]:
+    return {spec.name: spec for spec in worker_specs(ClusterConfig.model_validate(values))}
+
+
+@pytest.mark.parametrize(
+    ("roles", "rollout", "learner"),
+    [
+        ("rollout: 0-1, learner: 0-1", (0, 1), (0, 1)),
+        ("rollout: 0-1,4; learner: 0", (0, 1, 4), (0,)),
+        ("learner:3,rollout:0-2", (0, 1, 2), (3,)),
+        (" rollout : 0 , 2 , learner : 1 ", (0, 2), (1,)),
+        ("rollout: 5-5; learner: 0", (5,), (0,)),
+    ],
+)
+def test_roles_are_read(roles: str, rollout: tuple[int, ...], learner: tuple[int, ...]) -> None:
+    assert parse_role_map(roles) == {"rollout": rollout, "learner": learner}
+
+
+@pytest.mark.parametrize(
+    ("roles", "rule"),
+    [
+        ("", "roles must read like"),
+        ("0-1", "roles must read like"),
+        ("rollout:, learner: 0", "roles must read like"),
+        ("rollout: 0, trainer: 0", "roles must read like .*'trainer: 0'|roles must read like .* trainer: 0"),
+        ("rollout: 0, learner: 0, rollout: 1", "names 'rollout' twice"),
+        ("rollout: 0-1", "learner missing .* add 'learner: 0'"),
+        ("rollout: a, learner: 0", "numbers like 0-3,6, got 'a'"),
+        ("rollout: 0-, learner: 0", "numbers like 0-3,6, got '0-'"),
+        ("rollout: -1, learner: 0", "numbers like 0-3,6, got '-1'"),
+        ("rollout: 0-1-2, learner: 0", "numbers like 0-3,6, got '0-1-2'"),
+        ("rollout: 0,, learner: 0", "numbers like 0-3,6, got ''"),
+        ("rollout: 1-0, learner: 0", "count upwards, got '1-0' .* write 0-1"),
+        ("rollout: 0,3-1, learner: 0", "count upwards, got '3-1' .* write 1-3"),
+        ("rollout: 0-1,1, learner: 0", "each device once, got '0-1,1'"),
+    ],
+)
+def test_a_bad_role_map_is_refused_with_the_place(roles: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        parse_role_map(roles)
+
+
+def test_devices_beyond_the_machine_are_refused() -> None:
+    with pytest.raises(ValidationError, match="devices 0 to 1, got 2 for learner; raise num_devices or change roles"):
+        ClusterConfig(num_devices=2, roles="rollout: 0, learner: 1-2")
+
+
+def test_too_few_coordinator_slots_are_refused_because_the_stages_overlap() -> None:
+    with pytest.raises(ValidationError, match=f"coordinator_slots must be >= {COORDINATORS} .* got 2; raise it"):
+        ClusterConfig(coordinator_slots=COORDINATORS - 1)
+    assert ClusterConfig(coordinator_slots=COORDINATORS).coordinator_slots == COORDINATORS
+
+
+def test_colocated_and_disaggregated_devices_keep_their_numbers() -> None:
+    assert device_map(ClusterConfig(num_devices=4, roles="rollout: 0-2, learner: 3")) == {"rollout": (0, 1, 2), "learner": (3,)}
+    assert list(specs_by_name(num_devices=4, roles="rollout: 1,3, learner: 0,2")) == [
+        "control", "engine-0", "engine-1", "learner-0", "learner-1",
+    ]  # fmt: skip
+    assert specs_by_name(num_devices=4, roles="rollout: 1,3, learner: 0,2")["engine-1"].device == "cpu:3"
+
+
+def test_the_control_worker_has_a_slot_and_a_thread_for_every_coordinator() -> None:
+    control = specs_by_name(coordinator_slots=5)["control"]
+    assert (control.role, control.device, control.core_ids) == ("control", None, ())
+    assert control.resources == (("coordinator", 5.0),)
+    assert control.num_threads > 5
+
+
+def test_cpu_workers_are_pinned_to_the_cores_of_their_device() -> None:
+    specs = specs_by_name(num_devices=3, cores_per_device=4, roles="rollout: 0,2, learner: 1")
+    assert specs["engine-0"].core_ids == (0, 1, 2, 3)
+    assert specs["engine-1"].core_ids == (8, 9, 10, 11)
+    assert specs["learner-0"].core_ids == (4, 5, 6, 7)
+    assert {specs[name].environment["OMP_NUM_THREADS"] for name in ("engine-0", "learner-0")} == {"4"}
+    assert not any("CUDA_VISIBLE_DEVICES" in spec.environment for spec in specs.values())
+
+
+def test_cuda_workers_see_one_gpu_and_are_not_pinned() -> None:
+    specs = specs_by_name(device_kind="cuda", num_devices=8, cores_per_device=2, roles="rollout: 0-6, learner: 7")
+    assert {name: spec.environment.get("CUDA_VISIBLE_DEVICES") for name, spec in specs.items()} == {
+        "control": None, **{f"engine-{index}": str(index) for index in range(7)}, "learner-0": "7",
+    }  # fmt: skip
+    assert {spec.core_ids for spec in specs.values()} == {()}
+    assert specs["learner-0"].device == "cuda:7"
+
+
+def test_workers_announce_their_role_once() -> None:
+    specs = specs_by_name()
+    assert specs["engine-1"].resources == (("rollout", 1.0),)
+    assert specs["learner-1"].resources == (("learner", 1.0),)

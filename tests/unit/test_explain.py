@@ -1,0 +1,91 @@
+"""What a configuration is said to mean before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.config import RunConfig
+from flows.explain import algebra_rows, field_rows, placement_rows
+from tasks.scheduling.rounds import QueueState, finish_round, plan_round
+
+
+def configured(preset: str = "tiny", **values: object) -> RunConfig:
+    return RunConfig.model_validate({"preset": preset, **values})
+
+
+def test_the_algebra_of_tail_batching_tells_what_is_launched_and_kept() -> None:
+    rows = dict(algebra_rows(configured()))
+    assert rows["prompts launched per step"] == "20 in a short round (16 kept), 16 in a long one"
+    assert rows["responses launched per prompt"] == "10 in a short round (8 kept), 8 in a long one"
+    assert rows["responses launched per step"] == "200, at most 128 tokens each"
+    assert rows["groups trained per step"] == "16 of 8 responses = 128 responses"
+    assert rows["requests per engine"] == "100 on each of 2"
+    assert rows["steps"] == "20, 4 short rounds for each long one, and up to 2 more to drain the long-prompt queue"
+    assert rows["evaluation"] == "64 held-out prompts x 4 responses, before and after"
+
+
+def test_the_algebra_of_synchronous_rounds_is_plain() -> None:
+    rows = dict(algebra_rows(configured("tiny-sync")))
+    assert rows["prompts launched per step"] == "16"
+    assert rows["steps"] == "20"
+
+
+def test_no_drain_is_promised_where_none_is_made() -> None:
+    assert dict(algebra_rows(configured(scheduling={"drain": False})))["steps"] == "20, 4 short rounds for each long one"
+
+
+def test_evaluations_on_the_way_are_told() -> None:
+    assert dict(algebra_rows(configured("one-gpu")))["evaluation"].endswith("before, every 50 steps, and after")
+
+
+@pytest.mark.parametrize("over", [1.25, 1.5, 2.0, 3.0, 4.0])
+def test_the_drain_takes_no_more_rounds_than_told(over: float) -> None:
+    """However many steps precede it, when every short round defers all that it can."""
+    config = configured(batch={"prompts_per_step": 4}, scheduling={"prompt_overprovision": over})
+    rows = dict(algebra_rows(config))
+    told = int(rows["steps"].partition("up to ")[2].split()[0])
+    assert max(drain_rounds(config, num_steps) for num_steps in range(1, 20)) <= told
+
+
+def drain_rounds(config: RunConfig, num_steps: int) -> int:
+    state, step = QueueState(), 1
+    while (
+        plan := plan_round(state, config.batch, config.scheduling, domains=["a"] * 50, seed=0, step=step, num_steps=num_steps)
+    ) is not None:
+        names = [ref.prompt_id for ref in plan.prompts]
+        state = finish_round(state, plan, accepted=names[: plan.accept_prompts], deferred=names[plan.accept_prompts :], dropped=())
+        step += 1
+    return step - 1 - num_steps
+
+
+def test_every_worker_is_placed() -> None:
+    assert list(placement_rows(configured())) == [
+        ("control", "-", "any", "coordinator=4"),
+        ("engine-0", "cpu:0", "0", "rollout=1"),
+        ("engine-1", "cpu:1", "1", "rollout=1"),
+        ("learner-0", "cpu:0", "0", "learner=1"),
+        ("learner-1", "cpu:1", "1", "learner=1"),
+    ]
+    eight = list(placement_rows(configured("eight-gpu")))
+    assert len(eight) == 17
+    assert eight[8][:3] == ("engine-7", "cuda:7", "any")
+
+
+def test_every_field_is_listed_by_the_path_that_sets_it_and_explained() -> None:
+    rows = list(field_rows(RunConfig.model_json_schema()))
+    paths = {path for path, _ in rows}
+    assert {"num_steps", "learner.optimizer.learning_rate", "scheduling.drain", "task.path", "rewards.*.timeout_s"} <= paths
+    assert not [path for path, description in rows if not description]
+
+
+@pytest.mark.parametrize("preset", ["tiny", "smollm2", "eight-gpu"])
+def test_no_field_of_a_preset_is_left_out(preset: str) -> None:
+    listed = {path for path, _ in field_rows(RunConfig.model_json_schema())}
+    assert leaves(configured(preset).model_dump(mode="json")) <= listed
+
+
+def leaves(values: dict[str, object], place: str = "") -> set[str]:
+    found: set[str] = set()
+    for name, value in values.items():
+        found |= leaves(value, f"{place}{name}.") if isinstance(value, dict) else {f"{place}{name}"}
+    return found

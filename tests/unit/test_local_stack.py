@@ -1,0 +1,44 @@
+"""Ports and settings of the local servers; no server is started."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from flows.local_stack import LOOPBACK, check_port, free_port, main, prefect_environment
+
+
+def test_a_port_in_use_is_named_with_its_cure() -> None:
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ValueError, match=f"the port of the pages must be free, {port} is in use; take another"):
+            check_port(port, "the pages", "take another")
+
+
+def test_a_free_port_passes() -> None:
+    check_port(free_port(), "the pages", "take another")
+
+
+def test_prefect_stays_inside_its_home_and_tells_nobody() -> None:
+    settings = prefect_environment(Path("/runs/.prefect"), 4321)
+    assert settings["PREFECT_HOME"] == "/runs/.prefect"
+    assert settings["PREFECT_API_URL"] == "http://127.0.0.1:4321/api"
+    assert settings["PREFECT_UI_URL"] == "http://127.0.0.1:4321"
+    assert (settings["PREFECT_SERVER_ANALYTICS_ENABLED"], settings["DO_NOT_TRACK"]) == ("false", "1")
+    assert all(isinstance(value, str) for value in settings.values())
+
+
+def test_a_log_level_of_the_users_own_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_LOGGING_LEVEL", raising=False)
+    assert prefect_environment(Path("/x"), 1)["PREFECT_LOGGING_LEVEL"] == "WARNING"
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "DEBUG")
+    assert prefect_environment(Path("/x"), 1)["PREFECT_LOGGING_LEVEL"] == "DEBUG"
+
+
+def test_pages_without_a_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    ports = ["--prefect-port", "0", "--mlflow-port", str(free_port()), "--reports-port", str(free_port())]
+    monkeypatch.setattr("sys.argv", ["local_stack", "--root", str(tmp_path), *ports])
+    assert main() == 2
+    assert f"there must be a run to look at, {tmp_path}/mlflow.db does not exist; run 'make demo' first" in capsys.readouterr().err

@@ -1,0 +1,46 @@
+"""The deployments: each names a flow that can be imported and a configuration that is valid."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect import Flow
+
+from flows.config import RunConfig
+from flows.presets import PRESETS
+
+Json = dict[str, Any]  # Any: YAML values
+FILE: Json = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())
+DEPLOYMENTS: dict[str, Json] = {one["name"]: one for one in FILE["deployments"]}
+
+
+def test_there_is_a_deployment_for_every_profile() -> None:
+    assert list(DEPLOYMENTS) == ["laptop", "laptop-sync", "tiny", "one-gpu", "eight-gpu"]
+    assert len(FILE["deployments"]) == len(DEPLOYMENTS)
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_deployment_runs_the_training_flow(name: str) -> None:
+    assert DEPLOYMENTS[name]["entrypoint"] == "flows.train.train"
+    module, _, attribute = DEPLOYMENTS[name]["entrypoint"].rpartition(".")
+    flow = getattr(importlib.import_module(module), attribute)
+    assert isinstance(flow, Flow)
+    assert list(flow.parameters.properties) == list(DEPLOYMENTS[name]["parameters"])
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_deployments_parameters_are_a_valid_configuration(name: str) -> None:
+    config = RunConfig.model_validate(DEPLOYMENTS[name]["parameters"]["config"])
+    assert config.preset in PRESETS
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_deployment_has_a_pool_a_description_and_a_place_to_run(name: str) -> None:
+    deployment = DEPLOYMENTS[name]
+    assert deployment["work_pool"]["name"] == "rollflow"
+    assert deployment["description"]
+    assert deployment["pull"] == [{"prefect.deployments.steps.set_working_directory": {"directory": "{{ $PWD }}"}}]

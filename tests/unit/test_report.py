@@ -1,0 +1,94 @@
+"""A step in figures: stages that sum to the step, and metrics under stable names."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from learner_factories import make_group
+from plan_factories import make_report, make_step_plan, span
+
+from artifacts.records import Group, Span
+from tasks.learner.reports import AccumulateReport
+from tasks.report import STAGES, stage_times, step_metrics
+from tasks.scheduling.events import PromptRef
+from tasks.scheduling.rounds import QueueState
+
+moments = st.floats(-5, 15, allow_nan=False)
+spans = st.builds(span, st.sampled_from([*STAGES[:-1], "gate"]), moments, moments)
+
+
+@given(st.lists(spans, max_size=12))
+def test_stages_sum_to_the_window_whatever_overlaps(worked: list[Span]) -> None:
+    times = stage_times(make_report(tuple(worked)))
+    assert tuple(times) == STAGES
+    assert sum(times.values()) == pytest.approx(10.0)
+    assert min(times.values()) >= -1e-9
+
+
+def test_a_moment_of_two_stages_counts_for_the_earlier_one() -> None:
+    worked = (span("rollout", 0, 5), span("reward", 4, 6), span("train", 5, 8), span("update", 8, 8.5), span("publish", 9, 9.5))
+    times = stage_times(make_report(worked))
+    assert times == pytest.approx({"rollout": 5, "reward": 1, "train": 2, "update": 0.5, "publish": 0.5, "orchestration": 1})
+
+
+def test_what_was_generated_before_the_step_was_repeated_costs_it_nothing() -> None:
+    times = stage_times(make_report((span("rollout", -100, -50), span("train", -1, 2))))
+    assert (times["rollout"], times["train"], times["orchestration"]) == (0, 2, 8)
+
+
+def groups() -> tuple[Group, ...]:
+    return (make_group((1, 2), [(3,), (4, 5)], [1.0, 0.0]), make_group((1, 2), [(3,), (4, 5)], [1.0, None], prompt_id="0/1"))
+
+
+def test_metrics_have_their_stable_names_and_values() -> None:
+    worked = (span("rollout", 0, 4), span("reward", 3, 5), span("train", 5, 8))
+    ranks = (AccumulateReport(num_tokens=30, num_groups=2), AccumulateReport(num_tokens=12, num_groups=2, num_groups_flat=1))
+    state = QueueState(queue=(PromptRef(prompt_id="0/7", domain="test"),), num_dropped=2)
+    metrics = step_metrics(make_report(worked, plan=make_step_plan(3, "drain", attempt=2), ranks=ranks), state, groups())
+    expected = {
+        "time/step_s": 10.0,
+        "time/rollout_s": 4.0,
+        "time/reward_exposed_s": 1.0,
+        "time/reward_busy_s": 0.5,
+        "time/train_s": 3.0,
+        "time/orchestration_s": 2.0,
+        "round/is_long": 1.0,
+        "round/attempts": 2.0,
+        "queue/long_prompts": 1.0,
+        "queue/dropped_prompts": 2.0,
+        "rollout/tokens": 24.0,
+        "rollout/tokens_per_s": 6.0,
+        "rollout/responses": 2.0,
+        "rollout/response_tokens_mean": 10.0,
+        "rollout/response_tokens_max": 15.0,
+        "rollout/preemptions": 3.0,
+        "reward/mean": 2 / 3,
+        "reward/test_mean": 2 / 3,
+        "reward/infra": 1.0,
+        "publish/probe_difference_nats": 0.02,
+        "ledger/trained_tokens": 20.0,
+        "ledger/aborted_tokens": 4.0,
+        "train/loss": 0.25,
+        "train/grad_norm": 2.0,
+        "train/applied": 1.0,
+        "train/tokens": 42.0,
+        "train/flat_group_fraction": 0.25,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+    assert all(re.fullmatch(r"[a-z]+/[a-z0-9_]+", name) for name in metrics)
+
+
+def test_a_step_without_a_response_has_figures_too() -> None:
+    metrics = step_metrics(make_report((), lengths=()), QueueState(), ())
+    assert (metrics["rollout/tokens_per_s"], metrics["reward/mean"], metrics["rollout/response_tokens_max"]) == (0, 0, 0)
+    assert metrics["time/orchestration_s"] == metrics["time/step_s"] == 10
+    assert metrics["bubble/idle_fraction"] == 1
+
+
+def test_the_host_is_no_device_whose_idleness_counts() -> None:
+    worked = (Span(device="host", actor="reward", kind="reward", start_s=0, end_s=10), span("rollout", 0, 10))
+    metrics = step_metrics(make_report(worked), QueueState(), ())
+    assert sum(value for name, value in metrics.items() if name.startswith("bubble/")) == 0

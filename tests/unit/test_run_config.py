@@ -1,0 +1,162 @@
+"""The run's configuration: presets, overlays, unknown keys, its schema, --set assignments and what errors say."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from flows.command_line import assemble, sentence
+from flows.config import RunConfig
+from flows.overlay import overlay
+from flows.presets import PRESETS, preset_values
+
+Json = dict[str, Any]  # Any: JSON values
+
+
+def refusal(*assignments: str, preset: str = "tiny") -> str:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the callers look at the sentence
+        RunConfig.model_validate(assemble(preset, "", assignments))
+    return sentence(caught.value)
+
+
+def places(values: Json, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every mapping of the configuration, by path."""
+    yield path
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from places(value, (*path, name))
+
+
+TINY = RunConfig(preset="tiny").model_dump(mode="json")  # type: ignore[call-arg]  # the preset gives the rest
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_complete_configuration_that_knows_its_name(name: str) -> None:
+    config = RunConfig.model_validate({"preset": name})
+    assert config.preset == name
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+    assert PRESETS[name].__doc__
+
+
+def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"preset must be one of smollm2, .*eight-gpu, got 'big'"):
+        preset_values("big")
+    assert refusal("preset=big").startswith("preset must be one of smollm2, ")
+
+
+def test_given_values_win_over_the_preset_at_any_depth() -> None:
+    config = RunConfig.model_validate({"preset": "tiny", "num_steps": 3, "learner": {"optimizer": {"learning_rate": 1e-6}}})
+    assert (config.num_steps, config.learner.optimizer.learning_rate) == (3, 1e-6)
+    assert config.learner.optimizer.warmup_steps == preset_values("tiny")["learner"]["optimizer"]["warmup_steps"]
+
+
+@pytest.mark.parametrize("path", list(places(TINY)), ids=lambda path: ".".join(path) or "top")
+def test_an_unknown_key_is_an_error_at_any_depth(path: tuple[str, ...]) -> None:
+    values = copy.deepcopy(TINY)
+    below = values
+    for name in path:
+        below = below[name]
+    below["nonsense"] = 1
+    with pytest.raises(ValidationError, match="nonsense"):
+        RunConfig.model_validate(values)
+
+
+def test_mappings_merge_and_other_values_replace() -> None:
+    base = {"a": {"x": 1, "y": {"z": 2}}, "b": [1, 2]}
+    assert overlay(base, {"a": {"y": {"w": 3}}, "b": [3], "c": None}) == {"a": {"x": 1, "y": {"z": 2, "w": 3}}, "b": [3], "c": None}
+    assert base == {"a": {"x": 1, "y": {"z": 2}}, "b": [1, 2]}
+
+
+def test_a_mapping_of_another_kind_replaces_the_whole() -> None:
+    base = {"task": {"kind": "jsonl", "path": "p"}}
+    assert overlay(base, {"task": {"kind": "chain_sum"}}) == {"task": {"kind": "chain_sum"}}
+    assert overlay(base, {"task": {"kind": "jsonl", "domain": "d"}}) == {"task": {"kind": "jsonl", "path": "p", "domain": "d"}}
+    assert overlay(base, {"task": {"domain": "d"}}) == {"task": {"kind": "jsonl", "path": "p", "domain": "d"}}
+    assert overlay({"loss": {"clip": 1}}, {"loss": {"kind": "other"}}) == {"loss": {"kind": "other"}}
+
+
+def test_another_scheduling_drops_the_settings_of_the_presets_own() -> None:
+    assert RunConfig.model_validate({"preset": "tiny", "scheduling": {"kind": "sync"}}).scheduling.model_dump() == {"kind": "sync"}
+
+
+def test_the_schema_explains_every_field() -> None:
+    schema = RunConfig.model_json_schema()
+    models = {"RunConfig": schema, **schema["$defs"]}
+    bare = [
+        f"{model}.{name}"
+        for model, node in models.items()
+        for name, field in node.get("properties", {}).items()
+        if not field.get("description")
+    ]
+    assert not bare
+
+
+@pytest.mark.parametrize("name", ["run-1", "Run_1.b", "0", ""])
+def test_a_run_name_is_a_file_name(name: str) -> None:
+    assert RunConfig.model_validate({"preset": "tiny", "run_name": name}).run_name == name
+
+
+@pytest.mark.parametrize("name", [".", "..", ".hidden", "-x", "a/b", "a b", "x" * 61])
+def test_a_run_name_that_would_leave_its_folder_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="run_name"):
+        RunConfig.model_validate({"preset": "tiny", "run_name": name})
+
+
+def test_parts_that_do_not_fit_together_are_refused() -> None:
+    assert "sampling.max_response_tokens must leave room for a prompt" in refusal("sampling.max_response_tokens=256")
+    assert "learner.temperature must be sampling.temperature (0.7), got 1" in refusal("sampling.temperature=0.7")
+    values = assemble("tiny", "", ["sampling.temperature=0.7", "learner.temperature=0.7"])
+    assert RunConfig.model_validate(values).learner.temperature == 0.7
+
+
+def test_a_remote_root_needs_a_tracking_uri() -> None:
+    remote = RunConfig.model_validate({"preset": "tiny", "keep": {"artifact_root": "s3://bucket/runs"}})
+    assert remote.local_root() is None
+    with pytest.raises(ValueError, match=r"keep\.tracking_uri must be given when keep\.artifact_root is a URL"):
+        remote.tracking_uri()
+    local = RunConfig.model_validate({"preset": "tiny", "keep": {"artifact_root": "/data/runs"}})
+    assert local.tracking_uri() == "sqlite:////data/runs/mlflow.db"
+
+
+def test_assignments_set_nested_values_as_json_or_else_as_text() -> None:
+    assert assemble("tiny", "", ["num_steps=5", "learner.optimizer.learning_rate=1e-5", "cluster.roles=rollout: 0, learner: 0"]) == {
+        "preset": "tiny",
+        "num_steps": 5,
+        "learner": {"optimizer": {"learning_rate": 1e-5}},
+        "cluster": {"roles": "rollout: 0, learner: 0"},
+    }
+    assert assemble("tiny", "run-1", ["task.path=a=b", 'x={"y": null}', "a.b=1", "a.c=true", "a.b=2"]) == {
+        "preset": "tiny", "resume": "run-1", "task": {"path": "a=b"}, "x": {"y": None}, "a": {"b": 2, "c": True},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("assignment", ["num_steps", "=5", ""])
+def test_an_assignment_without_field_or_value_is_refused(assignment: str) -> None:
+    with pytest.raises(ValueError, match="--set must read FIELD=VALUE"):
+        assemble("tiny", "", [assignment])
+
+
+@pytest.mark.parametrize("assignments", [["preset.x=1"], ["keep=5", "keep.checkpoints=2"]])
+def test_an_assignment_below_a_plain_value_is_refused(assignments: list[str]) -> None:
+    with pytest.raises(ValueError, match=f"--set {assignments[-1]} must name a field of a mapping"):
+        assemble("tiny", "", assignments)
+
+
+def test_a_sentence_names_every_fault_with_field_and_value() -> None:
+    told = refusal("num_steps=0", "learner.optimizer.lr=1")
+    assert "num_steps is wrong: input should be greater than or equal to 1, got 0; correct it" in told
+    assert "learner.optimizer.lr must be a known field, it is not one; 'python -m flows.explain --fields' lists them" in told
+    assert "\n" not in told
+
+
+def test_a_rule_of_our_own_is_told_in_its_own_words() -> None:
+    assert refusal("cluster.roles=rollout: 0").startswith("cluster: roles must place every role, learner missing")
+
+
+def test_any_error_becomes_one_line() -> None:
+    assert sentence(OSError("disk\n  full")) == "disk full"
+    assert sentence(KeyboardInterrupt()) == "KeyboardInterrupt"

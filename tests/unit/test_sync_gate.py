@@ -1,0 +1,71 @@
+"""The sync gate: what passes, and what the failure names."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tasks.engines.base import Attestation
+from tasks.learner.weight_sync import GateFailed, check_gate, mean_difference
+
+TENSORS = {"embed.weight": 11, "layers.0.q.weight": 22, "norm.weight": 33}
+PROBES = ((-1.0, -2.0), (-0.5,))
+
+
+def attest(version: int = 7, tensors: dict[str, int] | None = None, probes: tuple[tuple[float, ...], ...] = PROBES) -> Attestation:
+    return Attestation(version=version, fingerprints=TENSORS if tensors is None else tensors, probe_logprobs=probes)
+
+
+def failure(attested: Attestation, expected: Attestation | None = None, tolerance_nats: float = 0.1) -> str:
+    with pytest.raises(GateFailed) as caught:
+        check_gate("engine-3", attested, expected or attest(), tolerance_nats)
+    return str(caught.value)
+
+
+def test_equal_attestations_pass_without_difference() -> None:
+    assert check_gate("engine-3", attest(), attest(), 0.1) == 0.0
+
+
+def test_a_difference_within_the_tolerance_passes_and_is_told() -> None:
+    assert check_gate("engine-3", attest(probes=((-1.1, -2.0), (-0.7,))), attest(), 0.11) == pytest.approx(0.1)
+
+
+def test_another_version_fails_first() -> None:
+    assert failure(attest(version=6, tensors={})) == "engine-3 must hold version 7, it holds 6; its loading was skipped"
+
+
+def test_a_missing_tensor_is_named() -> None:
+    told = failure(attest(tensors={"embed.weight": 11, "norm.weight": 33}))
+    assert "layers.0.q.weight never reached it" in told
+
+
+def test_stale_tensors_are_named_and_counted() -> None:
+    told = failure(attest(tensors=TENSORS | {"layers.0.q.weight": 0}))
+    assert "must hold the learner's layers.0.q.weight of version 7" in told
+    assert told.endswith("tensors that differ: 1")
+
+
+def test_tensors_that_only_the_engine_has_do_not_matter() -> None:
+    assert check_gate("engine-3", attest(tensors=TENSORS | {"rotary.cache": 5}), attest(), 0.1) == 0.0
+
+
+def test_other_log_probabilities_fail_with_the_difference() -> None:
+    told = failure(attest(probes=((-1.0, -2.0), (-1.1,))))
+    assert "within 0.1 nats, they differ by 0.200 on average" in told
+    assert "gate.tolerance_nats" in told
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_what_is_not_a_number_fails(wrong: float) -> None:
+    assert failure(attest(probes=((-1.0, wrong), (-0.5,)))).startswith("engine-3 must give the probes")
+
+
+def test_not_a_number_on_both_sides_fails_too() -> None:
+    sick = attest(probes=((math.nan,),))
+    assert "differ by nan" in failure(sick, sick)
+
+
+def test_without_probes_the_tensors_alone_decide() -> None:
+    assert check_gate("engine-3", attest(probes=()), attest(probes=()), 0.1) == 0.0
+    assert mean_difference((), ()) == 0.0
