@@ -89,7 +89,9 @@ class RunConfig(BaseModel):
         pattern=r"^([a-zA-Z0-9][a-zA-Z0-9._-]*)?$",
         description="Name of the run in Prefect and MLflow; empty derives one from preset and time.",
     )
-    resume: str = Field("", description="Run id to go on with; its kept configuration is used, and only num_steps and keep may differ.")
+    resume: str = Field(
+        "", description="Run id to go on with, under its kept configuration; only places and a num_steps of its own count beside it."
+    )
     seed: int = Field(0, ge=0, description="Every random choice of the run derives from it.")
     num_steps: int = Field(..., ge=1, description="Optimizer updates of the policy; draining the long-prompt queue may add a few.")
     model: ModelConfig = Field(..., description="The model that is trained.")

@@ -70,12 +70,12 @@ def check_machine() -> Iterator[Finding]:
         level="ok" if cores >= 2 else "bad", what="cores", found=str(cores), cure="" if cores >= 2 else "the laptop profile needs 2"
     )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    enough = memory >= 12
+    enough = memory >= 16
     yield Finding(
         level="ok" if enough else "note",
         what="memory",
         found=f"{memory:.0f} GiB",
-        cure="" if enough else "preset smollm2 needs about 12 GiB; try tiny",
+        cure="" if enough else "preset smollm2 needs about 16 GiB; try tiny",
     )
     yield _space("shared memory", Path("/dev/shm"), 1.0, "set keep.weights_dir to a directory with room for two weight versions")
     yield _space("disk", Path.cwd(), 5.0, "free some, or set keep.artifact_root to another disk")

@@ -21,6 +21,7 @@ from artifacts.records import WeightsRef
 from artifacts.store import Store
 from artifacts.tracking import RunTracker
 from flows.config import RunConfig
+from flows.presets import preset_values
 from tasks.cluster.devices import worker_specs
 from tasks.learner.models import resolve_model
 from tasks.plan import HELDOUT, Deadlines, RunContext, dataset_of, prompts_of
@@ -62,12 +63,18 @@ class OpenRun:
 
 
 def effective_config(config: RunConfig) -> RunConfig:
-    """The given configuration, or for a resumed run the one it was started with (but the given num_steps and keep)."""
+    """The given configuration, or for a resumed run the one it was started with.
+
+    Of what is given with `resume` only the places count, and num_steps where it is not the preset's own.
+    """
     if not config.resume:
         return config
     manifest = read_manifest(Store.open(config.keep.artifact_root).child(config.resume))
-    given = {"resume": config.resume, "num_steps": config.num_steps, "keep": config.keep.model_dump()}
-    return RunConfig.model_validate({**manifest.config, **given})
+    kept = dict(manifest.config)
+    places = {name: getattr(config.keep, name) for name in ("artifact_root", "tracking_uri", "model_cache", "weights_dir")}
+    if config.num_steps != preset_values(config.preset)["num_steps"]:
+        kept["num_steps"] = config.num_steps
+    return RunConfig.model_validate(kept | {"resume": config.resume, "keep": {**kept["keep"], **places}})
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from artifacts import layout
 from artifacts.records import Generated, Group, Prompt, Response, Score, Span
 from artifacts.store import Store
 from artifacts.tables import Fate, ResponseRow
-from tasks.cluster.actors import Remote
+from tasks.cluster.actors import ActorLost, Remote
+from tasks.engines.base import EngineLost, EngineStats
 from tasks.engines.driver import RoundResult, drive_round
 from tasks.engines.remote import RemoteEngine
 from tasks.plan import StepPlan, journal_of, prompts_of, store_of
@@ -116,7 +117,16 @@ def _engines(plan: StepPlan) -> list[RemoteEngine]:
 
 
 async def _preemptions(plan: StepPlan) -> int:
-    return sum(stats.num_preemptions for stats in await asyncio.gather(*(engine.stats() for engine in _engines(plan))))
+    """Of the engines that answer; one that died meanwhile has no count, and its round is complete all the same."""
+    readings = await asyncio.gather(*(_reading(plan, name) for name in plan.run.engines))
+    return sum(reading.num_preemptions for reading in readings if reading is not None)
+
+
+async def _reading(plan: StepPlan, name: str) -> EngineStats | None:
+    try:
+        return await RemoteEngine(Remote.connect(plan.run.run_id, name), plan.run.deadlines.engine_call_s).stats()
+    except (ActorLost, EngineLost):
+        return None
 
 
 async def _show_progress(plan: StepPlan, finished: Sequence[Generated]) -> None:

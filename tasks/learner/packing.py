@@ -117,7 +117,9 @@ def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return low
 
 
-def balance(groups: Sequence[Group], num_ranks: int, quadratic_tokens: int = 8192, flat_costs: bool = False) -> tuple[tuple[Group, ...], ...]:
+def balance(
+    groups: Sequence[Group], num_ranks: int, quadratic_tokens: int = 8192, flat_costs: bool = False
+) -> tuple[tuple[Group, ...], ...]:
     """Deal the groups to ranks so that the dearest rank is cheap, independent of the order in which they arrive.
 
     Dealt twice, group by group and by families of groups whose prompts share half their tokens or more; the better deal wins.

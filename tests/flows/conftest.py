@@ -40,7 +40,7 @@ class Launcher:
     """Starts `python -m flows.start` as a user would."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        self._environment = environment
+        self.environment = environment
 
     def start(self, root: Path, *assignments: str, preset: str = "tiny-sync", resume: str = "") -> subprocess.Popen[str]:
         """A run in the background, its artifacts under root."""
@@ -49,7 +49,7 @@ class Launcher:
             command += ["--set", assignment]
         command += ["--resume", resume] if resume else []
         return subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, cwd=ROOT, env=os.environ | self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
     def run(self, root: Path, *assignments: str, preset: str = "tiny-sync", resume: str = "") -> Finished:

@@ -19,7 +19,7 @@ import pytest
 
 from tests.flows.conftest import Launcher, wait_for
 
-pytestmark = [pytest.mark.flow, pytest.mark.engine]
+pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(600)]
 
 POINTS = {  # the file whose appearance is the moment of the kill, in step 2
     "rollout": "steps/00001.json",

@@ -1,0 +1,73 @@
+"""prefect.yaml against a server: every deployment is made without a question asked, and its form is RunConfig with a sentence per field."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.flows.conftest import ROOT, Launcher
+
+pytestmark = pytest.mark.flow
+
+NAMES = ("laptop", "laptop-sync", "tiny", "one-gpu", "eight-gpu")
+Json = dict[str, Any]  # Any: JSON values
+
+
+def prefect(launcher: Launcher, *words: str) -> None:
+    """A prefect command in the clone, as a shell runs it."""
+    command = [sys.executable, "-m", "prefect", "--no-prompt", *words]
+    environment = os.environ | launcher.environment | {"PWD": str(ROOT)}
+    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def ask(launcher: Launcher, path: str, body: Json) -> httpx.Response:
+    """POST to the Prefect server."""
+    return httpx.post(launcher.environment["PREFECT_API_URL"] + path, json=body, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def deployments(launcher: Launcher) -> dict[str, Json]:
+    prefect(launcher, "work-pool", "create", "--type", "process", "rollflow")
+    prefect(launcher, "deploy", "--all")
+    return {one["name"]: one for one in ask(launcher, "/deployments/filter", {}).json()}
+
+
+def test_every_deployment_is_there(deployments: dict[str, Json]) -> None:
+    assert set(deployments) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_deployment_runs_in_the_clone_wherever_its_worker_is(deployments: dict[str, Json], name: str) -> None:
+    assert deployments[name]["pull_steps"] == [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_form_has_a_sentence_on_every_field(deployments: dict[str, Json], name: str) -> None:
+    schema = deployments[name]["parameter_openapi_schema"]
+    assert schema["properties"]["config"]["$ref"] == "#/definitions/RunConfig"
+    fields = {(model, field): value for model, one in schema["definitions"].items() for field, value in one.get("properties", {}).items()}
+    assert len(fields) > 80
+    assert [field for field, value in fields.items() if not value.get("description")] == []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"preset": "tiny", "num_steps": 10}, {"resume": "tiny-1"}, {"batch": {"prompts_per_step": 4}}, {"scheduling": {"kind": "sync"}}],
+)
+def test_a_run_may_give_any_part_of_the_configuration(launcher: Launcher, deployments: dict[str, Json], config: Json) -> None:
+    body = {"parameters": {"config": config}, "state": {"type": "CANCELLED"}}  # no worker is to take it
+    created = ask(launcher, f"/deployments/{deployments['tiny']['id']}/create_flow_run", body)
+    assert created.status_code == 201, created.text
+
+
+def test_a_field_that_does_not_exist_is_refused_before_a_run_is_made(launcher: Launcher, deployments: dict[str, Json]) -> None:
+    body = {"parameters": {"config": {"learner": {"lr": 1e-5}}}}
+    refused = ask(launcher, f"/deployments/{deployments['tiny']['id']}/create_flow_run", body)
+    assert refused.status_code == 409
+    assert "'lr' was unexpected" in refused.text
