@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -200,7 +201,7 @@ class RunTracker:
     def _send_params(self, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
-        entries = [Param(name, value[:MAX_PARAM_CHARS]) for name, value in params.items()]
+        entries = [Param(_accepted_name(name), value[:MAX_PARAM_CHARS]) for name, value in params.items()]
         for first in range(0, len(entries), MAX_PARAMS_PER_CALL):
             self._connected().log_batch(self.run_id, params=entries[first : first + MAX_PARAMS_PER_CALL])
 
@@ -219,6 +220,11 @@ class RunTracker:
             history = self._connected().get_metric_history(self.run_id, key) if self._is_resumed else []
             self._logged[key] = {point.step for point in history}
         return self._logged[key]
+
+
+def _accepted_name(name: str) -> str:
+    """MLflow refuses other characters, and with one bad name all parameters of the call."""
+    return re.sub(r"[^\w\-./ :]", "any", name)
 
 
 def describe(tags: Mapping[str, str]) -> str:

@@ -54,9 +54,9 @@ class DeadlineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     progress_s: float = Field(300.0, gt=0, description="A round in which no response finishes for this long ends with an error, seconds.")
-    engine_call_s: float = Field(120.0, gt=0, description="Bound on one call to an engine, seconds.")
+    engine_call_s: float = Field(300.0, gt=0, description="Bound on one call to an engine, seconds.")
     learner_call_s: float = Field(900.0, gt=0, description="Bound on one call to a learner rank, an accumulation included, seconds.")
-    start_s: float = Field(300.0, gt=0, description="Bound on starting engines and learners, the loading of the model included, seconds.")
+    start_s: float = Field(600.0, gt=0, description="Bound on starting engines and learners, the loading of the model included, seconds.")
 
 
 class KeepConfig(BaseModel):

@@ -25,7 +25,7 @@ from flows.evaluate import EvaluationReport
 from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.report import STAGES, StepReport, stage_times, step_metrics
-from tasks.rollout import progress_key
+from tasks.rollout import artifact_key, progress_key
 from tasks.scheduling.rounds import QueueState
 
 TABLE_COLUMNS = ("reward/mean", "rollout/response_tokens_max", "time/rollout_s", "time/train_s", "time/step_s", "queue/long_prompts")
@@ -40,7 +40,7 @@ class RunReporter:
         self._journal = Journal(run.store)
         self._evaluations: dict[int, EvaluationReport] = {}
         self._rows: list[dict[str, object]] = []
-        self._key = run.context.run_id.lower().replace("_", "-").replace(".", "-")
+        self._key = artifact_key(run.context.run_id)
         self._client = get_client()
         self._view = TerminalView(run.context.run_id, run.config.num_steps, self._progress)
 

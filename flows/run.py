@@ -71,7 +71,9 @@ def effective_config(config: RunConfig) -> RunConfig:
         return config
     manifest = read_manifest(Store.open(config.keep.artifact_root).child(config.resume))
     kept = dict(manifest.config)
-    places = {name: getattr(config.keep, name) for name in ("artifact_root", "tracking_uri", "model_cache", "weights_dir")}
+    places = {name: getattr(config.keep, name) for name in ("artifact_root", "model_cache", "weights_dir")}
+    if config.keep.tracking_uri:
+        places["tracking_uri"] = config.keep.tracking_uri
     if config.num_steps != preset_values(config.preset)["num_steps"]:
         kept["num_steps"] = config.num_steps
     return RunConfig.model_validate(kept | {"resume": config.resume, "keep": {**kept["keep"], **places}})

@@ -10,7 +10,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -58,8 +57,7 @@ class TerminalView:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._ticker is not None:
             self._ticker.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._ticker
+            await asyncio.gather(self._ticker, return_exceptions=True)
         if self._live is not None:
             self._live.update(self._picture(None))
             self._live.transient = False

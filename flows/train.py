@@ -127,19 +127,25 @@ async def recovering(flow_with_runner: StepFlow, run: OpenRun, fleet: Fleet, pla
     committed = plan.step if plan.is_evaluation else plan.step - 1
     for attempt in range(1, run.config.max_recoveries + 2):
         tried = replace(plan, attempt=attempt)
-        await fleet.open_round(round_key(tried))
         try:
+            if attempt > 1:
+                await recover(run, fleet, committed)
+            await fleet.open_round(round_key(tried))
             return await flow_with_runner(tried)
         except RECOVERABLE as error:
-            lost = await fleet.replace_lost()
-            logger.warning("step=%d attempt=%d lost=%s reason=%s", plan.step, attempt, ",".join(lost) or "nothing", error)
-            if not lost or attempt > run.config.max_recoveries:
+            logger.warning("step=%d attempt=%d reason=%s", plan.step, attempt, error)
+            if attempt > run.config.max_recoveries:
                 raise
-            if set(lost) & set(run.context.learners):
-                await restore_policy(run.context, committed, run.config.keep.checkpoints, run.weights_of(committed))
-            else:
-                await publish(run.context)
     raise AssertionError("the last attempt either returns or raises")
+
+
+async def recover(run: OpenRun, fleet: Fleet, committed: int) -> None:
+    """New actors for the lost ones, and the weights back to where they were."""
+    lost = await fleet.replace_lost()
+    if set(lost) & set(run.context.learners):
+        await restore_policy(run.context, committed, run.config.keep.checkpoints, run.weights_of(committed))
+    else:
+        await publish(run.context)
 
 
 def due(step: int, every: int) -> bool:

@@ -105,11 +105,12 @@ async def _score_round(plan: StepPlan, stream: SampleStream, journal: Journal, r
 
 def check_infra(plan: StepPlan, scored: Sequence[Response]) -> None:
     """Raise RewardBroken when too many responses have no verdict: training on the rest would only look healthy."""
+    launched = len(plan.round.prompts) * plan.round.launch_per_prompt
     failed = [one.score for one in scored if one.score is not None and one.score.outcome is Outcome.INFRA]
-    if len(failed) >= MIN_FAILURES and len(failed) > plan.run.max_infra_fraction * len(scored):
+    if len(failed) >= MIN_FAILURES and len(failed) > plan.run.max_infra_fraction * launched:
         raise RewardBroken(
             f"rewards must reach a verdict for all but {plan.run.max_infra_fraction:.0%} of the responses, "
-            f"{len(failed)} of {len(scored)} of step {plan.step} have none ({failed[0].scorer}: {failed[0].detail}); "
+            f"{len(failed)} of {launched} of step {plan.step} have none ({failed[0].scorer}: {failed[0].detail}); "
             "mend the reward, or raise max_infra_fraction"
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -87,10 +88,11 @@ async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
     finished: list[Generated] = []
 
     async def accept(group: Group) -> None:
-        await stream.put("groups", [group])
+        if not plan.is_evaluation:  # nobody trains on those
+            await stream.put("groups", [group])
 
-    async with asyncio.TaskGroup() as tasks:
-        progress = tasks.create_task(_show_progress(plan, finished))
+    progress = asyncio.create_task(_show_progress(plan, finished))
+    try:
         result = await drive_round(
             plan=plan.round,
             prompts=prompts,
@@ -104,7 +106,9 @@ async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
             on_finished=finished.extend,
             on_accept=accept,
         )
+    finally:
         progress.cancel()
+        await asyncio.gather(progress, return_exceptions=True)  # a picture that failed is no reason to fail the round
     report = _report(plan, result, await _preemptions(plan))
     await stream.close("generated")
     journal.finalise(plan.step, _rows(plan, prompts, result), result.groups, report.spans)
@@ -133,12 +137,19 @@ async def _show_progress(plan: StepPlan, finished: Sequence[Generated]) -> None:
     """How many responses have finished: a progress bar in the Prefect UI, and metadata on the Dask scheduler for the terminal."""
     client, launched = get_client(), len(plan.round.prompts) * plan.round.launch_per_prompt
     artifact = await acreate_progress_artifact(
-        progress=0.0, key=f"rollout-{plan.run.run_id}".lower(), description=f"Step {plan.step}: responses of {launched} that have finished"
+        progress=0.0,
+        key=f"rollout-{artifact_key(plan.run.run_id)}",
+        description=f"Step {plan.step}: responses of {launched} that have finished",
     )
     while True:
         await asyncio.to_thread(client.set_metadata, progress_key(plan.run.run_id), (len(finished), launched))
         await aupdate_progress_artifact(artifact_id=artifact, progress=min(100.0, 100.0 * len(finished) / launched))
         await asyncio.sleep(PROGRESS_EVERY_S)
+
+
+def artifact_key(run_id: str) -> str:
+    """The run's name as Prefect accepts it in an artifact's key: lowercase letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", run_id.lower())
 
 
 def progress_key(run_id: str) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,13 +142,20 @@ class ActorRegistry:
     async def _answers(self, name: str) -> bool:
         try:
             await self.remote(name).call("ping", deadline_s=20)
-        except (ActorLost, TimeoutError):
+        except (RuntimeError, TimeoutError):  # gone, or it says itself that it cannot go on
             return False
         return True
 
     def remote(self, name: str) -> Remote:
         """The flow's own handle on an actor; works on any event loop."""
         return Remote(name, self._actors[name], self._client.loop.asyncio_loop)
+
+    def restart(self, workers: Sequence[str]) -> None:
+        """Give these workers new processes; what they held is gone. Needs workers under a nanny, which is Dask's default."""
+        addresses = worker_addresses(self._client)
+        there = [addresses[name] for name in workers if name in addresses]
+        if there:
+            self._client.restart_workers(there, timeout=60)
 
     def generation(self, name: str) -> int:
         """How often this actor has been created."""

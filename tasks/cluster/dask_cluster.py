@@ -153,14 +153,15 @@ def worker_addresses(client: Client) -> dict[str, str]:
     return {worker["name"]: address for address, worker in workers.items()}
 
 
-def pin_process(core_ids: Sequence[int]) -> None:
-    """Bind every thread of this process to these cores, as far as the machine has them; empty binds nothing."""
-    available = os.sched_getaffinity(0)
-    cores = set(core_ids) & set(range(os.cpu_count() or 1))
+def pin_process(core_ids: Sequence[int]) -> tuple[int, ...]:
+    """Bind every thread of this process to these cores, counted among those it may use; returns their numbers, empty if none is bound."""
+    allowed = sorted(os.sched_getaffinity(0))
+    cores = tuple(allowed[index] for index in core_ids if index < len(allowed))
     if not cores:
-        return
-    for thread in Path("/proc/self/task").iterdir() if available else ():
+        return ()
+    for thread in Path("/proc/self/task").iterdir():
         try:
             os.sched_setaffinity(int(thread.name), cores)
         except ProcessLookupError:
             continue  # the thread ended meanwhile
+    return cores

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from distributed import Client
@@ -44,9 +45,9 @@ class Fleet:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        loop = self._registry.remote(BUFFER).loop if not kind else None
-        if loop is not None:
-            asyncio.run_coroutine_threadsafe(self._close_engines(), loop).result(30)
+        ending = asyncio.run_coroutine_threadsafe(self._end(), self._registry.remote(BUFFER).loop)
+        with suppress(TimeoutError, ActorLost, RuntimeError, OSError):  # what cannot be ended any more ends with its worker
+            ending.result(30)
         self._registry.close()
 
     async def open_round(self, key: int) -> None:
@@ -60,7 +61,9 @@ class Fleet:
     async def replace_lost(self) -> tuple[str, ...]:
         """Make every actor anew whose worker died; the names that were replaced. All learners count as one."""
         lost = set(await self._registry.lost())
-        if lost & set(self._run.learners):
+        if lost & set(self._run.learners):  # the survivors are in a group with the dead: new processes for all
+            survivors = sorted(set(self._run.learners) - lost)
+            await asyncio.to_thread(self._registry.restart, survivors)
             lost |= set(self._run.learners)
         if lost:
             logger.warning("replacing lost actors names=%s", ",".join(sorted(lost)))
@@ -88,7 +91,9 @@ class Fleet:
         meeting_point = await ranks[0].call("rendezvous", deadline_s=30)
         await asyncio.gather(*(rank.call("join", meeting_point, self._start_s, deadline_s=self._start_s + 10) for rank in ranks))
 
-    async def _close_engines(self) -> None:
+    async def _end(self) -> None:
+        """Wake whoever waits, then free the devices."""
+        await self.stop_round("the run ends")
         for name in self._run.engines:
             try:
                 await self._registry.remote(name).call("close", deadline_s=20)

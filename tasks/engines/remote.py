@@ -18,12 +18,13 @@ class EngineActor:
     """Holds one replica. Its methods are coroutines on the worker's event loop, so that none waits behind another."""
 
     def __init__(self, config: EngineConfig, model_path: str, name: str, core_ids: tuple[int, ...], seed: int) -> None:
-        pin_process(core_ids)
-        self._engine = VllmEngine(config=config, model_path=model_path, name=name, cpu_ids=core_ids, seed=seed)
+        cores = pin_process(core_ids)
+        self._engine = VllmEngine(config=config, model_path=model_path, name=name, cpu_ids=cores, seed=seed)
         self._engine.start()
 
     async def ping(self) -> None:
-        """Answers as long as the worker lives."""
+        """Answers as long as the engine does; raises EngineLost when its stepping thread has died in a living worker."""
+        await self._engine.stats()
 
     async def submit(self, payload: bytes) -> None:
         await self._engine.submit(unpack(payload))
