@@ -8,6 +8,7 @@
     checkpoints/00007/          learner state, complete or absent
     weights/00007.safetensors   published weight versions
     report/                     plots and summary
+    model/                      the trained model as a Hugging Face directory, once the run is over
 
 The `step=` directories are Hive partitions: every reader gets `step` as a column from the path, so the files do not repeat it.
 """
@@ -25,6 +26,7 @@ ROUNDS = "rounds"
 CHECKPOINTS = "checkpoints"
 WEIGHTS = "weights"
 REPORT = "report"
+MODEL = "model"
 ASIDE_PREFIX = ".tmp-"  # pyarrow and DuckDB globs skip such names
 
 

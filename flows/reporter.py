@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -97,10 +97,10 @@ class RunReporter:
         found = self._client.get_metadata(progress_key(self._run.context.run_id), default=None)
         return None if found is None else (int(found[0]), int(found[1]))
 
-    async def finish(self) -> RunSummary:
-        """Plots and summary into the report folder, MLflow and Prefect; the summary on the terminal."""
+    async def finish(self, model: str) -> RunSummary:
+        """Plots and summary into the report folder, MLflow and Prefect; the summary on the terminal. `model`: where it was exported."""
         commits = read_commits(self._run.store)
-        summary = self._summary(commits)
+        summary = self._summary(commits, model)
         pictures = await asyncio.to_thread(self._pictures, commits)
         text = markdown(summary)
         for name, data in {**pictures, "summary.md": text.encode()}.items():
@@ -112,7 +112,7 @@ class RunReporter:
         Console().print(rich_summary(summary))
         return summary
 
-    def _summary(self, commits: Sequence[StepCommit]) -> RunSummary:
+    def _summary(self, commits: Sequence[StepCommit], model: str) -> RunSummary:
         first, last = min(self._evaluations), max(self._evaluations)
         before, after = self._evaluations[first], self._evaluations[last]
         ledger: dict[str, int] = defaultdict(int, {"evaluated": sum(report.tokens for report in self._evaluations.values())})
@@ -129,10 +129,10 @@ class RunReporter:
             gain=paired_difference(before.scores, after.scores, seed=self._run.config.seed),
             time_s={stage: sum(commit.timings[stage] for commit in commits) for stage in STAGES},
             ledger_tokens=dict(ledger),
-            links=self._links(),
+            links={"model": model} | self._links(),
         )
 
-    def _links(self) -> Mapping[str, str]:
+    def _links(self) -> dict[str, str]:
         tracker, report = self._run.tracker, self._run.local_report("")
         links = {
             "report": str(report) if report else f"{self._run.store.url}/{layout.REPORT}",

@@ -8,6 +8,7 @@ prefect deployment run 'train/laptop' --watch -p config='{"preset": "smollm2", "
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -34,7 +35,7 @@ from tasks.cluster.actors import ActorLost
 from tasks.cluster.dask_cluster import open_cluster
 from tasks.cluster.devices import worker_specs
 from tasks.cluster.fleet import Fleet
-from tasks.durable import restore_policy, save_checkpoint
+from tasks.durable import export_model, restore_policy, save_checkpoint
 from tasks.engines.base import EngineLost
 from tasks.plan import StepPlan, dataset_of
 from tasks.report import StepReport
@@ -84,7 +85,7 @@ async def train_steps(run: OpenRun, fleet: Fleet, task_runner: DaskTaskRunner) -
             if due(step, config.evaluation.every_steps):
                 reporter.evaluated(step, await evaluated(evaluation_flow, run, fleet, step, weights))
         reporter.evaluated(step, await evaluated(evaluation_flow, run, fleet, step, weights))
-        return await reporter.finish()
+        return await reporter.finish(await asyncio.to_thread(export_model, context, weights))
 
 
 def next_round(run: OpenRun, state: QueueState, step: int) -> RoundPlan | None:

@@ -6,10 +6,14 @@ checkpoint of step 20 + groups of steps 21..27 -> the weights of step 27, bit by
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
+from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from artifacts import layout
 from artifacts.checkpoint import Checkpoints
 from artifacts.journal import Journal
 from artifacts.records import WeightsRef
@@ -61,3 +65,15 @@ async def save_checkpoint(run: RunContext, step: int, keep: int) -> str:
     calls = (rank.call("save_checkpoint", str(aside), deadline_s=run.deadlines.learner_call_s) for rank in learner_ranks(run))
     await asyncio.gather(*calls)
     return await asyncio.to_thread(checkpoints.commit, step, aside)
+
+
+def export_model(run: RunContext, weights: WeightsRef) -> str:
+    """The trained model as a Hugging Face directory in the run's folder: the weights, and all but the weights of the first model."""
+    store = Store.open(run.artifact_root).child(run.run_id)
+    with tempfile.TemporaryDirectory(prefix="rollflow-model-") as aside:
+        for path in Path(run.model_path).iterdir():
+            if path.is_file() and path.suffix not in (".safetensors", ".bin") and not path.name.endswith(".index.json"):
+                shutil.copy2(path, aside)
+        shutil.copy2(weights.path, Path(aside) / "model.safetensors")
+        store.upload(Path(aside), layout.MODEL)
+    return f"{store.url}/{layout.MODEL}"

@@ -9,7 +9,9 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 from mlflow import MlflowClient
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from artifacts.weights import digest, read_weights
 from tests.flows.conftest import Finished, Launcher
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine]
@@ -88,3 +90,11 @@ def test_a_reward_of_ones_own_is_used_and_one_that_raises_stops_the_run(launcher
     assert finished.code != 0
     assert "no verdict today" in finished.err
     assert not list(tmp_path.glob("runs/*/steps/*"))
+
+
+def test_the_trained_model_is_kept_as_a_directory_that_loads(tail_batched: tuple[Finished, Path]) -> None:
+    _, root = tail_batched
+    model = root / "first" / "model"
+    last = json.loads((root / "first" / "steps" / "00005.json").read_text())["weights"]
+    assert AutoModelForCausalLM.from_pretrained(model).config.vocab_size >= len(AutoTokenizer.from_pretrained(model))
+    assert digest(read_weights(model / "model.safetensors")) == last["digest"]
