@@ -122,11 +122,9 @@ class RunConfig(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Nothing is required, here or in a part of it: the preset gives what is left out, and Prefect checks the form by this schema."""
+        """Nothing is required and nothing has a default: the preset gives what is left out, and Prefect's form fills in what it finds."""
         reference = handler(core)
-        schema = handler.resolve_ref_schema(reference)
-        for part in (schema, *map(handler.resolve_ref_schema, schema["properties"].values())):
-            part.pop("required", None)
+        _leave_to_preset(reference, handler)
         return reference
 
     @model_validator(mode="after")
@@ -159,3 +157,11 @@ class RunConfig(BaseModel):
                 "set it to an MLflow server or to sqlite:///path/mlflow.db"
             )
         return f"sqlite:///{root}/mlflow.db"
+
+
+def _leave_to_preset(schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> None:
+    resolved = handler.resolve_ref_schema(schema)
+    resolved.pop("required", None)
+    schema.pop("default", None)
+    for part in resolved.get("properties", {}).values():
+        _leave_to_preset(part, handler)

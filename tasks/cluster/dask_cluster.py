@@ -5,6 +5,7 @@ worker_specs -> SpecCluster of Nannies (CPU), dask_cuda's worker specification a
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,21 @@ SETTINGS = {
     "distributed.admin.large-graph-warning-threshold": "1GiB",
     "distributed.scheduler.active-memory-manager.start": False,
 }
+
+
+KILLED_WITHIN_S = 20.0  # a killed process is gone by then, however busy the machine
+
+
+class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
+    """Waits for a worker that it has killed. Dask's own gives up a second after the kill, and a finished run then ends as a failed one."""
+
+    async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
+        """Asks the worker to end, kills it after 0.8 of the timeout, and returns when it is gone."""
+        try:
+            await super().kill(timeout=timeout, reason=reason)
+        except TimeoutError:
+            async with asyncio.timeout(KILLED_WITHIN_S):
+                await self.process.stopped.wait()
 
 
 class ClusterTooSmall(RuntimeError):
@@ -97,7 +113,7 @@ def _nanny(spec: WorkerSpec, scratch: Path) -> dict[str, Any]:  # Any: Dask's wo
     }
     if spec.device is not None and spec.device.startswith("cuda:"):
         options |= _cuda_options(spec.device.removeprefix("cuda:"))
-    return {"cls": Nanny, "options": options}
+    return {"cls": PatientNanny, "options": options}
 
 
 def _cuda_options(gpu: str) -> dict[str, Any]:

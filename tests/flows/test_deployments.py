@@ -54,6 +54,8 @@ def test_the_form_has_a_sentence_on_every_field(deployments: dict[str, Json], na
     fields = {(model, field): value for model, one in schema["definitions"].items() for field, value in one.get("properties", {}).items()}
     assert len(fields) > 80
     assert [field for field, value in fields.items() if not value.get("description")] == []
+    config = schema["definitions"]["RunConfig"]["properties"]  # a default in the form would be sent, and override the preset
+    assert [field for field, value in config.items() if "default" in value] == []
 
 
 @pytest.mark.parametrize(
