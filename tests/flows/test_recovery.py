@@ -42,10 +42,10 @@ def digests(run: Path) -> list[str]:
     return [json.loads(path.read_text())["weights"]["digest"] for path in sorted((run / "steps").glob("*.json"))]
 
 
-def trained_prompts(run: Path) -> list[str]:
-    """Every trained prompt, in training order."""
+def trained_prompts(run: Path) -> list[list[str]]:
+    """The trained prompts of every step; their order within a step is that of acceptance, which chance decides."""
     groups = [pq.read_table(path).to_pylist() for path in sorted((run / "groups").glob("step=*"))]
-    return [group["prompt_id"] for step in groups for group in step]
+    return [sorted(group["prompt_id"] for group in step) for step in groups]
 
 
 def moment(run: Path, point: str) -> Path:
