@@ -144,8 +144,8 @@ SLOW_ROWS = [
     ("M9-factorial", "42", box("(10^8)!"), TIMEOUT, "verify_timeout"),
     ("M9-binomial", "42", box(r"\binom{10^7}{5 \cdot 10^6}"), None, None),
     ("M9-gamma", "42", box(r"\Gamma(10^9)"), None, None),
-    ("M31-sum", "42", box(r"\sum_{k=1}^{100000000} \frac{1}{k^3}"), TIMEOUT, "verify_timeout"),
-    ("M31-integral", "x", box(r"\int_0^1 \frac{\sin(x^7)e^{x}}{\sqrt{1+x^{11}}}dx"), TIMEOUT, "verify_timeout"),
+    ("M31-sum", "42", box(r"\sum_{k=1}^{100000000} \frac{1}{k^3}"), None, None),
+    ("M31-integral", "x", box(r"\int_0^1 \frac{\sin(x^7)e^{x}}{\sqrt{1+x^{11}}}dx"), None, None),
     ("M31-determinant", "42", box(MATRIX_9X9), None, None),
     ("power-of-two", "42", box("2^{1000000000}"), None, None),
 ]  # fmt: skip
