@@ -6,6 +6,8 @@ worker_specs -> SpecCluster of Nannies (CPU), dask_cuda's worker specification a
 from __future__ import annotations
 
 import asyncio
+import atexit
+import gc
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -42,6 +44,10 @@ SETTINGS = {
     "distributed.scheduler.active-memory-manager.start": False,
 }
 
+
+# Python's last garbage collection goes over everything that torch and vLLM made, 4 s in which a worker does not end and is killed, and
+# a cancelled run comes near the 30 s that Prefect gives it. Every process of a run imports this module.
+atexit.register(gc.freeze)
 
 KILLED_WITHIN_S = 20.0  # a killed process is gone by then, however busy the machine
 
