@@ -184,7 +184,9 @@ def test_finalising_replaces_parts_by_three_tables_and_can_be_repeated(tmp_path:
     assert journal.read(7) == kept
     assert journal.read_groups(7) == [group]
     assert journal.read_spans(7) == [span]
+    journal.drop_parts(7)
     assert store.list(layout.JOURNAL) == []
+    assert journal.read(7) == kept
 
 
 def test_killed_while_finalising_loses_nothing(tmp_path: Path) -> None:
