@@ -7,6 +7,7 @@ The same device in two roles is colocated (it takes turns), disjoint devices are
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -68,8 +69,14 @@ class WorkerSpec:
         env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         env |= {"VLLM_LOGGING_LEVEL": "ERROR", "TQDM_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if self.device is not None and self.device.startswith("cuda:"):
-            env["CUDA_VISIBLE_DEVICES"] = self.device.removeprefix("cuda:")
+            env["CUDA_VISIBLE_DEVICES"] = _visible_gpu(int(self.device.removeprefix("cuda:")))
         return env
+
+
+def _visible_gpu(index: int) -> str:
+    """The GPU of this number among those that this process may see: a scheduler's allocation is kept to."""
+    allotted = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return allotted[index] if index < len(allotted) else str(index)
 
 
 def parse_role_map(roles: str) -> dict[Role, tuple[int, ...]]:
