@@ -136,9 +136,6 @@ class RunTracker:
         """Keep text as an artifact, for example "summary.md"."""
         return self._enqueue(name, lambda: self._connected().log_text(self.run_id, text, name))
 
-    def set_tags(self, tags: Mapping[str, str]) -> bool:
-        return self._enqueue("tags", lambda: self._send_tags(tags))
-
     def end(self, status: RunStatus) -> bool:
         """Close the run. What still waits is given a last try, then counted in a warning."""
         self._enqueue("the end", lambda: self._connected().set_terminated(self.run_id, status))

@@ -23,7 +23,7 @@ from artifacts import layout
 from artifacts.records import Generated, Group, Prompt, Response, Score, Span
 from artifacts.store import Store
 from artifacts.tables import Fate, ResponseRow
-from tasks.cluster.actors import ActorLost, Remote
+from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost, EngineStats
 from tasks.engines.driver import RoundResult, drive_round
 from tasks.engines.remote import RemoteEngine
@@ -116,8 +116,12 @@ async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
     return report
 
 
+def _engine(plan: StepPlan, name: str) -> RemoteEngine:
+    return RemoteEngine.connect(plan.run.run_id, name, plan.run.deadlines.engine_call_s)
+
+
 def _engines(plan: StepPlan) -> list[RemoteEngine]:
-    return [RemoteEngine(Remote.connect(plan.run.run_id, name), plan.run.deadlines.engine_call_s) for name in plan.run.engines]
+    return [_engine(plan, name) for name in plan.run.engines]
 
 
 async def _preemptions(plan: StepPlan) -> int:
@@ -128,7 +132,7 @@ async def _preemptions(plan: StepPlan) -> int:
 
 async def _reading(plan: StepPlan, name: str) -> EngineStats | None:
     try:
-        return await RemoteEngine(Remote.connect(plan.run.run_id, name), plan.run.deadlines.engine_call_s).stats()
+        return await _engine(plan, name).stats()
     except (ActorLost, EngineLost):
         return None
 

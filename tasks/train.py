@@ -106,10 +106,10 @@ async def publish(run: RunContext) -> PublishReport:
     Raises GateFailed with the tensor's name on a mismatch.
     """
     started_s = time.time()
-    first_rank = learner_ranks(run)[0]
+    first_rank = Remote.connect(run.run_id, run.learners[0])
     weights: WeightsRef = await first_rank.call("export_weights", run.weights_dir, deadline_s=run.deadlines.learner_call_s)
     loading = asyncio.ensure_future(load_engines(run, weights))
-    expected = await _learner_attestation(run) if run.probes else None
+    expected = await _learner_attestation(run, first_rank) if run.probes else None
     loaded, gate_started_s, difference = await loading, time.time(), 0.0
     if expected is not None:
         difference = max(check_gate(name, attested, expected, run.gate_tolerance_nats) for name, attested in loaded.items())
@@ -124,17 +124,15 @@ async def publish(run: RunContext) -> PublishReport:
 
 async def load_engines(run: RunContext, weights: WeightsRef) -> Mapping[str, Attestation]:
     """Load a version into every engine, each with a sampling seed of its own; what they attest, by engine."""
-    engines = [RemoteEngine(Remote.connect(run.run_id, name), run.deadlines.engine_call_s) for name in run.engines]
+    engines = [RemoteEngine.connect(run.run_id, name, run.deadlines.engine_call_s) for name in run.engines]
     calls = (
         engine.load_weights(weights, derive_seed(run.seed, "sampling", weights.version, engine.name), run.probes) for engine in engines
     )
     return dict(zip(run.engines, await asyncio.gather(*calls), strict=True))
 
 
-async def _learner_attestation(run: RunContext) -> Attestation:
-    version, fingerprints, probes = unpack(
-        await learner_ranks(run)[0].call("attest", pack(run.probes), deadline_s=run.deadlines.learner_call_s)
-    )
+async def _learner_attestation(run: RunContext, rank: Remote) -> Attestation:
+    version, fingerprints, probes = unpack(await rank.call("attest", pack(run.probes), deadline_s=run.deadlines.learner_call_s))
     return Attestation(version=version, fingerprints=fingerprints, probe_logprobs=probes)
 
 

@@ -1,6 +1,6 @@
 """Long-lived actors on named workers, with generations, and calls to them that never wait for ever.
 
-    registry.create("engine-0", EngineActor, payload)   in the flow
+    registry.create_all(workers, recipes, deadline_s)   in the flow
     remote = Remote.connect(run_id, "engine-0")         in a task on any worker
     await remote.call("submit", payload, deadline_s=30)
 
@@ -85,10 +85,6 @@ class ActorRegistry:
         self._addresses: dict[str, str] = {}
         self._generation: dict[str, int] = {}
 
-    def create(self, name: str, factory: Callable[..., object], *args: object, worker: str, deadline_s: float) -> None:
-        """Start (or replace) an actor on the worker of that name and wait until its constructor has returned."""
-        self.create_all({name: worker}, {name: (factory, args)}, deadline_s)
-
     def create_all(
         self, workers: Mapping[str, str], actors: Mapping[str, tuple[Callable[..., object], tuple[object, ...]]], deadline_s: float
     ) -> None:
@@ -156,10 +152,6 @@ class ActorRegistry:
         there = [addresses[name] for name in workers if name in addresses]
         if there:
             self._client.restart_workers(there, timeout=60)
-
-    def generation(self, name: str) -> int:
-        """How often this actor has been created."""
-        return self._generation.get(name, 0)
 
     def discard(self, name: str) -> None:
         """Forget an actor, alive or not; call its close() before if it holds processes."""

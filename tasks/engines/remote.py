@@ -54,6 +54,11 @@ class RemoteEngine(Engine):
         self._remote = remote
         self._deadline_s = deadline_s
 
+    @classmethod
+    def connect(cls, run_id: str, name: str, deadline_s: float) -> RemoteEngine:
+        """The current generation of a run's engine. Raises ActorLost if it is gone."""
+        return cls(Remote.connect(run_id, name), deadline_s)
+
     async def submit(self, requests: Sequence[Request]) -> None:
         await self._call("submit", pack(tuple(requests)))
 
