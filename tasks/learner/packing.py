@@ -87,7 +87,7 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[PackedBatc
 
     Sequences that share prefixes fall together because they are sorted. A sequence longer than the bound gets a row of its own.
     """
-    ordered = sorted(samples, key=lambda sample: (sample.prompt, sample.response, sample.behaviour, sample.advantage))
+    ordered = sorted(samples, key=lambda sample: (sample.computed, sample.prompt, sample.response, sample.behaviour, sample.advantage))
     rows: list[list[Sample]] = []
     filled = max_tokens + 1
     previous: tuple[int, ...] = ()

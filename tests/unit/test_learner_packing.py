@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from learner_factories import make_group, random_groups
 
@@ -60,6 +60,7 @@ def test_query_blocks_hold_every_visible_key_once(samples: list[Sample], queries
     assert torch.equal(rebuilt, dense)
 
 
+@example([sample((0,), (0,)), sample((0,), (1,)), sample((0,), (0, 0))], 1, random.Random(0))
 @given(SAMPLES, st.integers(1, 40), st.randoms())
 def test_micro_batches_depend_on_the_set_of_samples_only(samples: list[Sample], max_tokens: int, rng: random.Random) -> None:
     rows = micro_batches(samples, max_tokens)
