@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
@@ -68,34 +68,25 @@ def question_row(domain: str, question: str, gold: str, before: tuple[Message, .
 def generate(name: str, draw: Callable[[random.Random], Row], seed: int, num_prompts: int, heldout_prompts: int) -> Dataset:
     """A dataset drawn row by row. A question's hash says on which side it belongs, so the split depends on no count or seed.
 
-    Raises ValueError when a side finds no question, because the source knows too few.
+    Both sides follow the source's own mix, so a frequent question may come twice on either. Raises ValueError when a side finds no
+    question, because the source knows too few.
     """
 
-    rng = random.Random(f"{seed}/{name}/rows")
-    rows = tuple(_draw_one(name, draw, rng, is_heldout=False) for _ in range(num_prompts))
-    return Dataset(name=name, rows=rows, heldout=_draw_heldout(name, draw, random.Random(f"{seed}/{name}/heldout"), heldout_prompts))
+    def side(which: str, count: int) -> tuple[Row, ...]:
+        rng = random.Random(f"{seed}/{name}/{which}")
+        return tuple(_draw_one(name, draw, rng, is_heldout=which == "heldout") for _ in range(count))
+
+    return Dataset(name=name, rows=side("rows", num_prompts), heldout=side("heldout", heldout_prompts))
 
 
-def _draw_heldout(name: str, draw: Callable[[random.Random], Row], rng: random.Random, count: int) -> tuple[Row, ...]:
-    """Distinct questions: a mean over one question asked many times would measure that question."""
-    found: dict[str, Row] = {}
-    for _ in range(count):
-        row = _draw_one(name, draw, rng, is_heldout=True, but=found)
-        found[row.text] = row
-    return tuple(found.values())
-
-
-def _draw_one(
-    name: str, draw: Callable[[random.Random], Row], rng: random.Random, is_heldout: bool, but: Collection[str] = frozenset()
-) -> Row:
+def _draw_one(name: str, draw: Callable[[random.Random], Row], rng: random.Random, is_heldout: bool) -> Row:
     for _ in range(_MAX_DRAWS_PER_ROW):
         row = draw(rng)
-        if belongs_to_heldout(row.text) == is_heldout and row.text not in but:
+        if belongs_to_heldout(row.text) == is_heldout:
             return row
-    side = ("further " if but else "") + ("held-out" if is_heldout else "training")
     raise ValueError(
-        f"task {name} must know questions for both sides, got no {side} question in {_MAX_DRAWS_PER_ROW} draws; "
-        "raise its sizes or ask for fewer"
+        f"task {name} must know questions for both sides, got no {'held-out' if is_heldout else 'training'} question in "
+        f"{_MAX_DRAWS_PER_ROW} draws; raise its sizes or ask for fewer"
     )
 
 
