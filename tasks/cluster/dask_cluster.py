@@ -25,6 +25,7 @@ KEEP_MEMORY = {  # freed memory stays with the process: Dask's own trim threshol
     "MALLOC_MMAP_MAX_": 0,
     "MALLOC_ARENA_MAX": 1,
     "MALLOC_TOP_PAD_": 2**26,
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": 128,  # kernels of packed rows, which hardly ever have the same length twice: 13 MB a row, kept 1024
     "OMP_NUM_THREADS": 1,
     "MKL_NUM_THREADS": 1,
     "OPENBLAS_NUM_THREADS": 1,
