@@ -57,6 +57,7 @@ class VllmCore:
         self._without_token: list[_Live] = []
         self._num_tokens = 0
         self._num_preemptions = 0
+        self._kv_usage_max = 0.0
         self._busy_s = 0.0
         self._seeds_taken = not _on_cpu()
 
@@ -85,6 +86,7 @@ class VllmCore:
         """One step of the batch; the responses that it finished."""
         began_s = time.perf_counter()
         outputs = self._engine.step()
+        self._note_kv_usage()
         self._note_first_tokens()
         finished = [self._finish(output.request_id, output.outputs[0].finish_reason) for output in outputs if output.finished]
         self._busy_s += time.perf_counter() - began_s
@@ -104,6 +106,7 @@ class VllmCore:
         self._check_probes(probes)
         prints = self._engine.collective_rpc("load_version", args=(weights.path, weights.version))
         self._version = weights.version
+        self._num_preemptions, self._kv_usage_max = 0, 0.0
         self._engine.reset_prefix_cache()
         logprobs = self._prompt_logprobs(probes)
         self._engine.reset_prefix_cache()
@@ -117,7 +120,7 @@ class VllmCore:
         self.add([sampled])
         while self.busy:
             self.step()
-        self._num_tokens, self._busy_s = 0, 0.0
+        self._num_tokens, self._busy_s, self._kv_usage_max = 0, 0.0, 0.0
         self._engine.reset_prefix_cache()
 
     def reseed(self, seed: int) -> None:
@@ -135,6 +138,7 @@ class VllmCore:
             num_running=running,
             num_waiting=waiting,
             kv_usage=float(self._scheduler.get_kv_cache_usage()),
+            kv_usage_max=self._kv_usage_max,
             num_preemptions=self._num_preemptions + sum(live.scheduled.num_preemptions for live in self._live.values()),
             tokens_generated=self._num_tokens + sum(len(_new_tokens(live)) for live in self._live.values()),
             busy_s=self._busy_s,
@@ -213,6 +217,10 @@ class VllmCore:
         return tuple(found[f"{_PROBE}:{index}"] for index in range(len(probes)))
 
     # --- out of vLLM ------------------------------------------------------------------------------------------------------
+
+    def _note_kv_usage(self) -> None:
+        """After a step, so without the blocks of what ended in it; where the cache runs full, that makes no difference."""
+        self._kv_usage_max = max(self._kv_usage_max, float(self._scheduler.get_kv_cache_usage()))
 
     def _note_first_tokens(self) -> None:
         if not self._without_token:
