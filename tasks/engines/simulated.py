@@ -150,6 +150,7 @@ class SimulatedEngine:
             num_waiting=len(self._waiting),
             kv_usage=self._kv_tokens() / self._config.kv_capacity_tokens,
             kv_usage_max=self._kv_tokens_max / self._config.kv_capacity_tokens,
+            kv_tokens=self._config.kv_capacity_tokens,
             num_preemptions=self._num_preemptions,
             tokens_generated=round(self._tokens_generated),
             busy_s=self._busy_s,

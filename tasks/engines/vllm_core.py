@@ -65,6 +65,11 @@ class VllmCore:
     def busy(self) -> bool:
         return bool(self._live)
 
+    @property
+    def prefilling(self) -> bool:
+        """Whether some response has no token yet."""
+        return bool(self._without_token)
+
     def add(self, requests: Sequence[Request]) -> None:
         """All of them enter before the next step, or none when one is unfit (ValueError)."""
         self._check(requests)
@@ -139,6 +144,7 @@ class VllmCore:
             num_waiting=waiting,
             kv_usage=float(self._scheduler.get_kv_cache_usage()),
             kv_usage_max=self._kv_usage_max,
+            kv_tokens=int(self._engine.vllm_config.cache_config.kv_cache_size_tokens or 0),
             num_preemptions=self._num_preemptions + sum(live.scheduled.num_preemptions for live in self._live.values()),
             tokens_generated=self._num_tokens + sum(len(_new_tokens(live)) for live in self._live.values()),
             busy_s=self._busy_s,
@@ -258,14 +264,18 @@ class VllmCore:
         )
 
 
-def build_core(config: EngineConfig, model_path: str, name: str, seed: int) -> VllmCore:
-    """Import vLLM and build the engine in the calling thread, which must be pinned by now."""
+def build_core(config: EngineConfig, model_path: str, name: str, seed: int, *, may_stop: bool = True) -> VllmCore:
+    """Import vLLM and build the engine in the calling thread, which must be pinned by now.
+
+    may_stop: whether end tokens end a response; a measurement wants responses of a given length.
+    """
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
     tokenizer = read_tokenizer(model_path)
     engine = LLMEngine.from_engine_args(EngineArgs(**config.vllm_arguments(model_path, seed, on_cpu=_on_cpu())))
-    core = VllmCore(engine, tokenizer, read_stop_ids(model_path, tokenizer), name, version=0)
+    stop_ids = read_stop_ids(model_path, tokenizer) if may_stop else ()
+    core = VllmCore(engine, tokenizer, stop_ids, name, version=0)
     core.warm_up()
     core.reseed(seed)
     return core

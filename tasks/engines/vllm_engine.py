@@ -133,14 +133,14 @@ class VllmEngine(Engine):
 
     def _build(self) -> VllmCore:
         model_path, seed, start_weights = self._start
-        _pin_this_thread(self._cpu_ids, self._config.tensor_parallel_size)
+        pin_this_thread(self._cpu_ids, self._config.tensor_parallel_size)
         core = build_core(self._config, model_path, self.name, seed)
         if start_weights is not None:
             core.load(start_weights, seed, probes=())
         return core
 
 
-def _pin_this_thread(cpu_ids: tuple[int, ...] | None, num_ranks: int) -> None:
+def pin_this_thread(cpu_ids: tuple[int, ...] | None, num_ranks: int) -> None:
     """Bind this thread, and with it the compute threads it will start, and size torch's pool to the cores.
 
     vLLM's own VLLM_CPU_OMP_THREADS_BIND does nothing for an engine in process. Set before torch is imported where that is still
