@@ -160,12 +160,12 @@ class ActorRegistry:
         """The flow's own handle on an actor; works on any event loop."""
         return Remote(name, self._actors[name], self._client.loop.asyncio_loop)
 
-    def restart(self, workers: Sequence[str]) -> None:
+    def restart(self, workers: Sequence[str], deadline_s: float) -> None:
         """Give these workers new processes; what they held is gone. Needs workers under a nanny, which is Dask's default."""
         addresses = worker_addresses(self._client)
         there = [addresses[name] for name in workers if name in addresses]
         if there:
-            self._client.restart_workers(there, timeout=60)
+            self._client.restart_workers(there, timeout=deadline_s)
 
     def discard(self, name: str) -> None:
         """Forget an actor, alive or not; call its close() before if it holds processes."""

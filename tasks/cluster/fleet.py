@@ -65,7 +65,7 @@ class Fleet:
         lost = set(await self._registry.lost()) | (expected - self._registry.names)  # the latter: a layout that was not finished
         if lost & set(self.run.learners):  # the survivors are in a group with the dead: new processes for all
             survivors = sorted(set(self.run.learners) - lost)
-            await asyncio.to_thread(self._registry.restart, survivors)
+            await asyncio.to_thread(self._registry.restart, survivors, self._start_s)
             lost |= set(self.run.learners)
         if lost:
             logger.warning("replacing lost actors names=%s", ",".join(sorted(lost)))
@@ -84,7 +84,8 @@ class Fleet:
         await self._close_engines()
         for name in self.run.engines:
             await asyncio.to_thread(self._registry.discard, name)
-        await asyncio.to_thread(self._registry.restart, [spec.name for spec in self._specs.values() if spec.role == "rollout"])
+        workers = [spec.name for spec in self._specs.values() if spec.role == "rollout"]
+        await asyncio.to_thread(self._registry.restart, workers, self._start_s)
         self.run = self.run.with_engines(members)
         await asyncio.to_thread(self._create, tuple(members))
 
@@ -106,7 +107,8 @@ class Fleet:
         config = self._engine.model_copy(update={"tensor_parallel_size": len(members)})
         cores = tuple(core for member in members for core in self._specs[member].core_ids)
         on_gpus = len(members) > 1 and self.run.devices[name].startswith("cuda")
-        gpus = self._registry.environment(members, "CUDA_VISIBLE_DEVICES") if on_gpus else ()
+        seen = self._registry.environment(members, "CUDA_VISIBLE_DEVICES") if on_gpus else ()
+        gpus = tuple(one.partition(",")[0] for one in seen)  # an engine that was here before may have added its group's
         return config, self.run.model_path, name, cores, gpus, self.run.seed
 
     async def _join_learners(self) -> None:

@@ -10,6 +10,7 @@ away. Leaves out how engines are rebuilt (`tasks.cluster.fleet`) and what a size
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from artifacts.records import RoundKind
 
 JUMP = 1.05  # preemptions of a round over those of the last of its kind, above which its size doubles (paper, section 4.2)
+NOISE = 2.0  # standard deviations of a count that are chance: a round of 10 after one of 8 is no jump, though the paper's rule says so
 QUIET_ROUNDS = 4  # rounds of a kind without a preemption after which its size halves (paper, section 4.2)
 
 PlannedKind = Literal["sync", "short", "long"]
@@ -82,13 +84,17 @@ def observe(state: PlannerState, reading: RoundReading, sizes: Sequence[int], kv
 def _after(state: KindState, reading: RoundReading, sizes: Sequence[int], kv_tokens: Mapping[int, int]) -> KindState:
     preemptions = reading.num_preemptions
     quiet_rounds = 0 if preemptions else state.quiet_rounds + 1
-    jumped = state.preemptions is not None and preemptions > JUMP * state.preemptions
-    if jumped and 2 * state.size in sizes:
+    if state.preemptions is not None and is_jump(state.preemptions, preemptions) and 2 * state.size in sizes:
         return KindState(size=2 * state.size, preemptions=preemptions)
     half, odd = divmod(state.size, 2)
     if quiet_rounds >= QUIET_ROUNDS and not odd and half in sizes and _fits(reading.kv_usage_max, state.size, half, kv_tokens):
         return KindState(size=half, preemptions=preemptions)
     return KindState(size=state.size, preemptions=preemptions, quiet_rounds=quiet_rounds)
+
+
+def is_jump(before: int, after: int) -> bool:
+    """Whether preemptions rose by more than the paper's factor and by more than chance; of thousands, the factor alone decides."""
+    return after > JUMP * before and after > before + NOISE * math.sqrt(before + 1)
 
 
 def _fits(kv_usage: float, size: int, half: int, kv_tokens: Mapping[int, int]) -> bool:

@@ -116,11 +116,11 @@ async def test_kinds_of_rounds_alternate_between_their_layouts(model: str) -> No
 async def test_preemptions_of_a_round_count_for_its_kind(model: str) -> None:
     run, fleet = open_run(model)
     layouts = EngineLayouts(run)
-    for preemptions in (2, 3):
+    for preemptions in (2, 30):
         await layouts.arrange(fleet, "short")  # type: ignore[arg-type]
         report = make_report(())
         layouts.observe(replace(report, rollout=replace(report.rollout, num_preemptions=preemptions)))
-    assert layouts.state.to_json() == {"short": {"size": 2, "preemptions": 3, "quiet_rounds": 0}}
+    assert layouts.state.to_json() == {"short": {"size": 2, "preemptions": 30, "quiet_rounds": 0}}
 
 
 def test_a_profile_that_is_not_there_is_refused_before_the_cluster_starts(model: str, tmp_path: Path) -> None:

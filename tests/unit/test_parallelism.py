@@ -17,6 +17,7 @@ from tasks.scheduling.parallelism import (
     PlannerState,
     RoundReading,
     device_groups,
+    is_jump,
     observe,
     possible_sizes,
 )
@@ -52,12 +53,17 @@ def test_a_jump_of_preemptions_doubles_the_size() -> None:
 
 
 def test_a_rise_within_five_per_cent_changes_nothing() -> None:
-    assert sizes_after([1000, 1050]) == [1, 1]
-    assert sizes_after([1000, 1051]) == [1, 2]
+    assert sizes_after([5000, 5250]) == [1, 1]
+    assert sizes_after([5000, 5251]) == [1, 2]
 
 
 def test_first_preemptions_after_none_are_a_jump() -> None:
-    assert sizes_after([0, 1]) == [1, 2]
+    assert sizes_after([0, 3]) == [1, 2]
+
+
+def test_a_rise_of_a_few_is_chance() -> None:
+    """By the paper's factor alone each of these doubles, and a size that grew by chance waits four quiet rounds."""
+    assert sizes_after([0, 1, 2, 3, 4, 6, 8, 10, 12, 15]) == [1] * 10
 
 
 def test_four_quiet_rounds_halve_the_size() -> None:
@@ -107,6 +113,7 @@ def test_every_change_is_one_that_the_rule_allows(readings: list[RoundReading], 
         if new > old:
             assert new == 2 * old
             assert len(history) > 1 or before.kinds[one.kind].preemptions is not None
+            assert is_jump(before.kinds[one.kind].preemptions or 0, one.num_preemptions)
             assert one.num_preemptions > JUMP * (before.kinds[one.kind].preemptions or 0)
         if new < old:
             assert 2 * new == old

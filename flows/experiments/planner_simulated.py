@@ -1,0 +1,159 @@
+"""Rollout time and preemptions with fixed tensor-parallel sizes and with the parallelism planner, on simulated engines.
+
+    python -m flows.experiments.planner_simulated --steps 20
+
+Tail batching on one host of simulated devices: the real rounds, router and driver, and the real planner, told what the simulated engines
+count. Responses get longer from step to step, as in training. A replica of size t has the memory of t devices less one copy of
+the weights; a decode step takes the time to read its share of the weights, and more for the exchange the more devices there are. Leaves out
+the time of rebuilding engines, which is printed as a number of changes: how long one takes is a matter of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rich.console import Console
+from rich.table import Table
+
+from artifacts.records import Prompt
+from tasks.engines.driver import drive_round
+from tasks.engines.sampling import SamplingConfig
+from tasks.engines.simulated import LengthModel, SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.virtual_time import run_virtual
+from tasks.scheduling.events import RoundPlan
+from tasks.scheduling.parallelism import PLANNED, KindState, PlannedKind, PlannerState, RoundReading, observe
+from tasks.scheduling.rounds import BatchConfig, QueueState, TailBatchingConfig, finish_round, make_scheduler, plan_round
+
+PROMPT_TOKENS = 200
+SIZES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One host, in the units of the KV cache; the defaults resemble a quarter of the load of figure 6."""
+
+    num_devices: int = 8
+    device_tokens: int = 90_000  # tokens whose KV would fill a device
+    weights_tokens: int = 25_000  # tokens whose KV would take the room of the weights
+    weights_s: float = 0.006  # reading the weights once from one device, which a decode step does
+    fixed_s: float = 0.003  # of a decode step, whatever the size
+    exchange_s: float = 0.0035  # of a decode step, for each doubling of the size: what the devices of a replica tell each other
+    median_tokens: float = 1500.0  # of the responses of the first step
+    growth: float = 1.04  # of that median from step to step
+    longest_tokens: int = 32_000
+
+    def engines(self, size: int, step: int) -> list[SimulatedEngine]:
+        """Fresh replicas of this size, as they are after the weights of a step were loaded."""
+        config = SimulatedEngineConfig(
+            step_s=self.fixed_s + self.weights_s / size + self.exchange_s * math.log2(size),
+            step_s_per_sequence=0.00008 / size,
+            prefill_s_per_token=0.00006 / size,
+            kv_capacity_tokens=size * self.device_tokens - self.weights_tokens,
+            lengths=LengthModel(median_tokens=self.median_tokens * self.growth**step, sigma=1.1),
+        )
+        return [SimulatedEngine(f"engine-{place}", config) for place in range(self.num_devices // size)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedRound:
+    """A round and what it took."""
+
+    kind: PlannedKind
+    size: int
+    num_preemptions: int
+    rollout_s: float
+
+
+async def play_run(machine: Machine, batch: BatchConfig, num_steps: int, fixed_size: int | None) -> list[PlayedRound]:
+    """The rounds of a run without its drain; the planner chooses the size of each unless one is fixed."""
+    state, scheduling = QueueState(), TailBatchingConfig()
+    kinds: tuple[PlannedKind, ...] = ("short", "long")
+    planner = PlannerState(kinds={kind: KindState(size=fixed_size or 1) for kind in kinds})
+    played: list[PlayedRound] = []
+    for step in range(1, num_steps + 1):
+        domains = ("a",) * (num_steps * 2 * batch.prompts_per_step)
+        plan = plan_round(state, batch, scheduling, domains=domains, seed=0, step=step, num_steps=num_steps)
+        assert plan is not None, "the run is not over"
+        kind = PLANNED[plan.kind]
+        engines = machine.engines(planner.kinds[kind].size, step)
+        began_s = asyncio.get_running_loop().time()
+        state = await _play(plan, state, engines, machine.longest_tokens)
+        rollout_s = asyncio.get_running_loop().time() - began_s
+        readings = [await engine.stats() for engine in engines]
+        preemptions = sum(one.num_preemptions for one in readings)
+        played.append(PlayedRound(kind=kind, size=planner.kinds[kind].size, num_preemptions=preemptions, rollout_s=rollout_s))
+        if fixed_size is None:
+            usage = max(one.kv_usage_max for one in readings)
+            reading = RoundReading(kind=kind, num_preemptions=preemptions, kv_usage_max=usage)
+            room = {size: size * machine.device_tokens - machine.weights_tokens for size in SIZES}
+            planner = observe(planner, reading, [size for size in SIZES if machine.num_devices % size == 0], room)
+    return played
+
+
+async def _play(plan: RoundPlan, state: QueueState, engines: Sequence[SimulatedEngine], longest_tokens: int) -> QueueState:
+    async def accept(group: object) -> None:
+        pass
+
+    result = await drive_round(
+        plan=plan,
+        prompts={
+            ref.prompt_id: Prompt(prompt_id=ref.prompt_id, domain=ref.domain, token_ids=(1,) * PROMPT_TOKENS, gold="", text="")
+            for ref in plan.prompts
+        },
+        scheduler=make_scheduler(plan),
+        engines=engines,
+        feed=SimulatedFeed(SimulatedRewardConfig()),
+        sampling=SamplingConfig(max_response_tokens=longest_tokens),
+        recorded=(),
+        seed=0,
+        deadline_s=100_000.0,
+        on_finished=lambda generated: None,
+        on_accept=accept,
+    )
+    accepted = [group.prompt.prompt_id for group in result.groups]
+    return finish_round(state, plan, accepted=accepted, deferred=result.deferred, dropped=result.dropped)
+
+
+def rows(name: str, played: Sequence[PlayedRound]) -> list[tuple[str, ...]]:
+    """Per kind of round: how many, their sizes in order, mean preemptions, mean rollout seconds."""
+    by_kind: dict[str, list[PlayedRound]] = defaultdict(list)
+    for one in played:
+        by_kind[one.kind].append(one)
+    return [
+        (
+            name,
+            f"{len(alike)} {kind}",
+            " ".join(str(one.size) for one in alike),
+            f"{sum(one.num_preemptions for one in alike) / len(alike):.0f}",
+            f"{sum(one.rollout_s for one in alike) / len(alike):.0f}",
+        )
+        for kind, alike in sorted(by_kind.items(), reverse=True)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=20, help="steps of each run (default: %(default)s)")
+    parser.add_argument("--prompts", type=int, default=32, help="prompts per step (default: %(default)s)")
+    parser.add_argument("--responses", type=int, default=8, help="responses per prompt (default: %(default)s)")
+    options = parser.parse_args()
+    batch = BatchConfig(prompts_per_step=options.prompts, responses_per_prompt=options.responses)
+    table = Table("engines", "rounds", "sizes", "preemptions", "rollout s", box=None)
+    for name, fixed_size in (("size 1", 1), ("size 2", 2), ("size 4", 4), ("planner", None)):
+        played = run_virtual(play_run(Machine(), batch, options.steps, fixed_size))
+        for row in rows(name, played):
+            table.add_row(*row)
+        changes = sum(before.size != after.size for before, after in pairwise(played))
+        table.add_row(name, "all", f"{changes} changes", "", f"{sum(one.rollout_s for one in played):.0f} in total")
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()
