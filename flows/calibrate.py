@@ -114,7 +114,8 @@ async def measure_all(config: RunConfig, orders: Sequence[MeasuringOrder]) -> Th
     if not points:
         raise ValueError("a profile must have a point, got none because no batch fitted the KV cache; use smaller --batches or --lengths")
     cluster, model = config.cluster, Path(orders[0].model_path).name
-    device = f"{cluster.cores_per_device} CPU core(s)" if cluster.device_kind == "cpu" else "1 GPU"
+    cores = cluster.cores_per_device
+    device = f"{cores} CPU core{'s' * (cores > 1)}" if cluster.device_kind == "cpu" else "1 GPU"
     return ThroughputProfile(model=model, device=device, kv_tokens=kv_tokens, points=tuple(points))
 
 
@@ -161,7 +162,7 @@ def write(profile: ThroughputProfile, path: Path) -> None:
         ]
         for size, length in sorted({(point.size, point.length) for point in profile.points})
     }
-    picture.write_bytes(throughput_plot(curves, f"{profile.model}, replicas of size x {profile.device}"))
+    picture.write_bytes(throughput_plot(curves, f"{profile.model}: replicas of so many devices, {profile.device} each"))
     table = Table("size", "batch", "prompt tokens", "prefill tokens/s", "decode tokens/s", "KV cache tokens", box=None)
     for point in profile.points:
         rates = (f"{point.prefill_tokens_per_s:.0f}", f"{point.decode_tokens_per_s:.0f}")

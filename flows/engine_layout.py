@@ -19,10 +19,12 @@ from tasks.engines.model_files import read_head_counts
 from tasks.report import StepReport
 from tasks.scheduling.parallelism import PLANNED, KindState, PlannedKind, PlannerState, RoundReading, observe, possible_sizes
 from tasks.scheduling.rounds import batch_algebra
-from tasks.scheduling.throughput import Demand, ThroughputProfile, best_size
+from tasks.scheduling.throughput import Demand, ThroughputProfile, best_size, not_slower
 from tasks.train import publish
 
 logger = logging.getLogger(__name__)
+
+BOUND_PER_MEAN = 8  # tokens that a response may have over those it has on average: 16 in the paper's tasks, 7 to 14 in tiny-mix
 
 
 class EngineLayouts:
@@ -33,6 +35,7 @@ class EngineLayouts:
         self._config = run.config
         self._profile = read_profile(run.config.planner.profile)
         self._sizes = sizes_of(run.config, run.context.model_path)
+        self._num_devices = len(device_map(run.config.cluster)["rollout"])
         self.state = PlannerState.from_json(run.commits[-1].planner) if run.commits else PlannerState(kinds={})
 
     async def arrange(self, fleet: Fleet, kind: RoundKind) -> tuple[Span, ...]:
@@ -59,20 +62,26 @@ class EngineLayouts:
     def observe(self, report: StepReport) -> PlannerState:
         """The state after the step, to be committed with it; the state to go on with, too."""
         if self._config.planner.enabled and report.plan.round.kind in PLANNED:
-            reading = RoundReading(
-                kind=PLANNED[report.plan.round.kind],
-                num_preemptions=report.rollout.num_preemptions,
-                kv_usage_max=report.rollout.kv_usage_max,
-            )
-            self.state = observe(self.state, reading, self._sizes, self._profile.kv_tokens if self._profile else {})
+            kind, rollout = PLANNED[report.plan.round.kind], report.rollout
+            reading = RoundReading(kind=kind, num_preemptions=rollout.num_preemptions, kv_usage_max=rollout.kv_usage_max)
+            sizes = self._sizes_for(self.state.kinds[kind].size, report)
+            self.state = observe(self.state, reading, sizes, self._profile.kv_tokens if self._profile else {})
         return self.state
+
+    def _sizes_for(self, now: int, report: StepReport) -> tuple[int, ...]:
+        """The possible sizes; with a profile, without those that would be slower for a round such as this one was."""
+        if self._profile is None:
+            return self._sizes
+        num_responses = len(report.plan.round.prompts) * report.plan.round.launch_per_prompt
+        mean = max(1, sum(report.rollout.tokens.values()) // num_responses)
+        demand = Demand(num_responses=num_responses, prompt_tokens=_prompt_tokens(self._config), response_tokens=mean)
+        return not_slower(self._profile, self._sizes, now, self._num_devices, demand)
 
     def _first_size(self, kind: PlannedKind) -> int:
         """By the profile if there is one."""
         if self._profile is None:
             return self._config.engine.tensor_parallel_size
-        num_devices = len(device_map(self._config.cluster)["rollout"])
-        return best_size(self._profile, self._sizes, num_devices, demand_of(self._config, kind))
+        return best_size(self._profile, self._sizes, self._num_devices, demand_of(self._config, kind))
 
 
 def read_profile(path: str) -> ThroughputProfile | None:
@@ -102,11 +111,16 @@ def sizes_of(config: RunConfig, model_path: str) -> tuple[int, ...]:
 
 
 def demand_of(config: RunConfig, kind: PlannedKind) -> Demand:
-    """What a round of this kind asks of the engines when every response runs to its bound."""
+    """What a round of this kind asks of the engines, before anything is known of its responses."""
     algebra = batch_algebra(config.batch, config.scheduling)
     launched = algebra.launch_prompts * algebra.launch_per_prompt if kind == "short" else algebra.accept_prompts * algebra.accept_per_prompt
-    longest = config.sampling.max_response_tokens
-    return Demand(num_responses=launched, prompt_tokens=config.engine.max_model_len - longest, response_tokens=longest)
+    mean = max(1, config.sampling.max_response_tokens // BOUND_PER_MEAN)
+    return Demand(num_responses=launched, prompt_tokens=_prompt_tokens(config), response_tokens=mean)
+
+
+def _prompt_tokens(config: RunConfig) -> int:
+    """The longest prompt that there is room for."""
+    return config.engine.max_model_len - config.sampling.max_response_tokens
 
 
 def with_relayout(report: StepReport, relayout: tuple[Span, ...]) -> StepReport:

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from artifacts.records import Prompt
+from flows.engine_layout import BOUND_PER_MEAN
 from tasks.engines.driver import drive_round
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulated import LengthModel, SimulatedEngine, SimulatedEngineConfig
@@ -29,7 +30,8 @@ from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.virtual_time import run_virtual
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.parallelism import PLANNED, KindState, PlannedKind, PlannerState, RoundReading, observe
-from tasks.scheduling.rounds import BatchConfig, QueueState, TailBatchingConfig, finish_round, make_scheduler, plan_round
+from tasks.scheduling.rounds import BatchConfig, QueueState, TailBatchingConfig, batch_algebra, finish_round, make_scheduler, plan_round
+from tasks.scheduling.throughput import Demand, ThroughputPoint, ThroughputProfile, best_size, not_slower
 
 PROMPT_TOKENS = 200
 SIZES = (1, 2, 4, 8)
@@ -51,14 +53,35 @@ class Machine:
 
     def engines(self, size: int, step: int) -> list[SimulatedEngine]:
         """Fresh replicas of this size, as they are after the weights of a step were loaded."""
-        config = SimulatedEngineConfig(
+        lengths = LengthModel(median_tokens=self.median_tokens * self.growth**step, sigma=1.1)
+        config = self.engine(size).model_copy(update={"lengths": lengths})
+        return [SimulatedEngine(f"engine-{place}", config) for place in range(self.num_devices // size)]
+
+    def engine(self, size: int) -> SimulatedEngineConfig:
+        """A replica of this size."""
+        return SimulatedEngineConfig(
             step_s=self.fixed_s + self.weights_s / size + self.exchange_s * math.log2(size),
             step_s_per_sequence=0.00008 / size,
             prefill_s_per_token=0.00006 / size,
             kv_capacity_tokens=size * self.device_tokens - self.weights_tokens,
-            lengths=LengthModel(median_tokens=self.median_tokens * self.growth**step, sigma=1.1),
         )
-        return [SimulatedEngine(f"engine-{place}", config) for place in range(self.num_devices // size)]
+
+    def profile(self) -> ThroughputProfile:
+        """What calibration would measure."""
+        replicas = {size: self.engine(size) for size in SIZES if self.num_devices % size == 0}
+        points = tuple(
+            ThroughputPoint(
+                size=size,
+                batch=batch,
+                length=PROMPT_TOKENS,
+                prefill_tokens_per_s=1 / one.prefill_s_per_token,
+                decode_tokens_per_s=batch / (one.step_s + one.step_s_per_sequence * (batch - 1)),
+            )
+            for size, one in replicas.items()
+            for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+        )
+        room = {size: one.kv_capacity_tokens for size, one in replicas.items()}
+        return ThroughputProfile(model="simulated", device="simulated", kv_tokens=room, points=points)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +94,31 @@ class PlayedRound:
     rollout_s: float
 
 
-async def play_run(machine: Machine, batch: BatchConfig, num_steps: int, fixed_size: int | None) -> list[PlayedRound]:
-    """The rounds of a run without its drain; the planner chooses the size of each unless one is fixed."""
-    state, scheduling = QueueState(), TailBatchingConfig()
-    kinds: tuple[PlannedKind, ...] = ("short", "long")
-    planner = PlannerState(kinds={kind: KindState(size=fixed_size or 1) for kind in kinds})
+def first_sizes(machine: Machine, batch: BatchConfig) -> PlannerState:
+    """The planner's own choice for both kinds of round, from what calibration would measure."""
+    algebra, profile, mean = batch_algebra(batch, TailBatchingConfig()), machine.profile(), machine.longest_tokens // BOUND_PER_MEAN
+    launched: dict[PlannedKind, int] = {
+        "short": algebra.launch_prompts * algebra.launch_per_prompt,
+        "long": algebra.accept_prompts * algebra.accept_per_prompt,
+    }
+    demands = {kind: Demand(num_responses=num, prompt_tokens=PROMPT_TOKENS, response_tokens=mean) for kind, num in launched.items()}
+    sizes = {kind: best_size(profile, profile.sizes, machine.num_devices, demand) for kind, demand in demands.items()}
+    return PlannerState(kinds={kind: KindState(size=size) for kind, size in sizes.items()})
+
+
+def fixed_sizes(size: int) -> PlannerState:
+    """The same size for both kinds of round."""
+    return PlannerState(kinds={"short": KindState(size=size), "long": KindState(size=size)})
+
+
+async def play_run(
+    machine: Machine, batch: BatchConfig, num_steps: int, planner: PlannerState, plans: bool, profiled: bool
+) -> list[PlayedRound]:
+    """The rounds of a run without its drain; after each the planner may change the size of the next of its kind, if it plans at all.
+
+    profiled: whether it knows the profile, and so which sizes are slower, or follows the paper's rule alone.
+    """
+    state, scheduling, profile = QueueState(), TailBatchingConfig(), machine.profile()
     played: list[PlayedRound] = []
     for step in range(1, num_steps + 1):
         domains = ("a",) * (num_steps * 2 * batch.prompts_per_step)
@@ -89,11 +132,14 @@ async def play_run(machine: Machine, batch: BatchConfig, num_steps: int, fixed_s
         readings = [await engine.stats() for engine in engines]
         preemptions = sum(one.num_preemptions for one in readings)
         played.append(PlayedRound(kind=kind, size=planner.kinds[kind].size, num_preemptions=preemptions, rollout_s=rollout_s))
-        if fixed_size is None:
+        if plans:
             usage = max(one.kv_usage_max for one in readings)
             reading = RoundReading(kind=kind, num_preemptions=preemptions, kv_usage_max=usage)
-            room = {size: size * machine.device_tokens - machine.weights_tokens for size in SIZES}
-            planner = observe(planner, reading, [size for size in SIZES if machine.num_devices % size == 0], room)
+            num_responses = len(plan.prompts) * plan.launch_per_prompt
+            mean = sum(one.tokens_generated for one in readings) // num_responses
+            demand = Demand(num_responses=num_responses, prompt_tokens=PROMPT_TOKENS, response_tokens=mean)
+            sizes = not_slower(profile, SIZES, played[-1].size, machine.num_devices, demand) if profiled else SIZES
+            planner = observe(planner, reading, sizes, profile.kv_tokens if profiled else {})
     return played
 
 
@@ -146,8 +192,10 @@ def main() -> None:
     options = parser.parse_args()
     batch = BatchConfig(prompts_per_step=options.prompts, responses_per_prompt=options.responses)
     table = Table("engines", "rounds", "sizes", "preemptions", "rollout s", box=None)
-    for name, fixed_size in (("size 1", 1), ("size 2", 2), ("size 4", 4), ("planner", None)):
-        played = run_virtual(play_run(Machine(), batch, options.steps, fixed_size))
+    runs = [(f"size {size}", fixed_sizes(size), False, False) for size in SIZES]
+    runs += [("planner, rule alone", fixed_sizes(1), True, False), ("planner with a profile", first_sizes(Machine(), batch), True, True)]
+    for name, first, plans, profiled in runs:
+        played = run_virtual(play_run(Machine(), batch, options.steps, first, plans, profiled))
         for row in rows(name, played):
             table.add_row(*row)
         changes = sum(before.size != after.size for before, after in pairwise(played))

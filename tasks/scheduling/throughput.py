@@ -1,6 +1,8 @@
-"""What a replica of each size is worth: a measured profile, and the planner's first choice from it. Pure.
+"""What a replica of each size is worth: a measured profile, the planner's first choice from it, and its veto. Pure.
 
-`python -m flows.calibrate` measures, `flows.engine_layout` asks before the first round of each kind.
+`python -m flows.calibrate` measures, `flows.engine_layout` asks: before the first round of each kind for the best size, and after every
+round, of which the lengths are known by then, for the sizes that would be slower. The paper's rule looks at preemptions alone, and
+what it saves in them can cost more in time: the exchange within a replica, and fewer replicas.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ class Demand:
     """The responses of a round."""
 
     num_responses: int  # launched
-    prompt_tokens: int  # of each, at most
-    response_tokens: int  # of each, at most: the tail decides when a round ends and how full the cache gets
+    prompt_tokens: int  # of each
+    response_tokens: int  # of each, on average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class ThroughputProfile:
     """Measured speed and room of a model's replicas."""
 
     model: str  # what was measured
-    device: str  # on what, for example "cpu, 1 core"
+    device: str  # what a device is, for example "1 CPU core"
     kv_tokens: Mapping[int, int]  # tokens that fit the KV cache of a replica, by size
     points: tuple[ThroughputPoint, ...]
     version: int = PROFILE_VERSION
@@ -69,7 +71,7 @@ class ThroughputProfile:
             ) from error
 
     def predicted_s(self, size: int, num_devices: int, demand: Demand) -> float:
-        """Seconds of a round on num_devices // size replicas: as many responses at a time as fit the cache, each to its bound."""
+        """Seconds of a round on num_devices // size replicas: as many responses at a time as fit the cache, all of the same length."""
         num_each = math.ceil(demand.num_responses / (num_devices // size))
         room = self.kv_tokens[size] // (demand.prompt_tokens + demand.response_tokens)
         batch = max(1, min(num_each, room))
@@ -99,3 +101,12 @@ def best_size(profile: ThroughputProfile, sizes: Sequence[int], num_devices: int
             f"measure again with --sizes {sizes[0]}"
         )
     return min(known, key=lambda size: (profile.predicted_s(size, num_devices, demand), size))
+
+
+def not_slower(profile: ThroughputProfile, sizes: Sequence[int], now: int, num_devices: int, demand: Demand) -> tuple[int, ...]:
+    """The sizes without those that the profile predicts to be slower than the present one for such a round; unmeasured ones stay."""
+    known = [size for size in sizes if size in profile.sizes and size in profile.kv_tokens]
+    if now not in known:
+        return tuple(sizes)
+    limit_s = profile.predicted_s(now, num_devices, demand)
+    return tuple(size for size in sizes if size not in known or profile.predicted_s(size, num_devices, demand) <= limit_s)

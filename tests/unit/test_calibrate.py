@@ -116,7 +116,7 @@ def test_the_profile_lies_beside_its_picture_and_comes_back(tmp_path: Path, caps
         for size in (1, 2)
         for batch in (1, 8)
     )
-    profile = ThroughputProfile(model="tiny", device="1 CPU core(s)", kv_tokens={1: 5000, 2: 10000}, points=points)
+    profile = ThroughputProfile(model="tiny", device="1 CPU core", kv_tokens={1: 5000, 2: 10000}, points=points)
     write(profile, tmp_path / "made" / "profile.json")
     assert ThroughputProfile.from_json((tmp_path / "made" / "profile.json").read_text()) == profile
     assert (tmp_path / "made" / "profile.png").read_bytes().startswith(b"\x89PNG")

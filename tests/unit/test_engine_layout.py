@@ -123,6 +123,22 @@ async def test_preemptions_of_a_round_count_for_its_kind(model: str) -> None:
     assert layouts.state.to_json() == {"short": {"size": 2, "preemptions": 30, "quiet_rounds": 0}}
 
 
+async def test_a_jump_doubles_nothing_that_the_profile_knows_to_be_slower(model: str, tmp_path: Path) -> None:
+    points = tuple(
+        ThroughputPoint(size=size, batch=8, length=64, prefill_tokens_per_s=rate, decode_tokens_per_s=rate)
+        for size, rate in ((1, 10.0), (2, 11.0))
+    )
+    file = tmp_path / "profile.json"
+    file.write_text(ThroughputProfile(model="m", device="d", kv_tokens={1: 9999, 2: 9999}, points=points).to_json())
+    run, fleet = open_run(model, planner={"enabled": True, "profile": str(file)})
+    layouts = EngineLayouts(run)
+    await layouts.arrange(fleet, "short")  # type: ignore[arg-type]
+    for preemptions in (2, 300):
+        report = make_report(())
+        layouts.observe(replace(report, rollout=replace(report.rollout, num_preemptions=preemptions)))
+    assert layouts.state.kinds["short"].size == 1
+
+
 def test_a_profile_that_is_not_there_is_refused_before_the_cluster_starts(model: str, tmp_path: Path) -> None:
     run, _ = open_run(model, planner={"enabled": True, "profile": str(tmp_path / "none.json")})
     with pytest.raises(ValueError, match=r"planner\.profile must be a readable file.*make one with 'python -m flows\.calibrate'"):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.scheduling.throughput import Demand, ThroughputPoint, ThroughputProfile, best_size
+from tasks.scheduling.throughput import Demand, ThroughputPoint, ThroughputProfile, best_size, not_slower
 
 
 def point(size: int, batch: int, decode: float, length: int = 100, prefill: float = 10_000.0) -> ThroughputPoint:
@@ -56,6 +56,14 @@ def test_only_measured_sizes_are_chosen() -> None:
     assert best_size(profile(point(2, 8, 100.0)), (1, 2, 4), 4, demand) == 2
     with pytest.raises(ValueError, match=r"must have measured a possible size \(1, 4\).*--sizes 1"):
         best_size(profile(point(2, 8, 100.0)), (1, 4), 4, demand)
+
+
+def test_a_size_that_would_be_slower_is_ruled_out_as_long_as_it_was_measured() -> None:
+    roomy = profile(*SCALING, kv_tokens={1: 10**6, 2: 10**6})
+    demand = Demand(num_responses=64, prompt_tokens=100, response_tokens=400)
+    assert not_slower(roomy, (1, 2, 4), 1, 2, demand) == (1, 4), "two is slower, of four nothing is known"
+    assert not_slower(roomy, (1, 2), 2, 2, demand) == (1, 2)
+    assert not_slower(roomy, (1, 2, 4), 4, 2, demand) == (1, 2, 4)
 
 
 @given(
