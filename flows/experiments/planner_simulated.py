@@ -138,7 +138,7 @@ async def play_run(
             num_responses = len(plan.prompts) * plan.launch_per_prompt
             mean = sum(one.tokens_generated for one in readings) // num_responses
             demand = Demand(num_responses=num_responses, prompt_tokens=PROMPT_TOKENS, response_tokens=mean)
-            sizes = not_slower(profile, SIZES, played[-1].size, machine.num_devices, demand) if profiled else SIZES
+            sizes = not_slower(profile, profile.sizes, played[-1].size, machine.num_devices, demand) if profiled else profile.sizes
             planner = observe(planner, reading, sizes, profile.kv_tokens if profiled else {})
     return played
 
