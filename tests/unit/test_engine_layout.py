@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from artifacts.commit import StepCommit
 from artifacts.records import Span
 from artifacts.store import Store
 from artifacts.tracking import RunTracker
@@ -192,3 +193,16 @@ async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(model: str, monk
     report, checkpoint = await train.recovering(run, fleet, make_step_plan(), work)  # type: ignore[arg-type]
     assert done == ["step, attempt 1", "checkpoint", "recover to step 0", "step, attempt 2", "checkpoint"]
     assert (report.plan.attempt, checkpoint) == (2, "checkpoints/00001")
+
+
+async def test_a_resumed_run_goes_on_with_the_sizes_it_had(model: str) -> None:
+    run, fleet = open_run(model)
+    weights = make_report(()).published.weights
+    committed = StepCommit(
+        step=1, kind="short", weights=weights, queue={}, seeds={}, counters={}, metrics={}, timings={}, checkpoint=None,
+        planner={"short": {"size": 2, "preemptions": 7, "quiet_rounds": 0}},
+    )  # fmt: skip
+    layouts = EngineLayouts(replace(run, commits=(committed,)))
+    await layouts.arrange(fleet, "short")  # type: ignore[arg-type]
+    assert fleet.layouts == [("engine-0",)]
+    assert layouts.state.kinds["short"].preemptions == 7
