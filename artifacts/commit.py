@@ -36,7 +36,7 @@ class StepCommit:
     metrics: Mapping[str, float]  # what MLflow gets; not-a-number and infinities come back as not-a-number
     timings: Mapping[str, float]  # seconds per stage, and `started_s` and `finished_s` in Unix seconds
     checkpoint: str | None  # store path of the checkpoint of this step, if one was made
-    mlflow_logged: bool  # whether the tracker had taken the metrics when the step was committed
+    planner: Json = field(default_factory=dict)  # state of the parallelism planner; empty when it is off
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
 
 
@@ -80,6 +80,7 @@ def read_commits(store: Store) -> list[StepCommit]:
 
 def _read_commit(store: Store, step: int) -> StepCommit:
     raw = _decode(store.read(layout.commit_file(step)), f"{store.url}/{layout.commit_file(step)}")
+    raw.pop("mlflow_logged", None)  # commits of the first version had it
     metrics = {name: math.nan if value is None else value for name, value in raw.pop("metrics").items()}
     return StepCommit(weights=WeightsRef(**raw.pop("weights")), metrics=metrics, **raw)
 

@@ -6,7 +6,6 @@
     journal/step=00007/         parts appended while the step runs; gone once it is finalised
     responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
     checkpoints/00007/          learner state, complete or absent
-    weights/00007.safetensors   published weight versions
     report/                     plots and summary
     model/                      the trained model as a Hugging Face directory, once the run is over
 
@@ -24,7 +23,6 @@ STEPS = "steps"
 JOURNAL = "journal"
 ROUNDS = "rounds"
 CHECKPOINTS = "checkpoints"
-WEIGHTS = "weights"
 REPORT = "report"
 MODEL = "model"
 ASIDE_PREFIX = ".tmp-"  # pyarrow and DuckDB globs skip such names
@@ -66,10 +64,6 @@ def table_file(table: TableName, step: int) -> str:
 
 def checkpoint_dir(step: int) -> str:
     return f"{CHECKPOINTS}/{step_name(step)}"
-
-
-def weights_file(version: int) -> str:
-    return f"{WEIGHTS}/{step_name(version)}.safetensors"
 
 
 def report_file(name: str) -> str:

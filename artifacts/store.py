@@ -128,12 +128,12 @@ class Store:
             self._fs.rm_file(self._full(probe))
 
     def sweep(self, directory: str) -> int:
-        """Delete what killed writers left directly under `directory`; returns how many. Only safe with no writer alive."""
+        """Delete what killed writers left anywhere under `directory`; returns how many. Only safe with no writer alive."""
         if not self.is_local or not Path(self._full(directory)).is_dir():
             return 0
-        leftovers = list(Path(self._full(directory)).glob(f"{ASIDE_PREFIX}*"))
+        leftovers = list(Path(self._full(directory)).rglob(f"{ASIDE_PREFIX}*"))
         for leftover in leftovers:
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
         return len(leftovers)
 
     def _full(self, path: str) -> str:

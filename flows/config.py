@@ -17,11 +17,12 @@ from artifacts.datasets import TaskConfig
 from artifacts.models import ModelConfig
 from flows.overlay import overlay
 from flows.presets import preset_values
-from tasks.cluster.devices import ClusterConfig
+from tasks.cluster.devices import ClusterConfig, engine_members
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.vllm_engine import EngineConfig
 from tasks.learner.trainer import LearnerConfig
 from tasks.rewards.registry import RewardConfig
+from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.rounds import BatchConfig, SchedulingConfig
 
 
@@ -101,6 +102,7 @@ class RunConfig(BaseModel):
     scheduling: SchedulingConfig = Field(..., description="How the rounds of a step are scheduled.")
     sampling: SamplingConfig = Field(..., description="How responses are sampled.")
     engine: EngineConfig = Field(..., description="The rollout engines.")
+    planner: PlannerConfig = Field(default_factory=PlannerConfig, description="The choice of the engines' tensor-parallel size.")
     learner: LearnerConfig = Field(..., description="The training of the policy.")
     cluster: ClusterConfig = Field(..., description="Devices, their roles, and where the workers run.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Held-out evaluation.")
@@ -129,6 +131,7 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
+        engine_members(self.cluster, self.engine.tensor_parallel_size)
         longest = self.sampling.max_response_tokens
         if longest >= self.engine.max_model_len:
             raise ValueError(

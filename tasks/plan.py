@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -53,6 +53,15 @@ class RunContext:
     gate_tolerance_nats: float  # mean absolute difference of log-probability that the gate still accepts
     flat_groups_cost: bool  # whether the learner computes groups of equal rewards, too (it does for a KL term)
     deadlines: Deadlines
+    members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # workers whose devices an engine holds, if not just its own
+
+    def devices_of(self, actor: str) -> tuple[str, ...]:
+        """The devices that an actor works on."""
+        return tuple(self.devices[worker] for worker in self.members.get(actor, (actor,)))
+
+    def with_engines(self, members: Mapping[str, tuple[str, ...]]) -> RunContext:
+        """The same run with these engines."""
+        return replace(self, engines=tuple(members), members=members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,11 +30,12 @@ class StepReport:
     published: PublishReport
     started_s: float  # Unix seconds
     finished_s: float  # Unix seconds
+    relayout: tuple[Span, ...] = ()  # when the engines were rebuilt for this step, as "wake" of their devices
 
     @property
     def spans(self) -> tuple[Span, ...]:
         """What the devices did, from all stages."""
-        return (*self.rollout.spans, *self.reward.spans, *self.gradients.spans, *self.policy.spans, *self.published.spans)
+        return (*self.relayout, *self.rollout.spans, *self.reward.spans, *self.gradients.spans, *self.policy.spans, *self.published.spans)
 
 
 def stage_times(report: StepReport) -> dict[str, float]:
@@ -81,7 +82,10 @@ def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...
         "rollout/responses": float(len(report.rollout.lengths)),
         "rollout/response_tokens_mean": sum(lengths) / len(lengths),
         "rollout/response_tokens_max": float(max(lengths)),
-        "rollout/preemptions": float(report.rollout.num_preemptions),
+        "engine/preemptions": float(report.rollout.num_preemptions),
+        "engine/kv_usage_max": report.rollout.kv_usage_max,
+        "engine/replicas": float(len(report.plan.run.engines)),
+        "engine/relayout_s": stage_s(report.relayout, "wake", *window),
         "reward/mean": sum(rewards) / max(1, len(rewards)),
         "reward/infra": float(report.reward.num_infra),
         "publish/probe_difference_nats": report.published.probe_difference_nats,

@@ -44,10 +44,11 @@ class RolloutReport:
     dropped: tuple[str, ...]  # prompt ids given up after infrastructure failures
     tokens: Mapping[str, int]  # generated tokens by ledger column
     lengths: tuple[int, ...]  # tokens of every response that ended by itself or at the bound
-    num_preemptions: int  # of all engines since they started
+    num_preemptions: int  # of all engines in this round, those of aborted responses included
     spans: tuple[Span, ...]  # when each engine generated
     started_s: float  # first submission, Unix seconds
     finished_s: float  # last response
+    kv_usage_max: float = 0.0  # the fullest that an engine's KV cache was in this round, 0..1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
     finally:
         progress.cancel()
         await asyncio.gather(progress, return_exceptions=True)  # a picture that failed is no reason to fail the round
-    report = _report(plan, result, await _preemptions(plan))
+    report = _report(plan, result, await _readings(plan))
     await stream.close("generated")
     journal.finalise(plan.step, _rows(plan, prompts, result), result.groups, report.spans)
     _close_round(plan, report)
@@ -124,10 +125,10 @@ def _engines(plan: StepPlan) -> list[RemoteEngine]:
     return [_engine(plan, name) for name in plan.run.engines]
 
 
-async def _preemptions(plan: StepPlan) -> int:
-    """Of the engines that answer; one that died meanwhile has no count, and its round is complete all the same."""
+async def _readings(plan: StepPlan) -> list[EngineStats]:
+    """Of the engines that answer; one that died meanwhile has none, and its round is complete all the same."""
     readings = await asyncio.gather(*(_reading(plan, name) for name in plan.run.engines))
-    return sum(reading.num_preemptions for reading in readings if reading is not None)
+    return [reading for reading in readings if reading is not None]
 
 
 async def _reading(plan: StepPlan, name: str) -> EngineStats | None:
@@ -161,7 +162,7 @@ def progress_key(run_id: str) -> list[str]:
     return ["rollflow", run_id, "progress"]
 
 
-def _report(plan: StepPlan, result: RoundResult, num_preemptions: int) -> RolloutReport:
+def _report(plan: StepPlan, result: RoundResult, readings: Sequence[EngineStats]) -> RolloutReport:
     ended = [one for one in result.generated if one.finish_reason != "aborted"]
     return RolloutReport(
         accepted=tuple(group.prompt.prompt_id for group in result.groups),
@@ -169,7 +170,8 @@ def _report(plan: StepPlan, result: RoundResult, num_preemptions: int) -> Rollou
         dropped=result.dropped,
         tokens=asdict(account_tokens(result.generated, trained=_trained(result), is_evaluation=plan.is_evaluation)),
         lengths=tuple(len(one.token_ids) for one in ended),
-        num_preemptions=num_preemptions,
+        num_preemptions=sum(reading.num_preemptions for reading in readings),
+        kv_usage_max=max((reading.kv_usage_max for reading in readings), default=0.0),
         spans=_engine_spans(plan, result.generated),
         started_s=min((one.submitted_s for one in result.generated), default=0.0),
         finished_s=max((one.finished_s for one in result.generated), default=0.0),
@@ -178,12 +180,14 @@ def _report(plan: StepPlan, result: RoundResult, num_preemptions: int) -> Rollou
 
 def _engine_spans(plan: StepPlan, generated: Sequence[Generated]) -> tuple[Span, ...]:
     """From each engine's first submission to its last token; what was read back from an earlier attempt counts as it was."""
-    spans = []
+    spans: list[Span] = []
     for engine in plan.run.engines:
         own = [one for one in generated if one.engine == engine]
         if own:
             start_s, end_s = min(one.submitted_s for one in own), max(one.finished_s for one in own)
-            spans.append(Span(device=plan.run.devices[engine], actor=engine, kind="rollout", start_s=start_s, end_s=end_s))
+            spans += [
+                Span(device=device, actor=engine, kind="rollout", start_s=start_s, end_s=end_s) for device in plan.run.devices_of(engine)
+            ]
     return tuple(spans)
 
 

@@ -151,7 +151,8 @@ def learner_ranks(run: RunContext) -> list[Remote]:
 def _spans(run: RunContext, kind: str, busy: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[Span, ...]:
     """What these actors did, from their own clocks: Unix seconds, (start, end)."""
     return tuple(
-        Span(device=run.devices[actor], actor=actor, kind=kind, start_s=start_s, end_s=end_s)
+        Span(device=device, actor=actor, kind=kind, start_s=start_s, end_s=end_s)
         for actor, times in busy.items()
         for start_s, end_s in times
+        for device in run.devices_of(actor)
     )

@@ -11,6 +11,7 @@ actors, so placement is by worker name. Payloads are bytes.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,10 +131,23 @@ class ActorRegistry:
                 raise TimeoutError(f"worker {worker} did not come back in time; alive: {', '.join(sorted(addresses)) or 'none'}")
             time.sleep(0.2)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The actors that were ready once and not discarded; some of them may be lost."""
+        return frozenset(self._actors)
+
+    def environment(self, workers: Sequence[str], variable: str) -> tuple[str, ...]:
+        """What an environment variable is on each of these workers, empty where it is not set."""
+        addresses = worker_addresses(self._client)
+        asked = [addresses[name] for name in workers]
+        values: dict[str, str] = self._client.run(os.environ.get, variable, "", workers=asked)
+        return tuple(values[address] for address in asked)
+
     async def lost(self) -> tuple[str, ...]:
         """Names of the actors that do not answer a ping (every actor class has an async ping())."""
-        answers = await asyncio.gather(*(self._answers(name) for name in self._futures))
-        return tuple(name for name, answered in zip(self._futures, answers, strict=True) if not answered)
+        names = tuple(self._actors)
+        answers = await asyncio.gather(*(self._answers(name) for name in names))
+        return tuple(name for name, answered in zip(names, answers, strict=True) if not answered)
 
     async def _answers(self, name: str) -> bool:
         try:
@@ -146,12 +160,12 @@ class ActorRegistry:
         """The flow's own handle on an actor; works on any event loop."""
         return Remote(name, self._actors[name], self._client.loop.asyncio_loop)
 
-    def restart(self, workers: Sequence[str]) -> None:
+    def restart(self, workers: Sequence[str], deadline_s: float) -> None:
         """Give these workers new processes; what they held is gone. Needs workers under a nanny, which is Dask's default."""
         addresses = worker_addresses(self._client)
         there = [addresses[name] for name in workers if name in addresses]
         if there:
-            self._client.restart_workers(there, timeout=60)
+            self._client.restart_workers(there, timeout=deadline_s)
 
     def discard(self, name: str) -> None:
         """Forget an actor, alive or not; call its close() before if it holds processes."""

@@ -13,6 +13,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.scheduling.parallelism import device_groups
+
 Role = Literal["rollout", "learner"]
 ROLES: tuple[Role, ...] = ("rollout", "learner")
 COORDINATORS = 3  # rollout, reward and train overlap within a step; with fewer slots they would wait for each other for ever
@@ -26,6 +28,9 @@ class ClusterConfig(BaseModel):
     device_kind: Literal["cpu", "cuda"] = Field("cpu", description="What a device is: a set of CPU cores, or a GPU.")
     num_devices: int = Field(2, ge=1, description="Number of devices of the machine or of the whole cluster.")
     cores_per_device: int = Field(1, ge=1, description="CPU cores that make one device (device_kind cpu only).")
+    devices_per_host: int = Field(
+        8, ge=1, description="Devices of one host; they are numbered host by host, and no engine spans two hosts."
+    )
     roles: str = Field(
         "rollout: 0-1, learner: 0-1",
         description="Which devices do what, as 'role: ranges' parts; the same device in two roles takes turns.",
@@ -130,6 +135,17 @@ def device_map(config: ClusterConfig) -> dict[Role, tuple[int, ...]]:
                 f"roles must use devices 0 to {config.num_devices - 1}, got {beyond[0]} for {role}; raise num_devices or change roles"
             )
     return placed
+
+
+def engine_members(config: ClusterConfig, size: int) -> dict[str, tuple[str, ...]]:
+    """The workers whose devices each engine of this tensor-parallel size holds, by the engine's name, which is its first worker's.
+
+    Raises ValueError when the rollout devices of a host cannot be shared out like that.
+    """
+    placed = device_map(config)["rollout"]
+    worker_of = {device: f"engine-{index}" for index, device in enumerate(placed)}
+    groups = device_groups(placed, size, config.devices_per_host)
+    return {worker_of[group[0]]: tuple(worker_of[device] for device in group) for group in groups}
 
 
 def worker_specs(config: ClusterConfig) -> tuple[WorkerSpec, ...]:

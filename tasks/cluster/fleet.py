@@ -1,6 +1,7 @@
 """The actors of a run: sample buffer, engines and learner ranks; started together, replaced one by one when their worker dies.
 
-A lost engine or buffer is simply made anew. Learner ranks form one process group, so that one lost rank means new ones for all,
+Engines can be rebuilt with other device groups between two rounds; `run` says which there are. A lost engine or buffer is simply
+made anew. Learner ranks form one process group, so that one lost rank means new ones for all,
 and the caller must restore them.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 
@@ -33,14 +34,14 @@ class Fleet:
         self, client: Client, run: RunContext, specs: Sequence[WorkerSpec], engine: EngineConfig, learner: LearnerConfig, start_s: float
     ) -> None:
         self._registry = ActorRegistry(client, run.run_id)
-        self._run = run
+        self.run = run  # with the engines as they are now
         self._specs = {spec.name: spec for spec in specs}
         self._engine = engine
         self._learner = learner
         self._start_s = start_s
 
     def __enter__(self) -> Fleet:
-        self._create((BUFFER, *self._run.learners, *self._run.engines))
+        self._create((BUFFER, *self.run.learners, *self.run.engines))
         asyncio.run_coroutine_threadsafe(self._join_learners(), self._registry.remote(BUFFER).loop).result(self._start_s)
         return self
 
@@ -60,17 +61,33 @@ class Fleet:
 
     async def replace_lost(self) -> tuple[str, ...]:
         """Make every actor anew whose worker died; the names that were replaced. All learners count as one."""
-        lost = set(await self._registry.lost())
-        if lost & set(self._run.learners):  # the survivors are in a group with the dead: new processes for all
-            survivors = sorted(set(self._run.learners) - lost)
-            await asyncio.to_thread(self._registry.restart, survivors)
-            lost |= set(self._run.learners)
+        expected = {BUFFER, *self.run.learners, *self.run.engines}
+        lost = set(await self._registry.lost()) | (expected - self._registry.names)  # the latter: a layout that was not finished
+        if lost & set(self.run.learners):  # the survivors are in a group with the dead: new processes for all
+            survivors = sorted(set(self.run.learners) - lost)
+            await asyncio.to_thread(self._registry.restart, survivors, self._start_s)
+            lost |= set(self.run.learners)
         if lost:
             logger.warning("replacing lost actors names=%s", ",".join(sorted(lost)))
             await asyncio.to_thread(self._create, tuple(sorted(lost)))
-        if lost & set(self._run.learners):
+        if lost & set(self.run.learners):
             await self._join_learners()
         return tuple(sorted(lost))
+
+    async def relayout(self, members: Mapping[str, tuple[str, ...]]) -> None:
+        """Tear the engines down and build others: by name, the workers whose devices each holds. Nothing may run on them.
+
+        Every engine worker gets a new process, because a process sees the devices that it saw at first, and gives all memory back only
+        when it ends. The new engines hold the model's first weights until the next publication. Raises TimeoutError with the
+        engine that was not ready in time.
+        """
+        await self._close_engines()
+        for name in self.run.engines:
+            await asyncio.to_thread(self._registry.discard, name)
+        workers = [spec.name for spec in self._specs.values() if spec.role == "rollout"]
+        await asyncio.to_thread(self._registry.restart, workers, self._start_s)
+        self.run = self.run.with_engines(members)
+        await asyncio.to_thread(self._create, tuple(members))
 
     def _create(self, names: Sequence[str]) -> None:
         workers = {name: "control" if name == BUFFER else name for name in names}
@@ -80,22 +97,35 @@ class Fleet:
     def _recipe(self, name: str) -> tuple[type, tuple[object, ...]]:
         if name == BUFFER:
             return BufferActor, (CAPACITIES,)
+        if name in self.run.engines:
+            return EngineActor, self._engine_arguments(name, self.run.members.get(name, (name,)))
         cores = self._specs[name].core_ids
-        if name in self._run.engines:
-            return EngineActor, (self._engine, self._run.model_path, name, cores, self._run.seed)
-        rank, device = self._run.learners.index(name), self._run.devices[name].partition(":")[0]
-        return LearnerActor, (self._learner, self._run.model_path, rank, len(self._run.learners), cores, device)
+        rank, device = self.run.learners.index(name), self.run.devices[name].partition(":")[0]
+        return LearnerActor, (self._learner, self.run.model_path, rank, len(self.run.learners), cores, device)
+
+    def _engine_arguments(self, name: str, members: Sequence[str]) -> tuple[object, ...]:
+        config = self._engine.model_copy(update={"tensor_parallel_size": len(members)})
+        cores = tuple(core for member in members for core in self._specs[member].core_ids)
+        on_gpus = len(members) > 1 and self.run.devices[name].startswith("cuda")
+        seen = self._registry.environment(members, "CUDA_VISIBLE_DEVICES") if on_gpus else ()
+        gpus = tuple(one.partition(",")[0] for one in seen)  # an engine that was here before may have added its group's
+        return config, self.run.model_path, name, cores, gpus, self.run.seed
 
     async def _join_learners(self) -> None:
-        ranks = [self._registry.remote(name) for name in self._run.learners]
+        ranks = [self._registry.remote(name) for name in self.run.learners]
         meeting_point = await ranks[0].call("rendezvous", deadline_s=30)
         await asyncio.gather(*(rank.call("join", meeting_point, self._start_s, deadline_s=self._start_s + 10) for rank in ranks))
 
     async def _end(self) -> None:
         """Wake whoever waits, then free the devices."""
         await self.stop_round("the run ends")
-        for name in self._run.engines:
-            try:
-                await self._registry.remote(name).call("close", deadline_s=20)
-            except (ActorLost, TimeoutError) as error:
-                logger.warning("engine did not close name=%s reason=%s", name, error)
+        await self._close_engines()
+
+    async def _close_engines(self) -> None:
+        await asyncio.gather(*(self._close_engine(name) for name in self.run.engines if name in self._registry.names))
+
+    async def _close_engine(self, name: str) -> None:
+        try:
+            await self._registry.remote(name).call("close", deadline_s=20)
+        except (ActorLost, TimeoutError) as error:
+            logger.warning("engine did not close name=%s reason=%s", name, error)

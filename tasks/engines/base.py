@@ -27,7 +27,9 @@ class EngineStats:
     num_running: int  # requests in the batch
     num_waiting: int  # requests queued behind it
     kv_usage: float  # share of the KV cache in use, 0..1
-    num_preemptions: int  # since the replica started
+    kv_usage_max: float  # the largest share since the replica loaded its weights: a round's, because every round begins with a load
+    kv_tokens: int  # tokens that fit the KV cache
+    num_preemptions: int  # since the replica loaded its weights
     tokens_generated: int  # since the replica started
     busy_s: float  # seconds spent stepping since the replica started
 

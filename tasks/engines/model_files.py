@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,11 @@ def read_stop_ids(model_path: str, tokenizer: Any) -> tuple[int, ...]:
         ids = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
         found.update(ids if isinstance(ids, list) else [ids])
     return tuple(sorted(token for token in found if token is not None))
+
+
+def read_head_counts(model_path: str) -> tuple[int, int]:
+    """(attention heads, KV heads) of the model: tensor parallelism shares them out."""
+    config = json.loads((Path(model_path) / "config.json").read_text())
+    text: Mapping[str, Any] = config.get("text_config", config)  # Any: JSON values
+    heads = int(text["num_attention_heads"])
+    return heads, int(text.get("num_key_value_heads") or heads)

@@ -5,6 +5,7 @@ driver -> RemoteEngine -> bytes over Dask -> EngineActor -> VllmEngine (its own 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from artifacts.records import Generated, Request, WeightsRef, pack, unpack
@@ -17,7 +18,15 @@ from tasks.engines.vllm_engine import EngineConfig, VllmEngine
 class EngineActor:
     """Holds one replica. Its methods are coroutines on the worker's event loop, so that none waits behind another."""
 
-    def __init__(self, config: EngineConfig, model_path: str, name: str, core_ids: tuple[int, ...], seed: int) -> None:
+    def __init__(
+        self, config: EngineConfig, model_path: str, name: str, core_ids: tuple[int, ...], gpus: tuple[str, ...], seed: int
+    ) -> None:
+        """core_ids, gpus: all that a tensor-parallel replica holds together; no GPUs means those that the worker sees anyway.
+
+        The process must not have touched CUDA yet: it reads which GPUs it may see once.
+        """
+        if gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         cores = pin_process(core_ids)
         self._engine = VllmEngine(config=config, model_path=model_path, name=name, cpu_ids=cores, seed=seed)
         self._engine.start()

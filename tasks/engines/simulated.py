@@ -85,6 +85,7 @@ class SimulatedEngine:
         self._stall_s = 0.0  # prefill still to do before the batch decodes on
         self._is_lost = False
         self._num_preemptions = 0
+        self._kv_tokens_max = 0.0
         self._tokens_generated = 0.0
         self._busy_s = 0.0
 
@@ -134,6 +135,7 @@ class SimulatedEngine:
                 f"{len(self._running) + len(self._waiting)} requests; end the round first"
             )
         self._version = weights.version
+        self._num_preemptions, self._kv_tokens_max = 0, 0.0
         logprobs = tuple(tuple(-1.0 for _ in probe[1:]) for probe in probes)
         return Attestation(version=self._version, fingerprints={}, probe_logprobs=logprobs)
 
@@ -147,6 +149,8 @@ class SimulatedEngine:
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             kv_usage=self._kv_tokens() / self._config.kv_capacity_tokens,
+            kv_usage_max=self._kv_tokens_max / self._config.kv_capacity_tokens,
+            kv_tokens=self._config.kv_capacity_tokens,
             num_preemptions=self._num_preemptions,
             tokens_generated=round(self._tokens_generated),
             busy_s=self._busy_s,
@@ -177,6 +181,7 @@ class SimulatedEngine:
             self._tokens_generated += gained
             if sequence.first_token_s is None and gained > 0:
                 sequence.first_token_s = self._now() - (steps - 1) * self._step_s() if steps > 1 else self._now()
+        self._kv_tokens_max = max(self._kv_tokens_max, self._kv_tokens())
         for sequence in [one for one in self._running if one.num_tokens >= one.target_tokens - EPSILON]:
             self._remove(sequence)
             self._hand_back(sequence, sequence.reason)

@@ -57,12 +57,18 @@ class VllmCore:
         self._without_token: list[_Live] = []
         self._num_tokens = 0
         self._num_preemptions = 0
+        self._kv_usage_max = 0.0
         self._busy_s = 0.0
         self._seeds_taken = not _on_cpu()
 
     @property
     def busy(self) -> bool:
         return bool(self._live)
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether some response has no token yet."""
+        return bool(self._without_token)
 
     def add(self, requests: Sequence[Request]) -> None:
         """All of them enter before the next step, or none when one is unfit (ValueError)."""
@@ -85,6 +91,7 @@ class VllmCore:
         """One step of the batch; the responses that it finished."""
         began_s = time.perf_counter()
         outputs = self._engine.step()
+        self._note_kv_usage()
         self._note_first_tokens()
         finished = [self._finish(output.request_id, output.outputs[0].finish_reason) for output in outputs if output.finished]
         self._busy_s += time.perf_counter() - began_s
@@ -104,6 +111,7 @@ class VllmCore:
         self._check_probes(probes)
         prints = self._engine.collective_rpc("load_version", args=(weights.path, weights.version))
         self._version = weights.version
+        self._num_preemptions, self._kv_usage_max = 0, 0.0
         self._engine.reset_prefix_cache()
         logprobs = self._prompt_logprobs(probes)
         self._engine.reset_prefix_cache()
@@ -117,7 +125,7 @@ class VllmCore:
         self.add([sampled])
         while self.busy:
             self.step()
-        self._num_tokens, self._busy_s = 0, 0.0
+        self._num_tokens, self._busy_s, self._kv_usage_max = 0, 0.0, 0.0
         self._engine.reset_prefix_cache()
 
     def reseed(self, seed: int) -> None:
@@ -135,6 +143,8 @@ class VllmCore:
             num_running=running,
             num_waiting=waiting,
             kv_usage=float(self._scheduler.get_kv_cache_usage()),
+            kv_usage_max=self._kv_usage_max,
+            kv_tokens=int(self._engine.vllm_config.cache_config.kv_cache_size_tokens or 0),
             num_preemptions=self._num_preemptions + sum(live.scheduled.num_preemptions for live in self._live.values()),
             tokens_generated=self._num_tokens + sum(len(_new_tokens(live)) for live in self._live.values()),
             busy_s=self._busy_s,
@@ -214,6 +224,10 @@ class VllmCore:
 
     # --- out of vLLM ------------------------------------------------------------------------------------------------------
 
+    def _note_kv_usage(self) -> None:
+        """After a step, so without the blocks of what ended in it; where the cache runs full, that makes no difference."""
+        self._kv_usage_max = max(self._kv_usage_max, float(self._scheduler.get_kv_cache_usage()))
+
     def _note_first_tokens(self) -> None:
         if not self._without_token:
             return
@@ -250,14 +264,18 @@ class VllmCore:
         )
 
 
-def build_core(config: EngineConfig, model_path: str, name: str, seed: int) -> VllmCore:
-    """Import vLLM and build the engine in the calling thread, which must be pinned by now."""
+def build_core(config: EngineConfig, model_path: str, name: str, seed: int, *, may_stop: bool = True) -> VllmCore:
+    """Import vLLM and build the engine in the calling thread, which must be pinned by now.
+
+    may_stop: whether end tokens end a response; a measurement wants responses of a given length.
+    """
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
     tokenizer = read_tokenizer(model_path)
     engine = LLMEngine.from_engine_args(EngineArgs(**config.vllm_arguments(model_path, seed, on_cpu=_on_cpu())))
-    core = VllmCore(engine, tokenizer, read_stop_ids(model_path, tokenizer), name, version=0)
+    stop_ids = read_stop_ids(model_path, tokenizer) if may_stop else ()
+    core = VllmCore(engine, tokenizer, stop_ids, name, version=0)
     core.warm_up()
     core.reseed(seed)
     return core

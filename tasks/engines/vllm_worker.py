@@ -109,9 +109,9 @@ def _columns(module: nn.Module, sources: list[Tensor], version: int) -> list[tup
     """For each part, (column indices, those columns as the repacked product holds them); None where nothing is repacked."""
     product = getattr(module, "cpu_linear", None)
     rows = [source.shape[0] for source in sources]
-    if product is None or sources[0].ndim != 2:
+    width = sources[0].shape[-1]
+    if product is None or sources[0].ndim != 2 or getattr(module, "input_size_per_partition", width) != width:
         return [None] * len(sources)
-    width = sources[0].shape[1]
     columns = (version + torch.arange(min(_COLUMNS, width)) * max(1, width // _COLUMNS)) % width
     one_hot = torch.nn.functional.one_hot(columns, width).to(sources[0].dtype)
     read = product(one_hot, module.weight, None).T

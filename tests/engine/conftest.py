@@ -56,14 +56,15 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Weight
 
 
 @pytest.fixture(scope="session")
-def start_engine(model_path: str) -> Iterator[Callable[[str], VllmEngine]]:
+def start_engine(model_path: str) -> Iterator[Callable[..., VllmEngine]]:
     """Starts a named engine and frees the one before it: a process holds one vLLM at a time."""
     running: list[VllmEngine] = []
 
-    def start(name: str) -> VllmEngine:
+    def start(name: str, **changes: object) -> VllmEngine:
         while running:
             running.pop().close()
-        config = EngineConfig(max_num_seqs=16, max_model_len=256, max_batched_tokens=512, kv_cache_gb=0.05, call_deadline_s=60)
+        fields: dict[str, object] = {"max_num_seqs": 16, "max_model_len": 256, "max_batched_tokens": 512, "kv_cache_gb": 0.05}
+        config = EngineConfig(call_deadline_s=60, **(fields | changes))  # type: ignore[arg-type]
         engine = VllmEngine(config=config, model_path=model_path, name=name, cpu_ids=None, seed=1)
         engine.start()
         running.append(engine)

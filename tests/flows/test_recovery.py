@@ -95,3 +95,15 @@ def test_a_killed_worker_is_got_over(launcher: Launcher, uninterrupted: Path, tm
     assert trained_prompts(run) == trained_prompts(uninterrupted)
     if point in CLOSED:
         assert digests(run) == digests(uninterrupted)
+
+
+def test_a_learner_that_dies_before_the_checkpoint_is_got_over(launcher: Launcher, uninterrupted: Path, tmp_path: Path) -> None:
+    """Without the gate nobody asks the learner for anything between its export and the checkpoint, which is what misses it."""
+    run = tmp_path / "before-the-checkpoint"
+    process = launcher.start(tmp_path, f'run_name="{run.name}"', "gate.enabled=false")
+    wait_for(moment(run, "after the update"), process)
+    worker_of(process, "learner").send_signal(signal.SIGKILL)
+    _, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    assert [json.loads(path.read_text())["metrics"]["round/attempts"] for path in sorted((run / "steps").glob("*.json"))] == [1.0, 2.0]
+    assert digests(run) == digests(uninterrupted)

@@ -36,14 +36,14 @@ def a_commit(step: int) -> StepCommit:
     return StepCommit(
         step=step,
         kind="short",
-        weights=WeightsRef(version=step, path=layout.weights_file(step), digest="ab"),
+        weights=WeightsRef(version=step, path=f"/dev/shm/run/{step:05d}.safetensors", digest="ab"),
         queue={"long": ["0/3", "0/9"]},
         seeds={"data": step},
         counters={"prompts_drawn": 8 * step},
         metrics={"reward/mean": 1 / 3},
         timings={"rollout": 0.1},
         checkpoint=None,
-        mlflow_logged=True,
+        planner={"short": {"size": 2, "preemptions": 7, "quiet_rounds": 0}},
     )
 
 
@@ -55,6 +55,14 @@ def test_commits_come_back_equal_and_in_order(store: Store) -> None:
 
 def test_no_commits_is_an_empty_run(store: Store) -> None:
     assert read_commits(store) == []
+
+
+def test_a_commit_of_an_earlier_version_still_loads(store: Store) -> None:
+    commit_step(store, replace(a_commit(1), planner={}))
+    raw = json.loads(store.read(layout.commit_file(1)))
+    del raw["planner"]
+    store.write(layout.commit_file(1), json.dumps(raw | {"mlflow_logged": True}).encode())
+    assert read_commits(store) == [replace(a_commit(1), planner={})]
 
 
 def test_a_step_is_committed_once(store: Store) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, device_map, parse_role_map, worker_specs
+from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, device_map, engine_members, parse_role_map, worker_specs
 
 
 def specs_by_name(**values: object) -> dict[str, WorkerSpec]:
@@ -98,3 +98,16 @@ def test_workers_announce_their_role_once() -> None:
     specs = specs_by_name()
     assert specs["engine-1"].resources == (("rollout", 1.0),)
     assert specs["learner-1"].resources == (("learner", 1.0),)
+
+
+def test_an_engine_is_named_after_the_first_worker_whose_device_it_holds() -> None:
+    config = ClusterConfig(num_devices=4, roles="rollout: 0-3, learner: 0")
+    assert engine_members(config, 1) == {f"engine-{index}": (f"engine-{index}",) for index in range(4)}
+    assert engine_members(config, 2) == {"engine-0": ("engine-0", "engine-1"), "engine-2": ("engine-2", "engine-3")}
+
+
+def test_an_engine_stays_on_one_host() -> None:
+    config = ClusterConfig(num_devices=6, devices_per_host=3, roles="rollout: 1-4, learner: 0")
+    assert engine_members(config, 2) == {"engine-0": ("engine-0", "engine-1"), "engine-2": ("engine-2", "engine-3")}
+    with pytest.raises(ValueError, match="got 4 for the 2 of host 0"):
+        engine_members(config, 4)

@@ -90,8 +90,16 @@ def test_a_killed_write_leaves_the_old_file_and_can_be_swept(tmp_path: Path, mon
     assert store.read("file") == b"old"
     (tmp_path / ".tmp-left").write_bytes(b"by a process that vanished")
     assert store.list("") == ["file"]
-    assert store.sweep("") == 1
-    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_killed_writers_left_is_swept_at_every_depth(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path))
+    store.write("steps/00001.json", b"kept")
+    (tmp_path / "steps" / ".tmp-file").write_bytes(b"half a commit")
+    (tmp_path / "checkpoints" / ".tmp-tree").mkdir(parents=True)
+    (tmp_path / "checkpoints" / ".tmp-tree" / "rank-0").write_bytes(b"half a checkpoint")
+    assert store.sweep("") == 2
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()] == ["steps/00001.json"]
 
 
 def test_a_full_disk_is_one_sentence_with_path_size_and_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.engines.model_files import read_stop_ids
-from tasks.engines.vllm_engine import EngineConfig, VllmEngine
+from tasks.engines.vllm_engine import EngineConfig, VllmEngine, cores_of_ranks
 
 
 def test_a_bad_model_path_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -55,3 +55,10 @@ def test_every_end_token_stops(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
     assert read_stop_ids(str(tmp_path), SimpleNamespace(eos_token_id=5)) == (2, 5, 9)
     assert read_stop_ids(str(tmp_path / "none"), SimpleNamespace(eos_token_id=None)) == ()
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "bound"), [((0, 1), 2, "0|1"), ((4, 5, 6, 7), 2, "4,5|6,7"), ((), 2, "nobind"), ((0, 1, 2), 2, "nobind")]
+)
+def test_ranks_share_the_cores_of_a_replica_or_are_not_bound(cores: tuple[int, ...], ranks: int, bound: str) -> None:
+    assert cores_of_ranks(cores, ranks) == bound

@@ -1,0 +1,208 @@
+"""The engines' layout before a round, and what a lost worker does to a step and its checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifacts.commit import StepCommit
+from artifacts.records import Span
+from artifacts.store import Store
+from artifacts.tracking import RunTracker
+from flows import engine_layout, train
+from flows.config import RunConfig
+from flows.engine_layout import EngineLayouts, demand_of, with_relayout
+from flows.run import OpenRun
+from tasks.cluster.actors import ActorLost
+from tasks.cluster.devices import engine_members
+from tasks.plan import RunContext, StepPlan
+from tasks.report import StepReport, step_metrics
+from tasks.scheduling.parallelism import KindState, PlannerState
+from tasks.scheduling.rounds import QueueState
+from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
+from tests.unit.plan_factories import CONTEXT, make_report, make_step_plan, span
+
+
+class RecordingFleet:
+    """The fleet as the planner sees it: it keeps the layouts it was asked for."""
+
+    def __init__(self, run: RunContext) -> None:
+        self.run = run
+        self.layouts: list[tuple[str, ...]] = []
+
+    async def relayout(self, members: Mapping[str, tuple[str, ...]]) -> None:
+        self.run = self.run.with_engines(members)
+        self.layouts.append(tuple(members))
+
+    async def open_round(self, key: int) -> None:
+        pass
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 4, "num_key_value_heads": 4}))
+    return str(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def published(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The engines of every publication."""
+    calls: list[tuple[str, ...]] = []
+
+    async def publish(run: RunContext) -> None:
+        calls.append(run.engines)
+
+    monkeypatch.setattr(engine_layout, "publish", publish)
+    return calls
+
+
+def open_run(model: str, **changes: Any) -> tuple[OpenRun, RecordingFleet]:
+    """A run of the tiny preset on two devices with the planner on, and its fleet."""
+    config = RunConfig.model_validate({"preset": "tiny", "planner": {"enabled": True}, **changes})
+    members = engine_members(config.cluster, config.engine.tensor_parallel_size)
+    devices = {"control": "host", "engine-0": "cpu:0", "engine-1": "cpu:1", "learner-0": "cpu:0", "learner-1": "cpu:1"}
+    context = replace(CONTEXT, model_path=model, devices=devices).with_engines(members)
+    tracker = RunTracker("sqlite://")
+    run = OpenRun(config=config, context=context, store=Store.open("memory://layouts"), tracker=tracker, commits=(), links={})
+    return run, RecordingFleet(context)
+
+
+def profile_for_two(path: Path) -> str:
+    """Two devices together are much faster than one."""
+    points = tuple(
+        ThroughputPoint(size=size, batch=8, length=64, prefill_tokens_per_s=rate, decode_tokens_per_s=rate)
+        for size, rate in ((1, 1.0), (2, 99.0))
+    )
+    file = path / "profile.json"
+    file.write_text(ThroughputProfile(model="m", device="d", kv_tokens={1: 9999, 2: 9999}, points=points).to_json())
+    return str(file)
+
+
+async def test_without_a_planner_no_engine_is_touched(model: str) -> None:
+    run, fleet = open_run(model, planner={"enabled": False})
+    layouts = EngineLayouts(run)
+    assert await layouts.arrange(fleet, "short") == ()  # type: ignore[arg-type]
+    assert layouts.observe(make_report(())).to_json() == {}
+    assert fleet.layouts == []
+
+
+async def test_the_first_round_runs_on_the_size_of_the_profile(model: str, tmp_path: Path, published: list[tuple[str, ...]]) -> None:
+    run, fleet = open_run(model, planner={"enabled": True, "profile": profile_for_two(tmp_path)})
+    layouts = EngineLayouts(run)
+    spans = await layouts.arrange(fleet, "short")  # type: ignore[arg-type]
+    assert fleet.layouts == published == [("engine-0",)], "the new engines get the weights"
+    assert [(one.device, one.kind) for one in spans] == [("cpu:0", "wake"), ("cpu:1", "wake")]
+    assert await layouts.arrange(fleet, "short") == (), "nothing happens twice"  # type: ignore[arg-type]
+
+
+async def test_an_evaluation_takes_the_layout_that_there_is(model: str, tmp_path: Path) -> None:
+    run, fleet = open_run(model, planner={"enabled": True, "profile": profile_for_two(tmp_path)})
+    assert await EngineLayouts(run).arrange(fleet, "evaluate") == ()  # type: ignore[arg-type]
+
+
+async def test_kinds_of_rounds_alternate_between_their_layouts(model: str) -> None:
+    run, fleet = open_run(model)
+    layouts = EngineLayouts(run)
+    layouts.state = PlannerState(kinds={"short": KindState(size=2), "long": KindState(size=1)})
+    for kind in ("short", "short", "long", "drain", "short"):
+        await layouts.arrange(fleet, kind)  # type: ignore[arg-type]
+    assert fleet.layouts == [("engine-0",), ("engine-0", "engine-1"), ("engine-0",)]
+
+
+async def test_preemptions_of_a_round_count_for_its_kind(model: str) -> None:
+    run, fleet = open_run(model)
+    layouts = EngineLayouts(run)
+    for preemptions in (2, 30):
+        await layouts.arrange(fleet, "short")  # type: ignore[arg-type]
+        report = make_report(())
+        layouts.observe(replace(report, rollout=replace(report.rollout, num_preemptions=preemptions)))
+    assert layouts.state.to_json() == {"short": {"size": 2, "preemptions": 30, "quiet_rounds": 0}}
+
+
+async def test_a_jump_doubles_nothing_that_the_profile_knows_to_be_slower(model: str, tmp_path: Path) -> None:
+    points = tuple(
+        ThroughputPoint(size=size, batch=8, length=64, prefill_tokens_per_s=rate, decode_tokens_per_s=rate)
+        for size, rate in ((1, 10.0), (2, 11.0))
+    )
+    file = tmp_path / "profile.json"
+    file.write_text(ThroughputProfile(model="m", device="d", kv_tokens={1: 9999, 2: 9999}, points=points).to_json())
+    run, fleet = open_run(model, planner={"enabled": True, "profile": str(file)})
+    layouts = EngineLayouts(run)
+    await layouts.arrange(fleet, "short")  # type: ignore[arg-type]
+    for preemptions in (2, 300):
+        report = make_report(())
+        layouts.observe(replace(report, rollout=replace(report.rollout, num_preemptions=preemptions)))
+    assert layouts.state.kinds["short"].size == 1
+
+
+def test_a_profile_that_is_not_there_is_refused_before_the_cluster_starts(model: str, tmp_path: Path) -> None:
+    run, _ = open_run(model, planner={"enabled": True, "profile": str(tmp_path / "none.json")})
+    with pytest.raises(ValueError, match=r"planner\.profile must be a readable file.*make one with 'python -m flows\.calibrate'"):
+        EngineLayouts(run)
+
+
+def test_a_size_that_the_heads_forbid_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 9, "num_key_value_heads": 3}))
+    run, _ = open_run(str(tmp_path), engine={"tensor_parallel_size": 2})
+    with pytest.raises(ValueError, match=r"engine\.tensor_parallel_size must be one of 1 for the planner \(of 9 heads"):
+        EngineLayouts(run)
+
+
+def test_a_short_round_asks_for_more_than_a_long_one(model: str) -> None:
+    run, _ = open_run(model)
+    assert demand_of(run.config, "short").num_responses == 200  # 20 prompts x 10 responses
+    assert demand_of(run.config, "long").num_responses == 128
+
+
+def test_rebuilding_is_part_of_the_step_it_delays() -> None:
+    wake = Span(device="cpu:0", actor="engine-0", kind="wake", start_s=-4.0, end_s=0.0)
+    report = with_relayout(make_report((span("rollout", 0.0, 10.0),)), (wake,))
+    metrics = step_metrics(report, QueueState(), ())
+    assert (metrics["time/step_s"], metrics["engine/relayout_s"], metrics["time/orchestration_s"]) == (14.0, 4.0, 4.0)
+    assert metrics["bubble/sleep_wake_fraction"] == pytest.approx(4 / 14)
+
+
+async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, fleet = open_run(model, planner={"enabled": False}, keep={"checkpoint_every_steps": 1})
+    done: list[str] = []
+
+    async def step_flow(plan: StepPlan) -> StepReport:
+        done.append(f"step, attempt {plan.attempt}")
+        return make_report((), plan=plan)
+
+    async def save_checkpoint(context: RunContext, step: int, keep: int) -> str:
+        done.append("checkpoint")
+        if len(done) == 2:
+            raise ActorLost("learner-1 was lost during save_checkpoint")
+        return "checkpoints/00001"
+
+    async def recover(run: OpenRun, fleet: object, committed: int) -> None:
+        done.append(f"recover to step {committed}")
+
+    monkeypatch.setattr(train, "save_checkpoint", save_checkpoint)
+    monkeypatch.setattr(train, "recover", recover)
+
+    async def work(plan: StepPlan) -> tuple[StepReport, str | None]:
+        return await train.stepped(step_flow, run, fleet, EngineLayouts(run), plan)  # type: ignore[arg-type]
+
+    report, checkpoint = await train.recovering(run, fleet, make_step_plan(), work)  # type: ignore[arg-type]
+    assert done == ["step, attempt 1", "checkpoint", "recover to step 0", "step, attempt 2", "checkpoint"]
+    assert (report.plan.attempt, checkpoint) == (2, "checkpoints/00001")
+
+
+async def test_a_resumed_run_goes_on_with_the_sizes_it_had(model: str) -> None:
+    run, fleet = open_run(model)
+    weights = make_report(()).published.weights
+    committed = StepCommit(
+        step=1, kind="short", weights=weights, queue={}, seeds={}, counters={}, metrics={}, timings={}, checkpoint=None,
+        planner={"short": {"size": 2, "preemptions": 7, "quiet_rounds": 0}},
+    )  # fmt: skip
+    layouts = EngineLayouts(replace(run, commits=(committed,)))
+    await layouts.arrange(fleet, "short")  # type: ignore[arg-type]
+    assert fleet.layouts == [("engine-0",)]
+    assert layouts.state.kinds["short"].preemptions == 7
