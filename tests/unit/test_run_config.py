@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from flows.command_line import assemble, sentence
-from flows.config import RunConfig
+from flows.config import PRESET_VARIABLE, RunConfig
 from flows.overlay import overlay
 from flows.presets import PRESETS, preset_values
 
@@ -83,6 +83,23 @@ def test_another_scheduling_drops_the_settings_of_the_presets_own() -> None:
     assert RunConfig.model_validate({"preset": "tiny", "scheduling": {"kind": "sync"}}).scheduling.model_dump() == {"kind": "sync"}
 
 
+def test_a_setting_of_the_loss_need_not_name_its_kind() -> None:
+    given = {"preset": "tiny", "learner": {"loss": {"clip_high": 0.3}}}
+    assert (
+        RunConfig.model_validate(given).learner.loss.model_dump()
+        == RunConfig.model_validate(
+            {"preset": "tiny", "learner": {"loss": {"kind": "ppo_clip", "clip_high": 0.3}}}
+        ).learner.loss.model_dump()
+    )
+
+
+def test_a_deployments_preset_holds_for_what_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PRESET_VARIABLE, "tiny-sync")
+    assert RunConfig.model_validate({"num_steps": 3}).preset == "tiny-sync"
+    assert RunConfig.model_validate({"preset": "", "num_steps": 3}).scheduling.kind == "sync"
+    assert RunConfig.model_validate({"preset": "smollm2"}).preset == "smollm2"
+
+
 def test_the_schema_explains_every_field() -> None:
     schema = RunConfig.model_json_schema()
     models = {"RunConfig": schema, **schema["$defs"]}
@@ -132,6 +149,31 @@ def test_assignments_set_nested_values_as_json_or_else_as_text() -> None:
     assert assemble("tiny", "run-1", ["task.path=a=b", 'x={"y": null}', "a.b=1", "a.c=true", "a.b=2"]) == {
         "preset": "tiny", "resume": "run-1", "task": {"path": "a=b"}, "x": {"y": None}, "a": {"b": 2, "c": True},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["2026", "1e5", "007", "true", "2026.10"])
+def test_a_number_is_text_where_the_field_is_text(text: str) -> None:
+    values = assemble("tiny", "", [f"run_name={text}", f"keep.experiment={text}", f"rewards.add.path={text}"])
+    assert (values["run_name"], values["keep"]["experiment"], values["rewards"]["add"]["path"]) == (text, text, text)
+
+
+def test_text_fields_take_json_text_and_null_as_well() -> None:
+    assert assemble("tiny", "", ['run_name="2026"', "cluster.scheduler_address=null"]) == {
+        "preset": "tiny", "run_name": "2026", "cluster": {"scheduler_address": None},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("assignment", "field"),
+    [
+        ("task.num_prompts=0", "task.num_prompts is wrong"),
+        ("scheduling.eta=1", "scheduling.eta must be a known field"),
+        ('rewards={"add": {"kind": "custom", "path": "m:f", "timeout_s": 0}}', "rewards.add.timeout_s is wrong"),
+        ("learner.loss.nonsense=1", "learner.loss.nonsense must be a known field"),
+    ],
+)
+def test_a_fault_names_the_field_as_the_user_writes_it(assignment: str, field: str) -> None:
+    assert refusal(assignment).startswith(field)
 
 
 @pytest.mark.parametrize("assignment", ["num_steps", "=5", ""])
