@@ -132,7 +132,9 @@ class RunConfig(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Nothing is required and nothing has a default: the preset gives what is left out, and Prefect's form fills in what it finds."""
+        """Nothing is required and nothing but a `kind` has a default: the preset gives what is left out, and Prefect's form fills in what
+        it finds. Alternatives are "anyOf" under the name of their kind, which that form draws as a choice; "oneOf" it shows as raw JSON.
+        """
         reference = handler(core)
         _leave_to_preset(reference, handler)
         return reference
@@ -172,6 +174,13 @@ class RunConfig(BaseModel):
 def _leave_to_preset(schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> None:
     resolved = handler.resolve_ref_schema(schema)
     resolved.pop("required", None)
-    schema.pop("default", None)
-    for part in resolved.get("properties", {}).values():
+    if "const" not in schema:
+        schema.pop("default", None)
+    if "oneOf" in schema:
+        schema["anyOf"] = schema.pop("oneOf")
+    properties = resolved.get("properties", {})
+    if "const" in (kind := properties.get("kind", {})):
+        resolved["title"] = kind["const"]
+    further = schema.get("additionalProperties")
+    for part in (*properties.values(), *schema.get("anyOf", ()), *([further] if isinstance(further, dict) else [])):
         _leave_to_preset(part, handler)

@@ -77,7 +77,7 @@ def test_bubbles_are_named_by_what_the_others_do() -> None:
 
 
 def test_every_plot_is_a_picture() -> None:
-    run = plots.RunCurves(name="a", steps=[1, 2], reward=[0.1, 0.2], step_s=[3.0, 4.0])
+    run = plots.RunCurves(name="a", steps=[1, 2], reward=[0.1, 0.2], step_s=[3.0, 4.0], is_long=[False, True])
     estimate = Estimate(mean=0.2, low=0.1, high=0.4, num_samples=8)
     pictures = [
         plots.reward_curve([1, 2], [0.1, 0.2], {0: estimate, 2: estimate}),
@@ -90,7 +90,7 @@ def test_every_plot_is_a_picture() -> None:
 
 
 def test_a_run_without_data_still_draws() -> None:
-    empty = plots.RunCurves(name="a", steps=[], reward=[], step_s=[])
+    empty = plots.RunCurves(name="a", steps=[], reward=[], step_s=[], is_long=[])
     plots.reward_curve([], [], {})
     plots.step_times([], [], {})
     plots.response_lengths({"short": []})

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from flows.command_line import assemble, sentence
@@ -110,6 +111,30 @@ def test_the_schema_explains_every_field() -> None:
         if not field.get("description")
     ]
     assert not bare
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"task": {"num_prompts": 64}},
+        {"preset": "one-gpu", "task": {"answer_field": "gold"}, "model": {"path": "/models/mine"}},
+        {"learner": {"loss": {"clip_high": 0.3}}},
+        {"rewards": {"*": {"kind": "custom", "path": "mine.py:reward"}}},
+    ],
+)
+def test_the_schema_lets_a_part_of_an_alternative_pass(given: Json) -> None:
+    Draft202012Validator(RunConfig.model_json_schema()).validate(given)
+
+
+@pytest.mark.parametrize("given", [{"task": {"nonsense": 1}}, {"rewards": {"*": {"kind": "custom", "nonsense": 1}}}])
+def test_the_schema_refuses_what_no_alternative_has(given: Json) -> None:
+    assert not Draft202012Validator(RunConfig.model_json_schema()).is_valid(given)
+
+
+def test_a_forms_alternatives_are_called_by_their_kind() -> None:
+    schema = RunConfig.model_json_schema()
+    names = [schema["$defs"][option["$ref"].rpartition("/")[2]]["title"] for option in schema["properties"]["task"]["anyOf"]]
+    assert names == ["tiny_mix", "chain_sum", "reasoning_gym", "jsonl"]
 
 
 @pytest.mark.parametrize("name", ["run-1", "Run_1.b", "0", ""])
