@@ -1,19 +1,22 @@
 """Bookkeeping of checkpoints: one directory per step, complete or absent; the last few are kept.
 
-    aside = checkpoints.begin() -> the learner saves there -> checkpoints.commit(step, aside)
+    with checkpoints.aside(scratch) as directory: the learner saves there -> checkpoints.commit(step, directory)
     -> the step is committed -> checkpoints.prune(step)
 
 A checkpoint newer than the last committed step is never resumed from, which is why pruning waits for that commit. Leaves out
-what is inside. On a local root `commit` is a rename; on a remote one it uploads the files and a marker last, so it must run on
-the machine that saved them.
+what is inside. On a local root `commit` is a rename; on a remote one the files pass through a scratch directory, which every rank
+and the caller must see, and the marker is uploaded last.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from artifacts import layout
@@ -31,13 +34,19 @@ class Checkpoints:
         self._store = store
         self._keep = keep
 
-    def begin(self) -> Path:
-        """An empty local directory to save into."""
+    @contextmanager
+    def aside(self, scratch: Path) -> Iterator[Path]:
+        """An empty directory to save into; what `commit` did not take is gone after the block. `scratch` serves a remote root."""
         if not self._store.is_local:
-            return Path(tempfile.mkdtemp(prefix="rollflow-checkpoint-"))
-        aside = self._store.local_path(f"{layout.CHECKPOINTS}/{layout.ASIDE_PREFIX}{uuid.uuid4().hex}")
-        aside.mkdir(parents=True)
-        return aside
+            with _scratch(scratch) as directory:
+                yield directory
+            return
+        directory = self._store.local_path(f"{layout.CHECKPOINTS}/{layout.ASIDE_PREFIX}{uuid.uuid4().hex}")
+        directory.mkdir(parents=True)
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def commit(self, step: int, aside: Path) -> str:
         """Make the saved files the checkpoint of `step`, replacing one that an interrupted attempt at it left."""
@@ -69,23 +78,32 @@ class Checkpoints:
         steps = [step for step in self.steps() if at_most is None or step <= at_most]
         return steps[-1] if steps else None
 
-    def fetch(self, step: int) -> Path:
-        """A local directory with the checkpoint's files; a remote one is downloaded. Raises ValueError if it is not there."""
+    @contextmanager
+    def fetched(self, step: int, scratch: Path) -> Iterator[Path]:
+        """A directory with the checkpoint's files; of a remote one a copy that lasts as long as the block. ValueError if there is none."""
         name = layout.checkpoint_dir(step)
         if not self._store.exists(f"{name}/{MARKER}"):
             where = f"{self._store.url}/{layout.CHECKPOINTS}"
             raise ValueError(f"step {step} must have a checkpoint, {where} has steps {self.steps()}; choose one of them")
         if self._store.is_local:
-            return self._store.local_path(name)
-        local = Path(tempfile.mkdtemp(prefix="rollflow-checkpoint-"))
-        self._store.download(name, local)
-        return local
+            yield self._store.local_path(name)
+            return
+        with _scratch(scratch) as directory:
+            self._store.download(name, directory)
+            yield directory
 
     def _drop(self, step: int) -> None:
         """The marker goes first: a half-deleted checkpoint is none."""
         name = layout.checkpoint_dir(step)
         self._store.delete(f"{name}/{MARKER}")
         self._store.delete(name)
+
+
+@contextmanager
+def _scratch(parent: Path) -> Iterator[Path]:
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=parent) as directory:
+        yield Path(directory)
 
 
 def _sync_tree(directory: Path) -> None:

@@ -40,7 +40,7 @@ class Store:
     def open(cls, url: str, **storage_options: object) -> Self:
         """A store at any fsspec URL or local path. Raises ValueError for a protocol that is unknown or not installed."""
         try:
-            filesystem, root = url_to_fs(url, **storage_options)
+            filesystem, root = url_to_fs(url, use_listings_cache=False, **storage_options)  # other processes write here, too
         except (ImportError, ValueError) as error:
             cure = "use a local directory, or install the protocol's package (pip install -e .[s3])"
             raise ValueError(f"artifact_root must be a URL that fsspec can open, got {url!r} ({error}); {cure}") from error
@@ -123,9 +123,15 @@ class Store:
     def check_writable(self) -> None:
         """Raise StoreError now rather than after an hour of rollout, when nothing can be written here."""
         probe = f"{ASIDE_PREFIX}probe-{uuid.uuid4().hex}"
-        self.write(probe, b"probe")
-        with _explained(self.url, probe, 0):
-            self._fs.rm_file(self._full(probe))
+        try:
+            self.write(probe, b"probe")
+            with _explained(self.url, probe, 0):
+                self._fs.rm_file(self._full(probe))
+        except Exception as error:  # every protocol has errors of its own: no bucket, no credentials, no answer
+            if self.is_local or isinstance(error, StoreError):
+                raise
+            cure = "check that the bucket exists, the credentials and the endpoint, or set artifact_root to a local directory"
+            raise StoreError(f"artifact_root must take a write, {self.url} does not ({error}); {cure}") from error
 
     def sweep(self, directory: str) -> int:
         """Delete what killed writers left anywhere under `directory`; returns how many. Only safe with no writer alive."""

@@ -39,29 +39,34 @@ class RunSummary:
     wall_s: float  # from the first step's start to the last one's end
     reward_before: float  # mean held-out reward of the model the run started from
     reward_after: float  # mean held-out reward of the last weights
-    gain: Estimate  # paired difference of the two over the held-out prompts
+    gain: Estimate  # paired difference of the two over the held-out prompts that both have a verdict on
+    num_unpaired: int  # held-out prompts left out of it, because every response before or after lacks a verdict
     time_s: Mapping[str, float]  # seconds by stage over all steps; shares are of their sum
     ledger_tokens: Mapping[str, int]  # generated tokens by ledger column; they sum to all tokens
     links: Mapping[str, str]  # name -> URL or path
 
 
 def paired_difference(before: Mapping[str, float], after: Mapping[str, float], seed: int, level: float = 0.95) -> Estimate:
-    """Mean of after - before over the same prompts, with a percentile bootstrap over prompts.
+    """Mean of after - before over the prompts in both, with a percentile bootstrap over prompts.
 
-    Keys are prompt ids, values mean rewards per prompt: prompts are the independent samples, responses to one are not.
-    Raises ValueError when the two were not measured on the same prompts.
+    Keys are prompt ids, values mean rewards per prompt: prompts are the independent samples, responses to one are not. A prompt
+    without a verdict on one side has no difference; `unpaired` counts those. Raises ValueError when no prompt is in both.
     """
-    if not before or before.keys() != after.keys():
-        shared = len(before.keys() & after.keys())
+    names = sorted(before.keys() & after.keys())
+    if not names:
         raise ValueError(
-            f"a paired difference needs the same prompts before and after, got {len(before)} and {len(after)} with {shared} in "
-            f"common; evaluate both on one held-out set"
+            f"a paired difference needs prompts that were scored before and after, got {len(before)} and {len(after)} with none in "
+            f"common; evaluate both on one held-out set, and look at the rewards' failures"
         )
-    names = sorted(before)
     differences = np.array([after[name] - before[name] for name in names])
     draws = np.random.default_rng(seed).integers(0, len(names), (NUM_RESAMPLES, len(names)))
     low, high = np.quantile(differences[draws].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
     return Estimate(mean=float(differences.mean()), low=float(low), high=float(high), num_samples=len(names), level=level)
+
+
+def unpaired(before: Mapping[str, float], after: Mapping[str, float]) -> int:
+    """Prompts that only one side has a verdict on."""
+    return len(before.keys() ^ after.keys())
 
 
 def mean_interval(values: Sequence[float], seed: int, level: float = 0.95) -> Estimate:
@@ -109,7 +114,8 @@ def headline(summary: RunSummary) -> str:
     """The result in one line."""
     sure = summary.gain.low > 0 or summary.gain.high < 0
     verdict = "" if sure else "; the interval contains 0, so this run shows no change"
+    apart = f" ({summary.num_unpaired} prompts without a verdict on one side left out)" if summary.num_unpaired else ""
     return (
         f"Held-out reward {summary.reward_before:.3f} -> {summary.reward_after:.3f}, "
-        f"paired difference {summary.gain}{verdict}. {summary.num_steps} steps in {summary.wall_s:.0f} s."
+        f"paired difference {summary.gain}{apart}{verdict}. {summary.num_steps} steps in {summary.wall_s:.0f} s."
     )

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import re
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -128,13 +129,9 @@ class RunTracker:
         """Log what belongs to a step but not to its commit, such as held-out scores; once, told by the first name in order."""
         return self._log(min(metrics), step, metrics)
 
-    def log_file(self, path: Path, folder: str = "") -> bool:
-        """Copy a local file to the run's artifacts."""
-        return self._enqueue(path.name, lambda: self._connected().log_artifact(self.run_id, str(path), folder or None))
-
-    def log_text(self, text: str, name: str) -> bool:
-        """Keep text as an artifact, for example "summary.md"."""
-        return self._enqueue(name, lambda: self._connected().log_text(self.run_id, text, name))
+    def log_file(self, data: bytes, name: str) -> bool:
+        """Keep bytes as an artifact, for example "report/reward.png"."""
+        return self._enqueue(name, lambda: self._send_file(data, PurePosixPath(name)))
 
     def end(self, status: RunStatus) -> bool:
         """Close the run. What still waits is given a last try, then counted in a warning."""
@@ -210,6 +207,12 @@ class RunTracker:
             batch = [Metric(name, value, now_ms, step) for name, value in metrics.items()]
             self._connected().log_batch(self.run_id, metrics=batch)
             logged.add(step)
+
+    def _send_file(self, data: bytes, name: PurePosixPath) -> None:
+        with tempfile.TemporaryDirectory(prefix="rollflow-") as directory:  # the client takes files only
+            path = Path(directory, name.name)
+            path.write_bytes(data)
+            self._connected().log_artifact(self.run_id, str(path), str(name.parent) if name.parent.name else None)
 
     def _logged_steps(self, key: str) -> set[int]:
         """Steps of a metric that MLflow has; asked for once, and only when an earlier attempt may have logged some."""

@@ -8,16 +8,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from flows.fields import as_written, takes_text_only
+
 
 def assemble(preset: str, resume: str, assignments: Sequence[str]) -> dict[str, Any]:  # Any: parsed JSON
-    """The values for RunConfig. "learner.lr=1e-5" sets a nested field; values are JSON, or text where they are not."""
+    """The values for RunConfig. "learner.lr=1e-5" sets a nested field; values are JSON, or text where they are not or the field is one."""
     values: dict[str, Any] = {"preset": preset} | ({"resume": resume} if resume else {})
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
             raise ValueError(f"--set must read FIELD=VALUE, got {assignment!r}; for example --set num_steps=5")
         *parents, last = path.split(".")
-        _mapping_at(values, parents, assignment)[last] = _value(text)
+        _mapping_at(values, parents, assignment)[last] = _value(text, takes_text_only([*parents, last]))
     return values
 
 
@@ -31,11 +33,12 @@ def _mapping_at(values: dict[str, Any], parents: Sequence[str], assignment: str)
     return mapping
 
 
-def _value(text: str) -> Any:  # Any: parsed JSON
+def _value(text: str, is_text: bool) -> Any:  # Any: parsed JSON
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError:
         return text
+    return text if is_text and isinstance(value, bool | int | float) else value  # run_name=2026 is a name
 
 
 def sentence(error: object) -> str:
@@ -46,7 +49,7 @@ def sentence(error: object) -> str:
 
 
 def _fault(place: tuple[int | str, ...], message: str, kind: str, given: object) -> str:
-    field = ".".join(str(part) for part in place)
+    field = as_written(place)
     if kind == "extra_forbidden":
         return f"{field} must be a known field, it is not one; 'python -m flows.explain --fields' lists them"
     if kind == "value_error":

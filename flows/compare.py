@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 STEP_TIME = "time/step_s"
 REWARD = "reward/mean"
 LONG_ROUND = "round/is_long"
+TRAINED = "ledger/trained_tokens"
 DEFAULT_URI = "sqlite:///runs/mlflow.db"
 REWARD_TAIL_STEPS = 5
 
@@ -90,10 +91,11 @@ def stages(first: RunHistory, second: RunHistory) -> list[str]:
 
 def stage_table(first: RunHistory, second: RunHistory) -> Table:
     """Median and mean seconds per stage; speed-ups are of means, as medians hide the long rounds, which pay for the short."""
-    table = Table(title=f"seconds per step over {len(first.steps)} and {len(second.steps)} steps", title_justify="left")
-    table.add_column("stage")
-    for heading in (f"{first.name} median", f"{second.name} median", "mean", "mean", "speed-up"):
-        table.add_column(heading, justify="right")
+    title = "\n".join(f"{letter} = {run.name} ({len(run.steps)} steps)" for letter, run in (("A", first), ("B", second)))
+    table = Table(title=f"Seconds per step\n{title}", title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    for heading in ("A median", "B median", "A mean", "B mean", "A / B"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name in stages(first, second):
         runs = (first.values(name), second.values(name))
         cells = [*(_cell(median(run) if run else None) for run in runs), *(_cell(mean(run) if run else None) for run in runs)]
@@ -107,6 +109,9 @@ def verdict(first: RunHistory, second: RunHistory) -> list[str]:
     word = "faster" if after <= before else "slower"
     ratio = max(before, after) / min(before, after)
     lines = [f"{second.name} takes {after:.2f} s a step, {first.name} {before:.2f} s: {ratio:.2f}x {word}."]
+    if first.values(TRAINED) and second.values(TRAINED):
+        rates = [sum(run.values(TRAINED)) / sum(run.values(STEP_TIME)) for run in (first, second)]
+        lines.append(f"{second.name} trains {rates[1]:.0f} response tokens a second of its steps, {first.name} {rates[0]:.0f}.")
     for run in (first, second):
         if rewards := run.values(REWARD):
             start, end = rewards[:REWARD_TAIL_STEPS], rewards[-REWARD_TAIL_STEPS:]
@@ -114,15 +119,23 @@ def verdict(first: RunHistory, second: RunHistory) -> list[str]:
         if run.values(LONG_ROUND):
             lines.append(f"{run.name}: {mean(run.values(LONG_ROUND)):.0%} of its {len(run.steps)} rounds were long.")
     if len(first.steps) != len(second.steps):
-        lines.append("The runs differ in length; answers get shorter as a model learns, so compare runs of equal length.")
+        lines.append(
+            "The runs differ in length. Answers get shorter as a model learns, and a drain's last round is smaller: compare equal lengths."
+        )
     return lines
 
 
 def curves(run: RunHistory) -> RunCurves:
     """What the plot needs, of the steps that have both a time and a reward."""
-    times, rewards = run.metrics[STEP_TIME], run.metrics.get(REWARD, {})
+    times, rewards, long = run.metrics[STEP_TIME], run.metrics.get(REWARD, {}), run.metrics.get(LONG_ROUND, {})
     steps = [step for step in run.steps if step in rewards]
-    return RunCurves(name=run.name, steps=steps, reward=[rewards[step] for step in steps], step_s=[times[step] for step in steps])
+    return RunCurves(
+        name=run.name,
+        steps=steps,
+        reward=[rewards[step] for step in steps],
+        step_s=[times[step] for step in steps],
+        is_long=[bool(long.get(step, 0)) for step in steps],
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

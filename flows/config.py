@@ -1,10 +1,13 @@
 """RunConfig: the one parameter of every flow, composed of the configs that live beside what they configure.
 
 `preset` names a complete configuration of `flows.presets`; every other field given overrides that preset's value, at any depth.
+Where none is named the environment variable ROLLFLOW_PRESET counts: a deployment sets it, so that a run of it may give any other field
+alone.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +27,8 @@ from tasks.learner.trainer import LearnerConfig
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.rounds import BatchConfig, SchedulingConfig
+
+PRESET_VARIABLE = "ROLLFLOW_PRESET"
 
 
 class EvaluationConfig(BaseModel):
@@ -73,7 +78,10 @@ class KeepConfig(BaseModel):
     )
     checkpoints: int = Field(2, ge=1, description="How many checkpoints are kept.")
     model_cache: str = Field(".cache/models", description="Directory in which models that are converted or built here are kept.")
-    weights_dir: str = Field("/dev/shm", description="Directory in which the learner hands weight versions to the engines of one host.")
+    weights_dir: str = Field(
+        "/dev/shm",
+        description="Directory for weights on their way to the engines and checkpoints on theirs to a remote root; shared by all hosts.",
+    )
 
 
 class RunConfig(BaseModel):
@@ -82,7 +90,7 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     preset: str = Field(
-        "smollm2", description="Named configuration that the fields below override; 'python -m flows.explain --list' shows them."
+        "smollm2", description="Named configuration that the other fields override; empty: the deployment's own, else smollm2."
     )
     run_name: str = Field(
         "",
@@ -120,11 +128,15 @@ class RunConfig(BaseModel):
     def _over_preset(cls, given: Any) -> Any:  # Any: pydantic hands whatever the caller gave
         if not isinstance(given, Mapping):
             return given
-        return overlay(preset_values(str(given.get("preset", "smollm2"))), given)
+        preset = str(given.get("preset") or os.environ.get(PRESET_VARIABLE, "smollm2"))
+        kinds = {"learner": LearnerConfig().model_dump(mode="json")}  # so that a setting of the loss need not name its kind
+        return overlay(overlay(kinds, preset_values(preset)), {**given, "preset": preset})
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Nothing is required and nothing has a default: the preset gives what is left out, and Prefect's form fills in what it finds."""
+        """Nothing is required and nothing but a `kind` has a default: the preset gives what is left out, and Prefect's form fills in what
+        it finds. Alternatives are "anyOf" under the name of their kind, which that form draws as a choice; "oneOf" it shows as raw JSON.
+        """
         reference = handler(core)
         _leave_to_preset(reference, handler)
         return reference
@@ -165,6 +177,13 @@ class RunConfig(BaseModel):
 def _leave_to_preset(schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> None:
     resolved = handler.resolve_ref_schema(schema)
     resolved.pop("required", None)
-    schema.pop("default", None)
-    for part in resolved.get("properties", {}).values():
+    if "const" not in schema:
+        schema.pop("default", None)
+    if "oneOf" in schema:
+        schema["anyOf"] = schema.pop("oneOf")
+    properties = resolved.get("properties", {})
+    if "const" in (kind := properties.get("kind", {})):
+        resolved["title"] = kind["const"]
+    further = schema.get("additionalProperties")
+    for part in (*properties.values(), *schema.get("anyOf", ()), *([further] if isinstance(further, dict) else [])):
         _leave_to_preset(part, handler)

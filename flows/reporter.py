@@ -19,7 +19,7 @@ from artifacts import layout, plots
 from artifacts.commit import StepCommit, read_commits
 from artifacts.journal import Journal
 from artifacts.records import RoundKind
-from artifacts.summary import RunSummary, markdown, mean_interval, paired_difference, rich_summary
+from artifacts.summary import RunSummary, markdown, mean_interval, paired_difference, rich_summary, unpaired
 from artifacts.tables import spans_to_parquet
 from flows.evaluate import EvaluationReport
 from flows.run import OpenRun
@@ -106,9 +106,7 @@ class RunReporter:
         text = markdown(summary)
         for name, data in {**pictures, "summary.md": text.encode()}.items():
             self._run.store.write(layout.report_file(name), data)
-            path = self._run.local_report(name)
-            if path is not None:
-                self._run.tracker.log_file(path, "report")
+            self._run.tracker.log_file(data, f"{layout.REPORT}/{name}")
         await acreate_markdown_artifact(text, key=f"summary-{self._key}", description=f"What came of {self._run.context.run_id}")
         Console().print(rich_summary(summary))
         return summary
@@ -128,6 +126,7 @@ class RunReporter:
             reward_before=before.mean,
             reward_after=after.mean,
             gain=paired_difference(before.scores, after.scores, seed=self._run.config.seed),
+            num_unpaired=unpaired(before.scores, after.scores),
             time_s={stage: sum(commit.timings[stage] for commit in commits) for stage in STAGES},
             ledger_tokens=dict(ledger),
             links={"model": model} | self._links(),

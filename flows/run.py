@@ -17,7 +17,7 @@ from typing import Any
 from prefect import runtime
 
 from artifacts.commit import RunManifest, StepCommit, git_sha, package_versions, read_commits, read_manifest, write_manifest
-from artifacts.layout import report_file
+from artifacts.layout import CHECKPOINTS, ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
 from artifacts.store import Store
 from artifacts.tracking import RunTracker
@@ -25,7 +25,7 @@ from flows.config import RunConfig
 from flows.presets import preset_values
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.learner.models import resolve_model
-from tasks.plan import HELDOUT, Deadlines, RunContext, dataset_of, prompts_of
+from tasks.plan import EVALUATION, HELDOUT, Deadlines, RunContext, dataset_of, prompts_of
 from tasks.rewards.registry import build_rewards
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.rounds import QueueState
@@ -56,6 +56,12 @@ class OpenRun:
         """What a step published, as committed; None for step 0."""
         return read_commits(self.store)[step - 1].weights if step > 0 else None
 
+    @property
+    def evaluated_steps(self) -> set[int]:
+        """Steps after which the held-out prompts were asked, as far as it is recorded."""
+        names = self.store.child(EVALUATION).list(ROUNDS)
+        return {step for name in names if (step := step_of_commit(name)) is not None}
+
     def local_report(self, name: str) -> Path | None:
         """A file in the run's report folder, or None if the artifact root is remote."""
         if not self.store.is_local:
@@ -85,9 +91,9 @@ def effective_config(config: RunConfig) -> RunConfig:
 @contextmanager
 def open_run(given: RunConfig) -> Iterator[OpenRun]:
     """Check, prepare, and record that the run has begun; its tracker and hand-over directory end with the block."""
-    config = effective_config(given)
-    root = Store.open(config.keep.artifact_root)
+    root = Store.open(given.keep.artifact_root)
     root.check_writable()
+    config = effective_config(given)
     run_id = config.resume or config.run_name or f"{config.preset}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     store = root.child(run_id)
     if store.exists("manifest.json") and not config.resume:
@@ -96,6 +102,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
         logger.info("swept=%d unfinished files of a killed attempt, run=%s", leftovers, run_id)
     weights_dir = Path(config.keep.weights_dir) / f"rollflow-{run_id}"
     context = _context(config, run_id, weights_dir)
+    store.sweep(CHECKPOINTS)
     weights_dir.mkdir(parents=True, exist_ok=True)
     tracker = _start_tracker(config, run_id, store)
     try:

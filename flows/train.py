@@ -81,7 +81,8 @@ async def train_steps(run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_r
     state, step = run.state, len(run.commits)
     weights = (await restore_policy(context, step, config.keep.checkpoints, run.weights_of(step))).weights
     async with RunReporter(run) as reporter:
-        reporter.evaluated(0, await evaluated(evaluation_flow, run, fleet, 0, weights))
+        for past in evaluations_until(run, step):
+            reporter.evaluated(past, await evaluated(evaluation_flow, run, fleet, past, weights))
         while (round_plan := next_round(run, state, step + 1)) is not None:
             step += 1
             plan = StepPlan(run=context, round=round_plan, weights=weights, attempt=1)
@@ -98,6 +99,12 @@ def next_round(run: OpenRun, state: QueueState, step: int) -> RoundPlan | None:
     """The round of this step, or None when the run is over."""
     config, domains = run.config, dataset_of(run.context).domains
     return plan_round(state, config.batch, config.scheduling, domains=domains, seed=config.seed, step=step, num_steps=config.num_steps)
+
+
+def evaluations_until(run: OpenRun, step: int) -> list[int]:
+    """Steps up to this one whose evaluation an earlier attempt recorded, and this one if its own is due and missing."""
+    missing = {step} if step == 0 or due(step, run.config.evaluation.every_steps) else set()
+    return sorted(missing | run.evaluated_steps)
 
 
 def state_after(state: QueueState, report: StepReport) -> QueueState:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from prefect import task
@@ -50,8 +51,9 @@ async def _replay(run: RunContext, store: Store, checkpoints: Checkpoints, step:
     if start is None:
         assert set(versions) == {0}, f"learners at {versions} cannot be replayed from the start"
     else:
-        path = str(await asyncio.to_thread(checkpoints.fetch, start))
-        await asyncio.gather(*(rank.call("load_checkpoint", path, deadline_s=deadline_s) for rank in ranks))
+        with ExitStack() as stack:
+            path = await asyncio.to_thread(stack.enter_context, checkpoints.fetched(start, Path(run.weights_dir)))
+            await asyncio.gather(*(rank.call("load_checkpoint", str(path), deadline_s=deadline_s) for rank in ranks))
     journal = Journal(store)
     for replayed in range((start or 0) + 1, step + 1):
         await accumulate_on_ranks(run, replayed, journal.read_groups(replayed))
@@ -61,10 +63,10 @@ async def _replay(run: RunContext, store: Store, checkpoints: Checkpoints, step:
 async def save_checkpoint(run: RunContext, step: int, keep: int) -> str:
     """Every rank's shard, complete or absent; the store path."""
     checkpoints = Checkpoints(Store.open(run.artifact_root).child(run.run_id), keep)
-    aside = checkpoints.begin()
-    calls = (rank.call("save_checkpoint", str(aside), deadline_s=run.deadlines.learner_call_s) for rank in learner_ranks(run))
-    await asyncio.gather(*calls)
-    return await asyncio.to_thread(checkpoints.commit, step, aside)
+    with checkpoints.aside(Path(run.weights_dir)) as aside:
+        calls = (rank.call("save_checkpoint", str(aside), deadline_s=run.deadlines.learner_call_s) for rank in learner_ranks(run))
+        await asyncio.gather(*calls)
+        return await asyncio.to_thread(checkpoints.commit, step, aside)
 
 
 def export_model(run: RunContext, weights: WeightsRef) -> str:

@@ -65,6 +65,24 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
                 await self.process.stopped.wait()
 
 
+class BoundedCluster(SpecCluster):  # type: ignore[misc]  # Dask is not typed
+    """Gives up on a start or an end that takes too long. Dask's own waits for ever when a worker process starts too slowly."""
+
+    def __init__(self, deadline_s: float, **options: Any) -> None:  # Any: SpecCluster's options
+        self._deadline_s = deadline_s
+        super().__init__(**options)
+
+    def sync(self, function: Any, *args: Any, **kwargs: Any) -> Any:  # Any: Dask's signature
+        """Run a coroutine in the cluster's loop. Raises TimeoutError after the deadline."""
+        try:
+            return super().sync(function, *args, **{"callback_timeout": self._deadline_s, **kwargs})
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"the workers of the local cluster must start and end within {self._deadline_s:.0f} s ({error}); "
+                "give the machine less to do, or raise cluster.start_deadline_s"
+            ) from error
+
+
 class ClusterTooSmall(RuntimeError):
     """The joined cluster lacks a worker or the slots that the run needs."""
 
@@ -78,12 +96,13 @@ def open_cluster(config: ClusterConfig, scratch: Path) -> Iterator[Client]:
                 yield client
             return
         _check_port(config.dashboard_port)
-        cluster = SpecCluster(
+        cluster = BoundedCluster(
+            deadline_s=config.start_deadline_s + KILLED_WITHIN_S,
             scheduler={
                 "cls": Scheduler,
                 "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": f"127.0.0.1:{config.dashboard_port}"},
             },
-            workers={spec.name: _nanny(spec, scratch) for spec in worker_specs(config)},
+            workers={spec.name: _nanny(spec, scratch, config.start_deadline_s) for spec in worker_specs(config)},
             silence_logs=40,
             name="rollflow",
         )
@@ -107,7 +126,7 @@ def _joined(config: ClusterConfig) -> Iterator[Client]:
         yield client
 
 
-def _nanny(spec: WorkerSpec, scratch: Path) -> dict[str, Any]:  # Any: Dask's worker specification
+def _nanny(spec: WorkerSpec, scratch: Path, deadline_s: float) -> dict[str, Any]:  # Any: Dask's worker specification
     options: dict[str, Any] = {
         "name": spec.name,
         "nthreads": spec.num_threads,
@@ -115,7 +134,7 @@ def _nanny(spec: WorkerSpec, scratch: Path) -> dict[str, Any]:  # Any: Dask's wo
         "env": spec.environment | {"PYTHONPATH": os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))},
         "memory_limit": 0,
         "local_directory": str(scratch),
-        "death_timeout": 30,
+        "death_timeout": deadline_s,
         "silence_logs": 40,
     }
     if spec.device is not None and spec.device.startswith("cuda:"):

@@ -133,42 +133,57 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return Store.open(str(tmp_path)) if request.param == "local" else Store.open(f"memory://{uuid.uuid4().hex}")
 
 
-def save(checkpoints: Checkpoints, step: int, content: str) -> None:
-    aside = checkpoints.begin()
-    (aside / "rank0").mkdir()
-    (aside / "rank0/state").write_text(content)
-    checkpoints.commit(step, aside)
+def save(checkpoints: Checkpoints, step: int, content: str, scratch: Path) -> None:
+    with checkpoints.aside(scratch) as aside:
+        (aside / "rank0").mkdir()
+        (aside / "rank0/state").write_text(content)
+        checkpoints.commit(step, aside)
 
 
-def test_checkpoints_are_complete_or_absent_and_the_last_ones_stay(any_store: Store) -> None:
+def saved(checkpoints: Checkpoints, step: int, scratch: Path) -> str:
+    with checkpoints.fetched(step, scratch) as directory:
+        return (directory / "rank0/state").read_text()
+
+
+def test_checkpoints_are_complete_or_absent_and_the_last_ones_stay(any_store: Store, tmp_path: Path) -> None:
     checkpoints = Checkpoints(any_store, keep=2)
     assert checkpoints.latest() is None
     for step in (1, 2, 3):
-        save(checkpoints, step, f"state {step}")
+        save(checkpoints, step, f"state {step}", tmp_path)
         checkpoints.prune(step)
-    checkpoints.begin()
     assert checkpoints.steps() == [2, 3]
     assert checkpoints.latest() == 3
     assert checkpoints.latest(at_most=2) == 2
-    assert (checkpoints.fetch(3) / "rank0/state").read_text() == "state 3"
+    assert saved(checkpoints, 3, tmp_path) == "state 3"
 
 
-def test_an_uncommitted_checkpoint_neither_counts_nor_costs_the_committed_one(any_store: Store) -> None:
+def test_an_uncommitted_checkpoint_neither_counts_nor_costs_the_committed_one(any_store: Store, tmp_path: Path) -> None:
     checkpoints = Checkpoints(any_store, keep=1)
-    save(checkpoints, 1, "committed")
-    save(checkpoints, 2, "interrupted")
+    save(checkpoints, 1, "committed", tmp_path)
+    save(checkpoints, 2, "interrupted", tmp_path)
     checkpoints.prune(committed_step=1)
     assert checkpoints.latest(at_most=1) == 1
-    save(checkpoints, 2, "replayed")
+    save(checkpoints, 2, "replayed", tmp_path)
     checkpoints.prune(committed_step=2)
     assert checkpoints.steps() == [2]
-    assert (checkpoints.fetch(2) / "rank0/state").read_text() == "replayed"
+    assert saved(checkpoints, 2, tmp_path) == "replayed"
 
 
-def test_a_checkpoint_without_its_marker_is_none(any_store: Store) -> None:
+def test_a_checkpoint_without_its_marker_is_none(any_store: Store, tmp_path: Path) -> None:
     checkpoints = Checkpoints(any_store, keep=1)
-    save(checkpoints, 4, "x")
+    save(checkpoints, 4, "x", tmp_path)
     any_store.delete(f"{layout.checkpoint_dir(4)}/{MARKER}")
     assert checkpoints.latest() is None
     with pytest.raises(ValueError, match=r"step 4 must have a checkpoint, .* has steps \[\]"):
-        checkpoints.fetch(4)
+        saved(checkpoints, 4, tmp_path)
+
+
+def test_saving_and_fetching_leave_nothing_beside_the_checkpoints(any_store: Store, tmp_path: Path) -> None:
+    checkpoints, scratch = Checkpoints(any_store, keep=1), tmp_path / "scratch"
+    save(checkpoints, 1, "x", scratch)
+    assert saved(checkpoints, 1, scratch) == "x"
+    with checkpoints.aside(scratch) as aside:
+        (aside / "half").write_text("a shard of a save that was given up")
+    assert list(scratch.glob("*")) == []
+    assert any_store.sweep(layout.CHECKPOINTS) == 0
+    assert checkpoints.steps() == [1]

@@ -23,7 +23,7 @@ def logged(uri: str, name: str, num_steps: int, step_s: float) -> str:
     run_id = tracker.start(experiment="tests", run_name=name, params={}, tags={})
     for step in range(1, num_steps + 1):
         times = {"time/step_s": step_s, "time/rollout_s": step_s / 2, "time/train_s": step_s / 3}
-        tracker.log_step(step, {**times, "reward/mean": 0.1 * step, "round/is_long": float(step == 4)})
+        tracker.log_step(step, {**times, "reward/mean": 0.1 * step, "round/is_long": float(step == 4), "ledger/trained_tokens": 600.0})
     tracker.end("FINISHED")
     return run_id
 
@@ -37,6 +37,8 @@ def test_names_and_ids_give_stages_speed_up_and_plot(
     assert main(["slow", fast_id, "--tracking-uri", uri, "--plot", str(plot)]) == 0
     told = capsys.readouterr().out
     assert "fast takes 3.00 s a step, slow 6.00 s: 2.00x faster." in told
+    assert "fast trains 200 response tokens a second of its steps, slow 100." in told
+    assert "A = slow (4 steps)" in told
     assert "fast: mean reward 0.250 in its first 4 steps, 0.250 in its last." in told
     assert "25% of its 4 rounds were long" in told
     assert told.index("rollout_s") < told.index("train_s") < told.index("step_s ")

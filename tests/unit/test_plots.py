@@ -12,7 +12,7 @@ from rich.console import Console
 
 from artifacts import plots
 from artifacts.records import Span
-from artifacts.summary import Estimate, RunSummary, markdown, mean_interval, paired_difference, rich_summary, shares
+from artifacts.summary import Estimate, RunSummary, markdown, mean_interval, paired_difference, rich_summary, shares, unpaired
 from artifacts.timeline import bubble_shares, device_times, exposed_s, orchestration_s, stage_s, union
 
 DEVICES = ("cpu:0", "cpu:1")
@@ -77,7 +77,7 @@ def test_bubbles_are_named_by_what_the_others_do() -> None:
 
 
 def test_every_plot_is_a_picture() -> None:
-    run = plots.RunCurves(name="a", steps=[1, 2], reward=[0.1, 0.2], step_s=[3.0, 4.0])
+    run = plots.RunCurves(name="a", steps=[1, 2], reward=[0.1, 0.2], step_s=[3.0, 4.0], is_long=[False, True])
     estimate = Estimate(mean=0.2, low=0.1, high=0.4, num_samples=8)
     pictures = [
         plots.reward_curve([1, 2], [0.1, 0.2], {0: estimate, 2: estimate}),
@@ -90,7 +90,7 @@ def test_every_plot_is_a_picture() -> None:
 
 
 def test_a_run_without_data_still_draws() -> None:
-    empty = plots.RunCurves(name="a", steps=[], reward=[], step_s=[])
+    empty = plots.RunCurves(name="a", steps=[], reward=[], step_s=[], is_long=[])
     plots.reward_curve([], [], {})
     plots.step_times([], [], {})
     plots.response_lengths({"short": []})
@@ -117,8 +117,14 @@ def test_an_interval_covers_the_mean_and_follows_its_seed() -> None:
 
 
 def test_different_prompts_cannot_be_paired() -> None:
-    with pytest.raises(ValueError, match="needs the same prompts before and after, got 1 and 2 with 1 in common"):
-        paired_difference({"a": 0.0}, {"a": 0.0, "b": 1.0}, seed=0)
+    with pytest.raises(ValueError, match="needs prompts that were scored before and after, got 1 and 1 with none in common"):
+        paired_difference({"a": 0.0}, {"b": 1.0}, seed=0)
+
+
+def test_a_prompt_without_a_verdict_on_one_side_is_left_out_and_counted() -> None:
+    before, after = {"a": 0.0, "b": 0.25, "c": 1.0}, {"a": 0.5, "b": 0.75, "d": 0.0}
+    gain = paired_difference(before, after, seed=0)
+    assert (gain.mean, gain.num_samples, unpaired(before, after)) == (0.5, 2, 2)
 
 
 def a_summary(gain: Estimate) -> RunSummary:
@@ -129,6 +135,7 @@ def a_summary(gain: Estimate) -> RunSummary:
         reward_before=0.25,
         reward_after=0.5,
         gain=gain,
+        num_unpaired=0,
         time_s={"train": 20.0, "rollout": 30.0},
         ledger_tokens={"trained": 900, "aborted": 100},
         links={"prefect": "http://localhost:4200", "report": "runs/r1/report"},

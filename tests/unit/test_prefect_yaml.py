@@ -10,7 +10,7 @@ import pytest
 import yaml
 from prefect import Flow
 
-from flows.config import RunConfig
+from flows.config import PRESET_VARIABLE, RunConfig
 from flows.presets import PRESETS
 
 Json = dict[str, Any]  # Any: YAML values
@@ -36,6 +36,13 @@ def test_a_deployment_runs_the_training_flow(name: str) -> None:
 def test_a_deployments_parameters_are_a_valid_configuration(name: str) -> None:
     config = RunConfig.model_validate(DEPLOYMENTS[name]["parameters"]["config"])
     assert config.preset in PRESETS
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_run_of_a_deployment_that_names_no_preset_has_the_deployments(name: str) -> None:
+    environment = DEPLOYMENTS[name]["work_pool"]["job_variables"]["env"]
+    assert environment[PRESET_VARIABLE] == DEPLOYMENTS[name]["parameters"]["config"]["preset"]
+    assert environment["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)

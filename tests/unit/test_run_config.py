@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from flows.command_line import assemble, sentence
-from flows.config import RunConfig
+from flows.config import PRESET_VARIABLE, RunConfig
 from flows.overlay import overlay
 from flows.presets import PRESETS, preset_values
 
@@ -83,6 +84,23 @@ def test_another_scheduling_drops_the_settings_of_the_presets_own() -> None:
     assert RunConfig.model_validate({"preset": "tiny", "scheduling": {"kind": "sync"}}).scheduling.model_dump() == {"kind": "sync"}
 
 
+def test_a_setting_of_the_loss_need_not_name_its_kind() -> None:
+    given = {"preset": "tiny", "learner": {"loss": {"clip_high": 0.3}}}
+    assert (
+        RunConfig.model_validate(given).learner.loss.model_dump()
+        == RunConfig.model_validate(
+            {"preset": "tiny", "learner": {"loss": {"kind": "ppo_clip", "clip_high": 0.3}}}
+        ).learner.loss.model_dump()
+    )
+
+
+def test_a_deployments_preset_holds_for_what_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PRESET_VARIABLE, "tiny-sync")
+    assert RunConfig.model_validate({"num_steps": 3}).preset == "tiny-sync"
+    assert RunConfig.model_validate({"preset": "", "num_steps": 3}).scheduling.kind == "sync"
+    assert RunConfig.model_validate({"preset": "smollm2"}).preset == "smollm2"
+
+
 def test_the_schema_explains_every_field() -> None:
     schema = RunConfig.model_json_schema()
     models = {"RunConfig": schema, **schema["$defs"]}
@@ -93,6 +111,30 @@ def test_the_schema_explains_every_field() -> None:
         if not field.get("description")
     ]
     assert not bare
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"task": {"num_prompts": 64}},
+        {"preset": "one-gpu", "task": {"answer_field": "gold"}, "model": {"path": "/models/mine"}},
+        {"learner": {"loss": {"clip_high": 0.3}}},
+        {"rewards": {"*": {"kind": "custom", "path": "mine.py:reward"}}},
+    ],
+)
+def test_the_schema_lets_a_part_of_an_alternative_pass(given: Json) -> None:
+    Draft202012Validator(RunConfig.model_json_schema()).validate(given)
+
+
+@pytest.mark.parametrize("given", [{"task": {"nonsense": 1}}, {"rewards": {"*": {"kind": "custom", "nonsense": 1}}}])
+def test_the_schema_refuses_what_no_alternative_has(given: Json) -> None:
+    assert not Draft202012Validator(RunConfig.model_json_schema()).is_valid(given)
+
+
+def test_a_forms_alternatives_are_called_by_their_kind() -> None:
+    schema = RunConfig.model_json_schema()
+    names = [schema["$defs"][option["$ref"].rpartition("/")[2]]["title"] for option in schema["properties"]["task"]["anyOf"]]
+    assert names == ["tiny_mix", "chain_sum", "reasoning_gym", "jsonl"]
 
 
 @pytest.mark.parametrize("name", ["run-1", "Run_1.b", "0", ""])
@@ -132,6 +174,31 @@ def test_assignments_set_nested_values_as_json_or_else_as_text() -> None:
     assert assemble("tiny", "run-1", ["task.path=a=b", 'x={"y": null}', "a.b=1", "a.c=true", "a.b=2"]) == {
         "preset": "tiny", "resume": "run-1", "task": {"path": "a=b"}, "x": {"y": None}, "a": {"b": 2, "c": True},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["2026", "1e5", "007", "true", "2026.10"])
+def test_a_number_is_text_where_the_field_is_text(text: str) -> None:
+    values = assemble("tiny", "", [f"run_name={text}", f"keep.experiment={text}", f"rewards.add.path={text}"])
+    assert (values["run_name"], values["keep"]["experiment"], values["rewards"]["add"]["path"]) == (text, text, text)
+
+
+def test_text_fields_take_json_text_and_null_as_well() -> None:
+    assert assemble("tiny", "", ['run_name="2026"', "cluster.scheduler_address=null"]) == {
+        "preset": "tiny", "run_name": "2026", "cluster": {"scheduler_address": None},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("assignment", "field"),
+    [
+        ("task.num_prompts=0", "task.num_prompts is wrong"),
+        ("scheduling.eta=1", "scheduling.eta must be a known field"),
+        ('rewards={"add": {"kind": "custom", "path": "m:f", "timeout_s": 0}}', "rewards.add.timeout_s is wrong"),
+        ("learner.loss.nonsense=1", "learner.loss.nonsense must be a known field"),
+    ],
+)
+def test_a_fault_names_the_field_as_the_user_writes_it(assignment: str, field: str) -> None:
+    assert refusal(assignment).startswith(field)
 
 
 @pytest.mark.parametrize("assignment", ["num_steps", "=5", ""])

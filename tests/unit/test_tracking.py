@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,12 +37,11 @@ class Outage:
         return method
 
 
-def test_a_run_has_its_config_tags_metrics_and_files(uri: str, tmp_path: Path) -> None:
+def test_a_run_has_its_config_tags_metrics_and_files(uri: str) -> None:
     tracker = started(uri, scheduling={"kind": "sync", "eta": 1.25}, long="x" * 9000, empty={})
     assert tracker.log_step(1, {"reward/mean": 0.25, "time/step_s": 3.0})
-    (tmp_path / "plot.png").write_bytes(b"png")
-    tracker.log_file(tmp_path / "plot.png", "report")
-    tracker.log_text("# Done", "summary.md")
+    tracker.log_file(b"png", "report/plot.png")
+    tracker.log_file(b"# Done", "summary.md")
     assert tracker.end("FINISHED")
     client = open_client(uri)
     run = client.get_run(tracker.run_id)
@@ -55,6 +53,7 @@ def test_a_run_has_its_config_tags_metrics_and_files(uri: str, tmp_path: Path) -
     assert "[http://localhost:4200/f1](http://localhost:4200/f1)" in run.data.tags[NOTE_TAG]
     assert run.data.metrics["reward/mean"] == 0.25
     assert {entry.path for entry in client.list_artifacts(tracker.run_id)} == {"report", "summary.md"}
+    assert [entry.path for entry in client.list_artifacts(tracker.run_id, "report")] == ["report/plot.png"]
 
 
 def test_more_parameters_than_one_call_takes_all_arrive(uri: str) -> None:
