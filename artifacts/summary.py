@@ -23,7 +23,7 @@ class Estimate:
     mean: float  # point estimate
     low: float  # lower end of the interval
     high: float  # upper end of the interval
-    num_samples: int  # prompts it rests on
+    num_samples: int  # independent samples it rests on: questions
     level: float = 0.95  # coverage of the interval
 
     def __str__(self) -> str:
@@ -46,11 +46,14 @@ class RunSummary:
     links: Mapping[str, str]  # name -> URL or path
 
 
-def paired_difference(before: Mapping[str, float], after: Mapping[str, float], seed: int, level: float = 0.95) -> Estimate:
-    """Mean of after - before over the prompts in both, with a percentile bootstrap over prompts.
+def paired_difference(
+    before: Mapping[str, float], after: Mapping[str, float], seed: int, level: float = 0.95, question_of: Mapping[str, str] | None = None
+) -> Estimate:
+    """Mean of after - before over the prompts in both, with a percentile bootstrap over questions.
 
-    Keys are prompt ids, values mean rewards per prompt: prompts are the independent samples, responses to one are not. A prompt
-    without a verdict on one side has no difference; `unpaired` counts those. Raises ValueError when no prompt is in both.
+    Keys are prompt ids, values mean rewards per prompt. Questions are the independent samples: responses to one are not, nor are
+    prompts that ask the same (`question_of`: prompt id -> question; without it every prompt asks its own). A prompt without a verdict on
+    one side has no difference; `unpaired` counts those. Raises ValueError when no prompt is in both.
     """
     names = sorted(before.keys() & after.keys())
     if not names:
@@ -58,10 +61,13 @@ def paired_difference(before: Mapping[str, float], after: Mapping[str, float], s
             f"a paired difference needs prompts that were scored before and after, got {len(before)} and {len(after)} with none in "
             f"common; evaluate both on one held-out set, and look at the rewards' failures"
         )
-    differences = np.array([after[name] - before[name] for name in names])
-    draws = np.random.default_rng(seed).integers(0, len(names), (NUM_RESAMPLES, len(names)))
-    low, high = np.quantile(differences[draws].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(mean=float(differences.mean()), low=float(low), high=float(high), num_samples=len(names), level=level)
+    by_question: dict[str, list[float]] = {}
+    for name in names:
+        by_question.setdefault((question_of or {}).get(name, name), []).append(after[name] - before[name])
+    sums, counts = np.array([[sum(values), len(values)] for values in by_question.values()]).T
+    draws = np.random.default_rng(seed).integers(0, len(sums), (NUM_RESAMPLES, len(sums)))
+    low, high = np.quantile(sums[draws].sum(axis=1) / counts[draws].sum(axis=1), [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(mean=float(sums.sum() / counts.sum()), low=float(low), high=float(high), num_samples=len(sums), level=level)
 
 
 def unpaired(before: Mapping[str, float], after: Mapping[str, float]) -> int:
@@ -69,10 +75,9 @@ def unpaired(before: Mapping[str, float], after: Mapping[str, float]) -> int:
     return len(before.keys() ^ after.keys())
 
 
-def mean_interval(values: Sequence[float], seed: int, level: float = 0.95) -> Estimate:
-    """Mean of at least one independent value with a percentile bootstrap: the error bars of a held-out score."""
-    zeros = {str(index): 0.0 for index in range(len(values))}
-    return paired_difference(zeros, {str(index): value for index, value in enumerate(values)}, seed, level)
+def mean_interval(scores: Mapping[str, float], seed: int, level: float = 0.95, question_of: Mapping[str, str] | None = None) -> Estimate:
+    """Mean of at least one held-out score with its error bars; arguments and resampling as in `paired_difference`."""
+    return paired_difference(dict.fromkeys(scores, 0.0), scores, seed, level, question_of)
 
 
 def shares(amounts: Mapping[str, float]) -> dict[str, float]:

@@ -24,6 +24,7 @@ class EvaluationReport:
 
     version: int  # weight version that answered
     scores: Mapping[str, float]  # mean reward over the prompt's responses, by prompt id
+    questions: Mapping[str, str]  # what each of these prompts asks
     num_infra: int  # responses without a verdict, left out of the means
     tokens: int  # generated for it
     seconds: float  # from the first submission to the last token
@@ -70,6 +71,7 @@ def recorded_evaluation(plan: StepPlan) -> EvaluationReport | None:
     if rollout is None:
         return None
     rewards: dict[str, list[float]] = defaultdict(list)
+    questions: dict[str, str] = {}
     num_infra = 0
     for row in journal_of(plan).read(plan.step):
         score = row.response.score
@@ -77,9 +79,11 @@ def recorded_evaluation(plan: StepPlan) -> EvaluationReport | None:
             num_infra += 1
         else:
             rewards[row.prompt.prompt_id].append(score.reward)
+            questions[row.prompt.prompt_id] = row.prompt.text
     return EvaluationReport(
         version=plan.weights.version,
         scores={prompt_id: sum(values) / len(values) for prompt_id, values in sorted(rewards.items())},
+        questions=questions,
         num_infra=num_infra,
         tokens=sum(rollout.tokens.values()),
         seconds=rollout.finished_s - rollout.started_s,

@@ -125,7 +125,7 @@ class RunReporter:
             wall_s=commits[-1].timings["finished_s"] - commits[0].timings["started_s"] if commits else 0.0,
             reward_before=before.mean,
             reward_after=after.mean,
-            gain=paired_difference(before.scores, after.scores, seed=self._run.config.seed),
+            gain=paired_difference(before.scores, after.scores, self._run.config.seed, question_of=after.questions),
             num_unpaired=unpaired(before.scores, after.scores),
             time_s={stage: sum(commit.timings[stage] for commit in commits) for stage in STAGES},
             ledger_tokens=dict(ledger),
@@ -143,7 +143,8 @@ class RunReporter:
     def _pictures(self, commits: Sequence[StepCommit]) -> dict[str, bytes]:
         steps = [commit.step for commit in commits]
         heldout = {
-            step: mean_interval(list(report.scores.values()), seed=self._run.config.seed) for step, report in self._evaluations.items()
+            step: mean_interval(report.scores, self._run.config.seed, question_of=report.questions)
+            for step, report in self._evaluations.items()
         }
         stages = {stage: [commit.timings[stage] for commit in commits] for stage in STAGES}
         pictures = {

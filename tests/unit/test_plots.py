@@ -110,10 +110,18 @@ def test_a_paired_difference_ignores_what_prompts_differ_in() -> None:
 
 
 def test_an_interval_covers_the_mean_and_follows_its_seed() -> None:
-    values = [float(index % 7) for index in range(40)]
-    interval = mean_interval(values, seed=3)
+    scores = {f"p{index}": float(index % 7) for index in range(40)}
+    interval = mean_interval(scores, seed=3)
     assert interval.low < interval.mean < interval.high
-    assert interval == mean_interval(values, seed=3)
+    assert interval == mean_interval(scores, seed=3)
+
+
+def test_prompts_that_ask_the_same_question_are_one_sample() -> None:
+    scores = {f"p{index}": float(index // 10) for index in range(20)}
+    one_each = mean_interval(scores, seed=0)
+    two_questions = mean_interval(scores, seed=0, question_of={name: str(value) for name, value in scores.items()})
+    assert (two_questions.mean, two_questions.num_samples) == (one_each.mean, 2)
+    assert two_questions.high - two_questions.low > one_each.high - one_each.low
 
 
 def test_different_prompts_cannot_be_paired() -> None:
