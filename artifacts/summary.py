@@ -5,7 +5,7 @@ As Markdown for MLflow and the report folder, and as rich text for a terminal. L
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
