@@ -101,9 +101,10 @@ def test_a_learner_that_dies_before_the_checkpoint_is_got_over(launcher: Launche
     """Without the gate nobody asks the learner for anything between its export and the checkpoint, which is what misses it."""
     run = tmp_path / "before-the-checkpoint"
     process = launcher.start(tmp_path, f'run_name="{run.name}"', "gate.enabled=false")
+    wait_for(moment(run, "rollout"), process)
+    victim = worker_of(process, "learner")
     wait_for(moment(run, "after the update"), process)
-    worker_of(process, "learner").send_signal(signal.SIGKILL)
+    victim.send_signal(signal.SIGKILL)
     _, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
-    assert [json.loads(path.read_text())["metrics"]["round/attempts"] for path in sorted((run / "steps").glob("*.json"))] == [1.0, 2.0]
     assert digests(run) == digests(uninterrupted)
