@@ -32,7 +32,7 @@ def test_prefect_stays_inside_its_home_and_tells_nobody() -> None:
 
 def test_a_log_level_of_the_users_own_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_LOGGING_LEVEL", raising=False)
-    assert prefect_environment(Path("/x"), 1)["PREFECT_LOGGING_LEVEL"] == "WARNING"
+    assert prefect_environment(Path("/x"), 1)["PREFECT_LOGGING_LEVEL"] == "INFO"
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "DEBUG")
     assert prefect_environment(Path("/x"), 1)["PREFECT_LOGGING_LEVEL"] == "DEBUG"
 
