@@ -26,7 +26,6 @@ RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 logger = logging.getLogger(__name__)
 
 MARKER_METRIC = "round/step"  # logged with every step: its history tells which steps MLflow has
-TRAINING_EXPERIMENT = {"mlflow.experimentKind": "custom_model_development"}  # without it MLflow opens on a page for chat traces
 MAX_PARAMS_PER_CALL = 100
 MAX_PARAM_CHARS = 6000
 NOTE_TAG = "mlflow.note.content"
@@ -186,7 +185,7 @@ class RunTracker:
             return str(found.experiment_id)
         database = sqlite_file(self.uri)
         location = (database.parent / "mlartifacts").as_uri() if database else None
-        return str(client.create_experiment(name, artifact_location=location, tags=TRAINING_EXPERIMENT))
+        return str(client.create_experiment(name, artifact_location=location))
 
     def _reopen(self, tags: Mapping[str, str]) -> None:
         client = self._connected()

@@ -139,6 +139,11 @@ def _print_pages(prefect_port: int, mlflow_port: int, reports_port: int, root: P
     print("Ctrl-C ends the servers.", flush=True)
 
 
+def _interrupt(*_: object) -> None:
+    """SIGTERM ends the servers as Ctrl-C does; they have sessions of their own and would stay."""
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.local_stack", description="Serve the pages of what was run.")
     parser.add_argument("--root", type=Path, default=Path("runs"), help="artifact root of the runs (default: %(default)s)")
@@ -146,6 +151,7 @@ def main() -> int:
     parser.add_argument("--mlflow-port", type=int, default=MLFLOW_PORT, help="default: %(default)s")
     parser.add_argument("--reports-port", type=int, default=REPORTS_PORT, help="default: %(default)s")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         serve_pages(options.root.resolve(), options.prefect_port or free_port(), options.mlflow_port, options.reports_port)
     except KeyboardInterrupt:

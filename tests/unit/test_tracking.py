@@ -122,13 +122,6 @@ def test_nested_names_become_dotted() -> None:
     assert dict(flatten({"a": {"b": {"c": 1}, "d": [1, 2]}, "e": None})) == {"a.b.c": "1", "a.d": "[1, 2]", "e": "None"}
 
 
-def test_an_experiment_opens_on_its_training_runs(uri: str) -> None:
-    tracker = started(uri)
-    client = open_client(uri)
-    experiment = client.get_experiment(client.get_run(tracker.run_id).info.experiment_id)
-    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
-
-
 def test_only_a_server_has_a_page_to_link_to(uri: str) -> None:
     assert RunTracker(uri).page == ""
     assert RunTracker("http://host:5000/").page == "http://host:5000/#/runs/"
