@@ -95,7 +95,7 @@ def markdown(summary: RunSummary) -> str:
     lines += [f"| {name} | {summary.ledger_tokens[name]:,} | {share:.1%} |" for name, share in shares(summary.ledger_tokens).items()]
     lines += [
         "",
-        *(f"* {name}: {f'[{link}]({link})' if '://' in link else f'`{link}`'}" for name, link in summary.links.items()),
+        *(f"* {name}: {f'[{link}]({link})' if link.startswith('http') else f'`{link}`'}" for name, link in summary.links.items()),
     ]
     return "\n".join(lines) + "\n"
 

@@ -89,6 +89,11 @@ class RunTracker:
         self._warned = False
 
     @property
+    def page(self) -> str:
+        """The run's page at a tracking server, or "" where the tracking URI is no server."""
+        return f"{self.uri.rstrip('/')}/#/runs/{self.run_id}" if self.uri.startswith("http") else ""
+
+    @property
     def num_waiting(self) -> int:
         """Entries that MLflow has not taken yet; 0 means that it has everything."""
         return len(self._queue)

@@ -18,6 +18,11 @@ def assemble(preset: str, resume: str, assignments: Sequence[str]) -> dict[str, 
         path, equals, text = assignment.partition("=")
         if not equals or not path:
             raise ValueError(f"--set must read FIELD=VALUE, got {assignment!r}; for example --set num_steps=5")
+        if text.startswith(("{", "[")) and not _is_json(text):
+            raise ValueError(
+                f"--set {path} must be JSON where it begins with {text[0]}, got {text!r} (a shell takes away quotes that are not quoted "
+                f"themselves); set the fields below it one by one: --set {path}.FIELD=VALUE"
+            )
         *parents, last = path.split(".")
         _mapping_at(values, parents, assignment)[last] = _value(text, takes_text_only([*parents, last]))
     return values
@@ -31,6 +36,14 @@ def _mapping_at(values: dict[str, Any], parents: Sequence[str], assignment: str)
             raise ValueError(f"--set {assignment} must name a field of a mapping, {parent} is {below!r}; drop one of the two assignments")
     mapping: dict[str, Any] = below
     return mapping
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError:
+        return False
+    return True
 
 
 def _value(text: str, is_text: bool) -> Any:  # Any: parsed JSON

@@ -134,8 +134,10 @@ class RunConfig(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Nothing is required and nothing but a `kind` has a default: the preset gives what is left out, and Prefect's form fills in what
-        it finds. Alternatives are "anyOf" under the name of their kind, which that form draws as a choice; "oneOf" it shows as raw JSON.
+        """Nothing is required, and nothing but an alternative's fields has a default: Prefect's form fills in the defaults it finds, and
+        what is left out is the preset's.
+
+        Alternatives are "anyOf", each under its kind and after "as the preset": that form draws them as a choice, "oneOf" as raw JSON.
         """
         reference = handler(core)
         _leave_to_preset(reference, handler)
@@ -174,16 +176,35 @@ class RunConfig(BaseModel):
         return f"sqlite:///{root}/mlflow.db"
 
 
+AS_PRESET: JsonSchemaValue = {
+    "title": "as the preset",
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+    "description": "What the preset has.",
+}
+
+
 def _leave_to_preset(schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> None:
     resolved = handler.resolve_ref_schema(schema)
     resolved.pop("required", None)
-    if "const" not in schema:
-        schema.pop("default", None)
+    schema.pop("default", None)
+    if schema.get("type") == "boolean":  # drawn as a switch, a boolean would be sent as false by whoever does not touch it
+        schema["enum"] = [True, False]
+        del schema["type"]
     if "oneOf" in schema:
-        schema["anyOf"] = schema.pop("oneOf")
-    properties = resolved.get("properties", {})
-    if "const" in (kind := properties.get("kind", {})):
-        resolved["title"] = kind["const"]
+        for option in schema["oneOf"]:
+            _name_alternative(handler.resolve_ref_schema(option))
+        schema["anyOf"] = [AS_PRESET, *schema.pop("oneOf")]
     further = schema.get("additionalProperties")
-    for part in (*properties.values(), *schema.get("anyOf", ()), *([further] if isinstance(further, dict) else [])):
+    for part in (*resolved.get("properties", {}).values(), *([further] if isinstance(further, dict) else [])):
         _leave_to_preset(part, handler)
+
+
+def _name_alternative(alternative: JsonSchemaValue) -> None:
+    """Chosen in the form, an alternative sends its defaults: the form tells by the fields that are filled in which one it is."""
+    properties = alternative["properties"]
+    alternative["title"] = properties["kind"]["default"] = properties["kind"]["const"]
+    for name in alternative.pop("required", ()):
+        if properties[name].get("type") == "string":
+            properties[name].setdefault("default", "")

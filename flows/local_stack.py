@@ -37,7 +37,7 @@ def prefect_environment(home: Path, port: int) -> dict[str, str]:
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "200",
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
         "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "500",
-        "PREFECT_LOGGING_LEVEL": os.environ.get("PREFECT_LOGGING_LEVEL", "WARNING"),
+        "PREFECT_LOGGING_LEVEL": os.environ.get("PREFECT_LOGGING_LEVEL", "INFO"),
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": os.environ.get("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL"),
         "PREFECT_CLIENT_METRICS_ENABLED": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -133,10 +133,15 @@ def serve_pages(root: Path, prefect_port: int, mlflow_port: int, reports_port: i
 
 def _print_pages(prefect_port: int, mlflow_port: int, reports_port: int, root: Path) -> None:
     print(f"Prefect   http://{LOOPBACK}:{prefect_port}")
-    print(f"MLflow    http://{LOOPBACK}:{mlflow_port}")
+    print(f"MLflow    http://{LOOPBACK}:{mlflow_port}/#/experiments?workflowType=machine_learning")  # else it opens on chat traces
     for page in sorted(root.glob("*/report/*.html")):
         print(f"{page.stem:<9} http://{LOOPBACK}:{reports_port}/{page.relative_to(root)}")
     print("Ctrl-C ends the servers.", flush=True)
+
+
+def _interrupt(*_: object) -> None:
+    """SIGTERM ends the servers as Ctrl-C does; they have sessions of their own and would stay."""
+    raise KeyboardInterrupt
 
 
 def main() -> int:
@@ -146,6 +151,7 @@ def main() -> int:
     parser.add_argument("--mlflow-port", type=int, default=MLFLOW_PORT, help="default: %(default)s")
     parser.add_argument("--reports-port", type=int, default=REPORTS_PORT, help="default: %(default)s")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         serve_pages(options.root.resolve(), options.prefect_port or free_port(), options.mlflow_port, options.reports_port)
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from distributed import get_client
+from prefect import get_run_logger
 from prefect.artifacts import acreate_link_artifact, acreate_markdown_artifact, acreate_table_artifact
 from rich.console import Console
 
@@ -50,11 +51,16 @@ class RunReporter:
         for commit in self._run.commits:
             self._show(commit)
             self._run.tracker.log_step(commit.step, commit.metrics)
-        if self._run.tracker.run_id:
-            await acreate_link_artifact(
-                link=self._run.tracker.uri, link_text=f"MLflow run {self._run.tracker.run_id}", key=f"mlflow-{self._key}"
-            )
+        await self._point_to_mlflow()
         return self
+
+    async def _point_to_mlflow(self) -> None:
+        tracker, about = self._run.tracker, f"Parameters, metrics and plots of {self._run.context.run_id}"
+        if tracker.page:
+            await acreate_link_artifact(link=tracker.page, link_text="the run in MLflow", key=f"mlflow-{self._key}", description=about)
+        else:
+            text = f"Run `{tracker.run_id}` in `{tracker.uri}`. `make ui` shows what lies beside an artifact root."
+            await acreate_markdown_artifact(text, key=f"mlflow-{self._key}", description=about)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._view.__aexit__(kind, error, trace)
@@ -63,7 +69,9 @@ class RunReporter:
         """Held-out scores are there."""
         self._evaluations[step] = report
         self._run.tracker.log_metrics(step, {"heldout/reward_mean": report.mean, "heldout/infra": float(report.num_infra)})
-        self._view.note(f"held-out reward after step {step}: {report.mean:.3f} ({len(report.scores)} prompts)")
+        told = f"held-out reward after step {step}: {report.mean:.3f} ({len(report.scores)} prompts)"
+        self._view.note(told)
+        get_run_logger().info(told)
 
     def commit_record(self, report: StepReport, state: QueueState, planner: PlannerState, checkpoint: str | None) -> StepCommit:
         """The step as it is committed."""
@@ -87,6 +95,9 @@ class RunReporter:
         self._journal.drop_parts(commit.step)
         self._run.tracker.log_step(commit.step, commit.metrics)
         self._show(commit)
+        get_run_logger().info(
+            "step=%d round=%s %s", commit.step, commit.kind, " ".join(f"{k}={commit.metrics.get(k, 0.0):.3f}" for k in TABLE_COLUMNS)
+        )
         await acreate_table_artifact(table=self._rows, key=f"steps-{self._key}", description=f"Steps of {self._run.context.run_id}")
 
     def _show(self, commit: StepCommit) -> None:
@@ -136,7 +147,7 @@ class RunReporter:
         tracker, report = self._run.tracker, self._run.local_report("")
         links = {
             "report": str(report) if report else f"{self._run.store.url}/{layout.REPORT}",
-            "MLflow": f"{tracker.uri} run {tracker.run_id}",
+            "MLflow": tracker.page or f"{tracker.uri} run {tracker.run_id}",
         }
         return links | dict(self._run.links)
 

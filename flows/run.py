@@ -74,7 +74,7 @@ class OpenRun:
 def effective_config(config: RunConfig) -> RunConfig:
     """The given configuration, or for a resumed run the one it was started with.
 
-    Of what is given with `resume` only the places count, and num_steps where it is not the preset's own.
+    Of what is given with `resume` only the places count (a cluster's address among them), and num_steps where it is not the preset's own.
     """
     if not config.resume:
         return config
@@ -85,6 +85,8 @@ def effective_config(config: RunConfig) -> RunConfig:
         places["tracking_uri"] = config.keep.tracking_uri
     if config.num_steps != preset_values(config.preset)["num_steps"]:
         kept["num_steps"] = config.num_steps
+    if config.cluster.scheduler_address:
+        kept["cluster"] = {**kept["cluster"], "scheduler_address": config.cluster.scheduler_address}
     return RunConfig.model_validate(kept | {"resume": config.resume, "keep": {**kept["keep"], **places}})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from pathlib import Path
 
@@ -32,7 +34,7 @@ def test_prefect_stays_inside_its_home_and_tells_nobody() -> None:
 
 def test_a_log_level_of_the_users_own_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_LOGGING_LEVEL", raising=False)
-    assert prefect_environment(Path("/x"), 1)["PREFECT_LOGGING_LEVEL"] == "WARNING"
+    assert prefect_environment(Path("/x"), 1)["PREFECT_LOGGING_LEVEL"] == "INFO"
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "DEBUG")
     assert prefect_environment(Path("/x"), 1)["PREFECT_LOGGING_LEVEL"] == "DEBUG"
 
@@ -40,5 +42,11 @@ def test_a_log_level_of_the_users_own_is_kept(monkeypatch: pytest.MonkeyPatch) -
 def test_pages_without_a_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     ports = ["--prefect-port", "0", "--mlflow-port", str(free_port()), "--reports-port", str(free_port())]
     monkeypatch.setattr("sys.argv", ["local_stack", "--root", str(tmp_path), *ports])
-    assert main() == 2
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main() == 2
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)  # ends the servers, as Ctrl-C does
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert f"there must be a run to look at, {tmp_path}/mlflow.db does not exist; run 'make demo' first" in capsys.readouterr().err

@@ -131,10 +131,35 @@ def test_the_schema_refuses_what_no_alternative_has(given: Json) -> None:
     assert not Draft202012Validator(RunConfig.model_json_schema()).is_valid(given)
 
 
-def test_a_forms_alternatives_are_called_by_their_kind() -> None:
+def test_a_forms_alternatives_are_called_by_their_kind_and_the_presets_own_comes_first() -> None:
     schema = RunConfig.model_json_schema()
-    names = [schema["$defs"][option["$ref"].rpartition("/")[2]]["title"] for option in schema["properties"]["task"]["anyOf"]]
-    assert names == ["tiny_mix", "chain_sum", "reasoning_gym", "jsonl"]
+    first, *others = schema["properties"]["task"]["anyOf"]
+    alternatives = [schema["$defs"][option["$ref"].rpartition("/")[2]] for option in others]
+    assert first["title"] == "as the preset"
+    assert [one["title"] for one in alternatives] == ["tiny_mix", "chain_sum", "reasoning_gym", "jsonl"]
+    assert [one["properties"]["kind"]["default"] for one in alternatives] == ["tiny_mix", "chain_sum", "reasoning_gym", "jsonl"]
+
+
+def test_a_form_that_is_not_touched_sends_nothing_but_the_preset() -> None:
+    schema = RunConfig.model_json_schema()
+    chosen = {option["$ref"].rpartition("/")[2] for node in unions(schema) for option in node["anyOf"] if "$ref" in option}
+    untouched = {name: node for name, node in {"RunConfig": schema, **schema["$defs"]}.items() if name not in chosen}
+    sent = [
+        f"{model}.{name}"
+        for model, node in untouched.items()
+        for name, field in node.get("properties", {}).items()
+        if field.get("type") == "boolean" or "default" in field
+    ]
+    sent.remove("FamilyConfig.weight")  # within an alternative
+    assert not sent
+
+
+def unions(node: Json) -> Iterator[Json]:
+    if "discriminator" in node:
+        yield node
+    for part in node.values():
+        if isinstance(part, dict):
+            yield from unions(part)
 
 
 @pytest.mark.parametrize("name", ["run-1", "Run_1.b", "0", ""])
@@ -205,6 +230,20 @@ def test_a_fault_names_the_field_as_the_user_writes_it(assignment: str, field: s
 def test_an_assignment_without_field_or_value_is_refused(assignment: str) -> None:
     with pytest.raises(ValueError, match="--set must read FIELD=VALUE"):
         assemble("tiny", "", [assignment])
+
+
+def test_json_that_a_shell_has_unquoted_is_refused_with_another_way_to_say_it() -> None:
+    with pytest.raises(ValueError, match=r"--set model must be JSON .* got '\{kind:path\}' .*: --set model\.FIELD=VALUE"):
+        assemble("tiny", "", ["model={kind:path}"])
+
+
+def test_a_part_is_replaced_field_by_field() -> None:
+    words = ["model.kind=path", "model.path=/m", "rewards.*.kind=custom", "rewards.*.path=mine.py:reward"]
+    words += ["task.kind=reasoning_gym", "task.datasets.gcd={}"]
+    config = RunConfig.model_validate(assemble("tiny", "", words))
+    assert config.model.model_dump() == {"kind": "path", "path": "/m"}
+    assert config.rewards["*"].kind == "custom"
+    assert config.task.kind == "reasoning_gym"
 
 
 @pytest.mark.parametrize("assignments", [["preset.x=1"], ["keep=5", "keep.checkpoints=2"]])

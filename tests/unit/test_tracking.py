@@ -120,3 +120,8 @@ def test_a_new_run_without_a_server_fails_at_once_with_the_cure() -> None:
 
 def test_nested_names_become_dotted() -> None:
     assert dict(flatten({"a": {"b": {"c": 1}, "d": [1, 2]}, "e": None})) == {"a.b.c": "1", "a.d": "[1, 2]", "e": "None"}
+
+
+def test_only_a_server_has_a_page_to_link_to(uri: str) -> None:
+    assert RunTracker(uri).page == ""
+    assert RunTracker("http://host:5000/").page == "http://host:5000/#/runs/"
