@@ -92,7 +92,7 @@ def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...
     }
     ledger = {f"ledger/{column}_tokens": float(count) for column, count in tokens.items()}
     bubbles = {f"bubble/{cause}_fraction": share for cause, share in bubble_shares(device_times(report.spans, devices, *window)).items()}
-    return figures | ledger | bubbles | _domain_rewards(groups) | _learner_metrics(report)
+    return figures | dict(report.rollout.acceptance) | ledger | bubbles | _domain_rewards(groups) | _learner_metrics(report)
 
 
 def _domain_rewards(groups: tuple[Group, ...]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifa
 from prefect.cache_policies import NO_CACHE
 
 from artifacts import layout
-from artifacts.records import Generated, Group, Prompt, Response, Score, Span
+from artifacts.records import Generated, Group, Prompt, Response, Score, Span, response_id
 from artifacts.store import Store
 from artifacts.tables import Fate, ResponseRow
 from tasks.cluster.actors import ActorLost
@@ -29,6 +29,7 @@ from tasks.engines.driver import RoundResult, drive_round
 from tasks.engines.remote import RemoteEngine
 from tasks.plan import StepPlan, journal_of, prompts_of, store_of
 from tasks.sample_stream import SampleStream, aborting
+from tasks.scheduling.acceptance import acceptance_figures, launched_of
 from tasks.scheduling.ledger import account_tokens, column_of
 from tasks.scheduling.rounds import make_scheduler
 
@@ -44,6 +45,7 @@ class RolloutReport:
     dropped: tuple[str, ...]  # prompt ids given up after infrastructure failures
     tokens: Mapping[str, int]  # generated tokens by ledger column
     lengths: tuple[int, ...]  # tokens of every response that ended by itself or at the bound
+    acceptance: Mapping[str, float]  # accepted against launched responses, by name of the metric
     num_preemptions: int  # of all engines in this round, those of aborted responses included
     spans: tuple[Span, ...]  # when each engine generated
     started_s: float  # first submission, Unix seconds
@@ -164,12 +166,14 @@ def progress_key(run_id: str) -> list[str]:
 
 def _report(plan: StepPlan, result: RoundResult, readings: Sequence[EngineStats]) -> RolloutReport:
     ended = [one for one in result.generated if one.finish_reason != "aborted"]
+    rewards = {response_id(score.prompt_id, score.index): score.reward for score in result.scores}
     return RolloutReport(
         accepted=tuple(group.prompt.prompt_id for group in result.groups),
         deferred=result.deferred,
         dropped=result.dropped,
         tokens=asdict(account_tokens(result.generated, trained=_trained(result), is_evaluation=plan.is_evaluation)),
         lengths=tuple(len(one.token_ids) for one in ended),
+        acceptance=acceptance_figures(launched_of(result.generated, rewards, _trained(result))),
         num_preemptions=sum(reading.num_preemptions for reading in readings),
         kv_usage_max=max((reading.kv_usage_max for reading in readings), default=0.0),
         spans=_engine_spans(plan, result.generated),

@@ -70,6 +70,7 @@ def make_report(
             dropped=(),
             tokens={"trained": 20, "aborted": 4},
             lengths=lengths,
+            acceptance={"acceptance/reward_bias": 0.25},
             num_preemptions=3,
             spans=spans,
             started_s=started_s,
