@@ -77,6 +77,8 @@ def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...
         "round/attempts": float(report.plan.attempt),
         "queue/long_prompts": float(len(state.queue)),
         "queue/dropped_prompts": float(state.num_dropped),
+        "queue/filtered_prompts": float(state.num_filtered),
+        "round/filtered_prompts": float(len(report.rollout.filtered)),
         "rollout/tokens": float(sum(tokens.values())),
         "rollout/tokens_per_s": sum(tokens.values()) / rollout_s if rollout_s else 0.0,
         "rollout/responses": float(len(report.rollout.lengths)),

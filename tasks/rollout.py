@@ -43,6 +43,7 @@ class RolloutReport:
     accepted: tuple[str, ...]  # prompt ids in training order
     deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
     dropped: tuple[str, ...]  # prompt ids given up after infrastructure failures
+    filtered: tuple[str, ...]  # prompt ids of groups whose rewards agreed, replaced by others
     tokens: Mapping[str, int]  # generated tokens by ledger column
     lengths: tuple[int, ...]  # tokens of every response that ended by itself or at the bound
     acceptance: Mapping[str, float]  # accepted against launched responses, by name of the metric
@@ -86,7 +87,7 @@ async def _rollout(plan: StepPlan, stream: SampleStream) -> RolloutReport:
 
 
 async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
-    journal, prompts = journal_of(plan), prompts_of(plan.run, plan.round.prompts)
+    journal, prompts = journal_of(plan), prompts_of(plan.run, plan.round.candidates)
     recorded = tuple(row.response for row in journal.read(plan.step))
     finished: list[Generated] = []
 
@@ -171,7 +172,10 @@ def _report(plan: StepPlan, result: RoundResult, readings: Sequence[EngineStats]
         accepted=tuple(group.prompt.prompt_id for group in result.groups),
         deferred=result.deferred,
         dropped=result.dropped,
-        tokens=asdict(account_tokens(result.generated, trained=_trained(result), is_evaluation=plan.is_evaluation)),
+        filtered=result.filtered,
+        tokens=asdict(
+            account_tokens(result.generated, trained=_trained(result), filtered=_filtered(result), is_evaluation=plan.is_evaluation)
+        ),
         lengths=tuple(len(one.token_ids) for one in ended),
         acceptance=acceptance_figures(launched_of(result.generated, rewards, _trained(result))),
         num_preemptions=sum(reading.num_preemptions for reading in readings),
@@ -200,16 +204,21 @@ def _trained(result: RoundResult) -> frozenset[str]:
     return frozenset(response.generated.response_id for group in result.groups for response in group.responses)
 
 
+def _filtered(result: RoundResult) -> frozenset[str]:
+    """Ids of the responses in filtered groups, and of their siblings."""
+    return frozenset(one.response_id for one in result.generated if one.prompt_id in result.filtered)
+
+
 def _rows(plan: StepPlan, prompts: Mapping[str, Prompt], result: RoundResult) -> list[ResponseRow]:
     scores = {(score.prompt_id, score.index): score for score in result.scores}
-    trained = _trained(result)
+    trained, filtered = _trained(result), _filtered(result)
     return [
         ResponseRow(
             step=plan.step,
             kind=plan.round.kind,
             prompt=prompts[one.prompt_id],
             response=Response(generated=one, score=scores.get((one.prompt_id, one.index))),
-            fate=Fate(column_of(one, trained, is_evaluation=plan.is_evaluation)),
+            fate=Fate(column_of(one, trained, filtered, is_evaluation=plan.is_evaluation)),
         )
         for one in result.generated
     ]

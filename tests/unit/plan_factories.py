@@ -68,6 +68,7 @@ def make_report(
             accepted=("0/0",),
             deferred=(),
             dropped=(),
+            filtered=("0/3",),
             tokens={"trained": 20, "aborted": 4},
             lengths=lengths,
             acceptance={"acceptance/reward_bias": 0.25},
