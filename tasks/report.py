@@ -117,6 +117,7 @@ def _learner_metrics(report: StepReport) -> dict[str, float]:
         "train/tokens": float(total.num_tokens),
         "train/tokens_computed": float(total.num_tokens_computed),
         "train/prompt_tokens_saved": float(total.num_prompt_tokens_saved),
+        "train/masked_responses": float(total.num_responses_masked),
         "train/micro_batches": float(total.num_micro_batches),
         "train/tokens_per_s": total.num_tokens_computed / total.busy_s if total.busy_s else 0.0,
     }
