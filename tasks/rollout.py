@@ -168,16 +168,15 @@ def progress_key(run_id: str) -> list[str]:
 def _report(plan: StepPlan, result: RoundResult, readings: Sequence[EngineStats]) -> RolloutReport:
     ended = [one for one in result.generated if one.finish_reason != "aborted"]
     rewards = {response_id(score.prompt_id, score.index): score.reward for score in result.scores}
+    trained, filtered = _trained(result), _filtered(result)
     return RolloutReport(
         accepted=tuple(group.prompt.prompt_id for group in result.groups),
         deferred=result.deferred,
         dropped=result.dropped,
         filtered=result.filtered,
-        tokens=asdict(
-            account_tokens(result.generated, trained=_trained(result), filtered=_filtered(result), is_evaluation=plan.is_evaluation)
-        ),
+        tokens=asdict(account_tokens(result.generated, trained=trained, filtered=filtered, is_evaluation=plan.is_evaluation)),
         lengths=tuple(len(one.token_ids) for one in ended),
-        acceptance=acceptance_figures(launched_of(result.generated, rewards, _trained(result))),
+        acceptance=acceptance_figures(launched_of(result.generated, rewards, trained=trained, filtered=filtered)),
         num_preemptions=sum(reading.num_preemptions for reading in readings),
         kv_usage_max=max((reading.kv_usage_max for reading in readings), default=0.0),
         spans=_engine_spans(plan, result.generated),

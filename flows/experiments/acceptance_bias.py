@@ -2,10 +2,10 @@
 
     python -m flows.experiments.acceptance_bias runs/smollm2-20260101-120000 runs/smollm2-sync-20260101-130000 --plot bias.png
 
-RUN is a run's folder or its fsspec URL. Per kind of round: how long the accepted, the discarded and the aborted responses are and
-what they earn; then, within the accepted prompts, what was taken against all of its siblings. Intervals are of a bootstrap over
-prompts. Aborted responses count with the tokens they had when they were stopped and have no reward: where a row holds aborted ones,
-lengths are bounds from below, and differences to them as well.
+RUN is a run's folder or its fsspec URL. Per kind of round: how long the accepted, the discarded, the filtered and the aborted
+responses are and what they earn; then, within the accepted prompts, what was taken against all of its siblings. Intervals are of a
+bootstrap over prompts. Aborted responses count with the tokens they had when they were stopped and have no reward: where a row holds
+aborted ones, lengths are bounds from below, and differences to them as well.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from rich.console import Console
@@ -26,16 +27,19 @@ from artifacts.journal import Journal
 from artifacts.plots import estimates
 from artifacts.store import Store
 from artifacts.summary import NUM_RESAMPLES, Estimate, mean_interval
-from artifacts.tables import Fate, ResponseRow
+from artifacts.tables import ResponseRow
 from tasks.scheduling.acceptance import Launched, mean_reward, mean_tokens
+from tasks.scheduling.ledger import Column
 
 KINDS = ("sync", "short", "long", "drain")
 EVERY_ROUND = "every"
-PARTS: Mapping[str, Callable[[Launched], bool]] = {
-    "accepted": lambda one: one.is_accepted,
-    "discarded": lambda one: not one.is_accepted and not one.is_aborted,
-    "aborted": lambda one: one.is_aborted,
-    "launched": lambda _: True,
+EVERY_FATE: tuple[Column, ...] = get_args(Column)
+PARTS: Mapping[str, tuple[Column, ...]] = {
+    "accepted": ("trained",),
+    "discarded": ("discarded",),
+    "filtered": ("filtered",),
+    "aborted": ("aborted",),
+    "launched": EVERY_FATE,
 }
 
 
@@ -77,12 +81,12 @@ def read_rounds(store: Store) -> dict[str, list[Launched]]:
 
 def _launched(row: ResponseRow) -> Launched:
     generated, score = row.response.generated, row.response.score
+    assert row.fate is not None, "the responses of a closed round have a fate"
     return Launched(
         prompt_id=f"{row.step}:{generated.prompt_id}",
         num_tokens=len(generated.token_ids),
         reward=None if score is None else score.reward,
-        is_accepted=row.fate is Fate.TRAINED,
-        is_aborted=generated.finish_reason == "aborted",
+        fate=row.fate.value,
     )
 
 
@@ -99,8 +103,8 @@ def parts(rounds: Mapping[str, Sequence[Launched]], seed: int) -> list[Part]:
     """Length and reward of every part that has a response."""
     found = []
     for kind, launched in by_kind(rounds):
-        for name, belongs in PARTS.items():
-            own = [one for one in launched if belongs(one)]
+        for name, fates in PARTS.items():
+            own = [one for one in launched if one.fate in fates]
             tokens = clustered_mean([(one.prompt_id, float(one.num_tokens)) for one in own], seed)
             reward = clustered_mean([(one.prompt_id, one.reward) for one in own if one.reward is not None], seed)
             if tokens is not None:

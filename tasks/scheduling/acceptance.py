@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from artifacts.records import Generated
+from tasks.scheduling.ledger import Column, column_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,19 +24,28 @@ class Launched:
     prompt_id: str  # its prompt
     num_tokens: int  # generated tokens; a lower bound of its length if it was aborted
     reward: float | None  # its verdict; None if there was none in time
-    is_accepted: bool  # whether it was trained
-    is_aborted: bool  # whether it was stopped half-way
+    fate: Column  # the ledger's column of its tokens
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether it was trained."""
+        return self.fate == "trained"
 
 
-def launched_of(generated: Iterable[Generated], rewards: Mapping[str, float | None], trained: Collection[str]) -> list[Launched]:
-    """All responses of a round; `rewards` by response id, `trained` holds response ids."""
+def launched_of(
+    generated: Iterable[Generated],
+    rewards: Mapping[str, float | None],
+    *,
+    trained: Collection[str],
+    filtered: Collection[str],
+) -> list[Launched]:
+    """All responses of a training round; `rewards` by response id, `trained` and `filtered` hold response ids."""
     return [
         Launched(
             prompt_id=one.prompt_id,
             num_tokens=len(one.token_ids),
             reward=rewards.get(one.response_id),
-            is_accepted=one.response_id in trained,
-            is_aborted=one.finish_reason == "aborted",
+            fate=column_of(one, trained, filtered),
         )
         for one in generated
     ]

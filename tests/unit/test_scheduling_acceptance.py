@@ -15,14 +15,14 @@ from artifacts.tables import Fate, ResponseRow
 from flows.experiments.acceptance_bias import choices, clustered_mean, main, parts, read_rounds
 from tasks.engines.virtual_time import run_virtual
 from tasks.scheduling.acceptance import Launched, acceptance_figures
-from tasks.scheduling.ledger import column_of
+from tasks.scheduling.ledger import Column, column_of
 from tasks.scheduling.rounds import BatchConfig, SyncConfig, TailBatchingConfig
 
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=4)
 
 
-def launched(prompt_id: str, num_tokens: int, reward: float | None, taken: bool, aborted: bool = False) -> Launched:
-    return Launched(prompt_id=prompt_id, num_tokens=num_tokens, reward=reward, is_accepted=taken, is_aborted=aborted)
+def launched(prompt_id: str, num_tokens: int, reward: float | None, fate: Column) -> Launched:
+    return Launched(prompt_id=prompt_id, num_tokens=num_tokens, reward=reward, fate=fate)
 
 
 def record(store: Store, rounds: list[Round]) -> None:
@@ -31,6 +31,7 @@ def record(store: Store, rounds: list[Round]) -> None:
         plan, result = one.plan, one.result
         prompts = make_prompts(plan)
         scores = {response_id(score.prompt_id, score.index): score for score in result.scores}
+        filtered = {generated.response_id for generated in result.generated if generated.prompt_id in result.filtered}
         trained = {response.generated.response_id for group in result.groups for response in group.responses}
         rows = [
             ResponseRow(
@@ -38,7 +39,7 @@ def record(store: Store, rounds: list[Round]) -> None:
                 kind=plan.kind,
                 prompt=prompts[generated.prompt_id],
                 response=Response(generated=generated, score=scores.get(generated.response_id)),
-                fate=Fate(column_of(generated, trained)),
+                fate=Fate(column_of(generated, trained, filtered)),
             )
             for generated in result.generated
         ]
@@ -55,10 +56,10 @@ def recorded_run(folder: Path, scheduling: SyncConfig | TailBatchingConfig) -> s
 def test_a_step_s_figures_compare_the_accepted_with_their_siblings_and_with_all() -> None:
     figures = acceptance_figures(
         [
-            launched("p0", 10, 1.0, True),
-            launched("p0", 20, 0.0, True),
-            launched("p0", 60, None, False, aborted=True),
-            launched("p1", 90, 0.0, False),
+            launched("p0", 10, 1.0, "trained"),
+            launched("p0", 20, 0.0, "trained"),
+            launched("p0", 60, None, "aborted"),
+            launched("p1", 90, 0.0, "filtered"),
         ]
     )
     assert figures == pytest.approx(
@@ -75,7 +76,7 @@ def test_a_step_s_figures_compare_the_accepted_with_their_siblings_and_with_all(
 
 
 def test_a_step_that_accepted_nothing_has_no_such_figures() -> None:
-    assert acceptance_figures([launched("p0", 10, None, False)]) == {}
+    assert acceptance_figures([launched("p0", 10, None, "discarded")]) == {}
 
 
 def test_the_interval_of_a_clustered_mean_counts_prompts_not_responses() -> None:
@@ -113,6 +114,14 @@ def test_the_report_prints_both_tables_of_every_run_and_draws_them(tmp_path: Pat
     assert "tail: what became of the launched responses" in told
     assert "sync: accepted minus all siblings, per prompt" in " ".join(told.split())
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_filtered_groups_are_a_part_of_their_own(tmp_path: Path) -> None:
+    rounds = read_rounds(Store.open(recorded_run(tmp_path, SyncConfig(dynamic_sampling=2))))
+    by_name = {part.name: part.num_responses for part in parts(rounds, seed=0)}
+    assert by_name["accepted"] == 5 * 8 * 4
+    assert by_name["filtered"] > 0
+    assert by_name["launched"] == by_name["accepted"] + by_name["filtered"]
 
 
 def test_a_folder_without_a_round_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
