@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -26,7 +25,7 @@ from artifacts import layout
 from artifacts.journal import Journal
 from artifacts.plots import estimates
 from artifacts.store import Store
-from artifacts.summary import NUM_RESAMPLES, Estimate, mean_interval
+from artifacts.summary import Estimate, mean_interval
 from artifacts.tables import ResponseRow
 from tasks.scheduling.acceptance import Launched, mean_reward, mean_tokens
 from tasks.scheduling.ledger import Column
@@ -112,19 +111,10 @@ def parts(rounds: Mapping[str, Sequence[Launched]], seed: int) -> list[Part]:
     return found
 
 
-def clustered_mean(values: Sequence[tuple[str, float]], seed: int, level: float = 0.95) -> Estimate | None:
-    """Mean over values with a percentile bootstrap over the clusters they are named after; None without a value."""
-    sums: dict[str, tuple[float, int]] = {}
-    for name, value in values:
-        total, count = sums.get(name, (0.0, 0))
-        sums[name] = (total + value, count + 1)
-    if not sums:
-        return None
-    totals, counts = (np.array(column, dtype=float) for column in zip(*sums.values(), strict=True))
-    draws = np.random.default_rng(seed).integers(0, len(sums), (NUM_RESAMPLES // 5, len(sums)))
-    low, high = np.quantile(totals[draws].sum(axis=1) / counts[draws].sum(axis=1), [(1 - level) / 2, (1 + level) / 2])
-    mean = float(totals.sum() / counts.sum())
-    return Estimate(mean=mean, low=float(low), high=float(high), num_samples=len(sums), level=level)
+def clustered_mean(values: Sequence[tuple[str, float]], seed: int) -> Estimate | None:
+    """Mean over values with an interval over the prompts they are named after; None without a value."""
+    prompts = {str(place): name for place, (name, _) in enumerate(values)}
+    return mean_interval({str(place): value for place, (_, value) in enumerate(values)}, seed, question_of=prompts) if values else None
 
 
 def choices(rounds: Mapping[str, Sequence[Launched]], seed: int) -> list[Choice]:
@@ -134,14 +124,14 @@ def choices(rounds: Mapping[str, Sequence[Launched]], seed: int) -> list[Choice]
         groups: dict[str, list[Launched]] = defaultdict(list)
         for one in launched:
             groups[one.prompt_id].append(one)
-        pairs = [(taken, group) for group in groups.values() if (taken := [one for one in group if one.is_accepted])]
+        pairs = {name: (taken, group) for name, group in groups.items() if (taken := [one for one in group if one.is_accepted])}
         if pairs:
             found.append(
                 Choice(
                     kind=kind,
-                    siblings_tokens=mean_tokens([one for _, group in pairs for one in group]),
-                    tokens=mean_interval([mean_tokens(taken) - mean_tokens(group) for taken, group in pairs], seed),
-                    reward=mean_interval([mean_reward(taken) - mean_reward(group) for taken, group in pairs], seed),
+                    siblings_tokens=mean_tokens([one for _, group in pairs.values() for one in group]),
+                    tokens=mean_interval({name: mean_tokens(taken) - mean_tokens(group) for name, (taken, group) in pairs.items()}, seed),
+                    reward=mean_interval({name: mean_reward(taken) - mean_reward(group) for name, (taken, group) in pairs.items()}, seed),
                 )
             )
     return found

@@ -105,7 +105,8 @@ def length_bias(groups: Sequence[Group], simulation: Simulation) -> Estimate:
     lengths, longest = simulation.engine.lengths, simulation.max_response_tokens
     laws = np.array([_law_mean(group.prompt.prompt_id, lengths, longest) for group in groups])
     trained = np.array([np.mean([len(one.generated.token_ids) for one in group.responses]) for group in groups])
-    return mean_interval([float(value) for value in (trained - laws) / laws.mean()], simulation.seed)
+    names = [group.prompt.prompt_id for group in groups]
+    return mean_interval(dict(zip(names, ((trained - laws) / laws.mean()).tolist(), strict=True)), simulation.seed)
 
 
 @lru_cache(maxsize=100_000)
