@@ -23,6 +23,7 @@ from flows.presets import preset_values
 from tasks.cluster.devices import ClusterConfig, engine_members
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.vllm_engine import EngineConfig
+from tasks.learner.overlong import SoftPunishment
 from tasks.learner.trainer import LearnerConfig
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.parallelism import PlannerConfig
@@ -151,6 +152,12 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"sampling.max_response_tokens must leave room for a prompt in engine.max_model_len ({self.engine.max_model_len}), "
                 f"got {longest}; lower it or raise engine.max_model_len"
+            )
+        overlong = self.learner.overlong
+        if isinstance(overlong, SoftPunishment) and overlong.max_tokens > longest:
+            raise ValueError(
+                f"learner.overlong.max_tokens must be at most sampling.max_response_tokens ({longest}), got {overlong.max_tokens}: "
+                "no response would ever lose the whole penalty; lower it"
             )
         if self.learner.temperature != self.sampling.temperature:
             raise ValueError(

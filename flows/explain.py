@@ -33,6 +33,12 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "responses launched per prompt", _launched(algebra.launch_per_prompt, algebra.accept_per_prompt, algebra)
     yield "responses launched per step", f"{algebra.launch_prompts * algebra.launch_per_prompt}, at most {longest} tokens each"
     yield "groups trained per step", f"{algebra.accept_prompts} of {algebra.accept_per_prompt} responses = {trained} responses"
+    kept, launched = algebra.accept_per_prompt, algebra.launch_per_prompt
+    if launched > kept:
+        told = "short answers are favoured, not so with response_overprovision 1"
+        yield "acceptance within a prompt", f"the first {kept} verdicts of {launched}: {told}"
+    if algebra.reserve_prompts:
+        yield "groups whose rewards agree", f"replaced by up to {algebra.reserve_prompts} further prompts a step, of the same domains"
     yield "requests per engine", f"{math.ceil(algebra.launch_prompts * algebra.launch_per_prompt / engines)} on each of {engines}"
     yield (
         "micro-batches",

@@ -140,7 +140,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         weights_dir=str(weights_dir),
         probes=(),
         gate_tolerance_nats=config.gate.tolerance_nats,
-        flat_groups_cost=config.learner.kl_coefficient > 0,
+        flat_groups_cost=config.learner.flat_groups_cost,
         deadlines=Deadlines(
             progress_s=config.deadlines.progress_s,
             engine_call_s=config.deadlines.engine_call_s,

@@ -110,7 +110,14 @@ def evaluations_until(run: OpenRun, step: int) -> list[int]:
 def state_after(state: QueueState, report: StepReport) -> QueueState:
     """Where the prompts stand after the step."""
     rollout = report.rollout
-    return finish_round(state, report.plan.round, accepted=rollout.accepted, deferred=rollout.deferred, dropped=rollout.dropped)
+    return finish_round(
+        state,
+        report.plan.round,
+        accepted=rollout.accepted,
+        deferred=rollout.deferred,
+        dropped=rollout.dropped,
+        filtered=rollout.filtered,
+    )
 
 
 async def stepped(step_flow: StepFlow, run: OpenRun, fleet: Fleet, layouts: EngineLayouts, plan: StepPlan) -> tuple[StepReport, str | None]:

@@ -51,7 +51,7 @@ class RunContext:
     weights_dir: str  # where weight versions are handed over; memory-backed if the machine has such a place
     probes: tuple[tuple[int, ...], ...]  # fixed token sequences of the sync gate; empty switches the gate off
     gate_tolerance_nats: float  # mean absolute difference of log-probability that the gate still accepts
-    flat_groups_cost: bool  # whether the learner computes groups of equal rewards, too (it does for a KL term)
+    flat_groups_cost: bool  # whether groups of equal rewards cost the learner something (LearnerConfig.flat_groups_cost)
     deadlines: Deadlines
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # workers whose devices an engine holds, if not just its own
 

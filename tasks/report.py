@@ -77,6 +77,8 @@ def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...
         "round/attempts": float(report.plan.attempt),
         "queue/long_prompts": float(len(state.queue)),
         "queue/dropped_prompts": float(state.num_dropped),
+        "queue/filtered_prompts": float(state.num_filtered),
+        "round/filtered_prompts": float(len(report.rollout.filtered)),
         "rollout/tokens": float(sum(tokens.values())),
         "rollout/tokens_per_s": sum(tokens.values()) / rollout_s if rollout_s else 0.0,
         "rollout/responses": float(len(report.rollout.lengths)),
@@ -92,7 +94,7 @@ def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...
     }
     ledger = {f"ledger/{column}_tokens": float(count) for column, count in tokens.items()}
     bubbles = {f"bubble/{cause}_fraction": share for cause, share in bubble_shares(device_times(report.spans, devices, *window)).items()}
-    return figures | ledger | bubbles | _domain_rewards(groups) | _learner_metrics(report)
+    return figures | dict(report.rollout.acceptance) | ledger | bubbles | _domain_rewards(groups) | _learner_metrics(report)
 
 
 def _domain_rewards(groups: tuple[Group, ...]) -> dict[str, float]:
@@ -115,6 +117,7 @@ def _learner_metrics(report: StepReport) -> dict[str, float]:
         "train/tokens": float(total.num_tokens),
         "train/tokens_computed": float(total.num_tokens_computed),
         "train/prompt_tokens_saved": float(total.num_prompt_tokens_saved),
+        "train/masked_responses": float(total.num_responses_masked),
         "train/micro_batches": float(total.num_micro_batches),
         "train/tokens_per_s": total.num_tokens_computed / total.busy_s if total.busy_s else 0.0,
     }

@@ -82,7 +82,7 @@ class RewardThreads:
 
 
 async def _score_round(plan: StepPlan, stream: SampleStream, journal: Journal, rewards: RewardThreads) -> RewardReport:
-    prompts = prompts_of(plan.run, plan.round.prompts)
+    prompts = prompts_of(plan.run, plan.round.candidates)
     scored: list[Response] = []
 
     async def score_one(generated: Generated) -> None:
@@ -105,7 +105,7 @@ async def _score_round(plan: StepPlan, stream: SampleStream, journal: Journal, r
 
 def check_infra(plan: StepPlan, scored: Sequence[Response]) -> None:
     """Raise RewardBroken when too many responses have no verdict: training on the rest would only look healthy."""
-    launched = len(plan.round.prompts) * plan.round.launch_per_prompt
+    launched = max(len(plan.round.prompts) * plan.round.launch_per_prompt, len(scored))
     failed = [one.score for one in scored if one.score is not None and one.score.outcome is Outcome.INFRA]
     if len(failed) >= MIN_FAILURES and len(failed) > plan.run.max_infra_fraction * launched:
         raise RewardBroken(

@@ -20,7 +20,7 @@ from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifa
 from prefect.cache_policies import NO_CACHE
 
 from artifacts import layout
-from artifacts.records import Generated, Group, Prompt, Response, Score, Span
+from artifacts.records import Generated, Group, Prompt, Response, Score, Span, response_id
 from artifacts.store import Store
 from artifacts.tables import Fate, ResponseRow
 from tasks.cluster.actors import ActorLost
@@ -29,6 +29,7 @@ from tasks.engines.driver import RoundResult, drive_round
 from tasks.engines.remote import RemoteEngine
 from tasks.plan import StepPlan, journal_of, prompts_of, store_of
 from tasks.sample_stream import SampleStream, aborting
+from tasks.scheduling.acceptance import acceptance_figures, launched_of
 from tasks.scheduling.ledger import account_tokens, column_of
 from tasks.scheduling.rounds import make_scheduler
 
@@ -42,8 +43,10 @@ class RolloutReport:
     accepted: tuple[str, ...]  # prompt ids in training order
     deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
     dropped: tuple[str, ...]  # prompt ids given up after infrastructure failures
+    filtered: tuple[str, ...]  # prompt ids of groups whose rewards agreed, replaced by others
     tokens: Mapping[str, int]  # generated tokens by ledger column
     lengths: tuple[int, ...]  # tokens of every response that ended by itself or at the bound
+    acceptance: Mapping[str, float]  # accepted against launched responses, by name of the metric
     num_preemptions: int  # of all engines in this round, those of aborted responses included
     spans: tuple[Span, ...]  # when each engine generated
     started_s: float  # first submission, Unix seconds
@@ -84,7 +87,7 @@ async def _rollout(plan: StepPlan, stream: SampleStream) -> RolloutReport:
 
 
 async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
-    journal, prompts = journal_of(plan), prompts_of(plan.run, plan.round.prompts)
+    journal, prompts = journal_of(plan), prompts_of(plan.run, plan.round.candidates)
     recorded = tuple(row.response for row in journal.read(plan.step))
     finished: list[Generated] = []
 
@@ -164,12 +167,16 @@ def progress_key(run_id: str) -> list[str]:
 
 def _report(plan: StepPlan, result: RoundResult, readings: Sequence[EngineStats]) -> RolloutReport:
     ended = [one for one in result.generated if one.finish_reason != "aborted"]
+    rewards = {response_id(score.prompt_id, score.index): score.reward for score in result.scores}
+    trained, filtered = _trained(result), _filtered(result)
     return RolloutReport(
         accepted=tuple(group.prompt.prompt_id for group in result.groups),
         deferred=result.deferred,
         dropped=result.dropped,
-        tokens=asdict(account_tokens(result.generated, trained=_trained(result), is_evaluation=plan.is_evaluation)),
+        filtered=result.filtered,
+        tokens=asdict(account_tokens(result.generated, trained=trained, filtered=filtered, is_evaluation=plan.is_evaluation)),
         lengths=tuple(len(one.token_ids) for one in ended),
+        acceptance=acceptance_figures(launched_of(result.generated, rewards, trained=trained, filtered=filtered)),
         num_preemptions=sum(reading.num_preemptions for reading in readings),
         kv_usage_max=max((reading.kv_usage_max for reading in readings), default=0.0),
         spans=_engine_spans(plan, result.generated),
@@ -196,16 +203,21 @@ def _trained(result: RoundResult) -> frozenset[str]:
     return frozenset(response.generated.response_id for group in result.groups for response in group.responses)
 
 
+def _filtered(result: RoundResult) -> frozenset[str]:
+    """Ids of the responses in filtered groups, and of their siblings."""
+    return frozenset(one.response_id for one in result.generated if one.prompt_id in result.filtered)
+
+
 def _rows(plan: StepPlan, prompts: Mapping[str, Prompt], result: RoundResult) -> list[ResponseRow]:
     scores = {(score.prompt_id, score.index): score for score in result.scores}
-    trained = _trained(result)
+    trained, filtered = _trained(result), _filtered(result)
     return [
         ResponseRow(
             step=plan.step,
             kind=plan.round.kind,
             prompt=prompts[one.prompt_id],
             response=Response(generated=one, score=scores.get((one.prompt_id, one.index))),
-            fate=Fate(column_of(one, trained, is_evaluation=plan.is_evaluation)),
+            fate=Fate(column_of(one, trained, filtered, is_evaluation=plan.is_evaluation)),
         )
         for one in result.generated
     ]

@@ -164,7 +164,7 @@ async def _play(plan: RoundPlan, state: QueueState, engines: Sequence[SimulatedE
         on_accept=accept,
     )
     accepted = [group.prompt.prompt_id for group in result.groups]
-    return finish_round(state, plan, accepted=accepted, deferred=result.deferred, dropped=result.dropped)
+    return finish_round(state, plan, accepted=accepted, deferred=result.deferred, dropped=result.dropped, filtered=result.filtered)
 
 
 def rows(name: str, played: Sequence[PlayedRound]) -> list[tuple[str, ...]]:

@@ -29,6 +29,7 @@ from tasks.scheduling.events import (
     Defer,
     Drop,
     Event,
+    Filter,
     Finished,
     Launch,
     Lost,
@@ -64,6 +65,7 @@ class RoundResult:
     groups: tuple[Group, ...]  # accepted, in acceptance order
     deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
     dropped: tuple[str, ...]  # prompt ids given up
+    filtered: tuple[str, ...]  # prompt ids of complete groups that were not worth training on
     generated: tuple[Generated, ...]  # every response, aborted ones included
     scores: tuple[Score, ...]  # every verdict that came in time
 
@@ -117,6 +119,7 @@ class _Round:
         self._groups: list[Group] = []
         self._deferred: list[str] = []
         self._dropped: list[str] = []
+        self._filtered: list[str] = []
         self._closed = False
         self._aborted: set[str] = set()
         self._polls: dict[str, asyncio.Task[Any]] = {}  # Any: responses of an engine, or verdicts; by engine's name or FEED
@@ -137,6 +140,7 @@ class _Round:
             groups=tuple(self._groups),
             deferred=tuple(self._deferred),
             dropped=tuple(self._dropped),
+            filtered=tuple(self._filtered),
             generated=(*self._generated.values(), *(one.generated for one in self._recorded.values())),
             scores=tuple(self._scores.values()),
         )
@@ -249,6 +253,8 @@ class _Round:
                     self._deferred.append(prompt_id)
                 case Drop(prompt_id=prompt_id):
                     self._dropped.append(prompt_id)
+                case Filter(prompt_id=prompt_id):
+                    self._filtered.append(prompt_id)
                 case CloseRound():
                     self._closed = True
         await self._abort(aborts)
@@ -287,7 +293,7 @@ class _Round:
             max_new_tokens=self._sampling.max_response_tokens,
             temperature=self._sampling.temperature,
             top_p=self._sampling.top_p,
-            seed=derive_seed(self._seed, self._plan.step, launch.prompt_id, launch.index),
+            seed=derive_seed(self._seed, launch.prompt_id, launch.index),  # without the step: a deferred prompt draws as it did before
         )
 
     async def _abort(self, names: Sequence[str]) -> None:

@@ -32,10 +32,10 @@ class LengthModel(BaseModel):
     prompt_share: float = Field(0.7, ge=0, le=1, description="Share of that variance which all responses of a prompt have in common.")
     seed: int = Field(0, ge=0, description="Seed of all lengths.")
 
-    def tokens(self, prompt_id: str, index: int) -> int:
-        """The length of a response, the same whenever and wherever it is generated."""
+    def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
+        """The length of a response, the same whenever and wherever it is generated with this noise."""
         shared = np.random.default_rng(derive_seed(self.seed, "prompt", prompt_id)).standard_normal()
-        own = np.random.default_rng(derive_seed(self.seed, "response", prompt_id, index)).standard_normal()
+        own = np.random.default_rng(derive_seed(self.seed, "response", prompt_id, index, noise)).standard_normal()
         normal = self.prompt_share**0.5 * shared + (1 - self.prompt_share) ** 0.5 * own
         return max(1, round(self.median_tokens * float(np.exp(self.sigma * normal))))
 
@@ -50,6 +50,7 @@ class SimulatedEngineConfig(BaseModel):
     step_s_per_sequence: float = Field(0.0001, ge=0, description="Seconds that each further sequence adds to a decode step.")
     prefill_s_per_token: float = Field(0.00005, ge=0, description="Seconds that prefilling one token holds up the batch.")
     kv_capacity_tokens: int = Field(400_000, ge=1, description="Tokens, prompts included, that fit the KV cache.")
+    takes_seeds: bool = Field(True, description="Whether a request with the seed of an earlier one is answered alike; on CPUs it is not.")
     lengths: LengthModel = Field(default_factory=LengthModel, description="How long responses get.")
 
 
@@ -94,7 +95,8 @@ class SimulatedEngine:
         self._advance()
         for request in requests:
             self._check_fits(request)
-            length = self._config.lengths.tokens(request.prompt_id, request.index)
+            noise = request.seed if self._config.takes_seeds else self._version
+            length = self._config.lengths.tokens(request.prompt_id, request.index, noise)
             self._waiting.append(
                 _Decoding(
                     request=request,

@@ -13,6 +13,7 @@ class AccumulateReport:
     num_groups_flat: int = 0  # groups whose advantages are all zero (equal rewards, or fewer than two verdicts)
     num_responses: int = 0  # responses in the loss, the skipped ones included
     num_responses_excluded: int = 0  # responses without a verdict (infra) or without a token: not in the loss
+    num_responses_masked: int = 0  # truncated responses that were left out of the loss
     num_responses_skipped: int = 0  # in the normaliser but not computed: their gradient is exactly zero
     num_tokens: int = 0  # response tokens in the loss, those of skipped responses included
     num_tokens_scored: int = 0  # response tokens whose log-probability was computed

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from artifacts.records import Group
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage, group_advantages
 from tasks.learner.loss import ConstantLength, SequenceMean, TokenMean
+from tasks.learner.overlong import AS_SCORED, Overlong
 from tasks.learner.packing import Sample
 
 
@@ -18,28 +19,33 @@ from tasks.learner.packing import Sample
 class TrainingSet:
     """What some groups contribute to an update, as sums."""
 
-    samples: tuple[Sample, ...]  # every response with a verdict and at least one token
+    samples: tuple[Sample, ...]  # every response with a verdict and at least one token that is not masked
     normaliser: float  # what they add to the divisor of the loss
     num_groups: int  # groups given
     num_groups_flat: int  # groups whose advantages are all zero
     num_responses_excluded: int  # responses without a verdict or without a token
+    num_responses_masked: int  # truncated responses that `overlong` leaves out
 
 
 def training_set(
     groups: Sequence[Group],
     advantage: GrpoAdvantage | DrGrpoAdvantage,
     normalisation: TokenMean | SequenceMean | ConstantLength,
+    overlong: Overlong = AS_SCORED,
 ) -> TrainingSet:
     """Samples in the order of groups and responses. Responses without a verdict change neither a mean nor a normaliser."""
     samples: list[Sample] = []
-    normaliser, flat, excluded = 0.0, 0, 0
+    normaliser, flat, excluded, masked = 0.0, 0, 0, 0
     for group in groups:
-        advantages = group_advantages(_rewards(group), advantage)
+        advantages = group_advantages(_rewards(group, overlong), advantage)
         flat += not any(advantages)
         for response, value in zip(group.responses, advantages, strict=True):
             generated = response.generated
             if value is None or not generated.token_ids:
                 excluded += 1
+                continue
+            if overlong.is_masked(generated):
+                masked += 1
                 continue
             weight, addition = normalisation.of(len(generated.token_ids))
             normaliser += addition
@@ -58,11 +64,12 @@ def training_set(
         num_groups=len(groups),
         num_groups_flat=flat,
         num_responses_excluded=excluded,
+        num_responses_masked=masked,
     )
 
 
-def _rewards(group: Group) -> list[float | None]:
-    """The group's rewards, after checking that it can be trained."""
+def _rewards(group: Group, overlong: Overlong) -> list[float | None]:
+    """The group's rewards as training sees them, after checking that it can be trained."""
     name = group.prompt.prompt_id
     if not group.prompt.token_ids:
         raise ValueError(f"a prompt must have at least one token, {name!r} has none; check the chat template")
@@ -76,5 +83,6 @@ def _rewards(group: Group) -> list[float | None]:
                 f"every token needs its behaviour log-probability, {generated.response_id!r} has {len(generated.token_ids)} tokens "
                 f"and {len(generated.logprobs)} log-probabilities; ask the engine for log-probabilities"
             )
-        rewards.append(response.score.reward)
+        reward = response.score.reward
+        rewards.append(None if reward is None else overlong.shaped(reward, generated))
     return rewards

@@ -22,6 +22,7 @@ from artifacts.weights import fingerprint, write_weights
 from tasks.learner.advantage import AdvantageConfig, GrpoAdvantage
 from tasks.learner.loss import LossConfig, NormalisationConfig, PpoClipLoss, TokenMean
 from tasks.learner.micro_step import MicroStep
+from tasks.learner.overlong import AS_SCORED, OverlongConfig, SoftPunishment
 from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.policy import ComputeDtype, Policy
 from tasks.learner.reports import AccumulateReport, UpdateReport
@@ -40,12 +41,18 @@ class LearnerConfig(BaseModel):
     loss: LossConfig = Field(default=PpoClipLoss(), description="Loss per token.")
     normalisation: NormalisationConfig = Field(default=TokenMean(), description="How tokens are weighted into one number.")
     advantage: AdvantageConfig = Field(default=GrpoAdvantage(), description="What a reward is worth within its group.")
+    overlong: OverlongConfig = Field(default=AS_SCORED, description="What training makes of responses that are too long.")
     optimizer: AdamWConfig = Field(default=AdamWConfig(), description="AdamW, its warm-up and the gradient clip.")
     kl_coefficient: float = Field(default=0.0, ge=0, description="Weight of the k3 KL term to the model the run started from.")
     temperature: float = Field(default=1.0, gt=0, description="Divides the logits; must be what the engine's log-probabilities used.")
     max_tokens_per_microbatch: int = Field(default=2048, ge=1, description="Bound on computed tokens of a packed row; sets memory.")
     compute: ComputeDtype = Field(default="bf16", description="Dtype of forward and backward; masters and sums are fp32 always.")
     recompute_layers: bool = Field(default=False, description="Recompute each layer in backward: less memory, a third slower.")
+
+    @property
+    def flat_groups_cost(self) -> bool:
+        """Whether a group of equal rewards can have a gradient all the same."""
+        return self.kl_coefficient > 0 or isinstance(self.overlong, SoftPunishment)
 
 
 class LearnerRank:
@@ -72,13 +79,14 @@ class LearnerRank:
     def accumulate(self, payload: bytes) -> AccumulateReport:
         """Add the gradients, loss and normaliser of these groups (`pack(tuple[Group, ...])`). Not collective."""
         groups: tuple[Group, ...] = unpack(payload)
-        data = training_set(groups, self._config.advantage, self._config.normalisation)
+        data = training_set(groups, self._config.advantage, self._config.normalisation, self._config.overlong)
         wanted = [sample for sample in data.samples if sample.advantage != 0.0 or self._config.kl_coefficient]
         report = AccumulateReport(
             num_groups=data.num_groups,
             num_groups_flat=data.num_groups_flat,
             num_responses=len(data.samples),
             num_responses_excluded=data.num_responses_excluded,
+            num_responses_masked=data.num_responses_masked,
             num_responses_skipped=len(data.samples) - len(wanted),
             num_tokens=sum(len(sample.response) for sample in data.samples),
             normaliser=data.normaliser,

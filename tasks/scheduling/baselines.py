@@ -5,19 +5,22 @@ Serves synchronous steps, long rounds and drains of the long-prompt queue, and e
 
 from __future__ import annotations
 
-from tasks.scheduling.events import AcceptGroup, CloseRound, Decision, Drop, Event, RoundPlan
+from tasks.scheduling.dynamic_sampling import Reserve
+from tasks.scheduling.events import AcceptGroup, CloseRound, Decision, Drop, Event, Filter, RoundPlan
 from tasks.scheduling.groups import GroupProgress, describe_missing
 
 
 class SyncScheduler:
     """Launches every response at once, accepts each group as it completes, closes after the last.
 
-    A prompt is missing from the accepted groups only if too many of its responses had no verdict; it is dropped then.
+    A prompt is missing from the accepted groups if too many of its responses had no verdict; it is dropped then. With a reserve,
+    groups whose rewards agree are filtered, and the next prompt of their domain is asked instead.
     """
 
     def __init__(self, plan: RoundPlan) -> None:
         assert plan.accept_prompts == len(plan.prompts), "without speculation every launched prompt is accepted"
         self._plan = plan
+        self._reserve = Reserve(plan)
         self._groups = {ref.prompt_id: GroupProgress(ref, plan) for ref in plan.prompts}
 
     def start(self) -> list[Decision]:
@@ -31,12 +34,19 @@ class SyncScheduler:
             return []
         decisions: list[Decision] = [*group.handle(event)]
         if group.is_complete:
-            decisions += [AcceptGroup(prompt_id=event.prompt_id, indices=group.accepted_indices()), *group.close()]
+            decisions += self._accept(group)
         elif group.is_hopeless:
             decisions += [*group.close(), Drop(prompt_id=event.prompt_id)]
         else:
             return decisions
         return decisions if self._open() else [*decisions, CloseRound()]
+
+    def _accept(self, group: GroupProgress) -> list[Decision]:
+        further = self._reserve.replacement(group)
+        if further is None:
+            return [AcceptGroup(prompt_id=group.ref.prompt_id, indices=group.accepted_indices()), *group.close()]
+        self._groups[further.ref.prompt_id] = further
+        return [*group.close(), Filter(prompt_id=group.ref.prompt_id), *further.launch(self._plan.launch_per_prompt)]
 
     def waiting_for(self) -> str:
         return describe_missing(self._open(), len(self._open()))

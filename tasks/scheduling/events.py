@@ -95,11 +95,18 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Leave this complete group untrained: its rewards agree. The prompt leaves the run, counted, and takes no slot."""
+
+    prompt_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseRound:
     """The round has what it wanted; nothing of it is still running once the aborts before this are carried out."""
 
 
-Decision = Launch | Abort | AcceptGroup | Defer | Drop | CloseRound
+Decision = Launch | Abort | AcceptGroup | Defer | Drop | Filter | CloseRound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +121,12 @@ class RoundPlan:
     accept_per_prompt: int  # R0: responses per accepted group
     quotas: tuple[tuple[str, int], ...]  # accepted groups per domain in a short round; empty means no quotas
     max_replacements: int = 4  # further responses a prompt may launch in place of those without a verdict, before it is dropped
+    reserve: tuple[PromptRef, ...] = ()  # asked in this order in place of filtered groups of their domain; empty filters nothing
+
+    @property
+    def candidates(self) -> tuple[PromptRef, ...]:
+        """Every prompt that the round may ask."""
+        return (*self.prompts, *self.reserve)
 
 
 class RoundScheduler(Protocol):

@@ -10,6 +10,7 @@ Leaves out which groups a round takes; that is the scheduler's decision.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from tasks.scheduling.events import Abort, Event, Finished, Launch, Lost, PromptRef, RoundPlan, Scored
 
@@ -25,7 +26,7 @@ class GroupProgress:
         self._replacements_left = plan.max_replacements
         self._running: dict[int, None] = {}  # a set that keeps its order
         self._unscored: set[int] = set()
-        self._valid: list[int] = []
+        self._valid: dict[int, float] = {}  # rewards, in the order in which they came
 
     def launch(self, num_responses: int) -> list[Launch]:
         """Start this many further responses, under indices not used before."""
@@ -40,7 +41,7 @@ class GroupProgress:
             case Finished(index=index):
                 self._finish(index)
             case Scored(index=index, reward=reward):
-                return self._score(index, has_verdict=reward is not None)
+                return self._score(index, reward)
             case Lost(index=index):
                 return self._lose(index)
         return []
@@ -50,13 +51,13 @@ class GroupProgress:
             del self._running[index]
             self._unscored.add(index)
 
-    def _score(self, index: int, *, has_verdict: bool) -> list[Launch]:
+    def _score(self, index: int, reward: float | None) -> list[Launch]:
         self._finish(index)
         if index not in self._unscored:
             return []
         self._unscored.remove(index)
-        if has_verdict:
-            self._valid.append(index)
+        if reward is not None:
+            self._valid[index] = reward
             return []
         return self._replace()
 
@@ -87,7 +88,12 @@ class GroupProgress:
 
     def accepted_indices(self) -> tuple[int, ...]:
         """The first responses that got a verdict, as many as a trained group needs, by index."""
-        return tuple(sorted(self._valid[: self._needed]))
+        return tuple(sorted(islice(self._valid, self._needed)))
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is complete and the rewards of the responses that it would be trained on are all the same."""
+        return self.is_complete and len(set(islice(self._valid.values(), self._needed))) == 1
 
     def close(self) -> list[Abort]:
         """Want nothing more of it; answers with the abort of what still runs, if anything does."""

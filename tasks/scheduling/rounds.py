@@ -1,25 +1,45 @@
 """Which round a step plays, and what is left for later: the long-prompt queue as a pure state machine.
 
-    state --plan_round--> plan --(the round is driven)--> accepted, deferred, dropped --finish_round--> state
+    state --plan_round--> plan --(the round is driven)--> accepted, deferred, dropped, filtered --finish_round--> state
 
 Planning twice from the same state gives the same plan, so the state of the last commit is all that a resumed run needs.
-Leaves out what happens inside a round (`baselines`, `tail_batching`).
+Leaves out what happens inside a round (`baselines`, `tail_batching`) and what is left after it (`queue_state`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.scheduling.baselines import SyncScheduler
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
 from tasks.scheduling.prompt_stream import draw_prompts
+from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.scheduling.tail_batching import ShortRoundScheduler
+
+__all__ = [
+    "BatchAlgebra",
+    "BatchConfig",
+    "QueueState",
+    "SchedulingConfig",
+    "SyncConfig",
+    "TailBatchingConfig",
+    "batch_algebra",
+    "domain_quotas",
+    "finish_round",
+    "make_scheduler",
+    "plan_round",
+]
+
+_FLAT_GROUPS = (
+    "Further prompts that a round may ask in place of groups whose rewards all agree, per prompt that it trains (dynamic sampling); "
+    "0 trains such groups as they are."
+)
 
 
 class BatchConfig(BaseModel):
@@ -37,6 +57,7 @@ class SyncConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["sync"] = Field("sync", description="Synchronous steps without speculation.")
+    dynamic_sampling: float = Field(0.0, ge=0, le=16, description=_FLAT_GROUPS)
 
 
 class TailBatchingConfig(BaseModel):
@@ -55,8 +76,9 @@ class TailBatchingConfig(BaseModel):
         1.25,
         ge=1,
         le=4,
-        description="Responses a short round launches per response it keeps; 1 is free of bias to short answers.",
+        description="Responses a short round launches per response it keeps; above 1 it keeps the shorter ones.",
     )
+    dynamic_sampling: float = Field(0.0, ge=0, le=16, description=_FLAT_GROUPS)
     drain: bool = Field(True, description="Train what is left in the long-prompt queue in extra steps after the last planned one.")
 
     @model_validator(mode="after")
@@ -70,30 +92,6 @@ SchedulingConfig = Annotated[SyncConfig | TailBatchingConfig, Field(discriminato
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueState:
-    """What the scheduling remembers from step to step."""
-
-    queue: tuple[PromptRef, ...] = ()  # the long-prompt queue, first in first out
-    num_drawn: int = 0  # prompts drawn from the dataset; also the position of the prompt stream
-    num_trained: int = 0  # prompts trained
-    num_dropped: int = 0  # prompts given up because too few of their responses could be scored
-
-    def to_json(self) -> dict[str, Any]:  # Any: JSON values
-        return {
-            "queue": [[ref.prompt_id, ref.domain] for ref in self.queue],
-            "num_drawn": self.num_drawn,
-            "num_trained": self.num_trained,
-            "num_dropped": self.num_dropped,
-        }
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Self:  # Any: JSON values
-        """The inverse of to_json."""
-        queue = tuple(PromptRef(prompt_id=prompt_id, domain=domain) for prompt_id, domain in raw["queue"])
-        return cls(queue=queue, **{name: value for name, value in raw.items() if name != "queue"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAlgebra:
     """The counts that follow from a config."""
 
@@ -101,6 +99,7 @@ class BatchAlgebra:
     launch_per_prompt: int  # responses launched for each of them
     accept_prompts: int  # P0
     accept_per_prompt: int  # R0
+    reserve_prompts: int  # further prompts that may take the place of groups whose rewards agree
 
     @property
     def short_rounds_per_long(self) -> float:
@@ -119,6 +118,7 @@ def batch_algebra(batch: BatchConfig, scheduling: SyncConfig | TailBatchingConfi
         launch_per_prompt=_over(batch.responses_per_prompt, eta_responses),
         accept_prompts=batch.prompts_per_step,
         accept_per_prompt=batch.responses_per_prompt,
+        reserve_prompts=_over(batch.prompts_per_step, scheduling.dynamic_sampling),
     )
 
 
@@ -141,14 +141,15 @@ def plan_round(
     if step > num_steps:
         drains = isinstance(scheduling, TailBatchingConfig) and scheduling.drain
         return _plan_drain(state, algebra, step) if drains and state.queue else None
+    upcoming = _upcoming(state, domains, seed, algebra.launch_prompts + algebra.reserve_prompts)
     if len(state.queue) >= algebra.accept_prompts:
-        return _plan_queue(state.queue[: algebra.accept_prompts], algebra, step, "long")
+        return _plan_queue(state.queue[: algebra.accept_prompts], algebra, step, "long", upcoming[: algebra.reserve_prompts])
     if len(domains) < algebra.launch_prompts:
         raise ValueError(
             f"a dataset must have as many rows as a round launches prompts ({algebra.launch_prompts}), got {len(domains)}; "
             "use more rows or lower batch.prompts_per_step"
         )
-    prompts = draw_prompts(domains, seed, state.num_drawn, algebra.launch_prompts)
+    prompts = upcoming[: algebra.launch_prompts]
     short = isinstance(scheduling, TailBatchingConfig)
     return RoundPlan(
         step=step,
@@ -158,16 +159,28 @@ def plan_round(
         accept_prompts=algebra.accept_prompts,
         accept_per_prompt=algebra.accept_per_prompt,
         quotas=domain_quotas(prompts, algebra.accept_prompts) if short else (),
+        reserve=upcoming[algebra.launch_prompts :],
     )
 
 
+def _upcoming(state: QueueState, domains: Sequence[str], seed: int, num_prompts: int) -> tuple[PromptRef, ...]:
+    """The next prompts to ask: those that earlier rounds passed over, then the stream."""
+    waiting = state.skipped[:num_prompts]
+    return (*waiting, *draw_prompts(domains, seed, state.num_drawn, num_prompts - len(waiting)))
+
+
 def _plan_drain(state: QueueState, algebra: BatchAlgebra, step: int) -> RoundPlan:
-    """The next of as few rounds as possible, all of about the same size: a tiny last one would make a noisy update."""
+    """The next of as few rounds as possible, all of about the same size: a tiny last one would make a noisy update.
+
+    Without a reserve: nothing new is drawn, groups whose rewards agree are trained as they are.
+    """
     num_rounds = math.ceil(len(state.queue) / algebra.accept_prompts)
-    return _plan_queue(state.queue[: math.ceil(len(state.queue) / num_rounds)], algebra, step, "drain")
+    return _plan_queue(state.queue[: math.ceil(len(state.queue) / num_rounds)], algebra, step, "drain", ())
 
 
-def _plan_queue(prompts: tuple[PromptRef, ...], algebra: BatchAlgebra, step: int, kind: Literal["long", "drain"]) -> RoundPlan:
+def _plan_queue(
+    prompts: tuple[PromptRef, ...], algebra: BatchAlgebra, step: int, kind: Literal["long", "drain"], reserve: tuple[PromptRef, ...]
+) -> RoundPlan:
     return RoundPlan(
         step=step,
         kind=kind,
@@ -176,6 +189,7 @@ def _plan_queue(prompts: tuple[PromptRef, ...], algebra: BatchAlgebra, step: int
         accept_prompts=len(prompts),
         accept_per_prompt=algebra.accept_per_prompt,
         quotas=(),
+        reserve=reserve,
     )
 
 
@@ -193,25 +207,3 @@ def domain_quotas(prompts: Sequence[PromptRef], num_accepted: int) -> tuple[tupl
 def make_scheduler(plan: RoundPlan) -> RoundScheduler:
     """The scheduler that plays this round."""
     return ShortRoundScheduler(plan) if plan.kind == "short" else SyncScheduler(plan)
-
-
-def finish_round(
-    state: QueueState, plan: RoundPlan, *, accepted: Collection[str], deferred: Sequence[str], dropped: Collection[str]
-) -> QueueState:
-    """The state after a round; every prompt of the plan must be in exactly one of the three (prompt ids)."""
-    refs = {ref.prompt_id: ref for ref in plan.prompts}
-    if sorted([*accepted, *deferred, *dropped]) != sorted(refs):
-        raise ValueError(
-            f"step {plan.step} must account for each of its {len(refs)} prompts once, got {len(accepted)} accepted, "
-            f"{len(deferred)} deferred and {len(dropped)} dropped; repeat the step"
-        )
-    is_from_queue = plan.kind in ("long", "drain")
-    assert not is_from_queue or state.queue[: len(refs)] == plan.prompts, "a round over the queue takes its head"
-    kept = state.queue[len(refs) :] if is_from_queue else state.queue
-    return replace(
-        state,
-        queue=(*kept, *(refs[prompt_id] for prompt_id in deferred)),
-        num_drawn=state.num_drawn + (0 if is_from_queue else len(refs)),
-        num_trained=state.num_trained + len(accepted),
-        num_dropped=state.num_dropped + len(dropped),
-    )

@@ -4,15 +4,19 @@
     a prompt has R0 verdicts and its domain a free slot  ->  accept it, abort its siblings
     a domain's slots are taken                           ->  abort the rest of the domain
     all P0 slots are taken                               ->  abort the rest, defer its prompts in launch order, close
+    its rewards agree and the round has a reserve        ->  filter it, launch another (`dynamic_sampling`)
 
 Quotas are slots per domain, so that a domain of short answers cannot crowd out one of long answers; they follow the launched
 mix and therefore can always be filled. Long rounds have none and need no scheduler of their own (`baselines.SyncScheduler`).
-Within a prompt the first R0 verdicts count, which favours short answers when eta_R > 1; eta_R = 1 is free of that bias.
+Within a prompt the first R0 verdicts count, which favours short answers when eta_R > 1. No rule can do better and still gain: what
+is trained before all eta_R*R0 are in cannot contain those that are still running. With eta_R = 1 nothing is chosen within a prompt;
+`acceptance` says what is left of the bias then, and on which engines nothing is.
 """
 
 from __future__ import annotations
 
-from tasks.scheduling.events import AcceptGroup, CloseRound, Decision, Defer, Drop, Event, RoundPlan
+from tasks.scheduling.dynamic_sampling import Reserve
+from tasks.scheduling.events import AcceptGroup, CloseRound, Decision, Defer, Drop, Event, Filter, RoundPlan
 from tasks.scheduling.groups import GroupProgress, describe_missing
 
 ANY_DOMAIN = ""
@@ -24,6 +28,7 @@ class ShortRoundScheduler:
     def __init__(self, plan: RoundPlan) -> None:
         assert plan.accept_prompts <= len(plan.prompts), "a round can accept only what it launched"
         self._plan = plan
+        self._reserve = Reserve(plan)
         self._undecided = {ref.prompt_id: GroupProgress(ref, plan) for ref in plan.prompts}
         self._slots = dict(plan.quotas) or {ANY_DOMAIN: plan.accept_prompts}
         assert sum(self._slots.values()) == plan.accept_prompts, "quotas add up to the groups of the round"
@@ -52,12 +57,19 @@ class ShortRoundScheduler:
     def _accept_complete(self) -> list[Decision]:
         decisions: list[Decision] = []
         for group in [group for group in self._undecided.values() if group.is_complete]:
-            domain = self._domain(group)
-            if self._slots.get(domain, 0) > 0:
-                self._slots[domain] -= 1
+            if self._slots.get(self._domain(group), 0) > 0:
                 del self._undecided[group.ref.prompt_id]
-                decisions += [AcceptGroup(prompt_id=group.ref.prompt_id, indices=group.accepted_indices()), *group.close()]
+                decisions += self._accept(group)
         return decisions + self._close_full_domains() if decisions else []
+
+    def _accept(self, group: GroupProgress) -> list[Decision]:
+        """Give the group a slot of its domain, or, if it is filtered, launch another of its domain in its place."""
+        further = self._reserve.replacement(group)
+        if further is not None:
+            self._undecided[further.ref.prompt_id] = further
+            return [*group.close(), Filter(prompt_id=group.ref.prompt_id), *further.launch(self._plan.launch_per_prompt)]
+        self._slots[self._domain(group)] -= 1
+        return [AcceptGroup(prompt_id=group.ref.prompt_id, indices=group.accepted_indices()), *group.close()]
 
     def _close_full_domains(self) -> list[Decision]:
         full = [group for group in self._undecided.values() if group.is_open and not self._slots.get(self._domain(group), 0)]
@@ -82,4 +94,9 @@ class ShortRoundScheduler:
     def _close(self) -> list[Decision]:
         self._is_closed = True
         aborts = [abort for group in self._undecided.values() for abort in group.close()]
-        return [*aborts, *(Defer(prompt_id=prompt_id) for prompt_id in self._undecided), CloseRound()]
+        return [*aborts, *(self._put_off(group) for group in self._undecided.values()), CloseRound()]
+
+    def _put_off(self, group: GroupProgress) -> Decision:
+        """A group that was too late is asked again in a long round, unless it is complete and would be filtered there."""
+        prompt_id = group.ref.prompt_id
+        return Filter(prompt_id=prompt_id) if self._reserve.filters(group) else Defer(prompt_id=prompt_id)

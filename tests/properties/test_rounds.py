@@ -22,8 +22,9 @@ from tasks.engines.simulated import LengthModel, SimulatedEngineConfig
 from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.virtual_time import run_virtual
 from tasks.scheduling.baselines import SyncScheduler
-from tasks.scheduling.events import Event, Finished, PromptRef, Scored
+from tasks.scheduling.events import Event, Finished, Launch, PromptRef, Scored
 from tasks.scheduling.ledger import account_tokens
+from tasks.scheduling.prompt_stream import draw_prompts
 from tasks.scheduling.rounds import BatchConfig, QueueState, SyncConfig, TailBatchingConfig, domain_quotas, finish_round, plan_round
 from tasks.scheduling.tail_batching import ShortRoundScheduler
 
@@ -47,17 +48,22 @@ class Scenario:
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
     batch = BatchConfig(prompts_per_step=draw(st.integers(1, 6)), responses_per_prompt=draw(st.integers(2, 4)))
+    dynamic_sampling = draw(st.sampled_from([0.0, 0.0, 0.5, 2.0]))
     tail = TailBatchingConfig(
-        prompt_overprovision=draw(st.sampled_from([1.0, 1.25, 1.5, 3.0])), response_overprovision=draw(st.sampled_from([1.1, 1.5]))
+        prompt_overprovision=draw(st.sampled_from([1.0, 1.25, 1.5, 3.0])),
+        response_overprovision=draw(st.sampled_from([1.1, 1.5])),
+        dynamic_sampling=dynamic_sampling,
     )
     seed = draw(st.integers(0, 10_000))
     return Scenario(
         batch=batch,
-        scheduling=draw(st.sampled_from([tail, SyncConfig()])),
+        scheduling=draw(st.sampled_from([tail, SyncConfig(dynamic_sampling=dynamic_sampling)])),
         num_steps=draw(st.integers(1, 7)),
         domains=tuple(draw(st.lists(st.sampled_from(["add", "letters", "rare"]), min_size=18, max_size=25))),
         lengths=LengthModel(median_tokens=60, sigma=draw(st.floats(0, 1.5)), prompt_share=draw(st.floats(0, 1)), seed=seed),
-        reward=SimulatedRewardConfig(infra_share=draw(st.sampled_from([0.0, 0.0, 0.1, 0.6])), seed=seed),
+        reward=SimulatedRewardConfig(
+            infra_share=draw(st.sampled_from([0.0, 0.0, 0.1, 0.6])), ok_share=draw(st.sampled_from([0.5, 0.9, 1.0])), seed=seed
+        ),
         losses_s=tuple(draw(st.lists(st.floats(0, 30), max_size=3))),
         seed=seed,
     )
@@ -87,19 +93,48 @@ def prompt_ids(refs: Sequence[PromptRef]) -> list[str]:
 
 @few
 @given(scenarios())
-def test_every_drawn_prompt_is_trained_once_or_dropped_or_still_queued(scenario: Scenario) -> None:
-    drawn: set[str] = set()
+def test_every_drawn_prompt_is_trained_once_or_dropped_or_filtered_or_still_to_be_asked(scenario: Scenario) -> None:
+    asked: set[str] = set()
     gone: set[str] = set()
     for one in run(scenario):
-        drawn |= set(prompt_ids(one.plan.prompts))
-        done = [*(group.prompt.prompt_id for group in one.result.groups), *one.result.dropped]
+        done = [*(group.prompt.prompt_id for group in one.result.groups), *one.result.dropped, *one.result.filtered]
+        asked |= {*done, *one.result.deferred}
+        assert asked >= set(prompt_ids(one.plan.prompts))
         assert len(set(done)) == len(done)
         assert not set(done) & gone
         gone |= set(done)
-        assert gone | set(prompt_ids(one.state.queue)) == drawn
-        assert not gone & set(prompt_ids(one.state.queue))
-        assert one.state.num_drawn == len(drawn) == one.state.num_trained + one.state.num_dropped + len(one.state.queue)
+        queue, skipped = set(prompt_ids(one.state.queue)), set(prompt_ids(one.state.skipped))
+        assert gone | queue == asked
+        assert not gone & queue
+        assert not skipped & asked
+        stream = prompt_ids(draw_prompts(scenario.domains, scenario.seed, 0, one.state.num_drawn))
+        assert asked | skipped == set(stream)
+        counted = one.state.num_trained + one.state.num_dropped + one.state.num_filtered
+        assert one.state.num_drawn == counted + len(one.state.queue) + len(one.state.skipped)
     assert one.state.queue == ()
+
+
+@few
+@given(scenarios())
+def test_only_groups_whose_rewards_agree_are_filtered_and_none_of_them_is_queued(scenario: Scenario) -> None:
+    for one in run(scenario):
+        verdicts: dict[str, list[float]] = {}
+        for score in one.result.scores:
+            if score.reward is not None:
+                verdicts.setdefault(score.prompt_id, []).append(score.reward)
+        domain_of = {ref.prompt_id: ref.domain for ref in one.plan.candidates}
+        needed = one.plan.accept_per_prompt
+        assert all(len(set(verdicts[prompt_id][:needed])) == 1 for prompt_id in one.result.filtered)
+        asked = {*one.result.deferred, *one.result.dropped, *one.result.filtered, *(group.prompt.prompt_id for group in one.result.groups)}
+        left = {ref.domain for ref in one.plan.reserve if ref.prompt_id not in asked}
+        for group in one.result.groups:
+            rewards = {response.score.reward for response in group.responses if response.score is not None}
+            assert len(rewards) > 1 or group.prompt.domain not in left
+        if not one.plan.reserve:
+            assert one.result.filtered == ()
+        else:
+            ready = [prompt_id for prompt_id in one.result.deferred if len(verdicts.get(prompt_id, ())) >= needed]
+            assert all(len(set(verdicts[prompt_id][:needed])) > 1 for prompt_id in ready if domain_of[prompt_id])
 
 
 @few
@@ -130,7 +165,12 @@ def test_every_generated_token_is_in_one_column(scenario: Scenario) -> None:
         generated = one.result.generated
         assert len({response.response_id for response in generated}) == len(generated)
         trained = {response.generated.response_id for group in one.result.groups for response in group.responses}
-        ledger = account_tokens(generated, trained=trained)
+        filtered = {response.response_id for response in generated if response.prompt_id in one.result.filtered}
+        assert not filtered & trained
+        ledger = account_tokens(generated, trained=trained, filtered=filtered)
+        assert ledger.filtered == sum(
+            len(response.token_ids) for response in generated if response.response_id in filtered and response.finish_reason != "aborted"
+        )
         assert ledger.total == sum(len(response.token_ids) for response in generated)
         assert ledger.trained == sum(len(response.token_ids) for response in generated if response.response_id in trained)
         assert sum(ledger.shares().values()) == pytest.approx(1.0)
@@ -172,27 +212,41 @@ def test_quotas_sum_to_the_accepted_groups_and_can_be_filled(domains: list[str],
 
 @given(
     queue=st.lists(st.tuples(st.text(min_size=1), st.text()), max_size=20),
-    counts=st.tuples(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9)),
+    counts=st.tuples(*[st.integers(0, 10**9)] * 4),
 )
-def test_the_queue_survives_json(queue: list[tuple[str, str]], counts: tuple[int, int, int]) -> None:
+def test_the_queue_survives_json(queue: list[tuple[str, str]], counts: tuple[int, int, int, int]) -> None:
     refs = tuple(PromptRef(prompt_id=prompt_id, domain=domain) for prompt_id, domain in queue)
-    state = QueueState(queue=refs, num_drawn=counts[0], num_trained=counts[1], num_dropped=counts[2])
+    drawn, trained, dropped, filtered = counts
+    state = QueueState(
+        queue=refs[::2], skipped=refs[1::2], num_drawn=drawn, num_trained=trained, num_dropped=dropped, num_filtered=filtered
+    )
     assert QueueState.from_json(state.to_json()) == state
 
 
-@given(st.permutations([(prompt, index) for prompt in range(3) for index in range(3)]), st.sets(st.integers(0, 8), max_size=3))
-def test_a_short_round_without_speculation_decides_like_a_synchronous_one(order: list[tuple[int, int]], failing: set[int]) -> None:
-    plan = make_plan("short", domains=("a", "b", "a"), accept_per_prompt=3)
+@given(
+    st.permutations([(f"{name}", index) for name in ("p0", "p1", "p2", "r0", "r1") for index in range(3)]),
+    st.sets(st.integers(0, 14), max_size=3),
+    st.sets(st.integers(0, 14)),
+)
+def test_a_short_round_without_speculation_decides_like_a_synchronous_one(
+    order: list[tuple[str, int]], failing: set[int], wrong: set[int]
+) -> None:
+    plan = make_plan("short", domains=("a", "b", "a"), accept_per_prompt=3, reserve=("b", "a"))
     short, plain = ShortRoundScheduler(plan), SyncScheduler(plan)
     assert short.start() == plain.start()
+    asked = {"p0", "p1", "p2"}
     for place, (prompt, index) in enumerate(order):
-        reward, outcome = (None, Outcome.INFRA) if place in failing else (1.0, Outcome.OK)
+        reward, outcome = (None, Outcome.INFRA) if place in failing else (float(place not in wrong), Outcome.OK)
         events: list[Event] = [
-            Finished(prompt_id=f"p{prompt}", index=index, num_tokens=1),
-            Scored(prompt_id=f"p{prompt}", index=index, outcome=outcome, reward=reward),
+            Finished(prompt_id=prompt, index=index, num_tokens=1),
+            Scored(prompt_id=prompt, index=index, outcome=outcome, reward=reward),
         ]
+        if prompt not in asked:  # responses come only from prompts that were launched
+            continue
         for event in events:
-            assert short.handle(event) == plain.handle(event)
+            decisions = short.handle(event)
+            assert decisions == plain.handle(event)
+            asked |= {one.prompt_id for one in decisions if isinstance(one, Launch)}
 
 
 @pytest.mark.parametrize("slow_domain", ["a", "b"])

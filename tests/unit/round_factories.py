@@ -35,8 +35,9 @@ def make_plan(
     launch_per_prompt: int | None = None,
     quotas: Mapping[str, int] | None = None,
     max_replacements: int = 4,
+    reserve: Sequence[str] = (),
 ) -> RoundPlan:
-    """Prompts are named p0, p1, ..."""
+    """Prompts are named p0, p1, ..., those of the reserve, given by domain, r0, r1, ..."""
     return RoundPlan(
         step=1,
         kind=kind,
@@ -46,6 +47,7 @@ def make_plan(
         accept_per_prompt=accept_per_prompt,
         quotas=tuple((quotas or {}).items()),
         max_replacements=max_replacements,
+        reserve=tuple(PromptRef(prompt_id=f"r{place}", domain=domain) for place, domain in enumerate(reserve)),
     )
 
 
@@ -56,7 +58,7 @@ def make_engines(count: int, config: SimulatedEngineConfig = ENGINE) -> list[Sim
 def make_prompts(plan: RoundPlan, num_tokens: int = 20) -> dict[str, Prompt]:
     return {
         ref.prompt_id: Prompt(prompt_id=ref.prompt_id, domain=ref.domain, token_ids=(1,) * num_tokens, gold="", text="")
-        for ref in plan.prompts
+        for ref in plan.candidates
     }
 
 
@@ -122,7 +124,7 @@ async def simulate_run(
         feed = SimulatedFeed(reward or SimulatedRewardConfig())
         result = await play(plan, engines, feed, max_response_tokens=max_response_tokens)
         accepted = [group.prompt.prompt_id for group in result.groups]
-        state = finish_round(state, plan, accepted=accepted, deferred=result.deferred, dropped=result.dropped)
+        state = finish_round(state, plan, accepted=accepted, deferred=result.deferred, dropped=result.dropped, filtered=result.filtered)
         state = QueueState.from_json(json.loads(json.dumps(state.to_json())))
         rounds.append(Round(plan=plan, result=result, state=state, rollout_s=loop.time() - started_s))
         engines = await publish(engines, step)

@@ -30,6 +30,20 @@ def test_the_algebra_of_synchronous_rounds_is_plain() -> None:
     assert rows["steps"] == "20"
 
 
+def test_a_bias_of_acceptance_is_told_where_there_is_one() -> None:
+    rows = dict(algebra_rows(configured()))
+    assert (
+        rows["acceptance within a prompt"] == "the first 8 verdicts of 10: short answers are favoured, not so with response_overprovision 1"
+    )
+    assert "acceptance within a prompt" not in dict(algebra_rows(configured(scheduling={"response_overprovision": 1})))
+
+
+def test_dynamic_sampling_tells_its_bound() -> None:
+    rows = dict(algebra_rows(configured(scheduling={"dynamic_sampling": 1.5})))
+    assert rows["groups whose rewards agree"] == "replaced by up to 24 further prompts a step, of the same domains"
+    assert "groups whose rewards agree" not in dict(algebra_rows(configured("tiny-sync")))
+
+
 def test_no_drain_is_promised_where_none_is_made() -> None:
     assert dict(algebra_rows(configured(scheduling={"drain": False})))["steps"] == "20, 4 short rounds for each long one"
 

@@ -65,6 +65,7 @@ def test_metrics_have_their_stable_names_and_values() -> None:
         "rollout/response_tokens_mean": 10.0,
         "rollout/response_tokens_max": 15.0,
         "engine/preemptions": 3.0,
+        "acceptance/reward_bias": 0.25,
         "reward/mean": 2 / 3,
         "reward/test_mean": 2 / 3,
         "reward/infra": 1.0,

@@ -14,6 +14,7 @@ from flows.command_line import assemble, sentence
 from flows.config import PRESET_VARIABLE, RunConfig
 from flows.overlay import overlay
 from flows.presets import PRESETS, preset_values
+from tasks.scheduling.rounds import SyncConfig
 
 Json = dict[str, Any]  # Any: JSON values
 
@@ -81,7 +82,7 @@ def test_a_mapping_of_another_kind_replaces_the_whole() -> None:
 
 
 def test_another_scheduling_drops_the_settings_of_the_presets_own() -> None:
-    assert RunConfig.model_validate({"preset": "tiny", "scheduling": {"kind": "sync"}}).scheduling.model_dump() == {"kind": "sync"}
+    assert RunConfig.model_validate({"preset": "tiny", "scheduling": {"kind": "sync"}}).scheduling == SyncConfig()
 
 
 def test_a_setting_of_the_loss_need_not_name_its_kind() -> None:

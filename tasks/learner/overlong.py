@@ -1,0 +1,75 @@
+"""What training makes of responses that are too long (DAPO, sections 3.4 and 3.5).
+
+A truncated response is wrong because it was cut, whatever it was about to say: a noisy verdict. It can be trained like any other,
+punished gradually before it comes to that, or left out of the loss. Only training sees this: verdicts, their metrics, held-out
+scores and dynamic sampling stay what the reward said.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from artifacts.records import Generated
+
+
+class TrainOverlong(BaseModel):
+    """Truncated responses are trained on their verdict, as all others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["train"] = Field(default="train", description="Train truncated responses as they were scored.")
+
+    def shaped(self, reward: float, generated: Generated) -> float:
+        """The reward that advantages are computed from."""
+        return reward
+
+    def is_masked(self, generated: Generated) -> bool:
+        """Whether a response is left out of the loss."""
+        return False
+
+
+class SoftPunishment(BaseModel):
+    """Soft overlong punishment (equation 13): nothing before the buffer, then linear, the full penalty from max_tokens on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["soft"] = Field(default="soft", description="Subtract a growing penalty from the reward of long responses.")
+    max_tokens: int = Field(ge=1, description="Length from which the whole penalty counts; at most sampling.max_response_tokens.")
+    buffer_tokens: int = Field(ge=1, description="The penalty grows from 0 over so many tokens before max_tokens.")
+    penalty: float = Field(default=1.0, gt=0, description="What the reward of a response of max_tokens loses.")
+
+    def shaped(self, reward: float, generated: Generated) -> float:
+        """The reward less the punishment."""
+        into_buffer = len(generated.token_ids) - (self.max_tokens - self.buffer_tokens)
+        return reward - self.penalty * min(1.0, max(0.0, into_buffer / self.buffer_tokens))
+
+    def is_masked(self, generated: Generated) -> bool:
+        """Never: the punishment is to be learnt from."""
+        return False
+
+
+class MaskTruncated(BaseModel):
+    """Overlong filtering: truncated responses are left out of the loss and of its divisor, but stay in their group's statistics.
+
+    Left out of the statistics as well, the rest of a group would be compared only with what ended in time, and a group of one
+    answer and seven truncations would teach nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["mask"] = Field(default="mask", description="Leave truncated responses out of the loss.")
+
+    def shaped(self, reward: float, generated: Generated) -> float:
+        """The verdict."""
+        return reward
+
+    def is_masked(self, generated: Generated) -> bool:
+        """Whether the bound cut it."""
+        return generated.finish_reason == "length"
+
+
+Overlong = TrainOverlong | SoftPunishment | MaskTruncated
+AS_SCORED = TrainOverlong()
+OverlongConfig = Annotated[Overlong, Field(discriminator="kind")]

@@ -1,0 +1,85 @@
+"""What acceptance does to the sample: trained responses against all that were launched.
+
+Within a prompt: keeping the first R0 of eta_R*R0 verdicts keeps the shortest ones; with eta_R = 1 nothing is chosen there.
+Between rounds: a prompt is deferred because one of its answers was long, and answers again in a long round. If that round draws
+anew, short answers have two chances to be trained and long ones one, even with eta_R = 1. If it draws with the same seeds
+(`tasks.engines.driver`), every prompt is trained on its first R0 draws, as far as the updates in between have left the law alone, and
+only the order of prompts has changed. Engines without seeds keep this second, smaller bias; synchronous rounds have neither.
+Aborted responses count with the tokens they had, so every difference reported here is smaller than the true one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from artifacts.records import Generated
+from tasks.scheduling.ledger import Column, column_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """A launched response as the measurement sees it."""
+
+    prompt_id: str  # its prompt
+    num_tokens: int  # generated tokens; a lower bound of its length if it was aborted
+    reward: float | None  # its verdict; None if there was none in time
+    fate: Column  # the ledger's column of its tokens
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether it was trained."""
+        return self.fate == "trained"
+
+
+def launched_of(
+    generated: Iterable[Generated],
+    rewards: Mapping[str, float | None],
+    *,
+    trained: Collection[str],
+    filtered: Collection[str],
+) -> list[Launched]:
+    """All responses of a training round; `rewards` by response id, `trained` and `filtered` hold response ids."""
+    return [
+        Launched(
+            prompt_id=one.prompt_id,
+            num_tokens=len(one.token_ids),
+            reward=rewards.get(one.response_id),
+            fate=column_of(one, trained, filtered),
+        )
+        for one in generated
+    ]
+
+
+def siblings_of_accepted(launched: Sequence[Launched]) -> list[Launched]:
+    """Every launched response of the prompts that were accepted: what the accepted ones were chosen from."""
+    accepted = {one.prompt_id for one in launched if one.is_accepted}
+    return [one for one in launched if one.prompt_id in accepted]
+
+
+def acceptance_figures(launched: Sequence[Launched]) -> dict[str, float]:
+    """Length and reward of the accepted responses beside those of their siblings and of all; empty if none was accepted."""
+    accepted = [one for one in launched if one.is_accepted]
+    if not accepted:
+        return {}
+    siblings = siblings_of_accepted(launched)
+    return {
+        "acceptance/accepted_tokens_mean": mean_tokens(accepted),
+        "acceptance/sibling_tokens_mean": mean_tokens(siblings),
+        "acceptance/launched_tokens_mean": mean_tokens(launched),
+        "acceptance/accepted_reward_mean": mean_reward(accepted),
+        "acceptance/launched_reward_mean": mean_reward(launched),
+        "acceptance/length_bias_fraction": mean_tokens(accepted) / max(mean_tokens(siblings), 1.0) - 1.0,
+        "acceptance/reward_bias": mean_reward(accepted) - mean_reward(siblings),
+    }
+
+
+def mean_tokens(launched: Sequence[Launched]) -> float:
+    """Mean tokens; 0 without a response."""
+    return sum(one.num_tokens for one in launched) / max(len(launched), 1)
+
+
+def mean_reward(launched: Sequence[Launched]) -> float:
+    """Mean reward of those with a verdict; 0 without one."""
+    rewards = [one.reward for one in launched if one.reward is not None]
+    return sum(rewards) / max(len(rewards), 1)

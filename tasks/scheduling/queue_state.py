@@ -1,0 +1,85 @@
+"""What the scheduling remembers from step to step, and how a round changes it.
+
+drawn = trained + dropped + filtered + in the long-prompt queue + skipped, after every round
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from tasks.scheduling.events import PromptRef, RoundPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueState:
+    """Where the drawn prompts are."""
+
+    queue: tuple[PromptRef, ...] = ()  # the long-prompt queue, first in first out
+    skipped: tuple[PromptRef, ...] = ()  # passed over in a reserve for one of another domain; the next to be asked
+    num_drawn: int = 0  # prompts drawn from the dataset; also the position of the prompt stream
+    num_trained: int = 0  # prompts trained
+    num_dropped: int = 0  # prompts given up because too few of their responses could be scored
+    num_filtered: int = 0  # prompts not trained because the rewards of their group agreed
+
+    def to_json(self) -> dict[str, Any]:  # Any: JSON values
+        return {
+            "queue": [[ref.prompt_id, ref.domain] for ref in self.queue],
+            "skipped": [[ref.prompt_id, ref.domain] for ref in self.skipped],
+            "num_drawn": self.num_drawn,
+            "num_trained": self.num_trained,
+            "num_dropped": self.num_dropped,
+            "num_filtered": self.num_filtered,
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Self:  # Any: JSON values
+        """The inverse of to_json."""
+        refs = {
+            name: tuple(PromptRef(prompt_id=prompt_id, domain=domain) for prompt_id, domain in value)
+            for name, value in raw.items()
+            if isinstance(value, list)
+        }
+        return cls(**(dict(raw) | refs))
+
+
+def finish_round(
+    state: QueueState,
+    plan: RoundPlan,
+    *,
+    accepted: Collection[str],
+    deferred: Sequence[str],
+    dropped: Collection[str],
+    filtered: Collection[str] = (),
+) -> QueueState:
+    """The state after a round; every prompt that it asked must be in exactly one of the four (prompt ids)."""
+    refs = {ref.prompt_id: ref for ref in plan.candidates}
+    asked = [*accepted, *deferred, *dropped, *filtered]
+    planned = {ref.prompt_id for ref in plan.prompts}
+    if len(set(asked)) != len(asked) or not planned <= set(asked) <= set(refs):
+        raise ValueError(
+            f"step {plan.step} must account for each of its {len(planned)} prompts once, got {len(accepted)} accepted, "
+            f"{len(deferred)} deferred, {len(dropped)} dropped and {len(filtered)} filtered; repeat the step"
+        )
+    is_from_queue = plan.kind in ("long", "drain")
+    assert not is_from_queue or state.queue[: len(planned)] == plan.prompts, "a round over the queue takes its head"
+    kept = state.queue[len(planned) :] if is_from_queue else state.queue
+    skipped, num_drawn = _advance(state, plan.reserve if is_from_queue else plan.candidates, set(asked))
+    return replace(
+        state,
+        queue=(*kept, *(refs[prompt_id] for prompt_id in deferred)),
+        skipped=skipped,
+        num_drawn=num_drawn,
+        num_trained=state.num_trained + len(accepted),
+        num_dropped=state.num_dropped + len(dropped),
+        num_filtered=state.num_filtered + len(filtered),
+    )
+
+
+def _advance(state: QueueState, upcoming: Sequence[PromptRef], asked: Collection[str]) -> tuple[tuple[PromptRef, ...], int]:
+    """What is skipped now, and the stream's position: up to the last prompt that was asked, those before it that were not stay."""
+    assert state.skipped[: len(upcoming)] == upcoming[: len(state.skipped)], "what was skipped comes next"
+    last = max((place for place, ref in enumerate(upcoming, start=1) if ref.prompt_id in asked), default=0)
+    passed_over = tuple(ref for ref in upcoming[:last] if ref.prompt_id not in asked)
+    return (*passed_over, *state.skipped[last:]), state.num_drawn + max(0, last - len(state.skipped))
