@@ -73,10 +73,10 @@ class TailBatchingConfig(BaseModel):
         description="Prompts a short round launches per prompt it keeps; 1 means that no prompt is ever deferred.",
     )
     response_overprovision: float = Field(
-        1.25,
+        1.0,
         ge=1,
         le=4,
-        description="Responses a short round launches per response it keeps; above 1 it keeps the shorter ones.",
+        description="Responses a short round launches per response it keeps; above 1 it is faster and keeps the shorter ones.",
     )
     dynamic_sampling: float = Field(0.0, ge=0, le=16, description=_FLAT_GROUPS)
     drain: bool = Field(True, description="Train what is left in the long-prompt queue in extra steps after the last planned one.")

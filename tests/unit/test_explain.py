@@ -14,7 +14,7 @@ def configured(preset: str = "tiny", **values: object) -> RunConfig:
 
 
 def test_the_algebra_of_tail_batching_tells_what_is_launched_and_kept() -> None:
-    rows = dict(algebra_rows(configured()))
+    rows = dict(algebra_rows(configured(scheduling={"response_overprovision": 1.25})))
     assert rows["prompts launched per step"] == "20 in a short round (16 kept), 16 in a long one"
     assert rows["responses launched per prompt"] == "10 in a short round (8 kept), 8 in a long one"
     assert rows["responses launched per step"] == "200, at most 128 tokens each"
@@ -31,11 +31,11 @@ def test_the_algebra_of_synchronous_rounds_is_plain() -> None:
 
 
 def test_a_bias_of_acceptance_is_told_where_there_is_one() -> None:
-    rows = dict(algebra_rows(configured()))
+    rows = dict(algebra_rows(configured(scheduling={"response_overprovision": 1.25})))
     assert (
         rows["acceptance within a prompt"] == "the first 8 verdicts of 10: short answers are favoured, not so with response_overprovision 1"
     )
-    assert "acceptance within a prompt" not in dict(algebra_rows(configured(scheduling={"response_overprovision": 1})))
+    assert "acceptance within a prompt" not in dict(algebra_rows(configured()))
 
 
 def test_dynamic_sampling_tells_its_bound() -> None:

@@ -90,7 +90,7 @@ def test_the_interval_of_a_clustered_mean_counts_prompts_not_responses() -> None
 
 
 def test_every_response_of_a_run_is_in_one_part_and_the_choice_favours_short_ones(tmp_path: Path) -> None:
-    rounds = read_rounds(Store.open(recorded_run(tmp_path / "tail", TailBatchingConfig())))
+    rounds = read_rounds(Store.open(recorded_run(tmp_path / "tail", TailBatchingConfig(response_overprovision=1.25))))
     assert list(rounds) == ["short", "long"]
     by_name = {(part.kind, part.name): part for part in parts(rounds, seed=0)}
     for kind in ("short", "every"):
@@ -106,7 +106,7 @@ def test_every_response_of_a_run_is_in_one_part_and_the_choice_favours_short_one
 
 
 def test_the_report_prints_both_tables_of_every_run_and_draws_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [recorded_run(tmp_path / "tail", TailBatchingConfig()), recorded_run(tmp_path / "sync", SyncConfig())]
+    runs = [recorded_run(tmp_path / "tail", TailBatchingConfig(response_overprovision=1.25)), recorded_run(tmp_path / "sync", SyncConfig())]
     plot = tmp_path / "bias.png"
     arguments = [*runs, "--plot", str(plot)]
     assert main(arguments) == 0
