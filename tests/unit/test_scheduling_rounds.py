@@ -143,7 +143,9 @@ def test_quotas_follow_the_launched_mix_by_largest_remainder() -> None:
 
 
 def test_overprovisioned_counts_are_rounded_up_without_float_noise() -> None:
-    algebra = batch_algebra(BatchConfig(prompts_per_step=10, responses_per_prompt=10), TailBatchingConfig(prompt_overprovision=1.1, response_overprovision=1.25))
+    algebra = batch_algebra(
+        BatchConfig(prompts_per_step=10, responses_per_prompt=10), TailBatchingConfig(prompt_overprovision=1.1, response_overprovision=1.25)
+    )
     assert (algebra.launch_prompts, algebra.launch_per_prompt, algebra.short_rounds_per_long) == (11, 13, 10)
 
 
