@@ -42,6 +42,11 @@ def digests(run: Path) -> list[str]:
     return [json.loads(path.read_text())["weights"]["digest"] for path in sorted((run / "steps").glob("*.json"))]
 
 
+def attempts(run: Path) -> list[int]:
+    """How often every committed step was tried."""
+    return [int(json.loads(path.read_text())["metrics"]["round/attempts"]) for path in sorted((run / "steps").glob("*.json"))]
+
+
 def trained_prompts(run: Path) -> list[list[str]]:
     """The trained prompts of every step; their order within a step is that of acceptance, which chance decides."""
     groups = [pq.read_table(path).to_pylist() for path in sorted((run / "groups").glob("step=*"))]
@@ -108,3 +113,6 @@ def test_a_learner_that_dies_before_the_checkpoint_is_got_over(launcher: Launche
     _, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
     assert digests(run) == digests(uninterrupted)
+    if attempts(run) == [1, 1]:
+        pytest.skip("the kill came after the checkpoint")
+    assert attempts(run) == [1, 2]
