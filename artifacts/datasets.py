@@ -15,13 +15,14 @@ from artifacts.jsonl_rows import JsonlConfig, jsonl_rows
 from artifacts.reasoning_gym_rows import ReasoningGymConfig, reasoning_gym_rows
 from artifacts.rows import Dataset, Message, Row
 from artifacts.tiny_mix import TinyMixConfig, tiny_mix
+from artifacts.tinycode import TinycodeConfig, tinycode
 
 __all__ = [
     "ChainSumConfig", "Dataset", "JsonlConfig", "Message", "ReasoningGymConfig", "Row", "TaskConfig", "TinyMixConfig",
-    "load_dataset",
+    "TinycodeConfig", "load_dataset",
 ]  # fmt: skip
 
-TaskConfig = Annotated[TinyMixConfig | ChainSumConfig | ReasoningGymConfig | JsonlConfig, Field(discriminator="kind")]
+TaskConfig = Annotated[TinyMixConfig | TinycodeConfig | ChainSumConfig | ReasoningGymConfig | JsonlConfig, Field(discriminator="kind")]
 
 
 def load_dataset(config: TaskConfig, seed: int) -> Dataset:
@@ -29,6 +30,8 @@ def load_dataset(config: TaskConfig, seed: int) -> Dataset:
     match config:
         case TinyMixConfig():
             return tiny_mix(config, seed)
+        case TinycodeConfig():
+            return tinycode(config, seed)
         case ChainSumConfig():
             return chain_sum(config, seed)
         case ReasoningGymConfig():

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
-from artifacts.records import Generated, Outcome, Prompt, Score
+from artifacts.records import CaseResult, Generated, Outcome, Prompt, Score
 
 
 class Reward(Protocol):
@@ -35,6 +35,7 @@ class Verdict:
     reward: float | None  # None exactly with Outcome.INFRA
     outcome: Outcome  # typed result
     detail: str  # reason in a few words, printable ASCII whatever the model wrote
+    cases: tuple[CaseResult, ...] = ()  # the test cases, where a program was executed
 
 
 class RewardUnavailable(RuntimeError):
@@ -73,14 +74,14 @@ class ProcessReward(ABC):
         """The stamped verdict."""
         started_s = time.time()
         try:
-            verdict = self.verdict(prompt, generated.text)
+            verdict = self.verdict(prompt, generated)
         except RewardUnavailable as error:
             verdict = infra(str(error))
         return stamp(verdict, prompt, generated, scorer=self.name, started_s=started_s)
 
     @abstractmethod
-    def verdict(self, prompt: Prompt, text: str) -> Verdict:
-        """What the response's text is worth; may raise RewardUnavailable."""
+    def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
+        """What the response is worth; may raise RewardUnavailable."""
 
 
 def right(detail: str) -> Verdict:
@@ -113,6 +114,7 @@ def stamp(verdict: Verdict, prompt: Prompt, generated: Generated, *, scorer: str
         scorer=scorer,
         started_s=started_s,
         finished_s=time.time(),
+        cases=verdict.cases,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.records import Outcome, Prompt
+from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Verdict, infra
 from tasks.rewards.verify_worker import DEFAULT_MEMORY_BYTES, Reply, VerifyWorker, WorkerStartError, text_at_fault
 
@@ -48,9 +48,9 @@ class CustomReward(ProcessReward):
                 "write 'package.module:function' or 'path/to/file.py:function' and import it in a shell to see the error"
             ) from error
 
-    def verdict(self, prompt: Prompt, text: str) -> Verdict:
+    def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
         """The function's number; INFRA with one sentence if it raises, dies or returns anything else."""
-        return self._verdict(self._worker.call(prompt.text, text, prompt.gold))
+        return self._verdict(self._worker.call(prompt.text, generated.text, prompt.gold))
 
     def _verdict(self, reply: Reply) -> Verdict:
         if reply.kind == "raised":

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.records import Outcome, Prompt
+from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Verdict, infra, right, wrong
 from tasks.rewards.exact_number import ExactNumber, exact_number, is_unevaluated, leading_number, plain, too_complex
 from tasks.rewards.final_answer import answer_tail, find_expression, find_number, fold
@@ -45,9 +45,9 @@ class MathAnswer(ProcessReward):
         )
         super().__init__(self._worker)
 
-    def verdict(self, prompt: Prompt, text: str) -> Verdict:
+    def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
         """1 if the final answer equals the gold, else 0; INFRA if the gold is no answer."""
-        return self.judge(prompt.gold, text)
+        return self.judge(prompt.gold, generated.text)
 
     def check_gold(self, gold: str) -> None:
         """ValueError if nothing can ever be equal to this gold: to be called when a data set is read."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from artifacts.records import Outcome, Prompt
+from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Verdict, infra, wrong
 from tasks.rewards.final_answer import answer_tail, find_expression
 from tasks.rewards.verify_worker import VerifyWorker, text_at_fault
@@ -63,9 +63,9 @@ class ReasoningGymReward(ProcessReward):
         )
         super().__init__(self._worker)
 
-    def verdict(self, prompt: Prompt, text: str) -> Verdict:
+    def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
         """OK for a full score, else WRONG. ValueError if the prompt's data set is not on the allow-list."""
-        return self._judge(read_gold(prompt.gold), text)
+        return self._judge(read_gold(prompt.gold), generated.text)
 
     def check_gold(self, gold: str) -> None:
         """ValueError for a gold that cannot be scored: to be called when a data set is read."""

@@ -12,12 +12,14 @@ from typing import Annotated, Protocol, runtime_checkable
 from pydantic import Field
 
 from artifacts.records import Generated, Outcome, Prompt, Score
+from tasks.rewards.adaptive_timeout import TimeoutBook
 from tasks.rewards.base import Reward, Verdict, stamp
+from tasks.rewards.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.custom import CustomConfig, CustomReward
 from tasks.rewards.math_answer import MathAnswer, MathAnswerConfig
 from tasks.rewards.reasoning_gym_score import ReasoningGymConfig, ReasoningGymReward
 
-RewardConfig = Annotated[MathAnswerConfig | ReasoningGymConfig | CustomConfig, Field(discriminator="kind")]
+RewardConfig = Annotated[MathAnswerConfig | CodeTestsConfig | ReasoningGymConfig | CustomConfig, Field(discriminator="kind")]
 
 ANY_DOMAIN = "*"
 
@@ -82,7 +84,10 @@ class Rewards:
 
 
 def build_rewards(configs: Mapping[str, RewardConfig]) -> Rewards:
-    """The rewards of a run, by domain; "*" takes every domain not named. ValueError without any, or for a bad custom path."""
+    """The rewards of a run, by domain; "*" takes every domain not named.
+
+    ValueError without any, for a bad custom path, or for a sandbox that this machine does not allow.
+    """
     if not configs:
         raise ValueError("a run needs at least one reward, got none; add one for '*'")
     built: dict[RewardConfig, Reward] = {}
@@ -96,9 +101,11 @@ def build_rewards(configs: Mapping[str, RewardConfig]) -> Rewards:
     return Rewards({domain: built[config] for domain, config in configs.items()})
 
 
-def build_reward(config: RewardConfig) -> Reward:
-    """One reward from its configuration."""
+def build_reward(config: RewardConfig, book: TimeoutBook | None = None) -> Reward:
+    """One reward from its configuration; `book` has the time limits that the run has learned."""
     match config:
+        case CodeTestsConfig():
+            return CodeTests(config, book or TimeoutBook())
         case MathAnswerConfig():
             return MathAnswer(config)
         case ReasoningGymConfig():

@@ -1,0 +1,244 @@
+"""The sandbox's own process: forks one child per candidate program, relays commands to it, and holds the clock.
+
+    host == frames over a socket ==> fork server == pipes ==> candidate        past a limit: SIGKILL, and the pipe's end
+
+Runs inside the sandbox: standard library only. It is trusted and executes no candidate's code; the modules that programs import
+are imported here once, so that a program costs a fork and not an interpreter's start. One program at a time.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks.rewards.frames import Json, receive_frame, send_frame
+from tasks.rewards.sandbox.candidate import run_program
+from tasks.rewards.sandbox.landlock import restrict_to_reading
+from tasks.rewards.sandbox.seccomp import Filter
+
+Message = dict[str, Any]  # Any: JSON values
+
+PRELOADED = (
+    "abc", "array", "bisect", "calendar", "cmath", "collections", "collections.abc", "copy", "dataclasses", "datetime", "decimal",
+    "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "queue", "random",
+    "re", "statistics", "string", "textwrap", "time", "types", "typing", "unicodedata",
+)  # fmt: skip
+NOBODY = 65534
+MAX_REPLY_BYTES = 256 << 10
+PIPE_BYTES = 32 << 10  # that surely fit a pipe
+GOES_ON = ("value", "raised", "ask")  # replies after which the program still runs
+_LENGTH = struct.Struct(">I")
+
+
+class HostGone(RuntimeError):
+    """The other end of the control socket is closed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Child:
+    """The process of a candidate."""
+
+    pid: int
+    commands: int  # descriptor to write commands to
+    replies: int  # descriptor to read replies from
+    stdout: int  # descriptor of what it printed, -1 if that is thrown away
+    received: bytearray = field(default_factory=bytearray)  # of a reply that is not complete
+
+
+class ForkServer:
+    """Serves the host until it closes its end."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._nothing = os.open("/dev/null", os.O_RDWR)
+        self._filter = Filter()
+        self._child: Child | None = None
+
+    def serve(self) -> None:
+        """One frame of replies for every frame of commands."""
+        try:
+            while True:
+                request: Message = dict(receive_frame(self._control))
+                replies = self._obey(request)
+                if "end" in request or (replies and replies[-1]["kind"] not in GOES_ON):
+                    self._end_child()
+                send_frame(self._control, {"replies": replies})
+        except (ConnectionError, HostGone):
+            return
+        finally:
+            self._end_child()
+
+    def _obey(self, request: Message) -> list[dict[str, Json]]:
+        """The replies to a start and to commands, in order; none after the one that ended the program."""
+        replies: list[dict[str, Json]] = []
+        if "start" in request:
+            replies.append(self._timed(lambda: self._fork(request["start"]), request["limit_s"]))
+            replies[0]["stdout"] = self._printed(request["start"])
+        bodies = [_framed(json.dumps(command["message"]).encode("ascii")) for command in request["commands"]]
+        ahead = sum(map(len, bodies)) <= PIPE_BYTES  # then the child need not wait between two commands
+        for place, command in enumerate(request["commands"]):
+            if self._child is None or (replies and replies[-1]["kind"] not in GOES_ON):
+                break
+            body = bodies[place] if not ahead else b"" if place else b"".join(bodies)
+            replies.append(self._timed(lambda body=body: self._send(body), command["limit_s"]))  # type: ignore[misc]
+        return replies
+
+    def _timed(self, begin: Callable[[], None], limit_s: float) -> dict[str, Json]:
+        """Begin something and await the child's reply to it, stamped with the time both took."""
+        started_s = time.monotonic()
+        try:
+            begin()
+            reply = self._await_reply(started_s + limit_s)
+        except TimeoutError:
+            reply = {"kind": "timeout"}
+        except (BrokenPipeError, EOFError):
+            reply = self._cause_of_death()
+        return reply | {"wall_s": time.monotonic() - started_s}
+
+    def _fork(self, start: Message) -> None:
+        self._end_child()
+        stdin = _memory_file(start["stdin"].encode("utf-8", "surrogatepass"))
+        stdout = _memory_file(b"") if start["is_main"] else os.dup(self._nothing)
+        take_commands, give_commands = os.pipe()
+        take_replies, give_replies = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            streams = (stdin, stdout, self._nothing, take_commands, give_replies)
+            run_program(start, streams, self._filter)
+        for descriptor in (stdin, take_commands, give_replies):
+            os.close(descriptor)
+        self._child = Child(pid=pid, commands=give_commands, replies=take_replies, stdout=stdout)
+        os.set_blocking(give_commands, False)
+
+    def _send(self, body: bytes) -> None:
+        """Write commands; a child that reads nothing for a second is as good as dead."""
+        assert self._child is not None
+        left = memoryview(body)
+        while left:
+            try:
+                left = left[os.write(self._child.commands, left) :]
+            except BlockingIOError:
+                if not self._wait(self._child.commands, select.POLLOUT, time.monotonic() + 1.0):
+                    raise BrokenPipeError from None
+
+    def _await_reply(self, deadline_s: float) -> dict[str, Json]:
+        """The child's next message. TimeoutError past the deadline, EOFError when it is dead."""
+        assert self._child is not None
+        found = self._child.received
+        while len(found) < _LENGTH.size or len(found) < _LENGTH.size + _LENGTH.unpack_from(found)[0]:
+            if len(found) >= _LENGTH.size and _LENGTH.unpack_from(found)[0] > MAX_REPLY_BYTES:
+                return {"kind": "too_long"}
+            if not self._wait(self._child.replies, select.POLLIN, deadline_s):
+                raise TimeoutError
+            chunk = os.read(self._child.replies, 1 << 16)
+            if not chunk:
+                raise EOFError
+            found += chunk
+        end = _LENGTH.size + _LENGTH.unpack_from(found)[0]
+        body = bytes(found[_LENGTH.size : end])
+        del found[:end]
+        return read_message(body)
+
+    def _wait(self, descriptor: int, event: int, deadline_s: float) -> bool:
+        """Whether the child's pipe is ready before the deadline. HostGone when the host is."""
+        poller = select.poll()
+        poller.register(descriptor, event)
+        poller.register(self._control.fileno(), select.POLLRDHUP)
+        ready = poller.poll(max(0.0, 1000 * (deadline_s - time.monotonic())))
+        if any(one == self._control.fileno() for one, _ in ready):
+            raise HostGone
+        return bool(ready)
+
+    def _printed(self, start: Message) -> str | None:
+        """What the program wrote to its standard output, None if it is more than is kept."""
+        if self._child is None or not start["is_main"]:
+            return ""
+        data = os.pread(self._child.stdout, start["output_bytes"] + 1, 0)
+        return None if len(data) > start["output_bytes"] else data.decode("utf-8", "replace")
+
+    def _cause_of_death(self) -> dict[str, Json]:
+        assert self._child is not None
+        _, status = os.waitpid(self._child.pid, 0)
+        self._child.pid = 0
+        code = os.waitstatus_to_exitcode(status)
+        return {"kind": "died", "detail": signal.Signals(-code).name if code < 0 else f"exit status {code}"}
+
+    def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        if child.pid:
+            os.kill(child.pid, signal.SIGKILL)
+            os.waitpid(child.pid, 0)
+        for descriptor in (child.commands, child.replies, child.stdout):
+            os.close(descriptor)
+
+
+def read_message(body: bytes) -> dict[str, Json]:
+    """A candidate's message as a reply to the host: only known shapes pass."""
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        return {"kind": "forged"}
+    match message:
+        case {"value": value}:
+            return {"kind": "value", "value": value}
+        case {"raised": str() as name, "message": str() as words}:
+            return {"kind": "raised", "value": name[:80], "detail": words[:200]}
+        case {"ask": {"arguments": arguments, "named": named}}:
+            return {"kind": "ask", "value": {"arguments": arguments, "named": named}}
+        case {"memory": True} | {"exited": True}:
+            return {"kind": next(iter(message))}
+        case {"unconfined": str() as why}:
+            return {"kind": "unconfined", "detail": why[:200]}
+        case _:
+            return {"kind": "forged"}
+
+
+def _framed(body: bytes) -> bytes:
+    return _LENGTH.pack(len(body)) + body
+
+
+def _memory_file(content: bytes) -> int:
+    descriptor = os.memfd_create("stream")
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _confine_without_namespaces(readable: list[str]) -> None:
+    """The weaker isolation: an unprivileged user, and files out of reach by Landlock."""
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    restrict_to_reading(readable)
+
+
+def main() -> None:
+    """`fork_server SOCKET_FD [READABLE_PATH...]`: paths are given where there are no namespaces."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    for name in PRELOADED:
+        importlib.import_module(name)
+    try:
+        server = ForkServer(control)
+        if len(sys.argv) > 2:
+            _confine_without_namespaces(sys.argv[2:])
+    except (OSError, ValueError) as error:
+        send_frame(control, {"unavailable": str(error)})
+        return
+    gc.collect()
+    gc.freeze()
+    send_frame(control, {"ready": True})
+    server.serve()
