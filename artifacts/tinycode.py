@@ -33,7 +33,7 @@ class TinycodeConfig(BaseModel):
 
     kind: Literal["tinycode"] = Field("tinycode", description="Chooses generated programming questions.")
     num_prompts: int = Field(4096, ge=1, description="Questions to train on.")
-    heldout_prompts: int = Field(32, ge=0, description="Questions to evaluate on; none of them is trained.")
+    heldout_prompts: int = Field(64, ge=0, description="Questions to evaluate on; none of them is trained.")
     slow_share: float = Field(
         0.15, ge=0, le=1, description="Share of the questions whose plain solution is slow or invites an endless loop."
     )

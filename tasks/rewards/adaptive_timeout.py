@@ -128,6 +128,6 @@ class TimeoutBook:
         """Seconds that a response has for each of its cases."""
         return tuple(limit_s(config, self._anchors.get(key, Anchor()), key, response_id) for key in keys)
 
-    def observe(self, config: AdaptiveTimeoutConfig, cases: Sequence[CaseResult]) -> None:
-        """Learn from one response's cases."""
-        self._anchors.update({key: self._anchors.get(key, Anchor()) + told for key, told in observed(config, (cases,)).items()})
+    def learn(self, told: Anchors) -> None:
+        """Add what one response tells."""
+        self._anchors.update(merged({key: self._anchors.get(key, Anchor()) for key in told}, told))

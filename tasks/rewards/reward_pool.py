@@ -1,0 +1,136 @@
+"""The reward workers of a run: made once, kept from round to round, shared out among the kinds of rewards by their backlog.
+
+    submit(prompt, response) -> backlog of its kind -> a free worker -> a reward of that kind, idle or new -> verdict
+
+A worker is a thread that waits for a reward's own process, so `num_workers` bounds the processes that compute. A kind with a long
+backlog takes all workers but one for each other kind: a queue of programs never keeps a sum waiting. Lives in the process that scores,
+one per run (`pool_of`), and ends with the run, the process, or the next run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from artifacts.records import Generated, Prompt, Score
+from tasks.rewards.adaptive_timeout import TimeoutBook
+from tasks.rewards.base import Reward
+from tasks.rewards.registry import RewardConfig, build_reward, config_of, score_with
+
+
+def next_kind(backlog: Mapping[str, int], running: Mapping[str, int], num_workers: int) -> str | None:
+    """The kind that a free worker turns to, None if it may turn to none: of those with a backlog the one with the fewest workers."""
+    most = max(1, num_workers - (len(running) - 1))
+    waiting = [kind for kind, count in backlog.items() if count and running[kind] < most]
+    return min(waiting, key=lambda kind: (running[kind], -backlog[kind]), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One response to score."""
+
+    prompt: Prompt
+    generated: Generated
+    verdict: Future[Score]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Kind:
+    """Rewards of equal configuration."""
+
+    config: RewardConfig
+    backlog: deque[_Job] = field(default_factory=deque)
+    idle: list[Reward] = field(default_factory=list)
+    num_running: int = 0
+
+
+class RewardPool:
+    """Scores responses side by side; rewards are built when a backlog asks for them, and never more than there are workers."""
+
+    def __init__(self, configs: Mapping[str, RewardConfig], num_workers: int, book: TimeoutBook) -> None:
+        self.book = book
+        self._configs = dict(configs)
+        self._num_workers = num_workers
+        self._kinds = {config.model_dump_json(): _Kind(config=config) for config in configs.values()}
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="reward")
+
+    def submit(self, prompt: Prompt, generated: Generated) -> Future[Score]:
+        """A verdict to come. Cancel it when nobody needs it any more. ValueError for a domain without a reward."""
+        config, verdict = config_of(self._configs, prompt.domain), Future[Score]()
+        with self._lock:
+            self._kinds[config.model_dump_json()].backlog.append(_Job(prompt, generated, verdict))
+        self._threads.submit(self._work)
+        return verdict
+
+    def close(self) -> None:
+        """Drop the backlog, wait for what runs, end the rewards' processes."""
+        with self._lock:
+            for kind in self._kinds.values():
+                while kind.backlog:
+                    kind.backlog.popleft().verdict.cancel()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for kind in self._kinds.values():
+            while kind.idle:
+                kind.idle.pop().close()
+
+    def _work(self) -> None:
+        """One worker, until there is nothing that it may turn to."""
+        while (kind := self._turn_to()) is not None:
+            try:
+                self._score_next(kind)
+            finally:
+                with self._lock:
+                    kind.num_running -= 1
+
+    def _turn_to(self) -> _Kind | None:
+        with self._lock:
+            backlog = {name: len(kind.backlog) for name, kind in self._kinds.items()}
+            running = {name: kind.num_running for name, kind in self._kinds.items()}
+            name = next_kind(backlog, running, self._num_workers)
+            if name is None:
+                return None
+            self._kinds[name].num_running += 1
+            return self._kinds[name]
+
+    def _score_next(self, kind: _Kind) -> None:
+        with self._lock:
+            job = kind.backlog.popleft() if kind.backlog else None
+            reward = kind.idle.pop() if kind.idle else None
+        try:
+            if job is not None and job.verdict.set_running_or_notify_cancel():
+                reward = reward or build_reward(kind.config, self.book)
+                job.verdict.set_result(score_with(reward, job.prompt, job.generated))
+        except BaseException as error:  # the boundary of the thread: whoever waits for the verdict raises it
+            assert job is not None
+            job.verdict.set_exception(error)
+        finally:
+            if reward is not None:
+                with self._lock:
+                    kind.idle.append(reward)
+
+
+_pools: dict[str, RewardPool] = {}
+_pools_lock = threading.Lock()
+
+
+def pool_of(run_id: str, make: Callable[[], RewardPool]) -> RewardPool:
+    """The run's pool in this process, made on first use; those of other runs are closed."""
+    with _pools_lock:
+        for other in [name for name in _pools if name != run_id]:
+            _pools.pop(other).close()
+        if run_id not in _pools:
+            _pools[run_id] = make()
+        return _pools[run_id]
+
+
+@atexit.register
+def close_pools() -> None:
+    """End every pool of this process; harmless without one."""
+    with _pools_lock:
+        while _pools:
+            _pools.popitem()[1].close()
