@@ -36,6 +36,7 @@ PRELOADED = (
 )  # fmt: skip
 NOBODY = 65534
 MAX_REPLY_BYTES = 256 << 10
+DYING_S = 0.5  # between the closing of a process's pipes and its end
 PIPE_BYTES = 32 << 10  # that surely fit a pipe
 GOES_ON = ("value", "raised", "ask")  # replies after which the program still runs
 _LENGTH = struct.Struct(">I")
@@ -168,7 +169,14 @@ class ForkServer:
         return None if len(data) > start["output_bytes"] else data.decode("utf-8", "replace")
 
     def _cause_of_death(self) -> dict[str, Json]:
+        """Why the child's pipes are closed: its end, or its own doing, which is its end too."""
         assert self._child is not None
+        watched = os.pidfd_open(self._child.pid)
+        has_ended = select.poll()
+        has_ended.register(watched, select.POLLIN)
+        if not has_ended.poll(1000 * DYING_S):
+            os.kill(self._child.pid, signal.SIGKILL)
+        os.close(watched)
         _, status = os.waitpid(self._child.pid, 0)
         self._child.pid = 0
         code = os.waitstatus_to_exitcode(status)

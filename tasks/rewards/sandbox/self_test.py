@@ -6,7 +6,6 @@ The attempts are the plainest of their kind; the escape suite of the tests has t
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -30,10 +29,10 @@ def refused(attempt):
         return True
     return False
 
-def try_out(path, port):
+def try_out(path):
     return {
         "start a process": refused(os.fork),
-        "open a socket": refused(lambda: socket.create_connection(("127.0.0.1", port), timeout=1)),
+        "open a socket": refused(socket.socket),
         "read a file of the machine": refused(lambda: open(path).read()),
         "write into the machine's files": refused(lambda: open(path + ".new", "w")),
         "signal its parent": refused(lambda: os.kill(os.getppid(), 0)),
@@ -70,11 +69,11 @@ def check_isolation(isolation: Isolation) -> None:
 
 
 def _try_out(sandbox: Sandbox) -> str:
-    with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as server:
+    with tempfile.TemporaryDirectory() as directory:
         canary = Path(directory) / "canary"
         canary.write_text("secret")
         os.chmod(directory, 0o755)
-        attempts = Command.call("try_out", [str(canary), server.getsockname()[1]], {"dict": []}, LIMIT_S)
+        attempts = Command.call("try_out", [str(canary)], {"dict": []}, LIMIT_S)
         replies = sandbox.start(PROBE, limit_s=LIMIT_S, commands=[Command.call("add", [2, 3], {"dict": []}, LIMIT_S), attempts])
     sandbox.end()
     if len(replies) != 3 or replies[1] != Reply(kind="value", value=5, wall_s=replies[1].wall_s):
