@@ -164,3 +164,19 @@ WHOLE: dict[str, str] = {
     "import of the machine's packages": "import numpy\ndef solve(x): return numpy.int64(x)",
     "encoding trick": "# coding: utf-7\ndef solve(x): return '+AGE-'",
 }  # fmt: skip
+
+# Reads every page in which a live object lies, freed memory on it included. The mark is searched in halves, since put together it would
+# find itself. Gives the expected value if the mark is nowhere.
+LOOK_THROUGH_MEMORY = """
+import ctypes, gc
+def solve(x):
+    pages = {id(value) >> 12 for value in gc.get_objects()} | {id(value) >> 12 for kept in gc.get_objects() for value in gc.get_referents(kept)}
+    for page in pages:
+        data = ctypes.string_at(page << 12, 4096)
+        place = data.find(FIRST)
+        while place >= 0:
+            if data[place + len(FIRST) : place + len(FIRST) + len(SECOND)] == SECOND:
+                return "found"
+            place = data.find(FIRST, place + 1)
+    return "the expected value"
+"""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from escapes import ATTEMPTS, ENDLESS, WHOLE
+from escapes import ATTEMPTS, ENDLESS, LOOK_THROUGH_MEMORY, WHOLE
 
 from artifacts.code_cases import AssertionCase, CodeGold, StdioCase, call_case
 from tasks.rewards.sandbox.case_runner import CaseRunner
@@ -94,6 +94,14 @@ def test_program_that_is_no_solution_gets_nothing(arena: Arena, name: str) -> No
     assert arena.is_fit()
 
 
+def test_nothing_of_the_last_program_is_left_in_memory(arena: Arena) -> None:
+    mark = secrets.token_hex(8)
+    for _ in range(2):
+        arena.verdict(f"left = {mark!r} * 100\ndef solve(x):\n    return {mark!r} * 50", 20.0)
+        search = LOOK_THROUGH_MEMORY.replace("FIRST", repr(mark[:8].encode())).replace("SECOND", repr(mark[8:].encode()))
+        assert arena.verdict(search, 20.0) == "pass"  # it looked everywhere and gives the expected value where it found nothing
+
+
 def test_the_machine_is_as_it_was(arena: Arena) -> None:
     assert arena.canary.read_text() == "canary"
     assert [path.name for path in arena.canary.parent.iterdir()] == ["canary"]
@@ -101,7 +109,7 @@ def test_the_machine_is_as_it_was(arena: Arena) -> None:
         arena.server.accept()
     pid = arena.runner._programs.pid
     assert pid is not None
-    assert len(psutil.Process(pid).children(recursive=True)) <= 2  # bwrap's first process and the fork server
+    assert len(psutil.Process(pid).children(recursive=True)) <= 3  # bwrap's first process, the origin and the session that waits
 
 
 @pytest.mark.parametrize(

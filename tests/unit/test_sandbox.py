@@ -16,7 +16,7 @@ import pytest
 
 from artifacts.code_cases import AssertionCase, CallCase, CodeGold, StdioCase, call_case
 from artifacts.records import CaseVerdict, Generated, Outcome, Prompt
-from tasks.rewards.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook
+from tasks.rewards.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, observed
 from tasks.rewards.code_tests import CodeTests, CodeTestsConfig, program_of
 from tasks.rewards.sandbox import self_test
 from tasks.rewards.sandbox.case_runner import CaseRunner, TestsBroken
@@ -254,7 +254,8 @@ def test_failures_are_told_apart(reward: CodeTests, program: str, outcome: Outco
 def test_a_case_that_is_killed_before_the_ceiling_is_an_early_kill() -> None:
     book, config = TimeoutBook(), CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.2, audit_share=0))
     reward = CodeTests(config, book)
-    book.observe(config.timeout, reward.score(PROMPT, fenced("def add(a, b):\n    return a + b")).cases)
+    score = reward.score(PROMPT, fenced("def add(a, b):\n    return a + b"))
+    book.learn(observed(config.timeout, (score.cases,)))
     score = reward.score(PROMPT, fenced("def add(a, b):\n    while True: pass"))
     reward.close()
     assert (score.outcome, score.detail) == (Outcome.TIMEOUT, "early_kill: case 0 after 0.2 s")

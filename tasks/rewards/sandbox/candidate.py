@@ -50,9 +50,14 @@ def run_program(start: Message, streams: tuple[int, ...], filter_calls: Filter) 
         os._exit(0)
 
 
+def die_with_parent() -> None:
+    """End this process when the one that forked it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+
+
 def _confine(start: Message) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    die_with_parent()
     if start["tmp_bytes"]:
         options = f"size={start['tmp_bytes']},nr_inodes=1024,mode=700".encode()
         if libc.unshare(CLONE_NEWNS) or libc.mount(b"tmpfs", b"/tmp", b"tmpfs", NOSUID | NODEV, options):

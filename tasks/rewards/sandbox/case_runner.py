@@ -98,7 +98,6 @@ class CaseRunner:
     def _run_calls(self, program: str, function: str, cases: Sequence[CallCase], limits_s: Sequence[float]) -> list[CaseRun]:
         commands = [Command.call(function, case.arguments, NO_NAMES, limit) for case, limit in zip(cases, limits_s, strict=True)]
         start, *replies = self._programs.start(program, limit_s=limits_s[0], commands=commands)
-        self._programs.end()
         if start.kind != "value":
             return [_ended(start), *[NOT_RUN] * (len(cases) - 1)]
         runs = [_judge_call(case, reply) for case, reply in zip(cases, replies, strict=False)]
@@ -107,7 +106,6 @@ class CaseRunner:
 
     def _run_whole(self, program: str, case: StdioCase, limit_s: float) -> CaseRun:
         (reply,) = self._programs.start(program, limit_s=limit_s, stdin=case.stdin)
-        self._programs.end()
         ended_well = reply.kind in ("value", "exited") or (reply.kind == "died" and reply.detail == "exit status 0")
         if not ended_well:
             return _ended(reply)
@@ -117,11 +115,11 @@ class CaseRunner:
         return CaseRun(verdict=CaseVerdict.PASS if right else CaseVerdict.WRONG, wall_s=reply.wall_s)
 
     def _run_statements(self, program: str, gold: CodeGold, cases: Sequence[AssertionCase], limits_s: Sequence[float]) -> list[CaseRun]:
-        (start,) = self._programs.start(program, limit_s=limits_s[0])
+        (start,) = self._programs.start(program, limit_s=limits_s[0], keep=True)
         try:
             if start.kind != "value":
                 return [_ended(start), *[NOT_RUN] * (len(cases) - 1)]
-            (setup,) = self._tests.start(gold.test_setup, limit_s=TEST_S, asks=gold.function or "candidate")
+            (setup,) = self._tests.start(gold.test_setup, limit_s=TEST_S, asks=gold.function or "candidate", keep=True)
             if setup.kind != "value":
                 raise TestsBroken(f"the tests of {gold.function} cannot be set up: {setup.value} {setup.detail}")
             runs: list[CaseRun] = []

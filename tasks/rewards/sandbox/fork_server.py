@@ -1,9 +1,11 @@
-"""The sandbox's own process: forks one child per candidate program, relays commands to it, and holds the clock.
+"""The sandbox's own processes: one that is forked for every program, relays commands to it and holds the clock, and its origin.
 
-    host == frames over a socket ==> fork server == pipes ==> candidate        past a limit: SIGKILL, and the pipe's end
+    origin --fork--> session --fork--> candidate          host == frames over a socket ==> session == pipes ==> candidate
+                                                           past a limit: SIGKILL, and the pipe's end
 
-Runs inside the sandbox: standard library only. It is trusted and executes no candidate's code; the modules that programs import
-are imported here once, so that a program costs a fork and not an interpreter's start. One program at a time.
+Runs inside the sandbox: standard library only. Trusted, executes no candidate's code. The modules that programs import are imported
+in the origin once, so that a program costs forks and not an interpreter's start. The origin never sees a program, and a session sees
+one: no candidate inherits memory in which another's text or results lie, not even freed memory.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tasks.rewards.frames import Json, receive_frame, send_frame
-from tasks.rewards.sandbox.candidate import run_program
+from tasks.rewards.sandbox.candidate import die_with_parent, run_program
 from tasks.rewards.sandbox.landlock import restrict_to_reading
 from tasks.rewards.sandbox.seccomp import Filter
 
@@ -35,6 +37,7 @@ PRELOADED = (
     "re", "statistics", "string", "textwrap", "time", "types", "typing", "unicodedata",
 )  # fmt: skip
 NOBODY = 65534
+GO_ON, HOST_GONE = 0, 1  # exit codes of a session
 MAX_REPLY_BYTES = 256 << 10
 DYING_S = 0.5  # between the closing of a process's pipes and its end
 PIPE_BYTES = 32 << 10  # that surely fit a pipe
@@ -57,8 +60,8 @@ class Child:
     received: bytearray = field(default_factory=bytearray)  # of a reply that is not complete
 
 
-class ForkServer:
-    """Serves the host until it closes its end."""
+class Session:
+    """Serves the host for one program."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -66,19 +69,19 @@ class ForkServer:
         self._filter = Filter()
         self._child: Child | None = None
 
-    def serve(self) -> None:
-        """One frame of replies for every frame of commands."""
+    def serve(self) -> bool:
+        """One frame of replies for every frame of commands, until the program is not kept; False when the host is gone."""
         try:
-            while True:
+            kept = True
+            while kept:
                 request: Message = dict(receive_frame(self._control))
-                replies = self._obey(request)
-                if "end" in request or (replies and replies[-1]["kind"] not in GOES_ON):
-                    self._end_child()
-                send_frame(self._control, {"replies": replies})
+                send_frame(self._control, {"replies": self._obey(request)})
+                kept = request["keep"]
         except (ConnectionError, HostGone):
-            return
+            return False
         finally:
-            self._end_child()
+            self._end_child()  # after the answer: the host need not wait for it
+        return True
 
     def _obey(self, request: Message) -> list[dict[str, Json]]:
         """The replies to a start and to commands, in order; none after the one that ended the program."""
@@ -240,7 +243,7 @@ def main() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     try:
-        server = ForkServer(control)
+        session = Session(control)
         if len(sys.argv) > 2:
             _confine_without_namespaces(sys.argv[2:])
     except (OSError, ValueError) as error:
@@ -249,4 +252,15 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     send_frame(control, {"ready": True})
-    server.serve()
+    while serve_apart(session):
+        pass
+
+
+def serve_apart(session: Session) -> bool:
+    """Serve the next program in a process of its own, which waits for it already; False when the host is gone."""
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent()
+        os._exit(GO_ON if session.serve() else HOST_GONE)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) == GO_ON

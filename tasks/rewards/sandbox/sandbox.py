@@ -99,9 +99,16 @@ class Sandbox:
         process.popen.wait()
 
     def start(
-        self, program: str, *, limit_s: float, stdin: str | None = None, asks: str = "", commands: Sequence[Command] = ()
+        self,
+        program: str,
+        *,
+        limit_s: float,
+        stdin: str | None = None,
+        asks: str = "",
+        commands: Sequence[Command] = (),
+        keep: bool = False,
     ) -> list[Reply]:
-        """Execute a program's text, then commands; their replies, up to the one that ended the program.
+        """Execute a program's text, then commands; their replies, up to the one that ended the program, which `keep` lets go on.
 
         With `stdin` it is a whole program whose output is kept; without, its functions can be called. `asks`: name of a function
         that is not the program's own: calls of it come back as replies of kind "ask".
@@ -118,16 +125,16 @@ class Sandbox:
             "file_bytes": self._limits.tmp_bytes if confined or stdin is not None else 0,
             "output_bytes": self._limits.output_bytes,
         }
-        return self._ask({"start": start, "limit_s": limit_s}, commands, limit_s)
+        return self._ask({"start": start, "limit_s": limit_s, "keep": keep}, commands, limit_s)
 
     def send(self, command: Command) -> Reply:
         """A command to the running program; "not_run" if it has ended."""
-        replies = self._ask({}, (command,), 0.0)
+        replies = self._ask({"keep": True}, (command,), 0.0)
         return replies[0] if replies else Reply(kind="not_run")
 
     def end(self) -> None:
-        """Kill the program."""
-        self._ask({"end": True}, (), 0.0)
+        """Kill the program that was kept."""
+        self._ask({"keep": False}, (), 0.0)
 
     def _ask(self, request: dict[str, Json], commands: Sequence[Command], limit_s: float) -> list[Reply]:
         if self._process is None:

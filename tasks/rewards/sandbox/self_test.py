@@ -75,7 +75,6 @@ def _try_out(sandbox: Sandbox) -> str:
         os.chmod(directory, 0o755)
         attempts = Command.call("try_out", [str(canary)], {"dict": []}, LIMIT_S)
         replies = sandbox.start(PROBE, limit_s=LIMIT_S, commands=[Command.call("add", [2, 3], {"dict": []}, LIMIT_S), attempts])
-    sandbox.end()
     if len(replies) != 3 or replies[1] != Reply(kind="value", value=5, wall_s=replies[1].wall_s):
         return f"a right program must give its result, the sandbox says {replies[-1].kind} {replies[-1].value} {replies[-1].detail}"
     if through := _got_through(replies[2]):
