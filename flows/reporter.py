@@ -26,7 +26,7 @@ from flows.evaluate import EvaluationReport
 from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.report import STAGES, StepReport, stage_times, step_metrics
-from tasks.rewards.adaptive_timeout import Anchor, to_record
+from tasks.rewards.adaptive_timeout import Anchor, merged, to_record
 from tasks.rewards.registry import timeouts_of
 from tasks.rollout import artifact_key, progress_key
 from tasks.scheduling.parallelism import PlannerState
@@ -89,7 +89,7 @@ class RunReporter:
             timings=stage_times(report) | {"started_s": report.started_s, "finished_s": report.finished_s},
             checkpoint=checkpoint,
             planner=planner.to_json(),
-            timeouts=to_record(self._timeouts(report.plan.step)),
+            timeouts=to_record(merged(self._timeouts(report.plan.step), report.reward.relearned)),
         )
 
     def _timeouts(self, step: int) -> dict[str, Anchor]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prefect import task
@@ -19,7 +19,7 @@ from artifacts.records import Generated, Outcome, Prompt, Response, Span
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.plan import StepPlan, journal_of, prompts_of
-from tasks.rewards.adaptive_timeout import TimeoutBook, from_record
+from tasks.rewards.adaptive_timeout import Anchor, TimeoutBook, from_record
 from tasks.rewards.registry import is_early_killed, timeouts_of
 from tasks.rewards.reward_pool import RewardPool, pool_of
 from tasks.sample_stream import SampleStream, aborting
@@ -44,6 +44,7 @@ class RewardReport:
     num_timeouts: int  # of them ended by a time limit
     num_early_kills: int  # of those ended before the longest limit, so that they may have been right
     num_unneeded: int  # responses whose verdict no group waited for when the round was decided
+    relearned: Mapping[str, Anchor]  # what second looks at programs of earlier rounds told of running times
     busy_s: float  # seconds of scoring, added over the reward workers
     spans: tuple[Span, ...]  # when scoring went on
 
@@ -94,7 +95,11 @@ async def _score_round(plan: StepPlan, stream: SampleStream, journal: Journal, p
                 num_recorded, recorded_s = _record(plan, journal, prompts, scored, num_recorded), time.monotonic()
         num_unneeded = _drop(waiting)
     _record(plan, journal, prompts, scored, num_recorded)
-    return _report(plan, prompts, scored, num_unneeded)
+    report = _report(plan, prompts, scored, num_unneeded, pool.relearned())
+    if not plan.is_evaluation:
+        verdicts = ((one.generated, one.score) for one in scored if one.score is not None)
+        pool.look_again([(prompts[generated.prompt_id], generated, score) for generated, score in verdicts])
+    return report
 
 
 def _drop(waiting: set[asyncio.Task[None]]) -> int:
@@ -127,7 +132,9 @@ def _row(plan: StepPlan, prompts: dict[str, Prompt], response: Response) -> Resp
     return ResponseRow(step=plan.step, kind=plan.round.kind, prompt=prompts[response.generated.prompt_id], response=response)
 
 
-def _report(plan: StepPlan, prompts: dict[str, Prompt], scored: Sequence[Response], num_unneeded: int) -> RewardReport:
+def _report(
+    plan: StepPlan, prompts: dict[str, Prompt], scored: Sequence[Response], num_unneeded: int, relearned: Mapping[str, Anchor]
+) -> RewardReport:
     verdicts = [(prompts[one.generated.prompt_id].domain, one.score) for one in scored if one.score is not None]
     scores = [score for _, score in verdicts]
     infra = [score for score in scores if score.outcome is Outcome.INFRA]
@@ -139,6 +146,7 @@ def _report(plan: StepPlan, prompts: dict[str, Prompt], scored: Sequence[Respons
         num_timeouts=sum(score.outcome is Outcome.TIMEOUT for score in scores),
         num_early_kills=sum(is_early_killed(plan.run.rewards, domain, score) for domain, score in verdicts),
         num_unneeded=num_unneeded,
+        relearned=relearned,
         busy_s=sum(score.finished_s - score.started_s for score in scores),
         spans=tuple(
             Span(device=device, actor="reward", kind="reward", start_s=score.started_s, end_s=score.finished_s) for score in scores

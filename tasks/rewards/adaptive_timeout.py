@@ -2,14 +2,14 @@
 
     limit = min(max(floor, factor x slowest correct execution), ceiling), the ceiling while no execution was correct
 
-An anchor set by a lucky fast answer would kill every slower correct one and so never grow. Hence the audit: for a share of the
-responses, chosen by their name alone, the case keeps its ceiling although it has an anchor; one that passes mends the anchor. A case
-on which several audited executions ran into the ceiling is audited no more. Pure but for `TimeoutBook`, which holds the state of a run.
+An anchor set by a lucky fast answer would kill every slower correct one and so never grow. Hence the second look: when a round is
+decided and the reward workers are idle, some of the programs that it killed early run once more, up to the ceiling; one that passes
+mends the anchor for the rounds to come. A case on which second looks found nothing is left alone. Its verdict stays what it was.
+Pure but for `TimeoutBook`, which holds the state of a run.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.records import CaseResult, CaseVerdict
 
-MAX_HOPELESS = 3  # executions at the ceiling that end an audit
+MAX_HOPELESS = 3  # executions that ran into the ceiling, after which a case gets no second look
 
 
 class AdaptiveTimeoutConfig(BaseModel):
@@ -28,12 +28,6 @@ class AdaptiveTimeoutConfig(BaseModel):
     factor: float = Field(1.5, ge=1, description="Limit of a case, in multiples of its slowest correct execution.")
     floor_s: float = Field(2.0, gt=0, description="Shortest limit, seconds.")
     ceiling_s: float = Field(30.0, gt=0, le=600, description="Longest limit, and the one of a case without a correct execution, seconds.")
-    audit_share: float = Field(
-        0.125,
-        ge=0,
-        le=1,
-        description="Share of the responses that keep the longest limit, so that a lucky fast answer starves no slow one.",
-    )
 
     @model_validator(mode="after")
     def _check(self) -> AdaptiveTimeoutConfig:
@@ -64,24 +58,27 @@ class Anchor:
 Anchors = Mapping[str, Anchor]  # by key of the test case
 
 
-def limit_s(config: AdaptiveTimeoutConfig, anchor: Anchor, key: str, response_id: str) -> float:
-    """Seconds that this response has for this case."""
+def limit_s(config: AdaptiveTimeoutConfig, anchor: Anchor) -> float:
+    """Seconds that a response has for a case."""
     if anchor.num_correct == 0:
         return config.ceiling_s
-    limit = min(max(config.floor_s, config.factor * anchor.slowest_s), config.ceiling_s)
-    audited = limit < config.ceiling_s and anchor.num_hopeless < MAX_HOPELESS and is_audited(config.audit_share, key, response_id)
-    return config.ceiling_s if audited else limit
-
-
-def is_audited(share: float, key: str, response_id: str) -> bool:
-    """Whether this response is one of the share that keeps the ceiling: the same answer in every process."""
-    word = int.from_bytes(hashlib.blake2b(f"{key} {response_id}".encode(), digest_size=8).digest(), "big")
-    return word < share * 2**64
+    return min(max(config.floor_s, config.factor * anchor.slowest_s), config.ceiling_s)
 
 
 def is_early_kill(config: AdaptiveTimeoutConfig, case: CaseResult) -> bool:
     """Whether the case was ended before the ceiling, so that nobody knows if it would have passed."""
     return case.verdict is CaseVerdict.TIMEOUT and case.limit_s < config.ceiling_s
+
+
+def second_looks(config: AdaptiveTimeoutConfig, anchors: Anchors, responses: Sequence[Sequence[CaseResult]], most: int) -> list[int]:
+    """Which responses of a round to execute again: places of at most `most`, one for each case that was killed early and has hope."""
+    chosen: dict[str, int] = {}
+    for place, cases in enumerate(responses):
+        for case in cases:
+            hopeful = anchors.get(case.key, Anchor()).num_hopeless < MAX_HOPELESS
+            if hopeful and len(chosen) < most and is_early_kill(config, case):
+                chosen.setdefault(case.key, place)
+    return sorted(set(chosen.values()))
 
 
 def observed(config: AdaptiveTimeoutConfig, responses: Iterable[Sequence[CaseResult]]) -> dict[str, Anchor]:
@@ -124,9 +121,14 @@ class TimeoutBook:
     def __init__(self, anchors: Anchors | None = None) -> None:
         self._anchors = dict(anchors or {})
 
-    def limits(self, config: AdaptiveTimeoutConfig, keys: Sequence[str], response_id: str) -> tuple[float, ...]:
+    @property
+    def anchors(self) -> Anchors:
+        """What is known now."""
+        return self._anchors
+
+    def limits(self, config: AdaptiveTimeoutConfig, keys: Sequence[str]) -> tuple[float, ...]:
         """Seconds that a response has for each of its cases."""
-        return tuple(limit_s(config, self._anchors.get(key, Anchor()), key, response_id) for key in keys)
+        return tuple(limit_s(config, self._anchors.get(key, Anchor())) for key in keys)
 
     def learn(self, told: Anchors) -> None:
         """Add what one response tells."""

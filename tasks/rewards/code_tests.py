@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
@@ -16,9 +17,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.code_cases import CallCase, CodeGold, expected_value
-from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Prompt
+from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Prompt, Score
 from tasks.rewards.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, is_early_kill
-from tasks.rewards.base import ProcessReward, Verdict, printable, right, wrong
+from tasks.rewards.base import ProcessReward, Verdict, printable, right, stamp, wrong
 from tasks.rewards.sandbox.case_runner import CaseRun, CaseRunner
 from tasks.rewards.sandbox.isolation import Isolation
 from tasks.rewards.sandbox.limits import DEFAULT_MEMORY_BYTES, SandboxLimits
@@ -59,13 +60,21 @@ class CodeTests(ProcessReward):
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
         """OK if every test case passes; TIMEOUT, VIOLATION or WRONG by the first that does not."""
+        return self._execute(prompt, generated, self._book.limits(self._config.timeout, read_gold(prompt.gold)[1]))
+
+    def look_again(self, prompt: Prompt, generated: Generated) -> Score:
+        """The verdict that the response would have had with the longest limits."""
+        started_s = time.time()
+        limits = (self._config.timeout.ceiling_s,) * len(read_gold(prompt.gold)[1])
+        return stamp(self._execute(prompt, generated, limits), prompt, generated, scorer=self.name, started_s=started_s)
+
+    def _execute(self, prompt: Prompt, generated: Generated, limits: tuple[float, ...]) -> Verdict:
         gold, keys = read_gold(prompt.gold)
         program = program_of(generated.text)
         if not program.strip():
             return wrong("no_code")
         if len(program) > MAX_PROGRAM_CHARS:
             return wrong("too_long")
-        limits = self._book.limits(self._config.timeout, keys, generated.response_id)
         return self._weigh(keys, limits, self._runner.run(program, gold, limits))
 
     def check_gold(self, gold: str) -> None:

@@ -78,7 +78,7 @@ def make_report(
             finished_s=finished_s,
         ),
         reward=RewardReport(
-            num_scored=2, num_infra=1, first_infra="", num_timeouts=0, num_early_kills=0, num_unneeded=0, busy_s=0.5, spans=()
+            num_scored=2, num_infra=1, first_infra="", num_timeouts=0, num_early_kills=0, num_unneeded=0, relearned={}, busy_s=0.5, spans=()
         ),
         gradients=GradientReport(ranks=ranks, spans=()),
         policy=PolicyReport(

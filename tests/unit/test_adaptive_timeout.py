@@ -1,4 +1,4 @@
-"""Time limits that follow the slowest correct execution, and the audit that keeps a lucky fast one from starving slow ones."""
+"""Time limits that follow the slowest correct execution, and the second looks that keep a lucky fast one from starving slow ones."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from tasks.rewards.adaptive_timeout import (
     Anchor,
     TimeoutBook,
     from_record,
-    is_audited,
     is_early_kill,
     limit_s,
     merged,
     observed,
+    second_looks,
     to_record,
 )
 
-CONFIG = AdaptiveTimeoutConfig(audit_share=0)
-AUDITED = AdaptiveTimeoutConfig(audit_share=0.125)
+CONFIG = AdaptiveTimeoutConfig()
 seconds = st.floats(0, 100, allow_nan=False)
 anchors = st.builds(Anchor, slowest_s=seconds, num_correct=st.integers(0, 5), num_hopeless=st.integers(0, 5))
 states = st.dictionaries(st.sampled_from(["a/0", "a/1", "b/0"]), anchors)
@@ -40,16 +39,16 @@ def case(verdict: str, wall_s: float, limit: float = 30.0, key: str = "a/0") -> 
     [(0.001, 2.0), (1.0, 2.0), (1.34, 2.01), (10.0, 15.0), (20.0, 30.0), (29.0, 30.0)],
 )
 def test_limit_is_a_multiple_of_the_slowest_correct_execution_between_floor_and_ceiling(slowest_s: float, limit: float) -> None:
-    assert limit_s(CONFIG, Anchor(slowest_s=slowest_s, num_correct=1), "a/0", "r") == pytest.approx(limit)
+    assert limit_s(CONFIG, Anchor(slowest_s=slowest_s, num_correct=1)) == pytest.approx(limit)
 
 
 def test_a_case_without_a_correct_execution_has_the_ceiling() -> None:
-    assert limit_s(CONFIG, Anchor(num_hopeless=9), "a/0", "r") == 30.0
+    assert limit_s(CONFIG, Anchor(num_hopeless=9)) == 30.0
 
 
 def test_equal_floor_and_ceiling_fix_the_limit_and_the_wrong_order_is_refused() -> None:
     fixed = AdaptiveTimeoutConfig(floor_s=30.0)
-    assert limit_s(fixed, Anchor(slowest_s=0.1, num_correct=5), "a/0", "r") == 30.0
+    assert limit_s(fixed, Anchor(slowest_s=0.1, num_correct=5)) == 30.0
     with pytest.raises(ValidationError, match="lower it or raise ceiling_s"):
         AdaptiveTimeoutConfig(floor_s=31.0)
 
@@ -80,38 +79,39 @@ def test_a_state_is_the_sum_of_what_the_steps_recorded(
 def test_more_correct_executions_never_shorten_a_limit(anchor: Anchor, wall_s: float) -> None:
     correct = anchor + Anchor(slowest_s=1.0, num_correct=1)
     longer = correct + Anchor(slowest_s=wall_s, num_correct=1)
-    assert CONFIG.floor_s <= limit_s(CONFIG, correct, "a/0", "r") <= limit_s(CONFIG, longer, "a/0", "r") <= CONFIG.ceiling_s
+    assert CONFIG.floor_s <= limit_s(CONFIG, correct) <= limit_s(CONFIG, longer) <= CONFIG.ceiling_s
 
 
-def test_the_audited_share_keeps_the_ceiling_until_the_case_is_hopeless() -> None:
-    names = [f"0/{row}:{index}" for row in range(500) for index in range(8)]
-    fast = Anchor(slowest_s=0.01, num_correct=1)
-    audited = [name for name in names if limit_s(AUDITED, fast, "a/0", name) == 30.0]
-    assert len(audited) / len(names) == pytest.approx(0.125, abs=0.02)
-    assert all(is_audited(0.125, "a/0", name) for name in audited)
-    hopeless = fast + Anchor(num_hopeless=MAX_HOPELESS)
-    assert {limit_s(AUDITED, hopeless, "a/0", name) for name in names} == {2.0}
+def test_second_looks_go_to_one_early_killed_program_of_each_case_with_hope() -> None:
+    early, other, hopeless = (case("timeout", 2.0, limit=2.0, key=key) for key in ("a/0", "b/0", "c/0"))
+    responses = [(case("wrong", 0.1),), (early,), (early,), (case("pass", 0.1), other), (hopeless,), (case("timeout", 30.0, key="d/0"),)]
+    anchors = {"c/0": Anchor(num_hopeless=MAX_HOPELESS)}
+    assert second_looks(CONFIG, anchors, responses, 8) == [1, 3]
+    assert second_looks(CONFIG, anchors, responses, 1) == [1]
+    assert second_looks(CONFIG, anchors, responses, 0) == []
 
 
-def starved(config: AdaptiveTimeoutConfig, num_responses: int = 400) -> float:
-    """Share of slow correct executions (6 s) that are killed after a lucky fast one (10 ms) came first."""
+def starved(num_looks: int, num_rounds: int = 50) -> float:
+    """Share of slow correct executions (6 s, one a round) that are killed after a lucky fast one (10 ms) came first."""
     book, killed = TimeoutBook({"a/0": Anchor(slowest_s=0.01, num_correct=1)}), 0
-    for number in range(num_responses):
-        (limit,) = book.limits(config, ["a/0"], f"0/{number}:0")
-        passed = limit >= 6.0
-        killed += not passed
-        book.learn(observed(config, [(case("pass" if passed else "timeout", min(limit, 6.0), limit=limit),)]))
-    return killed / num_responses
+    for _ in range(num_rounds):
+        (limit,) = book.limits(CONFIG, ["a/0"])
+        result = case("pass", 6.0, limit=limit) if limit >= 6.0 else case("timeout", limit, limit=limit)
+        killed += result.verdict is CaseVerdict.TIMEOUT
+        book.learn(observed(CONFIG, [(result,)]))
+        for _ in second_looks(CONFIG, book.anchors, [(result,)], num_looks):
+            book.learn(observed(CONFIG, [(case("pass", 6.0),)]))
+    return killed / num_rounds
 
 
-def test_a_lucky_fast_answer_starves_all_slow_ones_without_an_audit_and_few_with_it() -> None:
-    assert starved(CONFIG) == 1.0
-    assert starved(AUDITED) < 0.1
+def test_a_lucky_fast_answer_starves_all_slow_ones_without_second_looks_and_one_round_of_them_with() -> None:
+    assert starved(num_looks=0) == 1.0
+    assert starved(num_looks=1) == 1 / 50
 
 
 def test_the_book_learns_and_hands_out_limits_by_case() -> None:
     book = TimeoutBook()
-    assert book.limits(CONFIG, ["a/0", "a/1"], "r") == (30.0, 30.0)
+    assert book.limits(CONFIG, ["a/0", "a/1"]) == (30.0, 30.0)
     book.learn({"a/0": Anchor(slowest_s=4.0, num_correct=1)})
     book.learn({"a/0": Anchor(slowest_s=2.0, num_correct=1)})
-    assert book.limits(CONFIG, ["a/0", "a/1"], "r") == (6.0, 30.0)
+    assert book.limits(CONFIG, ["a/0", "a/1"]) == (6.0, 30.0)

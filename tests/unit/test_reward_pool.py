@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from artifacts.code_cases import CodeGold, call_case
 from artifacts.records import Generated, Outcome, Prompt, Score
-from tasks.rewards.adaptive_timeout import TimeoutBook
+from tasks.rewards.adaptive_timeout import AdaptiveTimeoutConfig, Anchor, TimeoutBook
+from tasks.rewards.code_tests import CodeTestsConfig
 from tasks.rewards.custom import CustomConfig
 from tasks.rewards.math_answer import MathAnswerConfig
 from tasks.rewards.registry import RewardConfig
@@ -77,6 +79,26 @@ def test_a_reward_that_cannot_be_built_fails_its_verdict_and_not_the_worker(tmp_
     with pytest.raises(ValueError, match="every domain needs a reward"):
         make_pool({"add": MathAnswerConfig()}).submit(prompt("story"), response(""))
     pool.close()
+
+
+def test_a_program_that_was_killed_early_gets_a_second_look_that_mends_the_limit() -> None:
+    gold = CodeGold(function="work", cases=(call_case((), 1),)).model_dump_json()
+    config = CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.05, ceiling_s=30.0))
+    asked = Prompt(prompt_id="0/1", domain="code", token_ids=(1,), gold=gold, text="q")
+    slow = response("```python\nimport time\ndef work():\n    time.sleep(0.5)\n    return 1\n```")
+    pool = make_pool({"*": config})
+    (key,) = (case.key for case in pool.submit(asked, response("def work(): return 2")).result(WAIT_S).cases)
+    pool.book.learn({key: Anchor(slowest_s=0.001, num_correct=1)})
+    killed = pool.submit(asked, slow).result(WAIT_S)
+    assert (killed.outcome, killed.reward) == (Outcome.TIMEOUT, 0.0)
+    (look,) = pool.look_again([(asked, slow, killed)])
+    assert look.result(WAIT_S).reward == 1.0
+    pool.close()
+    (anchor,) = pool.relearned().values()
+    assert anchor.num_correct == 1
+    assert anchor.slowest_s >= 0.5
+    assert pool.book.anchors[key] == anchor + Anchor(slowest_s=0.001, num_correct=1)
+    assert pool.relearned() == {}
 
 
 def test_a_run_keeps_its_pool_and_the_next_run_ends_it() -> None:

@@ -252,7 +252,7 @@ def test_failures_are_told_apart(reward: CodeTests, program: str, outcome: Outco
 
 
 def test_a_case_that_is_killed_before_the_ceiling_is_an_early_kill() -> None:
-    book, config = TimeoutBook(), CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.2, audit_share=0))
+    book, config = TimeoutBook(), CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.2))
     reward = CodeTests(config, book)
     score = reward.score(PROMPT, fenced("def add(a, b):\n    return a + b"))
     book.learn(observed(config.timeout, (score.cases,)))

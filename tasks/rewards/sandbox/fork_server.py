@@ -26,6 +26,7 @@ from typing import Any
 
 from tasks.rewards.frames import Json, receive_frame, send_frame
 from tasks.rewards.sandbox.candidate import die_with_parent, run_program
+from tasks.rewards.sandbox.candidate_message import MAX_REPLY_BYTES, read_message
 from tasks.rewards.sandbox.landlock import restrict_to_reading
 from tasks.rewards.sandbox.seccomp import Filter
 
@@ -38,7 +39,6 @@ PRELOADED = (
 )  # fmt: skip
 NOBODY = 65534
 GO_ON, HOST_GONE = 0, 1  # exit codes of a session
-MAX_REPLY_BYTES = 256 << 10
 DYING_S = 0.5  # between the closing of a process's pipes and its end
 PIPE_BYTES = 32 << 10  # that surely fit a pipe
 GOES_ON = ("value", "raised", "ask")  # replies after which the program still runs
@@ -194,27 +194,6 @@ class Session:
             os.waitpid(child.pid, 0)
         for descriptor in (child.commands, child.replies, child.stdout):
             os.close(descriptor)
-
-
-def read_message(body: bytes) -> dict[str, Json]:
-    """A candidate's message as a reply to the host: only known shapes pass."""
-    try:
-        message = json.loads(body)
-    except (ValueError, RecursionError):
-        return {"kind": "forged"}
-    match message:
-        case {"value": value}:
-            return {"kind": "value", "value": value}
-        case {"raised": str() as name, "message": str() as words}:
-            return {"kind": "raised", "value": name[:80], "detail": words[:200]}
-        case {"ask": {"arguments": arguments, "named": named}}:
-            return {"kind": "ask", "value": {"arguments": arguments, "named": named}}
-        case {"memory": True} | {"exited": True}:
-            return {"kind": next(iter(message))}
-        case {"unconfined": str() as why}:
-            return {"kind": "unconfined", "detail": why[:200]}
-        case _:
-            return {"kind": "forged"}
 
 
 def _framed(body: bytes) -> bytes:
