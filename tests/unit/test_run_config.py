@@ -137,8 +137,9 @@ def test_a_forms_alternatives_are_called_by_their_kind_and_the_presets_own_comes
     first, *others = schema["properties"]["task"]["anyOf"]
     alternatives = [schema["$defs"][option["$ref"].rpartition("/")[2]] for option in others]
     assert first["title"] == "as the preset"
-    assert [one["title"] for one in alternatives] == ["tiny_mix", "chain_sum", "reasoning_gym", "jsonl"]
-    assert [one["properties"]["kind"]["default"] for one in alternatives] == ["tiny_mix", "chain_sum", "reasoning_gym", "jsonl"]
+    kinds = ["tiny_mix", "tinycode", "chain_sum", "reasoning_gym", "jsonl", "humaneval", "mixture"]
+    assert [one["title"] for one in alternatives] == kinds
+    assert [one["properties"]["kind"]["default"] for one in alternatives] == kinds
 
 
 def test_a_form_that_is_not_touched_sends_nothing_but_the_preset() -> None:
