@@ -1,6 +1,6 @@
 """The process of one candidate program, from the fork to its end. Runs inside the sandbox: standard library only.
 
-    private /tmp -> no capabilities -> limits -> streams -> filter -> program -> ( command -> call -> reply )*
+    private /tmp -> no capabilities -> streams -> limits -> filter -> wait -> program -> ( command -> call -> reply )*
 
 From the filter on nothing in this process is trusted: a program may change whatever it finds here and forge every reply. It
 knows the inputs of its tests and nothing of the expected results, and the fork server holds the clock.
@@ -29,25 +29,28 @@ COMMANDS, REPLIES = 3, 4  # the descriptors that the program's process keeps bes
 STACK_BYTES = 64 << 20
 NUM_FILES = 32
 NUM_INHERITED = 256  # descriptors of the fork server lie below
+OUTPUT_FILE_BYTES = 4 << 20  # the longest file where there is no /tmp: the one that standard output is kept in
 CPU_S = 600  # the fork server's clock ends a program long before
 _LENGTH = struct.Struct(">I")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PREPARED = (_LIBC.prctl, _LIBC.unshare, _LIBC.mount, _LIBC.capset)  # looked up before the fork: each page first touched after it costs
 
 
-def run_program(start: Message, streams: tuple[int, ...], filter_calls: Filter) -> None:
-    """Never returns. `start` has the program and its limits; the five streams become descriptors 0 to 4."""
+def run_program(memory_bytes: int, tmp_bytes: int, streams: tuple[int, ...], filter_calls: Filter) -> None:
+    """Never returns. Builds the walls, waits for its program, runs it. The five streams become descriptors 0 to 4."""
     replies = streams[REPLIES]
     try:
-        _confine(start)
+        _confine(tmp_bytes)
         replies = _connect(streams)
-        _limit(start)
+        _limit(memory_bytes, tmp_bytes)
         filter_calls.install()
     except BaseException as error:  # a half-built wall must not run a program
         _write(replies, {"unconfined": f"{type(error).__name__}: {error}"})
         os._exit(1)
     try:
-        _serve(start)
+        start = _read(COMMANDS)
+        if start is not None:
+            _serve(start)
     finally:
         os._exit(0)
 
@@ -57,10 +60,10 @@ def die_with_parent() -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
 
 
-def _confine(start: Message) -> None:
+def _confine(tmp_bytes: int) -> None:
     die_with_parent()
-    if start["tmp_bytes"]:
-        options = f"size={start['tmp_bytes']},nr_inodes=1024,mode=700".encode()
+    if tmp_bytes:
+        options = f"size={tmp_bytes},nr_inodes=1024,mode=700".encode()
         if _LIBC.unshare(CLONE_NEWNS) or _LIBC.mount(b"tmpfs", b"/tmp", b"tmpfs", NOSUID | NODEV, options):
             raise OSError(ctypes.get_errno(), "no private /tmp")
         os.chdir("/tmp")
@@ -81,12 +84,12 @@ def _connect(streams: tuple[int, ...]) -> int:
     return REPLIES
 
 
-def _limit(start: Message) -> None:
+def _limit(memory_bytes: int, tmp_bytes: int) -> None:
     limits = {
-        resource.RLIMIT_AS: start["memory_bytes"],
+        resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_STACK: STACK_BYTES,
         resource.RLIMIT_CPU: CPU_S,
-        resource.RLIMIT_FSIZE: start["file_bytes"],
+        resource.RLIMIT_FSIZE: tmp_bytes or OUTPUT_FILE_BYTES,
         resource.RLIMIT_NOFILE: NUM_FILES,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
@@ -96,6 +99,8 @@ def _limit(start: Message) -> None:
 
 
 def _serve(start: Message) -> None:
+    if not start["is_main"]:
+        os.dup2(2, 1)  # what it prints is thrown away
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # which the interpreter's start leaves out here
     namespace: Message = {"__name__": "__main__" if start["is_main"] else "solution", "__builtins__": builtins}
     _reply(lambda: exec(compile(start["program"], "<program>", "exec", dont_inherit=True), namespace))

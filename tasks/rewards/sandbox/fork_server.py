@@ -39,6 +39,7 @@ PRELOADED = (
 )  # fmt: skip
 NOBODY = 65534
 GO_ON, HOST_GONE = 0, 1  # exit codes of a session
+SEND_S = 10.0  # for a child to read what does not fit its pipe
 DYING_S = 0.5  # between the closing of a process's pipes and its end
 PIPE_BYTES = 32 << 10  # that surely fit a pipe
 GOES_ON = ("value", "raised", "ask")  # replies after which the program still runs
@@ -56,14 +57,17 @@ class Child:
     pid: int
     commands: int  # descriptor to write commands to
     replies: int  # descriptor to read replies from
-    stdout: int  # descriptor of what it printed, -1 if that is thrown away
+    stdin: int  # descriptor of the file that it reads
+    stdout: int  # descriptor of the file that it prints to
     received: bytearray = field(default_factory=bytearray)  # of a reply that is not complete
 
 
 class Session:
-    """Serves the host for one program."""
+    """Serves the host for one program, whose process is there before the program is."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, memory_bytes: int, tmp_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._tmp_bytes = tmp_bytes
         self._control = control
         self._nothing = os.open("/dev/null", os.O_RDWR)
         self._filter = Filter()
@@ -73,10 +77,14 @@ class Session:
         """One frame of replies for every frame of commands, until the program is not kept; False when the host is gone."""
         try:
             kept = True
+            self._child = self._fork()
             while kept:
                 request: Message = dict(receive_frame(self._control))
-                send_frame(self._control, {"replies": self._obey(request)})
+                replies = self._obey(request)
+                send_frame(self._control, {"replies": replies})
                 kept = request["keep"]
+                if replies and replies[-1]["kind"] not in GOES_ON:
+                    self._end_child()
         except (ConnectionError, HostGone):
             return False
         finally:
@@ -87,7 +95,7 @@ class Session:
         """The replies to a start and to commands, in order; none after the one that ended the program."""
         replies: list[dict[str, Json]] = []
         if "start" in request:
-            replies.append(self._timed(lambda: self._fork(request["start"]), request["limit_s"]))
+            replies.append(self._timed(lambda: self._begin(request["start"]), request["limit_s"]))
             replies[0]["stdout"] = self._printed(request["start"])
         bodies = [_framed(json.dumps(command["message"]).encode("ascii")) for command in request["commands"]]
         ahead = sum(map(len, bodies)) <= PIPE_BYTES  # then the child need not wait between two commands
@@ -110,30 +118,35 @@ class Session:
             reply = self._cause_of_death()
         return reply | {"wall_s": time.monotonic() - started_s}
 
-    def _fork(self, start: Message) -> None:
-        self._end_child()
-        stdin = _memory_file(start["stdin"].encode("utf-8", "surrogatepass"))
-        stdout = _memory_file(b"") if start["is_main"] else os.dup(self._nothing)
+    def _fork(self) -> Child:
+        """A process behind all its walls that waits for its program: nothing of any program is in its memory yet."""
+        stdin, stdout = os.memfd_create("stdin"), os.memfd_create("stdout")
         take_commands, give_commands = os.pipe()
         take_replies, give_replies = os.pipe()
         pid = os.fork()
         if pid == 0:
             streams = (stdin, stdout, self._nothing, take_commands, give_replies)
-            run_program(start, streams, self._filter)
-        for descriptor in (stdin, take_commands, give_replies):
+            run_program(self._memory_bytes, self._tmp_bytes, streams, self._filter)
+        for descriptor in (take_commands, give_replies):
             os.close(descriptor)
-        self._child = Child(pid=pid, commands=give_commands, replies=take_replies, stdout=stdout)
         os.set_blocking(give_commands, False)
+        return Child(pid=pid, commands=give_commands, replies=take_replies, stdin=stdin, stdout=stdout)
+
+    def _begin(self, start: Message) -> None:
+        """Hand the program over, its input into the file that it has as standard input."""
+        assert self._child is not None
+        os.pwrite(self._child.stdin, start["stdin"].encode("utf-8", "surrogatepass"), 0)
+        self._send(_framed(json.dumps(start).encode("ascii")))
 
     def _send(self, body: bytes) -> None:
-        """Write commands; a child that reads nothing for a second is as good as dead."""
+        """Write commands; a child that reads nothing for so long is as good as dead."""
         assert self._child is not None
         left = memoryview(body)
         while left:
             try:
                 left = left[os.write(self._child.commands, left) :]
             except BlockingIOError:
-                if not self._wait(self._child.commands, select.POLLOUT, time.monotonic() + 1.0):
+                if not self._wait(self._child.commands, select.POLLOUT, time.monotonic() + SEND_S):
                     raise BrokenPipeError from None
 
     def _await_reply(self, deadline_s: float) -> dict[str, Json]:
@@ -192,19 +205,12 @@ class Session:
         if child.pid:
             os.kill(child.pid, signal.SIGKILL)
             os.waitpid(child.pid, 0)
-        for descriptor in (child.commands, child.replies, child.stdout):
+        for descriptor in (child.commands, child.replies, child.stdin, child.stdout):
             os.close(descriptor)
 
 
 def _framed(body: bytes) -> bytes:
     return _LENGTH.pack(len(body)) + body
-
-
-def _memory_file(content: bytes) -> int:
-    descriptor = os.memfd_create("stream")
-    os.write(descriptor, content)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
 
 
 def _confine_without_namespaces(readable: list[str]) -> None:
@@ -217,14 +223,14 @@ def _confine_without_namespaces(readable: list[str]) -> None:
 
 
 def main() -> None:
-    """`fork_server SOCKET_FD [READABLE_PATH...]`: paths are given where there are no namespaces."""
+    """`fork_server SOCKET_FD MEMORY_BYTES TMP_BYTES [READABLE_PATH...]`: paths are given where there are no namespaces."""
     control = socket.socket(fileno=int(sys.argv[1]))
     for name in PRELOADED:
         importlib.import_module(name)
     try:
-        session = Session(control)
-        if len(sys.argv) > 2:
-            _confine_without_namespaces(sys.argv[2:])
+        session = Session(control, int(sys.argv[2]), int(sys.argv[3]))
+        if len(sys.argv) > 4:
+            _confine_without_namespaces(sys.argv[4:])
     except (OSError, ValueError) as error:
         send_frame(control, {"unavailable": str(error)})
         return

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 
+from tasks.rewards.sandbox.limits import SandboxLimits
+
 ROOT = Path(__file__).parents[3]
 INSIDE = "/rollflow"  # where the sandbox's own code lies inside
 CODE = ("tasks/rewards/sandbox", "tasks/rewards/frames.py", "artifacts/plain_values.py")
@@ -43,12 +45,12 @@ def bubblewrap() -> str:
     return found
 
 
-def command(isolation: Isolation, socket_fd: int) -> list[str]:
+def command(isolation: Isolation, socket_fd: int, limits: SandboxLimits) -> list[str]:
     """The command line of a fork server that talks over this descriptor. FileNotFoundError without bubblewrap."""
     python = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-c"]
     if isolation is Isolation.LANDLOCK:
-        return [*python, ENTRY.format(root=str(ROOT)), str(socket_fd), *_readable(), str(ROOT / CODE[0])]
-    return [bubblewrap(), *_walls(), *python, ENTRY.format(root=INSIDE), str(socket_fd)]
+        return [*python, ENTRY.format(root=str(ROOT)), str(socket_fd), str(limits.memory_bytes), "0", *_readable(), str(ROOT / CODE[0])]
+    return [bubblewrap(), *_walls(), *python, ENTRY.format(root=INSIDE), str(socket_fd), str(limits.memory_bytes), str(limits.tmp_bytes)]
 
 
 def _readable() -> list[str]:

@@ -114,15 +114,11 @@ class Sandbox:
         that is not the program's own: calls of it come back as replies of kind "ask".
         """
         self.warm()
-        confined = self._isolation is Isolation.NAMESPACES
         start: dict[str, Json] = {
             "program": program,
             "stdin": stdin or "",
             "is_main": stdin is not None,
             "asks": asks,
-            "memory_bytes": self._limits.memory_bytes,
-            "tmp_bytes": self._limits.tmp_bytes if confined else 0,
-            "file_bytes": self._limits.tmp_bytes if confined or stdin is not None else 0,
             "output_bytes": self._limits.output_bytes,
         }
         return self._ask({"start": start, "limit_s": limit_s, "keep": keep}, commands, limit_s)
@@ -157,7 +153,7 @@ class Sandbox:
         with theirs:
             try:
                 popen = subprocess.Popen(
-                    command(self._isolation, theirs.fileno()),
+                    command(self._isolation, theirs.fileno(), self._limits),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
