@@ -37,6 +37,7 @@ class StepCommit:
     timings: Mapping[str, float]  # seconds per stage, and `started_s` and `finished_s` in Unix seconds
     checkpoint: str | None  # store path of the checkpoint of this step, if one was made
     planner: Json = field(default_factory=dict)  # state of the parallelism planner; empty when it is off
+    timeouts: Mapping[str, Sequence[float]] = field(default_factory=dict)  # what the step's executions tell, see `adaptive_timeout`
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
 
 

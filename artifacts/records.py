@@ -30,6 +30,30 @@ class Outcome(StrEnum):
     FILTERED = "filtered"
 
 
+class CaseVerdict(StrEnum):
+    """What became of one test case of a program."""
+
+    PASS = "pass"
+    WRONG = "wrong"
+    EXCEPTION = "exception"
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    CRASH = "crash"
+    OUTPUT = "output"
+    FORGED = "forged"
+    NOT_RUN = "not_run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult:
+    """One test case of a program, as it was executed."""
+
+    key: str  # which test case: equal in all responses to a question, and in all runs
+    verdict: CaseVerdict  # how it ended
+    wall_s: float  # seconds it took
+    limit_s: float  # seconds it had
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One question, already tokenised."""
@@ -102,6 +126,7 @@ class Score:
     scorer: str  # which reward decided
     started_s: float  # when scoring began
     finished_s: float  # when the verdict was there
+    cases: tuple[CaseResult, ...] = ()  # the test cases, where a program was executed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

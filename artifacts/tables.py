@@ -20,7 +20,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from artifacts.layout import TableName
-from artifacts.records import Generated, Group, Outcome, Prompt, Response, RoundKind, Score, Span, VersionSpan, response_id
+from artifacts.records import (
+    CaseResult,
+    CaseVerdict,
+    Generated,
+    Group,
+    Outcome,
+    Prompt,
+    Response,
+    RoundKind,
+    Score,
+    Span,
+    VersionSpan,
+    response_id,
+)
 
 SCHEMA_VERSION = 1
 VERSION_KEY, TABLE_KEY, STEP_KEY = b"rollflow.schema_version", b"rollflow.table", b"rollflow.step"
@@ -52,6 +65,9 @@ class ResponseRow:
 _TOKENS = pa.list_(pa.field("element", pa.int32(), nullable=False))
 _FLOATS = pa.list_(pa.field("element", pa.float64(), nullable=False))
 _VERSIONS = pa.list_(pa.struct([pa.field("version", pa.int32()), pa.field("num_tokens", pa.int32())]))
+_CASES = pa.list_(
+    pa.struct([("key", pa.string()), ("verdict", pa.string()), ("wall_s", pa.float64()), ("limit_s", pa.float64())])
+)  # null where no program was executed; files of earlier runs lack the column
 _PROMPT = [
     ("prompt_id", pa.string()),
     ("domain", pa.string()),
@@ -80,6 +96,7 @@ RESPONSES = pa.schema(
         ("scorer", pa.string()),
         ("score_started_s", pa.float64()),
         ("score_finished_s", pa.float64()),
+        ("cases", _CASES),
         ("fate", pa.string()),
         ("advantage", pa.float64()),
     ]
@@ -218,6 +235,7 @@ def _score_cells(score: Score | None) -> Row:
     if score is None:
         return {}
     cells: Row = {name: getattr(score, name) for name in ("outcome", "reward", "detail", "scorer")}
+    cells["cases"] = [{field.name: getattr(case, field.name) for field in fields(CaseResult)} for case in score.cases] or None
     return cells | {"score_started_s": score.started_s, "score_finished_s": score.finished_s}
 
 
@@ -239,7 +257,8 @@ def _score(row: Row) -> Score | None:
         return None
     plain: Row = {name: row[name] for name in ("prompt_id", "index", "reward", "detail", "scorer")}
     times: Row = {"started_s": row["score_started_s"], "finished_s": row["score_finished_s"]}
-    return Score(outcome=Outcome(row["outcome"]), **plain, **times)
+    cases = tuple(CaseResult(**case | {"verdict": CaseVerdict(case["verdict"])}) for case in row.get("cases") or ())
+    return Score(outcome=Outcome(row["outcome"]), cases=cases, **plain, **times)
 
 
 def _group_cells(group: Group) -> Row:

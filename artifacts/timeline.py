@@ -66,12 +66,6 @@ def stage_s(spans: Sequence[Span], kind: str, start_s: float, end_s: float) -> f
     return length(clipped((span for span in spans if span.kind == kind), start_s, end_s))
 
 
-def exposed_s(spans: Sequence[Span], kind: str, start_s: float, end_s: float) -> float:
-    """Seconds of the window in which this was all that went on: what hiding it completely would save."""
-    everything = length(clipped(spans, start_s, end_s))
-    return everything - length(clipped((span for span in spans if span.kind != kind), start_s, end_s))
-
-
 def device_times(spans: Sequence[Span], devices: Sequence[str], start_s: float, end_s: float) -> list[DeviceTime]:
     """The ledger of device seconds over the window, one entry per device."""
     works: dict[str, dict[str, float]] = {device: dict.fromkeys(WORK, 0.0) for device in devices}

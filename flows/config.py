@@ -201,16 +201,20 @@ def _leave_to_preset(schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> 
         del schema["type"]
     if "oneOf" in schema:
         for option in schema["oneOf"]:
-            _name_alternative(handler.resolve_ref_schema(option))
+            _name_alternative(handler.resolve_ref_schema(option), handler)
         schema["anyOf"] = [AS_PRESET, *schema.pop("oneOf")]
     further = schema.get("additionalProperties")
     for part in (*resolved.get("properties", {}).values(), *([further] if isinstance(further, dict) else [])):
         _leave_to_preset(part, handler)
 
 
-def _name_alternative(alternative: JsonSchemaValue) -> None:
+def _name_alternative(alternative: JsonSchemaValue, handler: GetJsonSchemaHandler) -> None:
     """Chosen in the form, an alternative sends its defaults: the form tells by the fields that are filled in which one it is."""
     properties = alternative["properties"]
+    for parts in (field["items"] for field in properties.values() if "items" in field):
+        for part in handler.resolve_ref_schema(parts).get("properties", {}).values():
+            if "oneOf" in part:  # a mixture's tasks, which are named as alternatives of their own
+                part["anyOf"] = part.pop("oneOf")
     alternative["title"] = properties["kind"]["default"] = properties["kind"]["const"]
     for name in alternative.pop("required", ()):
         if properties[name].get("type") == "string":

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from flows.local_stack import LOOPBACK, MLFLOW_PORT, PREFECT_PORT
+from tasks.rewards.sandbox.isolation import Isolation
+from tasks.rewards.sandbox.self_test import CURE, holds
 
 GIB = 1024**3
 NEEDED = {  # tried together; requirements/cpu.txt is the complete set
@@ -116,7 +118,24 @@ def check_gpu() -> Iterator[Finding]:
         yield Finding(level="ok", what=f"GPU {index}", found=f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (check_python, check_versions, check_machine, check_ports, check_gpu)
+def check_sandbox() -> Iterator[Finding]:
+    reason = holds(Isolation.NAMESPACES)
+    if not reason:
+        yield Finding(level="ok", what="code sandbox", found="namespaces: own users, processes, files and network")
+        return
+    weaker = holds(Isolation.LANDLOCK)
+    found = f"landlock only ({reason})" if not weaker else f"none ({reason}; landlock: {weaker})"
+    yield Finding(level="note", what="code sandbox", found=found, cure=f"for code rewards {CURE}")
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    check_python,
+    check_versions,
+    check_machine,
+    check_ports,
+    check_gpu,
+    check_sandbox,
+)
 
 
 def main() -> int:

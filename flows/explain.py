@@ -91,7 +91,7 @@ def field_rows(
         yield path, str(field.get("description", ""))
         for reference in _references(field):
             yield from field_rows(schema, f"{path}.", schema["$defs"][reference])
-        for reference in _references(field.get("additionalProperties")):
+        for reference in (*_references(field.get("additionalProperties")), *_references(field.get("items"))):
             yield from field_rows(schema, f"{path}.*.", schema["$defs"][reference])
 
 

@@ -36,6 +36,24 @@ def smollm2_sync() -> Values:
     return overlay(smollm2(), {"preset": "smollm2-sync", "scheduling": {"kind": "sync"}})
 
 
+def tinycode() -> Values:
+    """SmolLM2-135M-Instruct writes small functions, which are executed in a sandbox."""
+    return overlay(
+        smollm2(),
+        {"preset": "tinycode", "task": {"kind": "tinycode"}, "rewards": {"*": {"kind": "code"}}, "evaluation": {"num_prompts": 48}},
+    )
+
+
+def smollm2_mixed() -> Values:
+    """SmolLM2-135M-Instruct on sums, letters, stories and small functions together, each with its own reward."""
+    parts = [
+        {"task": {"kind": "tiny_mix"}, "weight": 2.0, "heldout_weight": 1.0},
+        {"task": {"kind": "tinycode"}, "weight": 1.0, "heldout_weight": 1.0},
+    ]
+    rewards = {"code": {"kind": "code"}, "*": {"kind": "math_answer"}}
+    return overlay(smollm2(), {"preset": "smollm2-mixed", "task": {"kind": "mixture", "parts": parts}, "rewards": rewards})
+
+
 def tiny() -> Values:
     """A Llama of a million parameters that learns to add in about a minute; made and warmed up here on first use."""
     return {
@@ -91,6 +109,8 @@ def eight_gpu() -> Values:
 PRESETS: Mapping[str, Callable[[], Values]] = {
     "smollm2": smollm2,
     "smollm2-sync": smollm2_sync,
+    "tinycode": tinycode,
+    "smollm2-mixed": smollm2_mixed,
     "tiny": tiny,
     "tiny-sync": tiny_sync,
     "one-gpu": one_gpu,

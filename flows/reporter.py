@@ -26,6 +26,8 @@ from flows.evaluate import EvaluationReport
 from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.report import STAGES, StepReport, stage_times, step_metrics
+from tasks.rewards.adaptive_timeout import Anchor, merged, to_record
+from tasks.rewards.registry import timeouts_of
 from tasks.rollout import artifact_key, progress_key
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.rounds import QueueState
@@ -87,6 +89,14 @@ class RunReporter:
             timings=stage_times(report) | {"started_s": report.started_s, "finished_s": report.finished_s},
             checkpoint=checkpoint,
             planner=planner.to_json(),
+            timeouts=to_record(merged(self._timeouts(report.plan.step), report.reward.relearned)),
+        )
+
+    def _timeouts(self, step: int) -> dict[str, Anchor]:
+        """What the step's recorded executions tell of the running times of test cases."""
+        rows = self._journal.read(step)
+        return timeouts_of(
+            self._run.config.rewards, [(row.prompt.domain, row.response.score) for row in rows if row.response.score is not None]
         )
 
     async def stepped(self, report: StepReport, commit: StepCommit) -> None:

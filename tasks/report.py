@@ -7,7 +7,7 @@ from functools import reduce
 from operator import add
 
 from artifacts.records import Group, Span
-from artifacts.timeline import bubble_shares, device_times, exposed_s, orchestration_s, stage_s
+from artifacts.timeline import bubble_shares, device_times, orchestration_s, stage_s
 from tasks.learner.reports import AccumulateReport, token_means
 from tasks.plan import StepPlan
 from tasks.reward import RewardReport
@@ -66,7 +66,7 @@ def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...
     figures = {
         "time/step_s": window[1] - window[0],
         "time/rollout_s": rollout_s,
-        "time/reward_exposed_s": exposed_s(report.spans, "reward", *window),
+        "time/reward_exposed_s": reward_exposed_s(report, groups),
         "time/reward_busy_s": report.reward.busy_s,
         "time/train_s": times["train"],
         "time/update_s": times["update"],
@@ -90,11 +90,20 @@ def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...
         "engine/relayout_s": stage_s(report.relayout, "wake", *window),
         "reward/mean": sum(rewards) / max(1, len(rewards)),
         "reward/infra": float(report.reward.num_infra),
+        "reward/timeouts": float(report.reward.num_timeouts),
+        "reward/early_kills": float(report.reward.num_early_kills),
+        "reward/unneeded": float(report.reward.num_unneeded),
         "publish/probe_difference_nats": report.published.probe_difference_nats,
     }
     ledger = {f"ledger/{column}_tokens": float(count) for column, count in tokens.items()}
     bubbles = {f"bubble/{cause}_fraction": share for cause, share in bubble_shares(device_times(report.spans, devices, *window)).items()}
     return figures | dict(report.rollout.acceptance) | ledger | bubbles | _domain_rewards(groups) | _learner_metrics(report)
+
+
+def reward_exposed_s(report: StepReport, groups: tuple[Group, ...]) -> float:
+    """Seconds from the round's last token to the last verdict that a trained group waited for; 0 if it came before."""
+    verdicts = (response.score.finished_s for group in groups for response in group.responses if response.score is not None)
+    return max(0.0, max(verdicts, default=0.0) - report.rollout.finished_s)
 
 
 def _domain_rewards(groups: tuple[Group, ...]) -> dict[str, float]:

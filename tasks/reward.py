@@ -1,25 +1,27 @@
 """The reward stage: one coordinator task that scores every response as soon as it is finished, and records it.
 
-sample buffer -> reward threads -> verdict -> sample buffer, and the step's journal
+sample buffer -> reward workers -> verdict -> sample buffer, and the step's journal
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from artifacts.commit import read_commits
 from artifacts.journal import Journal
-from artifacts.records import Generated, Outcome, Prompt, Response, Score, Span
+from artifacts.records import Generated, Outcome, Prompt, Response, Span
+from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.plan import StepPlan, journal_of, prompts_of
-from tasks.rewards.registry import Rewards, build_rewards
+from tasks.rewards.adaptive_timeout import Anchor, TimeoutBook, from_record
+from tasks.rewards.registry import is_early_killed, timeouts_of
+from tasks.rewards.reward_pool import RewardPool, pool_of
 from tasks.sample_stream import SampleStream, aborting
 
 JOURNAL_EVERY_S = 1.0  # recorded responses are written in batches, at least this far apart
@@ -39,6 +41,10 @@ class RewardReport:
     num_scored: int  # responses scored
     num_infra: int  # of them without a verdict
     first_infra: str  # the first such failure in words; empty if there was none
+    num_timeouts: int  # of them ended by a time limit
+    num_early_kills: int  # of those ended before the longest limit, so that they may have been right
+    num_unneeded: int  # responses whose verdict no group waited for when the round was decided
+    relearned: Mapping[str, Anchor]  # what second looks at programs of earlier rounds told of running times
     busy_s: float  # seconds of scoring, added over the reward workers
     spans: tuple[Span, ...]  # when scoring went on
 
@@ -47,60 +53,60 @@ class RewardReport:
 def score_responses(plan: StepPlan) -> RewardReport:
     """Score the round's responses until its rollout ends."""
     stream = SampleStream.connect(plan)
-    journal = journal_of(plan)
-    with RewardThreads(plan) as rewards:
-        return asyncio.run(aborting(stream, "reward", _score_round(plan, stream, journal, rewards)))
+    return asyncio.run(aborting(stream, "reward", _score_round(plan, stream, journal_of(plan), pool_for(plan))))
 
 
-class RewardThreads:
-    """A few threads with a set of rewards each (a reward serves one thread at a time)."""
+def pool_for(plan: StepPlan) -> RewardPool:
+    """The run's reward workers in this process; a fresh process begins with what the committed steps tell of running times."""
+    run = plan.run
 
-    def __init__(self, plan: StepPlan) -> None:
-        self._configs = plan.run.rewards
-        self._local = threading.local()
-        self._built: list[Rewards] = []
-        self._threads = ThreadPoolExecutor(plan.run.reward_workers, thread_name_prefix="reward")
+    def make() -> RewardPool:
+        commits = read_commits(Store.open(run.artifact_root).child(run.run_id))
+        book = TimeoutBook()
+        for commit in commits:
+            book.learn(from_record(commit.timeouts))
+        return RewardPool(run.rewards, run.reward_workers, book)
 
-    def __enter__(self) -> RewardThreads:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        for rewards in self._built:
-            rewards.close()
-
-    async def score(self, prompt: Prompt, generated: Generated) -> Score:
-        """A verdict from a free thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._score, prompt, generated)
-
-    def _score(self, prompt: Prompt, generated: Generated) -> Score:
-        if not hasattr(self._local, "rewards"):
-            self._local.rewards = build_rewards(self._configs)
-            self._built.append(self._local.rewards)
-        score: Score = self._local.rewards.score(prompt, generated)
-        return score
+    return pool_of(run.run_id, make)
 
 
-async def _score_round(plan: StepPlan, stream: SampleStream, journal: Journal, rewards: RewardThreads) -> RewardReport:
+async def _score_round(plan: StepPlan, stream: SampleStream, journal: Journal, pool: RewardPool) -> RewardReport:
     prompts = prompts_of(plan.run, plan.round.candidates)
     scored: list[Response] = []
 
     async def score_one(generated: Generated) -> None:
-        score = await rewards.score(prompts[generated.prompt_id], generated)
+        prompt = prompts[generated.prompt_id]
+        score = await asyncio.wrap_future(pool.submit(prompt, generated))
+        if not plan.is_evaluation:
+            pool.book.learn(timeouts_of(plan.run.rewards, [(prompt.domain, score)]))
         await stream.put("scores", [score])
         scored.append(Response(generated=generated, score=score))
         check_infra(plan, scored)
 
     num_recorded, recorded_s, closed = 0, time.monotonic(), False
+    waiting: set[asyncio.Task[None]] = set()
     async with asyncio.TaskGroup() as tasks:
         while not closed:
             arrived, closed = await stream.take("generated", max_items=256, wait_s=JOURNAL_EVERY_S)
             for generated in arrived:
-                tasks.create_task(score_one(generated))
+                waiting.add(scoring := tasks.create_task(score_one(generated)))
+                scoring.add_done_callback(waiting.discard)
             if time.monotonic() - recorded_s >= JOURNAL_EVERY_S:
                 num_recorded, recorded_s = _record(plan, journal, prompts, scored, num_recorded), time.monotonic()
+        num_unneeded = _drop(waiting)
     _record(plan, journal, prompts, scored, num_recorded)
-    return _report(plan, [response.score for response in scored if response.score is not None])
+    report = _report(plan, prompts, scored, num_unneeded, pool.relearned())
+    if not plan.is_evaluation:
+        verdicts = ((one.generated, one.score) for one in scored if one.score is not None)
+        pool.look_again([(prompts[generated.prompt_id], generated, score) for generated, score in verdicts])
+    return report
+
+
+def _drop(waiting: set[asyncio.Task[None]]) -> int:
+    """Give up on verdicts that no group waits for: the round is decided. Returns how many."""
+    for scoring in waiting:
+        scoring.cancel()
+    return len(waiting)
 
 
 def check_infra(plan: StepPlan, scored: Sequence[Response]) -> None:
@@ -126,13 +132,21 @@ def _row(plan: StepPlan, prompts: dict[str, Prompt], response: Response) -> Resp
     return ResponseRow(step=plan.step, kind=plan.round.kind, prompt=prompts[response.generated.prompt_id], response=response)
 
 
-def _report(plan: StepPlan, scores: list[Score]) -> RewardReport:
+def _report(
+    plan: StepPlan, prompts: dict[str, Prompt], scored: Sequence[Response], num_unneeded: int, relearned: Mapping[str, Anchor]
+) -> RewardReport:
+    verdicts = [(prompts[one.generated.prompt_id].domain, one.score) for one in scored if one.score is not None]
+    scores = [score for _, score in verdicts]
     infra = [score for score in scores if score.outcome is Outcome.INFRA]
     device = plan.run.devices["control"]
     return RewardReport(
         num_scored=len(scores),
         num_infra=len(infra),
         first_infra=infra[0].detail if infra else "",
+        num_timeouts=sum(score.outcome is Outcome.TIMEOUT for score in scores),
+        num_early_kills=sum(is_early_killed(plan.run.rewards, domain, score) for domain, score in verdicts),
+        num_unneeded=num_unneeded,
+        relearned=relearned,
         busy_s=sum(score.finished_s - score.started_s for score in scores),
         spans=tuple(
             Span(device=device, actor="reward", kind="reward", start_s=score.started_s, end_s=score.finished_s) for score in scores

@@ -5,6 +5,7 @@ Each attempt at a step opens a round of its own in the buffer, so that what a lo
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from artifacts.records import pack, unpack
 from artifacts.sample_buffer import RoundAborted, SampleBuffer, Stage, Taken
 from tasks.cluster.actors import Remote
 from tasks.plan import BUFFER, StepPlan
+from tasks.rewards.reward_pool import close_pools
 
 Result = TypeVar("Result")
 TAKE_WAIT_S = 5.0  # longest single wait; an abort ends it at once
@@ -25,6 +27,10 @@ class BufferActor(SampleBuffer):
 
     async def ping(self) -> None:
         """Answers as long as the worker lives."""
+
+    async def close(self) -> None:
+        """End the processes of the rewards that were scored beside this buffer."""
+        await asyncio.to_thread(close_pools)
 
 
 class SampleStream:

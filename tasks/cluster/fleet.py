@@ -117,15 +117,16 @@ class Fleet:
         await asyncio.gather(*(rank.call("join", meeting_point, self._start_s, deadline_s=self._start_s + 10) for rank in ranks))
 
     async def _end(self) -> None:
-        """Wake whoever waits, then free the devices."""
+        """Wake whoever waits, then free the devices and end the processes of the rewards."""
         await self.stop_round("the run ends")
         await self._close_engines()
+        await self._close(BUFFER)
 
     async def _close_engines(self) -> None:
-        await asyncio.gather(*(self._close_engine(name) for name in self.run.engines if name in self._registry.names))
+        await asyncio.gather(*(self._close(name) for name in self.run.engines if name in self._registry.names))
 
-    async def _close_engine(self, name: str) -> None:
+    async def _close(self, name: str) -> None:
         try:
             await self._registry.remote(name).call("close", deadline_s=20)
         except (ActorLost, TimeoutError) as error:
-            logger.warning("engine did not close name=%s reason=%s", name, error)
+            logger.warning("actor did not close name=%s reason=%s", name, error)

@@ -7,10 +7,11 @@ the scheduler excludes from the group; it is never a reward of zero.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
-from artifacts.records import Generated, Outcome, Prompt, Score
+from artifacts.records import CaseResult, Generated, Outcome, Prompt, Score
 
 
 class Reward(Protocol):
@@ -34,6 +35,53 @@ class Verdict:
     reward: float | None  # None exactly with Outcome.INFRA
     outcome: Outcome  # typed result
     detail: str  # reason in a few words, printable ASCII whatever the model wrote
+    cases: tuple[CaseResult, ...] = ()  # the test cases, where a program was executed
+
+
+class RewardUnavailable(RuntimeError):
+    """The process that a reward scores in cannot start or was lost: never the model's fault."""
+
+
+class ScorerProcess(Protocol):
+    """A process that a reward scores in."""
+
+    def warm(self) -> None:
+        """Have it running now; RewardUnavailable if it cannot."""
+        ...
+
+    def close(self) -> None:
+        """End it; harmless without one."""
+        ...
+
+
+class ProcessReward(ABC):
+    """A reward that scores in a process of its own: starts and ends it, stamps its verdicts, and is INFRA without it."""
+
+    name: str
+
+    def __init__(self, process: ScorerProcess) -> None:
+        self._process = process
+
+    def warm(self) -> None:
+        """Start the process now, if it is not running."""
+        self._process.warm()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+    def score(self, prompt: Prompt, generated: Generated) -> Score:
+        """The stamped verdict."""
+        started_s = time.time()
+        try:
+            verdict = self.verdict(prompt, generated)
+        except RewardUnavailable as error:
+            verdict = infra(str(error))
+        return stamp(verdict, prompt, generated, scorer=self.name, started_s=started_s)
+
+    @abstractmethod
+    def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
+        """What the response is worth; may raise RewardUnavailable."""
 
 
 def right(detail: str) -> Verdict:
@@ -66,6 +114,7 @@ def stamp(verdict: Verdict, prompt: Prompt, generated: Generated, *, scorer: str
         scorer=scorer,
         started_s=started_s,
         finished_s=time.time(),
+        cases=verdict.cases,
     )
 
 

@@ -7,14 +7,13 @@ trusted: this is no sandbox for generated programs.
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.records import Generated, Outcome, Prompt, Score
-from tasks.rewards.base import Verdict, infra, stamp
+from artifacts.records import Generated, Outcome, Prompt
+from tasks.rewards.base import ProcessReward, Verdict, infra
 from tasks.rewards.verify_worker import DEFAULT_MEMORY_BYTES, Reply, VerifyWorker, WorkerStartError, text_at_fault
 
 
@@ -33,37 +32,25 @@ class CustomConfig(BaseModel):
     )
 
 
-class CustomReward:
+class CustomReward(ProcessReward):
     """Scores with the user's function. A positive reward is OK, any other WRONG; the float is kept as it is."""
 
     def __init__(self, config: CustomConfig) -> None:
         """ValueError if the function cannot be loaded. Starts the worker: that is where the user's module is imported."""
         self.name = f"custom:{config.path}"
         self._worker = VerifyWorker(_absolute(config.path), timeout_s=config.timeout_s, memory_bytes=config.memory_bytes)
+        super().__init__(self._worker)
         try:
-            self._worker.warm()
+            self.warm()
         except WorkerStartError as error:
             raise ValueError(
                 f"a custom reward must name a function that can be imported, got {config.path!r} ({error}); "
                 "write 'package.module:function' or 'path/to/file.py:function' and import it in a shell to see the error"
             ) from error
 
-    def warm(self) -> None:
-        """Start the worker now, if it is not running."""
-        self._worker.warm()
-
-    def close(self) -> None:
-        """End the worker."""
-        self._worker.close()
-
-    def score(self, prompt: Prompt, generated: Generated) -> Score:
+    def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
         """The function's number; INFRA with one sentence if it raises, dies or returns anything else."""
-        started_s = time.time()
-        try:
-            verdict = self._verdict(self._worker.call(prompt.text, generated.text, prompt.gold))
-        except WorkerStartError as error:
-            verdict = infra(str(error))
-        return stamp(verdict, prompt, generated, scorer=self.name, started_s=started_s)
+        return self._verdict(self._worker.call(prompt.text, generated.text, prompt.gold))
 
     def _verdict(self, reply: Reply) -> Verdict:
         if reply.kind == "raised":

@@ -9,9 +9,9 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-Json = None | bool | int | float | str | Sequence["Json"] | dict[str, "Json"]
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 MAX_FRAME_BYTES = 16 << 20
 _LENGTH = struct.Struct(">I")

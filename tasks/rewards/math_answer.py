@@ -8,17 +8,16 @@ an unevaluated `6 \times 7`, which may be an echo of the question, is wrong wher
 
 from __future__ import annotations
 
-import time
 from functools import lru_cache
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.records import Generated, Outcome, Prompt, Score
-from tasks.rewards.base import Verdict, infra, right, stamp, wrong
+from artifacts.records import Generated, Outcome, Prompt
+from tasks.rewards.base import ProcessReward, Verdict, infra, right, wrong
 from tasks.rewards.exact_number import ExactNumber, exact_number, is_unevaluated, leading_number, plain, too_complex
 from tasks.rewards.final_answer import answer_tail, find_expression, find_number, fold
-from tasks.rewards.verify_worker import VerifyWorker, WorkerStartError, text_at_fault
+from tasks.rewards.verify_worker import VerifyWorker, text_at_fault
 
 
 class MathAnswerConfig(BaseModel):
@@ -34,7 +33,7 @@ class MathAnswerConfig(BaseModel):
     )
 
 
-class MathAnswer:
+class MathAnswer(ProcessReward):
     """Scores against `Prompt.gold`; the worker process starts with the first answer that needs it, or with `warm`."""
 
     name = "math_answer"
@@ -44,20 +43,11 @@ class MathAnswer:
         self._worker = VerifyWorker(
             "tasks.rewards.equivalence:compare", timeout_s=config.timeout_s, rehearsal=(r"\frac{x}{2}", r"\frac{1}{2}x")
         )
+        super().__init__(self._worker)
 
-    def warm(self) -> None:
-        """Start the worker now."""
-        self._worker.warm()
-
-    def close(self) -> None:
-        """End the worker."""
-        self._worker.close()
-
-    def score(self, prompt: Prompt, generated: Generated) -> Score:
-        """1 if the final answer equals the gold, else 0; INFRA if the gold is no answer or no worker can start."""
-        started_s = time.time()
-        verdict = self.judge(prompt.gold, generated.text)
-        return stamp(verdict, prompt, generated, scorer=self.name, started_s=started_s)
+    def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
+        """1 if the final answer equals the gold, else 0; INFRA if the gold is no answer."""
+        return self.judge(prompt.gold, generated.text)
 
     def check_gold(self, gold: str) -> None:
         """ValueError if nothing can ever be equal to this gold: to be called when a data set is read."""
@@ -102,10 +92,7 @@ class MathAnswer:
     def _verify(self, gold: str, answer: str) -> Verdict:
         if not gold:
             return infra("bad_gold")
-        try:
-            reply = self._worker.call(gold, answer)
-        except WorkerStartError as error:
-            return infra(str(error))
+        reply = self._worker.call(gold, answer)
         if reply.kind != "value":
             return text_at_fault(reply) or wrong("verify_crash")
         if reply.value == "bad_gold":

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from artifacts.records import Generated, Outcome, Prompt, Score
-from tasks.rewards.base import Verdict, infra, stamp, wrong
+from artifacts.records import Generated, Outcome, Prompt
+from tasks.rewards.base import ProcessReward, Verdict, infra, wrong
 from tasks.rewards.final_answer import answer_tail, find_expression
-from tasks.rewards.verify_worker import VerifyWorker, WorkerStartError, text_at_fault
+from tasks.rewards.verify_worker import VerifyWorker, text_at_fault
 
 ALLOWED_DATASETS = frozenset(
     {
@@ -52,7 +51,7 @@ class ReasoningGymGold(BaseModel):
     )
 
 
-class ReasoningGymReward:
+class ReasoningGymReward(ProcessReward):
     """Scores entries of allow-listed data sets."""
 
     name = "reasoning_gym"
@@ -62,24 +61,11 @@ class ReasoningGymReward:
         self._worker = VerifyWorker(
             "tasks.rewards.reasoning_gym_score:score_entry", timeout_s=TIMEOUT_S, rehearsal=("chain_sum", 0, 0, "{}", "1")
         )
+        super().__init__(self._worker)
 
-    def warm(self) -> None:
-        """Start the worker now; it imports reasoning-gym."""
-        self._worker.warm()
-
-    def close(self) -> None:
-        """End the worker."""
-        self._worker.close()
-
-    def score(self, prompt: Prompt, generated: Generated) -> Score:
+    def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
         """OK for a full score, else WRONG. ValueError if the prompt's data set is not on the allow-list."""
-        started_s = time.time()
-        gold = read_gold(prompt.gold)
-        try:
-            verdict = self._judge(gold, generated.text)
-        except WorkerStartError as error:
-            verdict = infra(str(error))
-        return stamp(verdict, prompt, generated, scorer=self.name, started_s=started_s)
+        return self._judge(read_gold(prompt.gold), generated.text)
 
     def check_gold(self, gold: str) -> None:
         """ValueError for a gold that cannot be scored: to be called when a data set is read."""

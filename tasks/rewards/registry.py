@@ -6,20 +6,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Annotated, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Protocol, TypeVar, runtime_checkable
 
 from pydantic import Field
 
 from artifacts.records import Generated, Outcome, Prompt, Score
+from tasks.rewards.adaptive_timeout import Anchor, TimeoutBook, is_early_kill, merged, observed
 from tasks.rewards.base import Reward, Verdict, stamp
+from tasks.rewards.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.custom import CustomConfig, CustomReward
 from tasks.rewards.math_answer import MathAnswer, MathAnswerConfig
 from tasks.rewards.reasoning_gym_score import ReasoningGymConfig, ReasoningGymReward
 
-RewardConfig = Annotated[MathAnswerConfig | ReasoningGymConfig | CustomConfig, Field(discriminator="kind")]
+RewardConfig = Annotated[MathAnswerConfig | CodeTestsConfig | ReasoningGymConfig | CustomConfig, Field(discriminator="kind")]
 
 ANY_DOMAIN = "*"
+Found = TypeVar("Found")
 
 
 @runtime_checkable
@@ -46,11 +49,7 @@ class Rewards:
 
     def score(self, prompt: Prompt, generated: Generated) -> Score:
         """The domain's verdict; an aborted response gets none. ValueError for a domain without a reward."""
-        reward = self.reward_of(prompt.domain)
-        if generated.finish_reason == "aborted":
-            verdict = Verdict(reward=None, outcome=Outcome.ABORTED, detail="aborted")
-            return stamp(verdict, prompt, generated, scorer=reward.name, started_s=time.time())
-        return reward.score(prompt, generated)
+        return score_with(self.reward_of(prompt.domain), prompt, generated)
 
     def check(self, prompt: Prompt) -> None:
         """ValueError if this prompt can never be scored: its domain is unknown or its gold is unusable."""
@@ -60,11 +59,7 @@ class Rewards:
 
     def reward_of(self, domain: str) -> Reward:
         """The reward of a domain, else the one of "*"."""
-        reward = self._by_domain.get(domain) or self._by_domain.get(ANY_DOMAIN)
-        if reward is None:
-            known = ", ".join(sorted(self._by_domain))
-            raise ValueError(f"every domain needs a reward, got {domain!r} with rewards for {known}; add it or a reward for '*'")
-        return reward
+        return config_of(self._by_domain, domain)
 
     def warm(self) -> None:
         """Start every worker process now, so that no response waits for one."""
@@ -81,8 +76,44 @@ class Rewards:
         return list({id(reward): reward for reward in self._by_domain.values()}.values())
 
 
+def score_with(reward: Reward, prompt: Prompt, generated: Generated) -> Score:
+    """A reward's verdict; an aborted response gets none."""
+    if generated.finish_reason == "aborted":
+        verdict = Verdict(reward=None, outcome=Outcome.ABORTED, detail="aborted")
+        return stamp(verdict, prompt, generated, scorer=reward.name, started_s=time.time())
+    return reward.score(prompt, generated)
+
+
+def config_of(by_domain: Mapping[str, Found], domain: str) -> Found:
+    """What a domain has, else what "*" has; ValueError if there is neither."""
+    found = by_domain.get(domain) or by_domain.get(ANY_DOMAIN)
+    if found is None:
+        known = ", ".join(sorted(by_domain))
+        raise ValueError(f"every domain needs a reward, got {domain!r} with rewards for {known}; add it or a reward for '*'")
+    return found
+
+
+def timeouts_of(configs: Mapping[str, RewardConfig], scored: Iterable[tuple[str, Score]]) -> dict[str, Anchor]:
+    """What executed programs tell of the running times of their test cases; `scored` are domains and verdicts."""
+    anchors: dict[str, Anchor] = {}
+    for domain, score in scored:
+        config = config_of(configs, domain)
+        if isinstance(config, CodeTestsConfig):
+            anchors = merged(anchors, observed(config.timeout, (score.cases,)))
+    return anchors
+
+
+def is_early_killed(configs: Mapping[str, RewardConfig], domain: str, score: Score) -> bool:
+    """Whether a program was ended before the longest limit, so that it may have been right."""
+    config = config_of(configs, domain)
+    return isinstance(config, CodeTestsConfig) and any(is_early_kill(config.timeout, case) for case in score.cases)
+
+
 def build_rewards(configs: Mapping[str, RewardConfig]) -> Rewards:
-    """The rewards of a run, by domain; "*" takes every domain not named. ValueError without any, or for a bad custom path."""
+    """The rewards of a run, by domain; "*" takes every domain not named.
+
+    ValueError without any, for a bad custom path, or for a sandbox that this machine does not allow.
+    """
     if not configs:
         raise ValueError("a run needs at least one reward, got none; add one for '*'")
     built: dict[RewardConfig, Reward] = {}
@@ -96,9 +127,11 @@ def build_rewards(configs: Mapping[str, RewardConfig]) -> Rewards:
     return Rewards({domain: built[config] for domain, config in configs.items()})
 
 
-def build_reward(config: RewardConfig) -> Reward:
-    """One reward from its configuration."""
+def build_reward(config: RewardConfig, book: TimeoutBook | None = None) -> Reward:
+    """One reward from its configuration; `book` has the time limits that the run has learned."""
     match config:
+        case CodeTestsConfig():
+            return CodeTests(config, book or TimeoutBook())
         case MathAnswerConfig():
             return MathAnswer(config)
         case ReasoningGymConfig():

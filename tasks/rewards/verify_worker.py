@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from artifacts.records import Outcome
-from tasks.rewards.base import Verdict, wrong
+from tasks.rewards.base import RewardUnavailable, Verdict, wrong
 from tasks.rewards.frames import Json, receive_frame, send_frame
 
 DEFAULT_MEMORY_BYTES = 2 << 30
@@ -27,7 +27,7 @@ START_TIMEOUT_S = 60.0
 RECYCLE_CALLS = 1_000
 
 
-class WorkerStartError(RuntimeError):
+class WorkerStartError(RewardUnavailable):
     """The worker cannot start, or cannot load its scorer: never the model's fault."""
 
 

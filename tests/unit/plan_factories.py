@@ -77,7 +77,9 @@ def make_report(
             started_s=started_s,
             finished_s=finished_s,
         ),
-        reward=RewardReport(num_scored=2, num_infra=1, first_infra="", busy_s=0.5, spans=()),
+        reward=RewardReport(
+            num_scored=2, num_infra=1, first_infra="", num_timeouts=0, num_early_kills=0, num_unneeded=0, relearned={}, busy_s=0.5, spans=()
+        ),
         gradients=GradientReport(ranks=ranks, spans=()),
         policy=PolicyReport(
             update=UpdateReport(step=1, applied=True, normaliser=1.0, loss=0.25, grad_norm=2.0, learning_rate=1e-5, busy=()), spans=()

@@ -44,6 +44,7 @@ def a_commit(step: int) -> StepCommit:
         timings={"rollout": 0.1},
         checkpoint=None,
         planner={"short": {"size": 2, "preemptions": 7, "quiet_rounds": 0}},
+        timeouts={"1f/0": [2.5, 3, 0]},
     )
 
 
@@ -58,11 +59,11 @@ def test_no_commits_is_an_empty_run(store: Store) -> None:
 
 
 def test_a_commit_of_an_earlier_version_still_loads(store: Store) -> None:
-    commit_step(store, replace(a_commit(1), planner={}))
+    commit_step(store, replace(a_commit(1), planner={}, timeouts={}))
     raw = json.loads(store.read(layout.commit_file(1)))
-    del raw["planner"]
+    del raw["planner"], raw["timeouts"]
     store.write(layout.commit_file(1), json.dumps(raw | {"mlflow_logged": True}).encode())
-    assert read_commits(store) == [replace(a_commit(1), planner={})]
+    assert read_commits(store) == [replace(a_commit(1), planner={}, timeouts={})]
 
 
 def test_a_step_is_committed_once(store: Store) -> None:

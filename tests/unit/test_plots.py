@@ -13,7 +13,7 @@ from rich.console import Console
 from artifacts import plots
 from artifacts.records import Span
 from artifacts.summary import Estimate, RunSummary, markdown, mean_interval, paired_difference, rich_summary, shares, unpaired
-from artifacts.timeline import bubble_shares, device_times, exposed_s, orchestration_s, stage_s, union
+from artifacts.timeline import bubble_shares, device_times, orchestration_s, stage_s, union
 
 DEVICES = ("cpu:0", "cpu:1")
 KINDS = ("rollout", "reward", "train", "update", "publish", "gate", "evaluate", "sleep", "new-kind")
@@ -73,7 +73,6 @@ def test_bubbles_are_named_by_what_the_others_do() -> None:
     assert bubble_shares([first, second])["tail"] == pytest.approx(4 / 26)
     assert orchestration_s(step, 0, 13) == 2
     assert stage_s(step, "rollout", 0, 13) == 6
-    assert exposed_s(step, "reward", 0, 13) == 1
 
 
 def test_every_plot_is_a_picture() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from plan_factories import make_report, make_step_plan, span
 
 from artifacts.records import Group, Span
 from tasks.learner.reports import AccumulateReport
-from tasks.report import STAGES, stage_times, step_metrics
+from tasks.report import STAGES, reward_exposed_s, stage_times, step_metrics
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.rounds import QueueState
 
@@ -51,7 +52,7 @@ def test_metrics_have_their_stable_names_and_values() -> None:
     expected = {
         "time/step_s": 10.0,
         "time/rollout_s": 4.0,
-        "time/reward_exposed_s": 1.0,
+        "time/reward_exposed_s": 0.0,
         "time/reward_busy_s": 0.5,
         "time/train_s": 3.0,
         "time/orchestration_s": 2.0,
@@ -80,6 +81,17 @@ def test_metrics_have_their_stable_names_and_values() -> None:
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     assert all(re.fullmatch(r"[a-z]+/[a-z0-9_]+", name) for name in metrics)
+
+
+def test_exposed_reward_time_runs_from_the_last_token_to_the_last_verdict_that_was_trained() -> None:
+    group = make_group((1, 2), [(3,), (4, 5)], [1.0, 0.0])
+    late = tuple(
+        replace(one, score=replace(one.score, finished_s=float(place))) for place, one in enumerate(group.responses, 9) if one.score
+    )
+    report = make_report((span("rollout", 0, 8),), finished_s=8.0)
+    assert reward_exposed_s(report, (group, replace(group, responses=late))) == 2.0
+    assert reward_exposed_s(report, (group,)) == 0.0
+    assert reward_exposed_s(report, ()) == 0.0
 
 
 def test_a_step_without_a_response_has_figures_too() -> None:

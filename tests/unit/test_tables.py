@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from artifacts import layout
 from artifacts.journal import Journal
-from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, Span, VersionSpan
+from artifacts.records import CaseResult, CaseVerdict, Generated, Group, Outcome, Prompt, Response, Score, Span, VersionSpan
 from artifacts.store import Store
 from artifacts.tables import Fate, ResponseRow, responses_from_parquet, responses_to_parquet
 
@@ -62,6 +63,18 @@ def a_row(
         response=Response(generated=generated, score=score if scored else None),
         fate=fate,
     )
+
+
+def test_test_cases_come_back_and_files_without_them_are_read() -> None:
+    row = a_row(scored=True)
+    assert row.response.score is not None
+    cases = tuple(CaseResult(key=f"1f/{n}", verdict=verdict, wall_s=0.1 * n, limit_s=2.0) for n, verdict in enumerate(CaseVerdict))
+    executed = replace(row, response=replace(row.response, score=replace(row.response.score, cases=cases)))
+    data = responses_to_parquet(7, [executed, row])
+    assert responses_from_parquet(data) == [executed, row]
+    earlier, sink = pq.ParquetFile(io.BytesIO(data)).read().drop_columns(["cases"]), io.BytesIO()
+    pq.write_table(earlier, sink)
+    assert responses_from_parquet(sink.getvalue()) == [row, row]
 
 
 @st.composite

@@ -1,0 +1,68 @@
+"""The tests of a program: what the gold of a code question holds, as JSON.
+
+Three kinds of cases: a call of a function with its expected value, a whole program's standard output for a standard input, and an
+assertion about a function. Values are written by `plain_values`, so that a tuple comes back as a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from artifacts.plain_values import from_json, to_json
+
+
+class CallCase(BaseModel):
+    """Call the function and compare what it returns."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["call"] = Field("call", description="Chooses a call of the function.")
+    arguments: list[Any] = Field(..., description="Positional arguments.")  # Any: JSON of plain values
+    expected: Any = Field(..., description="What the function must return, in exactly this type.")  # Any: JSON of a plain value
+    tolerance: float = Field(0.0, ge=0, description="Absolute difference up to which a float is equal.")
+
+
+class StdioCase(BaseModel):
+    """Run the program and compare what it prints."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["stdio"] = Field("stdio", description="Chooses a whole program.")
+    stdin: str = Field("", description="The program's standard input.")
+    stdout: str = Field(..., description="What it must print; white space at the ends of lines and of the text does not count.")
+
+
+class AssertionCase(BaseModel):
+    """Execute a statement that calls the function and must not raise."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["assertion"] = Field("assertion", description="Chooses a statement.")
+    statement: str = Field(..., description="Python that calls the function by its name, or as `candidate`.")
+
+
+Case = Annotated[CallCase | StdioCase | AssertionCase, Field(discriminator="kind")]
+
+
+class CodeGold(BaseModel):
+    """The tests of one question; its JSON is `Row.gold`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    function: str = Field("", description="Name of the function that calls and assertions are about; a whole program needs none.")
+    preamble: str = Field("", description="Text put before the response's program, for example the imports that the question shows.")
+    test_setup: str = Field("", description="Executed once before the first assertion, apart from the response's program.")
+    cases: tuple[Case, ...] = Field(..., min_length=1, description="All must pass.")
+
+
+def call_case(arguments: Sequence[object], expected: object, tolerance: float = 0.0) -> CallCase:
+    """A call case of Python values. ValueError for values that are not plain."""
+    return CallCase(arguments=[to_json(argument) for argument in arguments], expected=to_json(expected), tolerance=tolerance)
+
+
+def expected_value(case: CallCase) -> Any:  # Any: a plain value
+    """What the call must return."""
+    return from_json(case.expected)

@@ -1,0 +1,135 @@
+"""How long a test case may run: a little longer than the slowest correct execution of it (RollPacker's adaptive timeout).
+
+    limit = min(max(floor, factor x slowest correct execution), ceiling), the ceiling while no execution was correct
+
+An anchor set by a lucky fast answer would kill every slower correct one and so never grow. Hence the second look: when a round is
+decided and the reward workers are idle, some of the programs that it killed early run once more, up to the ceiling; one that passes
+mends the anchor for the rounds to come. A case on which second looks found nothing is left alone. Its verdict stays what it was.
+Pure but for `TimeoutBook`, which holds the state of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from artifacts.records import CaseResult, CaseVerdict
+
+MAX_HOPELESS = 3  # executions that ran into the ceiling, after which a case gets no second look
+
+
+class AdaptiveTimeoutConfig(BaseModel):
+    """Time limits of test cases; floor_s equal to ceiling_s makes a fixed limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    factor: float = Field(1.5, ge=1, description="Limit of a case, in multiples of its slowest correct execution.")
+    floor_s: float = Field(2.0, gt=0, description="Shortest limit, seconds.")
+    ceiling_s: float = Field(30.0, gt=0, le=600, description="Longest limit, and the one of a case without a correct execution, seconds.")
+
+    @model_validator(mode="after")
+    def _check(self) -> AdaptiveTimeoutConfig:
+        if self.floor_s > self.ceiling_s:
+            raise ValueError(
+                f"timeout.floor_s must be <= ceiling_s ({self.ceiling_s:g}), got {self.floor_s:g}; lower it or raise ceiling_s"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """What is known of one test case."""
+
+    slowest_s: float = 0.0  # slowest correct execution, seconds
+    num_correct: int = 0  # correct executions
+    num_hopeless: int = 0  # executions that ran into the ceiling
+
+    def __add__(self, other: Anchor) -> Anchor:
+        """What both know together; the order never matters."""
+        return Anchor(
+            slowest_s=max(self.slowest_s, other.slowest_s),
+            num_correct=self.num_correct + other.num_correct,
+            num_hopeless=self.num_hopeless + other.num_hopeless,
+        )
+
+
+Anchors = Mapping[str, Anchor]  # by key of the test case
+
+
+def limit_s(config: AdaptiveTimeoutConfig, anchor: Anchor) -> float:
+    """Seconds that a response has for a case."""
+    if anchor.num_correct == 0:
+        return config.ceiling_s
+    return min(max(config.floor_s, config.factor * anchor.slowest_s), config.ceiling_s)
+
+
+def is_early_kill(config: AdaptiveTimeoutConfig, case: CaseResult) -> bool:
+    """Whether the case was ended before the ceiling, so that nobody knows if it would have passed."""
+    return case.verdict is CaseVerdict.TIMEOUT and case.limit_s < config.ceiling_s
+
+
+def second_looks(config: AdaptiveTimeoutConfig, anchors: Anchors, responses: Sequence[Sequence[CaseResult]], most: int) -> list[int]:
+    """Which responses of a round to execute again: places of at most `most`, one for each case that was killed early and has hope."""
+    chosen: dict[str, int] = {}
+    for place, cases in enumerate(responses):
+        for case in cases:
+            hopeful = anchors.get(case.key, Anchor()).num_hopeless < MAX_HOPELESS
+            if hopeful and len(chosen) < most and is_early_kill(config, case):
+                chosen.setdefault(case.key, place)
+    return sorted(set(chosen.values()))
+
+
+def observed(config: AdaptiveTimeoutConfig, responses: Iterable[Sequence[CaseResult]]) -> dict[str, Anchor]:
+    """What these executions tell: only responses that passed every case set anchors."""
+    found: dict[str, Anchor] = {}
+    for cases in responses:
+        correct = all(case.verdict is CaseVerdict.PASS for case in cases)
+        for case in cases:
+            if correct:
+                told = Anchor(slowest_s=case.wall_s, num_correct=1)
+            elif case.verdict is CaseVerdict.TIMEOUT and case.limit_s >= config.ceiling_s:
+                told = Anchor(num_hopeless=1)
+            else:
+                continue
+            found[case.key] = found.get(case.key, Anchor()) + told
+    return found
+
+
+def merged(first: Anchors, second: Anchors) -> dict[str, Anchor]:
+    """Both together; associative and commutative, so a run's state is the sum of what its steps recorded."""
+    return {key: first.get(key, Anchor()) + second.get(key, Anchor()) for key in {**first, **second}}
+
+
+def to_record(anchors: Anchors) -> dict[str, list[float]]:
+    """As JSON, for the step's commit."""
+    return {key: [anchor.slowest_s, anchor.num_correct, anchor.num_hopeless] for key, anchor in sorted(anchors.items())}
+
+
+def from_record(record: Mapping[str, Sequence[float]]) -> dict[str, Anchor]:
+    """The inverse of `to_record`."""
+    return {
+        key: Anchor(slowest_s=slowest, num_correct=int(correct), num_hopeless=int(hopeless))
+        for key, (slowest, correct, hopeless) in record.items()
+    }
+
+
+class TimeoutBook:
+    """The anchors of a run while it goes on; read and written by several threads, one dict operation at a time."""
+
+    def __init__(self, anchors: Anchors | None = None) -> None:
+        self._anchors = dict(anchors or {})
+
+    @property
+    def anchors(self) -> Anchors:
+        """What is known now."""
+        return self._anchors
+
+    def limits(self, config: AdaptiveTimeoutConfig, keys: Sequence[str]) -> tuple[float, ...]:
+        """Seconds that a response has for each of its cases."""
+        return tuple(limit_s(config, self._anchors.get(key, Anchor())) for key in keys)
+
+    def learn(self, told: Anchors) -> None:
+        """Add what one response tells."""
+        self._anchors.update(merged({key: self._anchors.get(key, Anchor()) for key in told}, told))

@@ -1,0 +1,127 @@
+"""The reward workers of a run: shared out by backlog, kept from round to round, ended with the run."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artifacts.code_cases import CodeGold, call_case
+from artifacts.records import Generated, Outcome, Prompt, Score
+from tasks.rewards.adaptive_timeout import AdaptiveTimeoutConfig, Anchor, TimeoutBook
+from tasks.rewards.code_tests import CodeTestsConfig
+from tasks.rewards.custom import CustomConfig
+from tasks.rewards.math_answer import MathAnswerConfig
+from tasks.rewards.registry import RewardConfig
+from tasks.rewards.reward_pool import RewardPool, close_pools, next_kind, pool_of
+
+WAIT_S = 60.0
+
+
+def prompt(domain: str) -> Prompt:
+    return Prompt(prompt_id="0/1", domain=domain, token_ids=(1,), gold="8", text="q")
+
+
+def response(text: str, finish_reason: str = "stop") -> Generated:
+    return Generated(
+        prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(), finish_reason=finish_reason, text=text,  # type: ignore[arg-type]
+        engine="engine-0", submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
+    )  # fmt: skip
+
+
+def make_pool(configs: dict[str, RewardConfig], num_workers: int = 2) -> RewardPool:
+    return RewardPool(configs, num_workers, TimeoutBook())
+
+
+def test_verdicts_come_back_for_every_response() -> None:
+    pool = make_pool({"*": MathAnswerConfig()})
+    verdicts = [pool.submit(prompt("add"), response(f"Answer: {number}")) for number in range(20)]
+    assert [verdict.result(WAIT_S).reward for verdict in verdicts] == [float(number == 8) for number in range(20)]
+    assert pool.submit(prompt("add"), response("", "aborted")).result(WAIT_S).outcome is Outcome.ABORTED
+    pool.close()
+
+
+def test_a_slow_kind_leaves_a_worker_to_the_others(tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    source = tmp_path / "waits.py"
+    source.write_text(f"import os\ndef waits(prompt, response, gold):\n    while not os.path.exists({str(gate)!r}): pass\n    return 1\n")
+    pool = make_pool({"slow": CustomConfig(path=f"{source}:waits", timeout_s=WAIT_S), "*": MathAnswerConfig()})
+    slow = [pool.submit(prompt("slow"), response("")) for _ in range(3)]
+    assert pool.submit(prompt("add"), response("Answer: 8")).result(WAIT_S).reward == 1.0
+    assert not any(verdict.done() for verdict in slow)
+    gate.touch()
+    assert [verdict.result(WAIT_S).reward for verdict in slow] == [1.0] * 3
+    pool.close()
+
+
+def test_a_verdict_that_nobody_needs_is_not_reached(tmp_path: Path) -> None:
+    source, seen = tmp_path / "own.py", tmp_path / "seen"
+    source.write_text(f"def notes(prompt, response, gold):\n    open({str(seen)!r}, 'a').write(response)\n    return 1\n")
+    pool = make_pool({"*": CustomConfig(path=f"{source}:notes", timeout_s=WAIT_S)}, num_workers=1)
+    blocked: Future[Score] = pool.submit(prompt("x"), response("a"))
+    dropped, kept = pool.submit(prompt("x"), response("b")), pool.submit(prompt("x"), response("c"))
+    dropped.cancel()
+    assert (blocked.result(WAIT_S).reward, kept.result(WAIT_S).reward) == (1.0, 1.0)
+    pool.close()
+    assert seen.read_text() == "ac" or not dropped.cancelled()
+
+
+def test_a_reward_that_cannot_be_built_fails_its_verdict_and_not_the_worker(tmp_path: Path) -> None:
+    pool = make_pool({"bad": CustomConfig(path=f"{tmp_path}/none.py:f"), "*": MathAnswerConfig()}, num_workers=1)
+    failed = pool.submit(prompt("bad"), response(""))
+    with pytest.raises(ValueError, match="can be imported"):
+        failed.result(WAIT_S)
+    assert pool.submit(prompt("add"), response("Answer: 8")).result(WAIT_S).reward == 1.0
+    with pytest.raises(ValueError, match="every domain needs a reward"):
+        make_pool({"add": MathAnswerConfig()}).submit(prompt("story"), response(""))
+    pool.close()
+
+
+def test_a_program_that_was_killed_early_gets_a_second_look_that_mends_the_limit() -> None:
+    gold = CodeGold(function="work", cases=(call_case((), 1),)).model_dump_json()
+    config = CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.05, ceiling_s=30.0))
+    asked = Prompt(prompt_id="0/1", domain="code", token_ids=(1,), gold=gold, text="q")
+    slow = response("```python\nimport time\ndef work():\n    time.sleep(0.5)\n    return 1\n```")
+    pool = make_pool({"*": config})
+    (key,) = (case.key for case in pool.submit(asked, response("def work(): return 2")).result(WAIT_S).cases)
+    pool.book.learn({key: Anchor(slowest_s=0.001, num_correct=1)})
+    killed = pool.submit(asked, slow).result(WAIT_S)
+    assert (killed.outcome, killed.reward) == (Outcome.TIMEOUT, 0.0)
+    (look,) = pool.look_again([(asked, slow, killed)])
+    assert look.result(WAIT_S).reward == 1.0
+    pool.close()
+    (anchor,) = pool.relearned().values()
+    assert anchor.num_correct == 1
+    assert anchor.slowest_s >= 0.5
+    assert pool.book.anchors[key] == anchor + Anchor(slowest_s=0.001, num_correct=1)
+    assert pool.relearned() == {}
+
+
+def test_a_run_keeps_its_pool_and_the_next_run_ends_it() -> None:
+    first = pool_of("run-1", lambda: make_pool({"*": MathAnswerConfig()}))
+    assert pool_of("run-1", lambda: make_pool({})) is first
+    second = pool_of("run-2", lambda: make_pool({"*": MathAnswerConfig()}))
+    assert second is not first
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        first.submit(prompt("add"), response("Answer: 8"))
+    close_pools()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("reward")]
+
+
+counts = st.integers(0, 9)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.tuples(counts, counts), min_size=1), st.integers(1, 8))
+def test_a_free_worker_turns_to_the_kind_with_the_fewest_workers(kinds: dict[str, tuple[int, int]], num_workers: int) -> None:
+    backlog = {kind: waiting for kind, (waiting, _) in kinds.items()}
+    running = {kind: at_work for kind, (_, at_work) in kinds.items()}
+    most = max(1, num_workers - len(kinds) + 1)
+    chosen = next_kind(backlog, running, num_workers)
+    eligible = [kind for kind in kinds if backlog[kind] and running[kind] < most]
+    assert (chosen is None) == (not eligible)
+    if chosen is not None:
+        assert running[chosen] == min(running[kind] for kind in eligible)

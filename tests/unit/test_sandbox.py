@@ -1,0 +1,295 @@
+"""Programs in the sandbox: three kinds of cases, a verdict for each, and a reward that never blames the model for the sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from artifacts.code_cases import AssertionCase, CallCase, CodeGold, StdioCase, call_case
+from artifacts.records import CaseVerdict, Generated, Outcome, Prompt
+from tasks.rewards.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, observed
+from tasks.rewards.code_tests import CodeTests, CodeTestsConfig, program_of
+from tasks.rewards.sandbox import self_test
+from tasks.rewards.sandbox.case_runner import CaseRunner, TestsBroken
+from tasks.rewards.sandbox.isolation import Isolation
+from tasks.rewards.sandbox.limits import SandboxLimits
+from tasks.rewards.sandbox.sandbox import Command, Sandbox, SandboxUnavailable
+from tasks.rewards.sandbox.seccomp import assemble, refused_calls
+
+LIMIT_S = 20.0  # of programs that end by themselves, however busy the machine is
+ADD = CodeGold(function="add", cases=(call_case((2, 3), 5), call_case((-1, 1), 0)))
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[CaseRunner]:
+    runner = CaseRunner(Isolation.NAMESPACES, SandboxLimits())
+    yield runner
+    runner.close()
+
+
+def verdicts(runner: CaseRunner, program: str, gold: CodeGold, limit_s: float = LIMIT_S) -> list[str]:
+    return [str(run.verdict) for run in runner.run(program, gold, [limit_s] * len(gold.cases))]
+
+
+def test_calls_are_compared_case_by_case(runner: CaseRunner) -> None:
+    assert verdicts(runner, "def add(a, b):\n    return a + b", ADD) == ["pass", "pass"]
+    assert verdicts(runner, "def add(a, b):\n    return 5", ADD) == ["pass", "wrong"]
+
+
+def test_a_case_that_runs_too_long_ends_the_program_and_leaves_the_rest_unrun(runner: CaseRunner) -> None:
+    program = "def add(a, b):\n    while a < 0: pass\n    return a + b"
+    runs = runner.run(program, replace_cases(ADD, (call_case((2, 3), 5), call_case((-1, 1), 0), call_case((0, 0), 0))), [LIMIT_S, 0.1, 0.1])
+    assert [str(run.verdict) for run in runs] == ["pass", "timeout", "not_run"]
+    assert 0.1 <= runs[1].wall_s < LIMIT_S
+
+
+def replace_cases(gold: CodeGold, cases: tuple[CallCase, ...]) -> CodeGold:
+    return gold.model_copy(update={"cases": cases})
+
+
+@pytest.mark.parametrize(
+    ("program", "verdict"),
+    [
+        ("def add(a, b): raise ValueError('no')", "exception"),
+        ("def plus(a, b): return a + b", "exception"),
+        ("def add(a, b", "exception"),
+        ("def add(a, b): return a + b\nraise SystemExit", "exception"),
+        ("def add(a, b): return 'x' * 10**12", "memory"),
+        ("def add(a, b): return 'x' * 10**7", "output"),
+        ("def add(a, b): return object()", "exception"),
+        ("def add(a, b): return float(a + b)", "wrong"),
+        ("def add(a, b): return add(a, b)", "exception"),
+        ("import ctypes\ndef add(a, b): return ctypes.string_at(0)", "crash"),
+        ("def add(a, b): return 10**5000", "exception"),
+    ],
+)
+def test_what_a_program_does_has_a_verdict(runner: CaseRunner, program: str, verdict: str) -> None:
+    assert verdicts(runner, program, ADD)[0] == verdict
+
+
+def test_whole_programs_are_judged_by_what_they_print(runner: CaseRunner) -> None:
+    gold = CodeGold(cases=(StdioCase(stdin="3 4\n", stdout="7"), StdioCase(stdin="1 1\n", stdout="2\n")))
+    right = "print(sum(map(int, input().split())))"
+    assert verdicts(runner, right, gold) == ["pass", "pass"]
+    assert verdicts(runner, f"{right}\nexit()", gold) == ["pass", "pass"]
+    assert verdicts(runner, f"import os, sys\n{right}\nsys.stdout.flush()\nos._exit(0)", gold) == ["pass", "pass"]
+    assert verdicts(runner, f"{right}\n1 / 0", gold) == ["exception", "exception"]
+    assert verdicts(runner, "print(7)", gold) == ["pass", "wrong"]
+    assert verdicts(runner, "print('x' * (2 << 20))", gold) == ["output", "output"]
+    assert (
+        verdicts(runner, "if __name__ == '__main__':\n    print(sum(int(word) for word in open(0).read().split()))", gold) == ["pass"] * 2
+    )
+
+
+def test_assertions_are_executed_apart_from_the_program(runner: CaseRunner) -> None:
+    gold = CodeGold(
+        function="add",
+        test_setup="WANTED = 5",
+        cases=(
+            AssertionCase(statement="assert add(2, 3) == WANTED"),
+            AssertionCase(statement="assert [candidate(n, n) for n in range(3)] == [0, 2, 4]"),
+            AssertionCase(statement="assert add(b=1, a=(1,)) == 'what'"),
+        ),
+    )
+    assert verdicts(runner, "def add(a, b):\n    return a + b", gold) == ["pass", "pass", "exception"]
+    assert verdicts(runner, "WANTED = None\ndef add(a, b):\n    return 5", gold) == ["pass", "wrong", "wrong"]
+    assert verdicts(runner, "def add(a, b):\n    while True: pass", gold, 0.1) == ["timeout", "not_run", "not_run"]
+
+
+def test_an_assertion_may_expect_an_exception(runner: CaseRunner) -> None:
+    statement = "try:\n    add(1, 'x')\nexcept TypeError:\n    pass\nelse:\n    raise AssertionError"
+    gold = CodeGold(function="add", cases=(AssertionCase(statement=statement),))
+    assert verdicts(runner, "def add(a, b):\n    return a + b", gold) == ["pass"]
+    assert verdicts(runner, "def add(a, b):\n    return 0", gold) == ["wrong"]
+
+
+def test_tests_that_cannot_be_set_up_are_no_fault_of_the_program(runner: CaseRunner) -> None:
+    gold = CodeGold(function="add", test_setup="1 / 0", cases=(AssertionCase(statement="assert add(1, 1) == 2"),))
+    with pytest.raises(TestsBroken, match="ZeroDivisionError"):
+        runner.run("def add(a, b): return a + b", gold, [LIMIT_S])
+
+
+def test_values_keep_their_types_on_the_way_in_and_out(runner: CaseRunner) -> None:
+    values = (None, True, 0, -(2**70), 1.5, float("inf"), "\ud800é", b"\x00", [1, (2,)], {"a": {1, 2}}, {(1, 2): frozenset()}, 1j)
+    gold = CodeGold(function="same", cases=tuple(call_case((value,), value) for value in values))
+    assert verdicts(runner, "def same(x):\n    return x", gold) == ["pass"] * len(values)
+
+
+def test_programs_leave_nothing_to_the_next_one(runner: CaseRunner) -> None:
+    leave = "import builtins, math\nmath.pi = 3\nbuiltins.max = None\nopen('/tmp/left', 'w').write('x')\ndef add(a, b):\n    return a + b"
+    look = "import math, os\ndef add(a, b):\n    return a + b if math.pi > 3 and max(1, 2) == 2 and not os.listdir('/tmp') else None"
+    assert verdicts(runner, leave, ADD) == ["pass", "pass"]
+    assert verdicts(runner, look, ADD) == ["pass", "pass"]
+
+
+def test_a_sandbox_that_is_killed_is_replaced_and_the_program_run_again(runner: CaseRunner) -> None:
+    runner.warm()
+    pid = runner._programs.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert verdicts(runner, "def add(a, b):\n    return a + b", ADD) == ["pass", "pass"]
+    killer = threading.Timer(0.3, lambda: os.kill(runner._programs.pid or 0, signal.SIGKILL))
+    killer.start()
+    waits = "import time\ndef add(a, b):\n    time.sleep(0.6)\n    return a + b"
+    assert verdicts(runner, waits, ADD) == ["pass", "pass"]
+    killer.join()
+
+
+def test_a_closed_sandbox_leaves_no_process() -> None:
+    sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits())
+    sandbox.start("x = 1", limit_s=LIMIT_S)
+    pid = sandbox.pid
+    assert pid is not None
+    sandbox.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert sandbox.send(Command(message={"statement": "x"}, limit_s=1)).kind == "not_run"
+
+
+def test_a_fork_server_ends_with_its_host_even_under_an_endless_program() -> None:
+    sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits())
+    sandbox.warm()
+    assert sandbox._process is not None
+    popen, stream = sandbox._process.popen, sandbox._process.stream
+    asker = threading.Thread(target=_run_for_ever, args=(sandbox,))
+    asker.start()
+    stream.shutdown(socket.SHUT_RDWR)  # whatever the program was at, if it had begun
+    asker.join()
+    assert popen.wait(timeout=20) is not None
+
+
+def _run_for_ever(sandbox: Sandbox) -> None:
+    with contextlib.suppress(SandboxUnavailable):
+        sandbox.start("while True: pass", limit_s=60.0)
+
+
+def test_machine_without_the_isolation_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    self_test.holds.cache_clear()
+    try:
+        with pytest.raises(ValueError, match=r"Creating new namespace failed; allow unprivileged user namespaces .* isolation 'landlock'"):
+            CodeTests(CodeTestsConfig(), TimeoutBook())
+    finally:
+        self_test.holds.cache_clear()
+
+
+def test_the_weaker_isolation_is_tried_out_too() -> None:
+    reason = self_test.holds(Isolation.LANDLOCK)
+    if reason:
+        with pytest.raises(ValueError, match="kernel with Landlock"):
+            self_test.check_isolation(Isolation.LANDLOCK)
+        return
+    runner = CaseRunner(Isolation.LANDLOCK, SandboxLimits())
+    assert verdicts(runner, "def add(a, b):\n    return a + b", ADD) == ["pass", "pass"]
+    assert verdicts(runner, f"def add(a, b):\n    return open({sys.prefix!r} + '/pyvenv.cfg').read()", ADD)[0] == "exception"
+    runner.close()
+
+
+def test_the_filter_knows_every_call_on_both_machines() -> None:
+    assert len(refused_calls("x86_64")) > len(refused_calls("aarch64")) > 90
+    assert len(assemble("x86_64")) % 8 == 0
+    assert len(assemble("x86_64")) // 8 < 256  # jumps are 8 bits wide
+    with pytest.raises(ValueError, match="this machine is riscv64"):
+        assemble("riscv64")
+
+
+# --- the reward -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reward() -> Iterator[CodeTests]:
+    reward = CodeTests(CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.2, ceiling_s=1.5)), TimeoutBook())
+    yield reward
+    reward.close()
+
+
+PROMPT = Prompt(prompt_id="0/1", domain="code", token_ids=(1,), gold=ADD.model_dump_json(), text="q")
+RESPONSE = Generated(
+    prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(), finish_reason="stop", text="", engine="engine-0",
+    submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
+)  # fmt: skip
+
+
+def fenced(program: str) -> Generated:
+    return replace(RESPONSE, text=f"Here you are:\n```python\n{program}\n```\nDone.")
+
+
+def test_reward_is_one_when_every_case_passes_and_records_them(reward: CodeTests) -> None:
+    score = reward.score(PROMPT, fenced("def add(a, b):\n    return a + b"))
+    assert (score.reward, score.outcome, score.detail) == (1.0, Outcome.OK, "2 passed")
+    assert [case.verdict for case in score.cases] == [CaseVerdict.PASS] * 2
+    assert len({case.key for case in score.cases}) == 2
+    assert all(case.limit_s == 1.5 for case in score.cases)
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome", "detail"),
+    [
+        ("def add(a, b):\n    return 5", Outcome.WRONG, "wrong: case 1"),
+        ("def add(a, b):\n    raise KeyError(chr(0xd800))", Outcome.WRONG, "exception: case 0: KeyError"),
+        ("def add(a, b):\n    while True: pass", Outcome.TIMEOUT, "timeout: case 0 after 1.5 s"),
+        ("def add(a, b):\n    return 'x' * 400_000", Outcome.VIOLATION, "output: case 0"),
+        ("", Outcome.WRONG, "no_code"),
+        ("#" * (1 << 19), Outcome.WRONG, "too_long"),
+    ],
+)
+def test_failures_are_told_apart(reward: CodeTests, program: str, outcome: Outcome, detail: str) -> None:
+    score = reward.score(PROMPT, fenced(program))
+    assert (score.reward, score.outcome) == (0.0, outcome)
+    assert score.detail.startswith(detail)
+
+
+def test_a_case_that_is_killed_before_the_ceiling_is_an_early_kill() -> None:
+    book, config = TimeoutBook(), CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.2))
+    reward = CodeTests(config, book)
+    score = reward.score(PROMPT, fenced("def add(a, b):\n    return a + b"))
+    book.learn(observed(config.timeout, (score.cases,)))
+    score = reward.score(PROMPT, fenced("def add(a, b):\n    while True: pass"))
+    reward.close()
+    assert (score.outcome, score.detail) == (Outcome.TIMEOUT, "early_kill: case 0 after 0.2 s")
+
+
+def test_sandbox_that_cannot_be_had_any_more_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = CodeTests(CodeTestsConfig(), TimeoutBook())
+    monkeypatch.setattr("tasks.rewards.sandbox.isolation.CODE", ("no/such/path",))
+    score = reward.score(PROMPT, fenced("def add(a, b):\n    return a + b"))
+    assert (score.reward, score.outcome) == (None, Outcome.INFRA)
+    assert "no/such/path" in score.detail
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("no fence at all", "no fence at all"),
+        ("```python\na = 1\n```", "a = 1\n"),
+        ("```\na = 1\n```\n```python\nb = 2\n```", "a = 1\n"),
+        ("so: ```py\nnever closed", "never closed"),
+        ("", ""),
+    ],
+)
+def test_the_first_fenced_block_is_the_program(text: str, program: str) -> None:
+    assert program_of(text) == program
+
+
+def test_malformed_gold_is_found_when_the_data_set_is_read(reward: CodeTests) -> None:
+    reward.check_gold(ADD.model_dump_json())
+    for bad in (
+        "not json",
+        "{}",
+        '{"cases": []}',
+        '{"function": "f", "cases": [{"kind": "call", "arguments": [], "expected": {"odd": 1}}]}',
+    ):
+        with pytest.raises(ValueError, match=r"repair|to_json"):
+            reward.check_gold(bad)
