@@ -25,8 +25,9 @@ from artifacts.store import Store
 from artifacts.tables import Fate, ResponseRow
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.engines.driver import RoundResult, drive_round
+from tasks.engines.driver import drive_round
 from tasks.engines.remote import RemoteEngine
+from tasks.engines.round_records import RoundInputs, RoundResult
 from tasks.plan import StepPlan, journal_of, prompts_of, store_of
 from tasks.sample_stream import SampleStream, aborting
 from tasks.scheduling.acceptance import acceptance_figures, launched_of
@@ -97,7 +98,7 @@ async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
 
     progress = asyncio.create_task(_show_progress(plan, finished))
     try:
-        result = await drive_round(
+        inputs = RoundInputs(
             plan=plan.round,
             prompts=prompts,
             scheduler=make_scheduler(plan.round),
@@ -110,6 +111,7 @@ async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
             on_finished=finished.extend,
             on_accept=accept,
         )
+        result = await drive_round(inputs)
     finally:
         progress.cancel()
         await asyncio.gather(progress, return_exceptions=True)  # a picture that failed is no reason to fail the round

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from artifacts.records import Group, Prompt, Response, RoundKind, WeightsRef
 from tasks.engines.base import EngineLost
-from tasks.engines.driver import RoundResult, ScoreFeed, drive_round
+from tasks.engines.driver import drive_round
+from tasks.engines.round_records import RoundInputs, RoundResult, ScoreFeed
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulated import LengthModel, SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
@@ -75,7 +76,7 @@ async def play(
         if accepted is not None:
             accepted.append(group)
 
-    return await drive_round(
+    inputs = RoundInputs(
         plan=plan,
         prompts=make_prompts(plan),
         scheduler=make_scheduler(plan),
@@ -88,6 +89,7 @@ async def play(
         on_finished=lambda generated: None,
         on_accept=keep,
     )
+    return await drive_round(inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

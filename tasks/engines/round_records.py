@@ -1,0 +1,53 @@
+"""What a round is given and what it brings home: the records at the driver's two ends, and the seam to the reward stage."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from artifacts.records import Generated, Group, Prompt, Response, Score
+from tasks.engines.base import Engine
+from tasks.engines.sampling import SamplingConfig
+from tasks.scheduling.events import RoundPlan, RoundScheduler
+
+
+class ScoreFeed(Protocol):
+    """The reward stage as the driver sees it."""
+
+    async def publish(self, generated: Sequence[Generated]) -> None:
+        """Hand finished responses over for scoring."""
+        ...
+
+    async def scored(self, wait_s: float) -> list[Score]:
+        """Verdicts since the last call; waits up to wait_s for the first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundInputs:
+    """Everything a round is played with."""
+
+    plan: RoundPlan  # what is launched, and what must come home
+    prompts: Mapping[str, Prompt]  # the plan's prompts, by id
+    scheduler: RoundScheduler  # decides; fresh, for it remembers the round
+    engines: Sequence[Engine]  # the replicas, all idle
+    feed: ScoreFeed  # the reward stage
+    sampling: SamplingConfig  # how responses are drawn
+    recorded: Sequence[Response]  # responses of an earlier attempt, which stand in for their launches
+    seed: int  # the run's; every request derives its own from it
+    deadline_s: float  # how long nothing may happen
+    on_finished: Callable[[Sequence[Generated]], None]  # hears of whole responses
+    on_accept: Callable[[Group], Awaitable[None]]  # takes accepted groups, in training order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundResult:
+    """What a round brought home; every generated token is in it once."""
+
+    groups: tuple[Group, ...]  # accepted, in acceptance order
+    deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
+    dropped: tuple[str, ...]  # prompt ids given up
+    filtered: tuple[str, ...]  # prompt ids of complete groups that were not worth training on
+    generated: tuple[Generated, ...]  # every response, aborted ones included
+    scores: tuple[Score, ...]  # every verdict that came in time
