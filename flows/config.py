@@ -28,6 +28,7 @@ from tasks.learner.trainer import LearnerConfig
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.rounds import BatchConfig, SchedulingConfig
+from tasks.scheduling.stream_training import StreamTrainerConfig
 
 PRESET_VARIABLE = "ROLLFLOW_PRESET"
 
@@ -109,6 +110,9 @@ class RunConfig(BaseModel):
     rewards: Mapping[str, RewardConfig] = Field(..., description="Reward by domain of the task; '*' serves every other domain.")
     batch: BatchConfig = Field(..., description="Prompts and responses of a step.")
     scheduling: SchedulingConfig = Field(..., description="How the rounds of a step are scheduled.")
+    stream_trainer: StreamTrainerConfig = Field(
+        default_factory=StreamTrainerConfig, description="Training that begins on freed devices while the round still runs."
+    )
     sampling: SamplingConfig = Field(..., description="How responses are sampled.")
     engine: EngineConfig = Field(..., description="The rollout engines.")
     planner: PlannerConfig = Field(default_factory=PlannerConfig, description="The choice of the engines' tensor-parallel size.")

@@ -12,7 +12,8 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from distributed import get_client
 from prefect import task
@@ -21,7 +22,6 @@ from prefect.cache_policies import NO_CACHE
 
 from artifacts import layout
 from artifacts.records import Generated, Group, Prompt, Response, Score, Span, response_id
-from artifacts.store import Store
 from artifacts.tables import Fate, ResponseRow
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost, EngineStats
@@ -33,8 +33,10 @@ from tasks.sample_stream import SampleStream, aborting
 from tasks.scheduling.acceptance import acceptance_figures, launched_of
 from tasks.scheduling.ledger import account_tokens, column_of
 from tasks.scheduling.rounds import make_scheduler
+from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig, device_groups
 
 PROGRESS_EVERY_S = 2.0
+HISTORY_ROUNDS = 8  # rounds whose response lengths project those of the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,8 @@ class RolloutReport:
     started_s: float  # first submission, Unix seconds
     finished_s: float  # last response
     kv_usage_max: float = 0.0  # the fullest that an engine's KV cache was in this round, 0..1
+    num_migrated: int = 0  # responses that went on in another engine
+    freed: tuple[str, ...] = ()  # learners whose devices were freed in mid-round
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,12 @@ async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
         if not plan.is_evaluation:  # nobody trains on those
             await stream.put("groups", [group])
 
+    freed: list[str] = []
+
+    async def free(decision: ScaleDown) -> None:
+        freed.extend(decision.learners)
+        await stream.put("groups", [decision])
+
     progress = asyncio.create_task(_show_progress(plan, finished))
     try:
         inputs = RoundInputs(
@@ -110,16 +120,36 @@ async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
             deadline_s=plan.run.deadlines.progress_s,
             on_finished=finished.extend,
             on_accept=accept,
+            stream_trainer=_stream_trainer(plan),
+            on_freed=free,
         )
         result = await drive_round(inputs)
     finally:
         progress.cancel()
         await asyncio.gather(progress, return_exceptions=True)  # a picture that failed is no reason to fail the round
-    report = _report(plan, result, await _readings(plan))
+    report = replace(_report(plan, result, await _readings(plan)), freed=tuple(freed))
     await stream.close("generated")
     journal.finalise(plan.step, _rows(plan, prompts, result), result.groups, report.spans)
     _close_round(plan, report)
     return report
+
+
+def _stream_trainer(plan: StepPlan) -> StreamTrainer:
+    """The policy of this round; of an evaluation nothing is trained, so that nothing is freed."""
+    run = plan.run
+    if plan.is_evaluation or not run.stream_trainer.enabled:
+        return StreamTrainer(StreamTrainerConfig(), (), plan.round.accept_prompts)
+    engines = {name: frozenset(run.devices_of(name)) for name in run.engines}
+    learners = {name: frozenset(run.devices_of(name)) for name in run.learners}
+    data_parallel = [(name,) for name in run.learners]  # a rank accumulates alone
+    groups = device_groups(engines, learners, data_parallel)
+    return StreamTrainer(run.stream_trainer, groups, plan.round.accept_prompts, _recent_lengths(plan))
+
+
+def _recent_lengths(plan: StepPlan) -> tuple[int, ...]:
+    """Response lengths of the last rounds, tokens."""
+    steps = range(max(1, plan.step - HISTORY_ROUNDS), plan.step)
+    return tuple(tokens for step in steps for tokens in _round_of(plan, step).get("lengths", ()))
 
 
 def _engine(plan: StepPlan, name: str) -> RemoteEngine:
@@ -181,7 +211,8 @@ def _report(plan: StepPlan, result: RoundResult, readings: Sequence[EngineStats]
         acceptance=acceptance_figures(launched_of(result.generated, rewards, trained=trained, filtered=filtered)),
         num_preemptions=sum(reading.num_preemptions for reading in readings),
         kv_usage_max=max((reading.kv_usage_max for reading in readings), default=0.0),
-        spans=_engine_spans(plan, result.generated),
+        spans=_engine_spans(plan, (*result.generated, *result.migrated)),
+        num_migrated=len(result.migrated),
         started_s=min((one.submitted_s for one in result.generated), default=0.0),
         finished_s=max((one.finished_s for one in result.generated), default=0.0),
     )
@@ -231,9 +262,15 @@ def _close_round(plan: StepPlan, report: RolloutReport) -> None:
 
 def read_round(plan: StepPlan) -> RolloutReport | None:
     """The report of a round that is closed, or None."""
-    store: Store = store_of(plan)
-    if not store.exists(layout.round_file(plan.step)):
+    raw = _round_of(plan, plan.step)
+    if not raw:
         return None
-    raw = json.loads(store.read(layout.round_file(plan.step)))
     lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
     return RolloutReport(**(raw | lists | {"spans": tuple(Span(**span) for span in raw["spans"])}))
+
+
+def _round_of(plan: StepPlan, step: int) -> dict[str, Any]:  # Any: JSON values
+    """The kept report of a closed round, empty if there is none."""
+    store, name = store_of(plan), layout.round_file(step)
+    raw: dict[str, Any] = json.loads(store.read(name)) if store.exists(name) else {}
+    return raw

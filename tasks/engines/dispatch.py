@@ -6,11 +6,12 @@ Leaves out what to generate and what to do about a loss; that is the driver's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 
 from artifacts.records import Generated, Request
-from tasks.engines.base import Engine, EngineLost
+from tasks.engines.base import Engine, EngineLost, EngineStats
 from tasks.engines.router import Router
+from tasks.scheduling.stream_training import RunningRequest
 
 
 class Dispatch:
@@ -29,6 +30,32 @@ class Dispatch:
     def running(self) -> tuple[str, ...]:
         """Ids of all responses that some engine has not answered."""
         return self._router.running()
+
+    async def read(self) -> tuple[dict[str, int], tuple[RunningRequest, ...], dict[str, EngineLost]]:
+        """KV capacity in tokens of every engine in service, what runs on them, and the engines that were found lost."""
+        names = self._router.in_service
+        answers = await asyncio.gather(*(self._engines[name].stats() for name in names), return_exceptions=True)
+        lost = _losses(names, answers)
+        stats = [answer for answer in answers if isinstance(answer, EngineStats)]
+        running = tuple(one for reading in stats for one in self._running_on(reading))
+        return {reading.engine: reading.kv_tokens for reading in stats}, running, lost
+
+    def _running_on(self, reading: EngineStats) -> Iterator[RunningRequest]:
+        """What the engine has not finished; what it has finished and not handed back yet is on its way."""
+        for request in self._router.requests(reading.engine):
+            if request.response_id in reading.progress:
+                yield RunningRequest(
+                    engine=reading.engine,
+                    prompt_tokens=len(request.prompt_tokens),
+                    num_tokens=reading.progress[request.response_id],
+                    max_new_tokens=request.max_new_tokens,
+                )
+
+    def retire(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Give these engines no more requests; the ids of what runs on them."""
+        for name in names:
+            self._router.retire(name)
+        return tuple(request.response_id for name in names for request in self._router.requests(name))
 
     def num_running(self, name: str) -> int:
         """Requests that this engine has not answered."""
@@ -65,9 +92,12 @@ class Dispatch:
 
 async def _lost(calls: Mapping[str, Awaitable[None]]) -> dict[str, EngineLost]:
     """Await one call per engine; any other error than a loss is raised."""
-    results = await asyncio.gather(*calls.values(), return_exceptions=True)
+    return _losses(tuple(calls), await asyncio.gather(*calls.values(), return_exceptions=True))
+
+
+def _losses(names: Sequence[str], results: Sequence[object]) -> dict[str, EngineLost]:
     lost: dict[str, EngineLost] = {}
-    for name, result in zip(calls, results, strict=True):
+    for name, result in zip(names, results, strict=True):
         if isinstance(result, EngineLost):
             lost[name] = result
         elif isinstance(result, BaseException):

@@ -3,6 +3,7 @@
     scheduler ──launch──▶ dispatch ──▶ engines ──finished──▶ ScoreFeed.publish
         ▲  └───abort──────────────────▶│                          │
         └────────── events ◀───────────┴── ScoreFeed.scored ◀─────┘        accepted groups ──▶ on_accept
+    stream trainer ◀─milestones, readings─┤   ──ScaleDown──▶ abort, resubmit elsewhere ──▶ on_freed
 
 One loop over long polls: an engine is asked only while it runs something, the feed only while a verdict is due, so the round ends the
 moment its last response does. All decisions of one answer go to an engine in one call, so that a round's opening is one batch per
@@ -15,13 +16,14 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from artifacts.records import Generated, Group, Request, Response, Score, response_id
+from artifacts.records import Generated, Group, Response, Score, response_id
 from tasks.engines.base import EngineLost
 from tasks.engines.dispatch import Dispatch
+from tasks.engines.migration import Migration
 from tasks.engines.polls import Answer, Polls
 from tasks.engines.round_records import RoundInputs, RoundResult
 from tasks.scheduling.events import Abort, AcceptGroup, CloseRound, Decision, Defer, Drop, Event, Filter, Finished, Launch, Lost, Scored
-from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.stream_training import Reading
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class _Round:
         self._inputs = inputs
         self._scheduler = inputs.scheduler
         self._dispatch = Dispatch(inputs.engines)
+        self._migration = Migration()
         self._polls = Polls()
         self._recorded = {one.generated.response_id: one for one in inputs.recorded if one.generated.finish_reason != "aborted"}
         self._generated: dict[str, Generated] = {}
@@ -58,6 +61,8 @@ class _Round:
 
     async def play(self) -> RoundResult:
         try:
+            for decision in self._inputs.stream_trainer.start():
+                await self._inputs.on_freed(decision)
             await self._decide(self._scheduler.start())
             while not self._closed or self._dispatch.running:
                 await self._listen(self._inputs.deadline_s)
@@ -71,7 +76,8 @@ class _Round:
             deferred=tuple(self._deferred),
             dropped=tuple(self._dropped),
             filtered=tuple(self._filtered),
-            generated=(*self._generated.values(), *(one.generated for one in self._recorded.values())),
+            generated=(*self._generated.values(), *self._migration.kept.values(), *(one.generated for one in self._recorded.values())),
+            migrated=tuple(self._migration.moved),
             scores=tuple(self._scores.values()),
         )
 
@@ -127,20 +133,34 @@ class _Round:
         return bool(arrived)
 
     async def _finish(self, arrived: Sequence[Generated]) -> None:
+        whole = [one for one in arrived if one.finish_reason != "aborted"]
+        partial = [one for one in arrived if one.finish_reason == "aborted" and not self._is_unwanted(one)]
         for one in arrived:
             self._dispatch.finish(one.response_id)
-            self._generated[one.response_id] = one
-        whole = [one for one in arrived if one.finish_reason != "aborted"]
+            if one not in partial:
+                self._generated[one.response_id] = one
+                self._migration.finish(one.response_id)
         self._inputs.on_finished(whole)
-        for one in arrived:
-            if one.finish_reason == "aborted" and one.response_id not in self._aborted:  # the engine's own doing
-                await self._tell(Lost(prompt_id=one.prompt_id, index=one.index))
+        await self._resume(partial)
         if self._closed or not whole:
             return
         self._unscored |= {one.response_id for one in whole}
         await self._inputs.feed.publish(whole)
         for one in whole:
             await self._tell(Finished(prompt_id=one.prompt_id, index=one.index, num_tokens=len(one.token_ids)))
+
+    def _is_unwanted(self, generated: Generated) -> bool:
+        return self._closed or generated.response_id in self._aborted
+
+    async def _resume(self, partial: Sequence[Generated]) -> None:
+        """What an engine handed over goes on elsewhere; what it gave up of its own accord is for the scheduler to launch again."""
+        moving = self._migration.part(partial)
+        await self._submit([(one.prompt_id, one.index) for one in moving])
+        for one in partial:
+            if one not in moving:
+                await self._tell(Lost(prompt_id=one.prompt_id, index=one.index))
+        for decision in self._migration.freed(lambda name: not self._dispatch.num_running(name)):
+            await self._inputs.on_freed(decision)
 
     async def _score(self, score: Score) -> None:
         name = response_id(score.prompt_id, score.index)
@@ -154,6 +174,7 @@ class _Round:
             lost = self._dispatch.remove(name)
             if not self._dispatch.alive and not self._closed:
                 raise EngineLost(f"no engine is left, {name} was the last: {error}") from error
+            self._migration.stay(request.response_id for request in lost)
             for request in lost:
                 await self._tell(Lost(prompt_id=request.prompt_id, index=request.index))
 
@@ -182,17 +203,19 @@ class _Round:
                 case CloseRound():
                     self._closed = True
         await self._abort(aborts)
+        if any(isinstance(one, AcceptGroup) for one in decisions):
+            await self._scale_down()
 
     async def _launch(self, launches: Sequence[Launch]) -> None:
-        requests: list[Request] = []
+        unknown: list[tuple[str, int]] = []
         known: list[Response] = []
         for launch in launches:
             name = response_id(launch.prompt_id, launch.index)
             if name in self._recorded:
                 known.append(self._recorded.pop(name))
             else:
-                requests.append(self._request(launch))
-        await self._lose(await self._dispatch.submit(requests))
+                unknown.append((launch.prompt_id, launch.index))
+        await self._submit(unknown)
         for response in known:
             await self._replay(response)
 
@@ -207,21 +230,29 @@ class _Round:
         await self._tell(Finished(prompt_id=one.prompt_id, index=one.index, num_tokens=len(one.token_ids)))
         await self._score(response.score)
 
-    def _request(self, launch: Launch) -> Request:
-        inputs = self._inputs
-        return Request(
-            prompt_id=launch.prompt_id,
-            index=launch.index,
-            prompt_tokens=inputs.prompts[launch.prompt_id].token_ids,
-            max_new_tokens=inputs.sampling.max_response_tokens,
-            temperature=inputs.sampling.temperature,
-            top_p=inputs.sampling.top_p,
-            seed=derive_seed(inputs.seed, launch.prompt_id, launch.index),  # without the step: a deferred prompt draws as it did before
-        )
+    async def _submit(self, responses: Sequence[tuple[str, int]]) -> None:
+        """Have these generated, as (prompt id, index), each from where it was left."""
+        requests = [self._migration.resume(self._inputs.request(prompt_id, index)) for prompt_id, index in responses]
+        await self._lose(await self._dispatch.submit(requests))
 
     async def _abort(self, names: Sequence[str]) -> None:
         self._aborted |= set(names)
         await self._lose(await self._dispatch.abort(names))
+
+    async def _scale_down(self) -> None:
+        """At a milestone: free the devices that the round can do without, and move what runs on them."""
+        trainer = self._inputs.stream_trainer
+        if self._closed or not trainer.is_due(len(self._groups)):
+            return
+        capacity, running, lost = await self._dispatch.read()
+        await self._lose(lost)
+        reading = Reading(num_accepted=len(self._groups), capacity_tokens=capacity, running=running)
+        for decision in [] if self._closed or lost else trainer.handle(reading):
+            moving = self._dispatch.retire(decision.engines)
+            logger.info("step=%d freed=%s migrated=%d", self._inputs.plan.step, ",".join(decision.learners), len(moving))
+            self._migration.leave(decision, moving)
+            await self._lose(await self._dispatch.abort(moving))
+        await self._resume([])
 
     async def _accept(self, decision: AcceptGroup) -> None:
         names = [response_id(decision.prompt_id, index) for index in decision.indices]

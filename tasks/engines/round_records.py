@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from artifacts.records import Generated, Group, Prompt, Response, Score
+from artifacts.records import Generated, Group, Prompt, Request, Response, Score
 from tasks.engines.base import Engine
 from tasks.engines.sampling import SamplingConfig
 from tasks.scheduling.events import RoundPlan, RoundScheduler
+from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.stream_training import ScaleDown, StreamTrainer
 
 
 class ScoreFeed(Protocol):
@@ -39,15 +41,30 @@ class RoundInputs:
     deadline_s: float  # how long nothing may happen
     on_finished: Callable[[Sequence[Generated]], None]  # hears of whole responses
     on_accept: Callable[[Group], Awaitable[None]]  # takes accepted groups, in training order
+    stream_trainer: StreamTrainer  # decides which devices stop generating in mid-round; fresh, too
+    on_freed: Callable[[ScaleDown], Awaitable[None]]  # hears of each decision once its engines are empty
+
+    def request(self, prompt_id: str, index: int) -> Request:
+        """What an engine is asked for a response of this round."""
+        return Request(
+            prompt_id=prompt_id,
+            index=index,
+            prompt_tokens=self.prompts[prompt_id].token_ids,
+            max_new_tokens=self.sampling.max_response_tokens,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            seed=derive_seed(self.seed, prompt_id, index),  # without the step: a deferred prompt draws as it did before
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResult:
-    """What a round brought home; every generated token is in it once."""
+    """What a round brought home; `generated` has every generated token once."""
 
     groups: tuple[Group, ...]  # accepted, in acceptance order
     deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
     dropped: tuple[str, ...]  # prompt ids given up
     filtered: tuple[str, ...]  # prompt ids of complete groups that were not worth training on
     generated: tuple[Generated, ...]  # every response, aborted ones included
+    migrated: tuple[Generated, ...]  # what engines handed over to others; these tokens are in `generated`, too
     scores: tuple[Score, ...]  # every verdict that came in time

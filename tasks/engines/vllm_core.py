@@ -145,6 +145,7 @@ class VllmCore:
             kv_usage=float(self._scheduler.get_kv_cache_usage()),
             kv_usage_max=self._kv_usage_max,
             kv_tokens=int(self._engine.vllm_config.cache_config.kv_cache_size_tokens or 0),
+            progress={name: len(live.request.kept_tokens) + len(_new_tokens(live)) for name, live in self._live.items()},
             num_preemptions=self._num_preemptions + sum(live.scheduled.num_preemptions for live in self._live.values()),
             tokens_generated=self._num_tokens + sum(len(_new_tokens(live)) for live in self._live.values()),
             busy_s=self._busy_s,

@@ -24,6 +24,7 @@ from tasks.scheduling.rounds import (
     make_scheduler,
     plan_round,
 )
+from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
 
 ENGINE = SimulatedEngineConfig(max_batch=64, kv_capacity_tokens=60_000, lengths=LengthModel(median_tokens=120, sigma=1.0))
 
@@ -71,10 +72,16 @@ async def play(
     max_response_tokens: int = 2000,
     deadline_s: float = 1000.0,
     accepted: list[Group] | None = None,
+    trainer: StreamTrainer | None = None,
+    freed: list[ScaleDown] | None = None,
 ) -> RoundResult:
     async def keep(group: Group) -> None:
         if accepted is not None:
             accepted.append(group)
+
+    async def free(decision: ScaleDown) -> None:
+        if freed is not None:
+            freed.append(decision)
 
     inputs = RoundInputs(
         plan=plan,
@@ -88,6 +95,8 @@ async def play(
         deadline_s=deadline_s,
         on_finished=lambda generated: None,
         on_accept=keep,
+        stream_trainer=trainer or StreamTrainer(StreamTrainerConfig(), (), plan.accept_prompts),
+        on_freed=free,
     )
     return await drive_round(inputs)
 
