@@ -36,6 +36,12 @@ def smollm2_sync() -> Values:
     return overlay(smollm2(), {"preset": "smollm2-sync", "scheduling": {"kind": "sync"}})
 
 
+def rollpacker() -> Values:
+    """The main job with everything of RollPacker that there is: tail batching, and training on cores that are freed in mid-round."""
+    trainer = {"enabled": True, "last_milestone": 0.9, "max_running_per_engine": 8}
+    return overlay(smollm2(), {"preset": "rollpacker", "stream_trainer": trainer})
+
+
 def tiny() -> Values:
     """A Llama of a million parameters that learns to add in about a minute; made and warmed up here on first use."""
     return {
@@ -91,6 +97,7 @@ def eight_gpu() -> Values:
 PRESETS: Mapping[str, Callable[[], Values]] = {
     "smollm2": smollm2,
     "smollm2-sync": smollm2_sync,
+    "rollpacker": rollpacker,
     "tiny": tiny,
     "tiny-sync": tiny_sync,
     "one-gpu": one_gpu,
