@@ -30,6 +30,9 @@ class StreamTrainerConfig(BaseModel):
     first_milestone: float = Field(0.2, ge=0, le=1, description="Share of the round's groups whose acceptance first asks for devices.")
     last_milestone: float = Field(0.5, ge=0, le=1, description="Share of the round's groups after which no device is freed any more.")
     milestone_step: float = Field(0.05, gt=0, le=1, description="Distance between two milestones, as a share of the round's groups.")
+    max_freed_share: float = Field(
+        0.5, ge=0, le=1, description="Share of the engines that may be freed in a round; a freed device idles once it has caught up."
+    )
     kv_share: float = Field(
         0.9, gt=0, le=1, description="Share of the remaining engines' KV caches that the projected peak of what still runs may fill."
     )
@@ -97,6 +100,7 @@ class StreamTrainer:
         """`lengths`: response lengths of earlier rounds, in tokens; without any, every response is projected to its bound."""
         self._config = config
         self._groups = tuple(groups)
+        self._least_engines = max(1.0, (1 - config.max_freed_share) * sum(len(group.engines) for group in groups))
         self._due = [milestone * accept_prompts for milestone in config.milestones]
         self._lengths = sorted(lengths)
 
@@ -111,7 +115,7 @@ class StreamTrainer:
         return bool(self._due) and num_accepted >= self._due[0] - NOISE
 
     def handle(self, reading: Reading) -> list[ScaleDown]:
-        """The device groups to free now, those with the fewest tokens to compute again first; at least one engine stays."""
+        """The device groups to free now, those with the fewest tokens to compute again first."""
         if not self.is_due(reading.num_accepted):
             return []
         self._due = [count for count in self._due if count - NOISE > reading.num_accepted]
@@ -131,8 +135,8 @@ class StreamTrainer:
         return sorted(whole, key=lambda group: (_held_tokens(group, reading.running), group.engines))
 
     def _fits(self, running: Sequence[RunningRequest], capacity_tokens: Mapping[str, int]) -> bool:
-        """Whether these engines can take everything that runs."""
-        if len(running) > self._config.max_running_per_engine * len(capacity_tokens) or not capacity_tokens:
+        """Whether these engines are enough, and can take everything that runs."""
+        if len(capacity_tokens) < self._least_engines - NOISE or len(running) > self._config.max_running_per_engine * len(capacity_tokens):
             return False
         return self.projected_peak_tokens(running) <= self._config.kv_share * sum(capacity_tokens.values())
 

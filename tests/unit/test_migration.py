@@ -25,7 +25,7 @@ BOUND = 2000
 
 
 def make_trainer(plan: RoundPlan, num_engines: int = 2, **changes: float) -> StreamTrainer:
-    config = StreamTrainerConfig(enabled=True, **changes)  # type: ignore[arg-type]
+    config = StreamTrainerConfig(enabled=True, max_freed_share=1, **changes)  # type: ignore[arg-type]
     pairs = [DeviceGroup(engines=(f"engine-{place}",), learners=(f"learner-{place}",)) for place in range(num_engines)]
     return StreamTrainer(config, pairs, plan.accept_prompts)
 
