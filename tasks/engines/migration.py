@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from artifacts.records import Generated, Request
-from tasks.scheduling.seeds import derive_seed
 from tasks.scheduling.stream_training import ScaleDown
 
 
@@ -52,17 +51,11 @@ class Migration:
         self._moving -= set(response_ids)
 
     def resume(self, request: Request) -> Request:
-        """The request with what is kept of its response. Its noise is fresh: the old seed's was used up by the kept tokens."""
+        """The request with what is kept of its response."""
         kept = self.kept.get(request.response_id)
         if kept is None or not kept.token_ids:
             return request
-        return replace(
-            request,
-            kept_tokens=kept.token_ids,
-            kept_logprobs=kept.logprobs,
-            kept_versions=kept.versions,
-            seed=derive_seed(request.seed, "resumed", len(kept.token_ids)),
-        )
+        return replace(request, kept_tokens=kept.token_ids, kept_logprobs=kept.logprobs, kept_versions=kept.versions)
 
     def freed(self, is_empty: Callable[[str], bool]) -> list[ScaleDown]:
         """The decisions whose engines have handed everything over; each is told once."""

@@ -19,7 +19,7 @@ from operator import xor
 from typing import TYPE_CHECKING, Any
 
 from artifacts.records import FinishReason, Generated, Request, WeightsRef
-from tasks.engines.admission import check_request, extend_spans
+from tasks.engines.admission import check_request, extend_spans, noise_seed
 from tasks.engines.base import Attestation, EngineStats
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 
@@ -185,7 +185,7 @@ class VllmCore:
             max_tokens=request.max_new_tokens - len(request.kept_tokens),
             temperature=request.temperature,
             top_p=request.top_p,
-            seed=request.seed if self._seeds_taken else None,
+            seed=noise_seed(request) if self._seeds_taken else None,
             stop_token_ids=list(self._stop_ids),
             logprobs=0,
             flat_logprobs=True,

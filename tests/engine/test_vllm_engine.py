@@ -233,7 +233,7 @@ async def test_stats_count(engine: VllmEngine) -> None:
     assert after.tokens_generated - before.tokens_generated == sum(len(generated.token_ids) for generated in done.values())
     assert after.busy_s > before.busy_s
     assert (after.engine, after.num_running, after.num_waiting, after.kv_usage) == ("engine-a", 0, 0, 0.0)
-    assert after.kv_capacity_tokens * KV_BYTES_PER_TOKEN == pytest.approx(0.05 * 2**30, rel=0.05)
+    assert after.kv_tokens * KV_BYTES_PER_TOKEN == pytest.approx(0.05 * 2**30, rel=0.05)
     assert after.progress == {}
 
 
