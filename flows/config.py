@@ -20,7 +20,7 @@ from artifacts.datasets import TaskConfig
 from artifacts.models import ModelConfig
 from flows.overlay import overlay
 from flows.presets import preset_values
-from tasks.cluster.devices import ClusterConfig, engine_members
+from tasks.cluster.devices import ClusterConfig, device_map, engine_members
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.vllm_engine import EngineConfig
 from tasks.learner.overlong import SoftPunishment
@@ -167,6 +167,12 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"learner.temperature must be sampling.temperature ({self.sampling.temperature:g}), got {self.learner.temperature:g}: "
                 "the learner would train another distribution than the engines sample from; set both, above 0"
+            )
+        placed = device_map(self.cluster)
+        if self.stream_trainer.enabled and len(placed["rollout"]) < 2 and set(placed["learner"]) <= set(placed["rollout"]):
+            raise ValueError(
+                f"stream_trainer needs a learner device that a round can do without, got roles {self.cluster.roles!r}; "
+                "give rollout a second device, or learner one of its own, or disable stream_trainer"
             )
         return self
 
