@@ -138,7 +138,7 @@ def _stream_trainer(plan: StepPlan) -> StreamTrainer:
     """The policy of this round; of an evaluation nothing is trained, so that nothing is freed."""
     run = plan.run
     if plan.is_evaluation or not run.stream_trainer.enabled:
-        return StreamTrainer(StreamTrainerConfig(), (), plan.round.accept_prompts)
+        return StreamTrainer(StreamTrainerConfig(), groups=(), accept_prompts=0)
     engines = {name: frozenset(run.devices_of(name)) for name in run.engines}
     learners = {name: frozenset(run.devices_of(name)) for name in run.learners}
     data_parallel = [(name,) for name in run.learners]  # a rank accumulates alone

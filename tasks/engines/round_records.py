@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from artifacts.records import Generated, Group, Prompt, Request, Response, Score
@@ -11,7 +11,7 @@ from tasks.engines.base import Engine
 from tasks.engines.sampling import SamplingConfig
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.seeds import derive_seed
-from tasks.scheduling.stream_training import ScaleDown, StreamTrainer
+from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
 
 
 class ScoreFeed(Protocol):
@@ -24,6 +24,14 @@ class ScoreFeed(Protocol):
     async def scored(self, wait_s: float) -> list[Score]:
         """Verdicts since the last call; waits up to wait_s for the first."""
         ...
+
+
+def _frees_nothing() -> StreamTrainer:
+    return StreamTrainer(StreamTrainerConfig(), groups=(), accept_prompts=0)
+
+
+async def _unheard(decision: ScaleDown) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +49,8 @@ class RoundInputs:
     deadline_s: float  # how long nothing may happen
     on_finished: Callable[[Sequence[Generated]], None]  # hears of whole responses
     on_accept: Callable[[Group], Awaitable[None]]  # takes accepted groups, in training order
-    stream_trainer: StreamTrainer  # decides which devices stop generating in mid-round; fresh, too
-    on_freed: Callable[[ScaleDown], Awaitable[None]]  # hears of each decision once its engines are empty
+    stream_trainer: StreamTrainer = field(default_factory=_frees_nothing)  # which devices stop generating in mid-round; fresh, too
+    on_freed: Callable[[ScaleDown], Awaitable[None]] = _unheard  # hears of each of its decisions once the engines are empty
 
     def request(self, prompt_id: str, index: int) -> Request:
         """What an engine is asked for a response of this round."""

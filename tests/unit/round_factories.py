@@ -95,7 +95,7 @@ async def play(
         deadline_s=deadline_s,
         on_finished=lambda generated: None,
         on_accept=keep,
-        stream_trainer=trainer or StreamTrainer(StreamTrainerConfig(), (), plan.accept_prompts),
+        stream_trainer=trainer or StreamTrainer(StreamTrainerConfig(), (), 0),
         on_freed=free,
     )
     return await drive_round(inputs)
