@@ -21,6 +21,7 @@ from artifacts.store import Store
 from tasks.cluster.actors import Remote
 from tasks.engines.base import Attestation
 from tasks.engines.remote import RemoteEngine
+from tasks.learner.dealing import GroupPart
 from tasks.learner.streaming import Share, Split, StreamedAccumulation, accumulate_split, one_shot
 from tasks.learner.trainer import AccumulateReport, UpdateReport
 from tasks.learner.weight_sync import check_gate
@@ -104,9 +105,9 @@ class LearnerCalls:
     step: int
     deadline_s: float
 
-    async def accumulate(self, groups: tuple[Group, ...]) -> AccumulateReport:
+    async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
         """All zero if the step has been updated already."""
-        answer: bytes = await self.remote.call("accumulate", self.step, pack(groups), deadline_s=self.deadline_s)
+        answer: bytes = await self.remote.call("accumulate", self.step, pack(parts), deadline_s=self.deadline_s)
         return unpack(answer) if answer else AccumulateReport()
 
 
@@ -127,7 +128,7 @@ async def replay_gradients(run: RunContext, store: Store, step: int, groups: Seq
 
 def write_split(store: Store, step: int, split: Split) -> None:
     """Record how the step's groups are dealt."""
-    store.write(layout.split_file(step), json.dumps([[share.rank, share.prompt_ids] for share in split]).encode())
+    store.write(layout.split_file(step), json.dumps([[share.rank, share.parts] for share in split]).encode())
 
 
 def read_split(store: Store, step: int) -> Split | None:
@@ -135,7 +136,8 @@ def read_split(store: Store, step: int) -> Split | None:
     name = layout.split_file(step)
     if not store.exists(name):
         return None
-    return tuple(Share(rank=rank, prompt_ids=tuple(names)) for rank, names in json.loads(store.read(name)))
+    shares = json.loads(store.read(name))
+    return tuple(Share(rank=rank, parts=tuple((prompt_id, tuple(places)) for prompt_id, places in parts)) for rank, parts in shares)
 
 
 @task(name="update-policy", task_run_name="update-{plan.step}", cache_policy=NO_CACHE, tags=["train"])

@@ -25,6 +25,7 @@ from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulated import LengthModel, SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.virtual_time import run_virtual
+from tasks.learner.dealing import GroupPart
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.streaming import Split, StreamedAccumulation
 from tasks.scheduling.events import PromptRef, RoundPlan
@@ -96,13 +97,15 @@ class SimulatedRank:
     s_per_token: float
     spans: list[Span]
 
-    async def accumulate(self, groups: tuple[Group, ...]) -> AccumulateReport:
+    async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
         clock = asyncio.get_running_loop().time
         start_s = clock()
-        await asyncio.sleep(self.s_per_token * sum(len(one.generated.token_ids) for group in groups for one in group.responses))
+        await asyncio.sleep(
+            self.s_per_token * sum(len(part.group.responses[place].generated.token_ids) for part in parts for place in part.places)
+        )
         device, actor = device_name(self.rank), f"learner-{self.rank}"
         self.spans.append(Span(device=device, actor=actor, kind="train", start_s=start_s, end_s=clock()))
-        return AccumulateReport(num_groups=len(groups))
+        return AccumulateReport(num_groups=sum(part.is_first for part in parts))
 
 
 def device_name(place: int) -> str:
@@ -132,7 +135,7 @@ async def play_step(machine: Machine, config: StreamTrainerConfig, s_per_token: 
         tail=bubble_shares(device_times(spans, devices, 0, step_s))["tail"],
         num_streamed=accumulation.num_streamed,
         num_migrated=len(result.migrated),
-        trained=tuple(sorted(name for share in splits[0] for name in share.prompt_ids)),
+        trained=tuple(sorted({name for share in splits[0] for name, _ in share.parts})),
     )
 
 

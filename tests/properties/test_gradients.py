@@ -19,8 +19,8 @@ from learner_factories import make_model, random_groups
 from artifacts.records import Group, pack
 from tasks.engines.virtual_time import run_virtual
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage
+from tasks.learner.dealing import GroupPart, balance
 from tasks.learner.loss import ConstantLength, SequenceMean, TokenMean
-from tasks.learner.packing import balance
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.sharding import AdamWConfig
 from tasks.learner.streaming import Split, StreamedAccumulation, accumulate_split
@@ -38,7 +38,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_model(tmp_path_factory.mktemp("model"))
 
 
-def accumulated(rank: LearnerRank, parts: list[tuple[Group, ...]]) -> tuple[torch.Tensor, float, float]:
+def accumulated(rank: LearnerRank, parts: Sequence[tuple[Group | GroupPart, ...]]) -> tuple[torch.Tensor, float, float]:
     """Gradient sum, normaliser and loss sum after these calls."""
     rank.discard()
     reports = [rank.accumulate(pack(part)) for part in parts]
@@ -83,9 +83,9 @@ class TrainingRank:
     def __init__(self, rank: LearnerRank, chance: random.Random) -> None:
         self.learner, self._chance = rank, chance
 
-    async def accumulate(self, groups: tuple[Group, ...]) -> AccumulateReport:
+    async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
         await asyncio.sleep(self._chance.uniform(0.1, 4.0))
-        return self.learner.accumulate(pack(groups))
+        return self.learner.accumulate(pack(parts))
 
 
 async def stream_round(ranks: Sequence[TrainingRank], groups: Sequence[Group], chance: random.Random) -> Split:

@@ -13,12 +13,13 @@ from learner_factories import make_group, random_groups
 from artifacts.records import Group
 from artifacts.store import Store
 from tasks.engines.virtual_time import run_virtual
-from tasks.learner.packing import balance, is_flat, predicted_cost
+from tasks.learner.dealing import GroupPart, as_part, balance, is_flat, predicted_cost
 from tasks.learner.reports import AccumulateReport
-from tasks.learner.streaming import Share, Split, StreamedAccumulation, accumulate_split, one_shot
+from tasks.learner.streaming import Share, Split, StreamedAccumulation, accumulate_split, one_shot, share_of
 from tasks.train import read_split, write_split
 
 ROW_TOKENS = 60
+ALL = (0, 1, 2, 3)
 
 
 class TimedRank:
@@ -26,26 +27,26 @@ class TimedRank:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.calls: list[tuple[float, tuple[Group, ...]]] = []  # begun at, given
+        self.calls: list[tuple[float, tuple[GroupPart, ...]]] = []  # begun at, given
         self.is_busy = False
 
-    async def accumulate(self, groups: tuple[Group, ...]) -> AccumulateReport:
+    async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
         assert not self.is_busy, "a rank takes one call at a time"
         self.is_busy = True
-        self.calls.append((asyncio.get_running_loop().time(), groups))
-        await asyncio.sleep(predicted_cost(groups) / 100)
+        self.calls.append((asyncio.get_running_loop().time(), parts))
+        await asyncio.sleep(predicted_cost(parts) / 100)
         self.is_busy = False
-        return AccumulateReport(num_groups=len(groups), num_responses=sum(len(group.responses) for group in groups))
+        return AccumulateReport(num_responses=sum(len(part.places) for part in parts))
 
     @property
     def shares(self) -> list[Share]:
-        return [Share(rank=self.rank, prompt_ids=tuple(group.prompt.prompt_id for group in groups)) for _, groups in self.calls]
+        return [share_of(self.rank, parts) for _, parts in self.calls]
 
 
 class FailingRank(TimedRank):
     """Is lost at its first call."""
 
-    async def accumulate(self, groups: tuple[Group, ...]) -> AccumulateReport:
+    async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
         raise ConnectionError("the rank is gone")
 
 
@@ -85,8 +86,8 @@ def costly_groups(count: int, seed: int = 0) -> list[Group]:
     ]
 
 
-def names(groups: Sequence[Group]) -> list[str]:
-    return sorted(group.prompt.prompt_id for group in groups)
+def names(shares: Sequence[Share]) -> set[str]:
+    return {name for share in shares for name, _ in share.parts}
 
 
 def test_without_a_freed_rank_the_split_is_the_one_shot_split() -> None:
@@ -101,7 +102,7 @@ def test_a_freed_rank_trains_while_the_rest_is_still_coming() -> None:
     ranks, groups = [TimedRank(0), TimedRank(1)], costly_groups(8)
     _, split, num_streamed = run_virtual(streamed(ranks, groups, freed={1: 2.5}))
     early = [share for share in split if share in ranks[1].shares and ranks[1].calls[ranks[1].shares.index(share)][0] < 8]
-    assert num_streamed == sum(len(share.prompt_ids) for share in early) > 0
+    assert num_streamed == len(names(early)) > 0
     assert ranks[0].calls[0][0] == 8.0  # the other begins when the round is closed
     assert ranks[1].calls[0][0] == 2.5
 
@@ -110,7 +111,7 @@ def test_a_freed_rank_gets_rows_not_single_groups_when_more_are_waiting() -> Non
     groups = [make_group((1, 2), [(3,) * 5, (4,) * 5], [0.0, 1.0], prompt_id=f"0/{place}") for place in range(12)]  # 12 tokens each
     ranks = [TimedRank(0)]
     run_virtual(streamed(ranks, groups, freed={0: 10.5}))
-    assert [len(share.prompt_ids) for share in ranks[0].shares] == [5, 5, 1, 1]
+    assert [len(share.parts) for share in ranks[0].shares] == [5, 5, 1, 1]
 
 
 def test_groups_without_a_gradient_wait_for_the_end() -> None:
@@ -118,8 +119,8 @@ def test_groups_without_a_gradient_wait_for_the_end() -> None:
     ranks = [TimedRank(0), TimedRank(1)]
     reports, split, num_streamed = run_virtual(streamed(ranks, [flat], freed={1: 0.0}, every_s=5.0))
     assert num_streamed == 0
-    assert [share.prompt_ids for share in split] == [("0/flat",)]
-    assert sum(report.num_groups for report in reports) == 1
+    assert [share.parts for share in split] == [(("0/flat", (0, 1)),)]
+    assert sum(report.num_responses for report in reports) == 2
 
 
 def test_a_lost_rank_fails_the_step() -> None:
@@ -130,10 +131,10 @@ def test_a_lost_rank_fails_the_step() -> None:
 
 def test_the_end_is_balanced_by_what_ranks_are_busy_with() -> None:
     groups = costly_groups(9)
-    cost = predicted_cost(groups)
+    cost = predicted_cost(list(map(as_part, groups)))
     even, busy = balance(groups, 2), balance(groups, 2, loads=[cost, 0.0])
     assert abs(predicted_cost(even[0]) - predicted_cost(even[1])) < cost / 4
-    assert names(busy[1]) == names(groups)
+    assert busy[1] == tuple(sorted(map(as_part, groups), key=lambda part: part.group.prompt.token_ids))
 
 
 @settings(deadline=None, max_examples=60)
@@ -150,10 +151,11 @@ def test_every_group_is_given_once_and_the_record_is_what_happened(
     ranks = [TimedRank(rank) for rank in range(num_ranks)]
     here = {rank: when for rank, when in freed.items() if rank < num_ranks}
     reports, split, num_streamed = run_virtual(streamed(ranks, groups, here, every_s))
-    assert sorted(name for share in split for name in share.prompt_ids) == names(groups)
+    trained = sorted((name, place) for share in split for name, places in share.parts for place in places)
+    assert trained == sorted((group.prompt.prompt_id, place) for group in groups for place in range(len(group.responses)))
     for rank in ranks:
         assert rank.shares == [share for share in split if share.rank == rank.rank]
-    assert sum(report.num_groups for report in reports) == len(groups)
+    assert sum(report.num_responses for report in reports) == sum(len(group.responses) for group in groups)
     assert num_streamed <= len(groups)
 
     again = [TimedRank(rank) for rank in range(num_ranks)]
@@ -168,19 +170,20 @@ def random_flat(count: int) -> list[Group]:
 @pytest.mark.parametrize(
     "split",
     [
-        (Share(rank=0, prompt_ids=("0/0",)),),
-        (Share(rank=0, prompt_ids=("0/0", "0/1")), Share(rank=0, prompt_ids=("0/1",))),
-        (Share(rank=2, prompt_ids=("0/0", "0/1")),),
+        (Share(rank=0, parts=(("0/0", ALL),)),),
+        (Share(rank=0, parts=(("0/0", ALL), ("0/1", ALL[1:]))),),
+        (Share(rank=0, parts=(("0/0", ALL), ("0/1", ALL))), Share(rank=0, parts=(("0/1", (0,)),))),
+        (Share(rank=2, parts=(("0/0", ALL), ("0/1", ALL))),),
     ],
 )
 def test_a_split_of_other_groups_or_ranks_is_refused(split: Split) -> None:
-    with pytest.raises(ValueError, match="must name each of the 2 trained groups once, over 2 ranks"):
+    with pytest.raises(ValueError, match="must name each of the 8 trained responses once, over 2 ranks"):
         run_virtual(accumulate_split([TimedRank(0), TimedRank(1)], costly_groups(2), split))
 
 
 def test_a_split_is_kept_and_read_back() -> None:
     store = Store.open("memory://splits")
-    split = (Share(rank=1, prompt_ids=("0/3", "0/1")), Share(rank=0, prompt_ids=("0/2",)))
+    split = (Share(rank=1, parts=(("0/3", (0, 1)), ("0/1", (2,)))), Share(rank=0, parts=(("0/1", (0, 1, 3)),)))
     assert read_split(store, 7) is None
     write_split(store, 7, split)
     assert read_split(store, 7) == split

@@ -96,7 +96,7 @@ def test_without_a_freed_device_the_stage_is_one_call(learner: LearnerActor, tmp
     plan = make_plan(tmp_path)
     report = asyncio.run(play(plan, BufferActor(CAPACITIES), GROUPS))
     assert report.num_groups_streamed == 0
-    assert [len(share.prompt_ids) for share in read_split(store_of(plan), 1) or ()] == [len(GROUPS)]
+    assert [len(share.parts) for share in read_split(store_of(plan), 1) or ()] == [len(GROUPS)]
 
 
 def test_what_a_lost_attempt_accumulated_is_discarded(learner: LearnerActor, model_path: str, tmp_path: Path) -> None:
