@@ -93,45 +93,52 @@ async def _rollout(plan: StepPlan, stream: SampleStream) -> RolloutReport:
 
 async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
     journal, prompts = journal_of(plan), prompts_of(plan.run, plan.round.candidates)
-    recorded = tuple(row.response for row in journal.read(plan.step))
     finished: list[Generated] = []
-
-    async def accept(group: Group) -> None:
-        if not plan.is_evaluation:  # nobody trains on those
-            await stream.put("groups", [group])
-
     freed: list[str] = []
-
-    async def free(decision: ScaleDown) -> None:
-        freed.extend(decision.learners)
-        await stream.put("groups", [decision])
-
+    inputs = _inputs(plan, prompts, stream, finished, freed)
     progress = asyncio.create_task(_show_progress(plan, finished))
     try:
-        inputs = RoundInputs(
-            plan=plan.round,
-            prompts=prompts,
-            scheduler=make_scheduler(plan.round),
-            engines=_engines(plan),
-            feed=StreamFeed(stream),
-            sampling=plan.run.sampling,
-            recorded=recorded,
-            seed=plan.run.seed,
-            deadline_s=plan.run.deadlines.progress_s,
-            on_finished=finished.extend,
-            on_accept=accept,
-            stream_trainer=_stream_trainer(plan),
-            on_freed=free,
-        )
         result = await drive_round(inputs)
     finally:
         progress.cancel()
         await asyncio.gather(progress, return_exceptions=True)  # a picture that failed is no reason to fail the round
+    if inputs.stream_trainer.is_enabled:  # nobody generates any more, and writing the records takes a moment
+        await stream.put("groups", [ScaleDown(engines=plan.run.engines, learners=plan.run.learners)])
     report = replace(_report(plan, result, await _readings(plan)), freed=tuple(freed))
     await stream.close("generated")
     journal.finalise(plan.step, _rows(plan, prompts, result), result.groups, report.spans)
     _close_round(plan, report)
     return report
+
+
+def _inputs(
+    plan: StepPlan, prompts: Mapping[str, Prompt], stream: SampleStream, finished: list[Generated], freed: list[str]
+) -> RoundInputs:
+    """The round; what it finishes and which learners it frees is added to the two lists."""
+
+    async def accept(group: Group) -> None:
+        if not plan.is_evaluation:  # nobody trains on those
+            await stream.put("groups", [group])
+
+    async def free(decision: ScaleDown) -> None:
+        freed.extend(decision.learners)
+        await stream.put("groups", [decision])
+
+    return RoundInputs(
+        plan=plan.round,
+        prompts=prompts,
+        scheduler=make_scheduler(plan.round),
+        engines=_engines(plan),
+        feed=StreamFeed(stream),
+        sampling=plan.run.sampling,
+        recorded=tuple(row.response for row in journal_of(plan).read(plan.step)),
+        seed=plan.run.seed,
+        deadline_s=plan.run.deadlines.progress_s,
+        on_finished=finished.extend,
+        on_accept=accept,
+        stream_trainer=_stream_trainer(plan),
+        on_freed=free,
+    )
 
 
 def _stream_trainer(plan: StepPlan) -> StreamTrainer:

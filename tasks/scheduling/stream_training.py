@@ -104,9 +104,14 @@ class StreamTrainer:
         self._due = [milestone * accept_prompts for milestone in config.milestones]
         self._lengths = sorted(lengths)
 
+    @property
+    def is_enabled(self) -> bool:
+        """Whether anything trains before the round is closed."""
+        return self._config.enabled
+
     def start(self) -> list[ScaleDown]:
         """Learners whose devices generate nothing are free from the beginning."""
-        if not self._config.enabled:
+        if not self.is_enabled:
             return []
         return [ScaleDown(engines=(), learners=group.learners) for group in self._groups if group.learners and not group.engines]
 
