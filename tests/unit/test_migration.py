@@ -18,6 +18,7 @@ from tasks.engines.simulated import SimulatedEngine
 from tasks.engines.virtual_time import run_virtual
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.ledger import account_tokens
+from tasks.scheduling.seeds import derive_seed
 from tasks.scheduling.stream_training import DeviceGroup, ScaleDown, StreamTrainer, StreamTrainerConfig
 
 SYNC = make_plan(domains=("a",) * 8, accept_per_prompt=4)
@@ -47,7 +48,9 @@ def assert_whole(result: RoundResult) -> None:
         assert len(one.logprobs) == sum(span.num_tokens for span in one.versions) == len(one.token_ids)
         assert len(one.versions) <= 1
         if one.finish_reason != "aborted":
-            assert len(one.token_ids) == min(BOUND, ENGINE.lengths.tokens(one.prompt_id, one.index))
+            assert len(one.token_ids) == min(
+                BOUND, ENGINE.lengths.tokens(one.prompt_id, one.index, derive_seed(0, one.prompt_id, one.index))
+            )
 
 
 @pytest.mark.parametrize("plan", [SYNC, SHORT], ids=["sync", "short"])

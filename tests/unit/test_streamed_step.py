@@ -28,4 +28,4 @@ def test_training_on_freed_devices_shortens_the_step(train_share: float) -> None
 def test_training_fills_the_tail_where_there_is_enough_of_it() -> None:
     cost_s = token_cost_s(MACHINE, 0.5)
     without, streamed = (run_virtual(play_step(MACHINE, config, cost_s, seed=0)) for config in (StreamTrainerConfig(), ON))
-    assert streamed.tail < 0.5 * without.tail
+    assert streamed.tail < 0.8 * without.tail
