@@ -3,6 +3,7 @@
     manifest.json               what the run is: config, versions, links
     steps/00007.json            the commit of a step
     rounds/00007.json           the report of a round that is closed: what is trained is on disk
+    splits/00007.json           which learner rank was given which groups, call by call: what a replay must follow
     journal/step=00007/         parts appended while the step runs; gone once it is finalised
     responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
     checkpoints/00007/          learner state, complete or absent
@@ -22,6 +23,7 @@ MANIFEST = "manifest.json"
 STEPS = "steps"
 JOURNAL = "journal"
 ROUNDS = "rounds"
+SPLITS = "splits"
 CHECKPOINTS = "checkpoints"
 REPORT = "report"
 MODEL = "model"
@@ -42,6 +44,11 @@ def commit_file(step: int) -> str:
 def round_file(step: int) -> str:
     """The report of a closed round: from here on the step replays its groups instead of generating."""
     return f"{ROUNDS}/{step_name(step)}.json"
+
+
+def split_file(step: int) -> str:
+    """How a step's groups were dealt to the learner ranks."""
+    return f"{SPLITS}/{step_name(step)}.json"
 
 
 def step_of_commit(name: str) -> int | None:

@@ -20,7 +20,7 @@ from artifacts.datasets import TaskConfig
 from artifacts.models import ModelConfig
 from flows.overlay import overlay
 from flows.presets import preset_values
-from tasks.cluster.devices import ClusterConfig, engine_members
+from tasks.cluster.devices import ClusterConfig, device_map, engine_members
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.vllm_engine import EngineConfig
 from tasks.learner.overlong import SoftPunishment
@@ -28,6 +28,7 @@ from tasks.learner.trainer import LearnerConfig
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.rounds import BatchConfig, SchedulingConfig
+from tasks.scheduling.stream_training import StreamTrainerConfig
 
 PRESET_VARIABLE = "ROLLFLOW_PRESET"
 
@@ -109,6 +110,9 @@ class RunConfig(BaseModel):
     rewards: Mapping[str, RewardConfig] = Field(..., description="Reward by domain of the task; '*' serves every other domain.")
     batch: BatchConfig = Field(..., description="Prompts and responses of a step.")
     scheduling: SchedulingConfig = Field(..., description="How the rounds of a step are scheduled.")
+    stream_trainer: StreamTrainerConfig = Field(
+        default_factory=StreamTrainerConfig, description="Training that begins on freed devices while the round still runs."
+    )
     sampling: SamplingConfig = Field(..., description="How responses are sampled.")
     engine: EngineConfig = Field(..., description="The rollout engines.")
     planner: PlannerConfig = Field(default_factory=PlannerConfig, description="The choice of the engines' tensor-parallel size.")
@@ -163,6 +167,12 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"learner.temperature must be sampling.temperature ({self.sampling.temperature:g}), got {self.learner.temperature:g}: "
                 "the learner would train another distribution than the engines sample from; set both, above 0"
+            )
+        placed = device_map(self.cluster)
+        if self.stream_trainer.enabled and len(placed["rollout"]) < 2 and set(placed["learner"]) <= set(placed["rollout"]):
+            raise ValueError(
+                f"stream_trainer needs a learner device that a round can do without, got roles {self.cluster.roles!r}; "
+                "give rollout a second device, or learner one of its own, or disable stream_trainer"
             )
         return self
 

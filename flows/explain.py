@@ -44,6 +44,7 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         "micro-batches",
         f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts once, on each of {ranks} ranks",
     )
+    yield "training in mid-round", _streams(config)
     yield "optimizer updates per step", "1 (gradients summed over micro-batches and ranks, divided once)"
     yield "largest staleness", "0 steps: every trained token was sampled by the weights that the update starts from"
     yield "steps", f"{config.num_steps}{_drain(config, algebra)}"
@@ -52,6 +53,16 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield (
         "evaluation",
         f"{evaluation.num_prompts} held-out prompts x {evaluation.responses_per_prompt} responses, {_evaluated(evaluation.every_steps)}",
+    )
+
+
+def _streams(config: RunConfig) -> str:
+    trainer = config.stream_trainer
+    if not trainer.enabled:
+        return "no: all ranks begin when the round is closed"
+    return (
+        f"on devices freed when {trainer.first_milestone:.0%} to {trainer.last_milestone:.0%} of the groups are accepted and at most "
+        f"{trainer.max_running_per_engine} responses run on each engine that stays"
     )
 
 

@@ -54,6 +54,13 @@ def smollm2_mixed() -> Values:
     return overlay(smollm2(), {"preset": "smollm2-mixed", "task": {"kind": "mixture", "parts": parts}, "rewards": rewards})
 
 
+def rollpacker() -> Values:
+    """The main job as RollPacker has it: speculation on prompts and responses, and training on cores that are freed in mid-round."""
+    scheduling = {"prompt_overprovision": 1.25, "response_overprovision": 1.25}
+    trainer = {"enabled": True, "last_milestone": 0.9, "max_running_per_engine": 8}
+    return overlay(smollm2(), {"preset": "rollpacker", "scheduling": scheduling, "stream_trainer": trainer})
+
+
 def tiny() -> Values:
     """A Llama of a million parameters that learns to add in about a minute; made and warmed up here on first use."""
     return {
@@ -111,6 +118,7 @@ PRESETS: Mapping[str, Callable[[], Values]] = {
     "smollm2-sync": smollm2_sync,
     "tinycode": tinycode,
     "smollm2-mixed": smollm2_mixed,
+    "rollpacker": rollpacker,
     "tiny": tiny,
     "tiny-sync": tiny_sync,
     "one-gpu": one_gpu,

@@ -141,6 +141,8 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         probes=(),
         gate_tolerance_nats=config.gate.tolerance_nats,
         flat_groups_cost=config.learner.flat_groups_cost,
+        row_tokens=config.learner.max_tokens_per_microbatch,
+        stream_trainer=config.stream_trainer,
         deadlines=Deadlines(
             progress_s=config.deadlines.progress_s,
             engine_call_s=config.deadlines.engine_call_s,

@@ -20,7 +20,7 @@ from artifacts.journal import Journal
 from artifacts.records import WeightsRef
 from artifacts.store import Store
 from tasks.plan import RunContext
-from tasks.train import PublishReport, accumulate_on_ranks, learner_ranks, publish, update_on_ranks
+from tasks.train import PublishReport, learner_ranks, publish, replay_gradients, update_on_ranks
 
 
 class ReplayDiffers(RuntimeError):
@@ -56,7 +56,7 @@ async def _replay(run: RunContext, store: Store, checkpoints: Checkpoints, step:
             await asyncio.gather(*(rank.call("load_checkpoint", str(path), deadline_s=deadline_s) for rank in ranks))
     journal = Journal(store)
     for replayed in range((start or 0) + 1, step + 1):
-        await accumulate_on_ranks(run, replayed, journal.read_groups(replayed))
+        await replay_gradients(run, store, replayed, journal.read_groups(replayed))
         await update_on_ranks(run, replayed)
 
 

@@ -16,6 +16,7 @@ from tasks.engines.sampling import SamplingConfig
 from tasks.environments.single_turn import render
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.events import PromptRef, RoundPlan
+from tasks.scheduling.stream_training import StreamTrainerConfig
 
 HELDOUT = "heldout"  # the epoch's place in the id of a held-out prompt: "heldout/<row>"
 BUFFER = "sample-buffer"  # name of the sample buffer's actor
@@ -52,6 +53,8 @@ class RunContext:
     probes: tuple[tuple[int, ...], ...]  # fixed token sequences of the sync gate; empty switches the gate off
     gate_tolerance_nats: float  # mean absolute difference of log-probability that the gate still accepts
     flat_groups_cost: bool  # whether groups of equal rewards cost the learner something (LearnerConfig.flat_groups_cost)
+    row_tokens: int  # computed tokens of a full learner row: what a freed rank is given at once
+    stream_trainer: StreamTrainerConfig  # when devices stop generating in mid-round
     deadlines: Deadlines
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # workers whose devices an engine holds, if not just its own
 

@@ -12,7 +12,8 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from distributed import get_client
 from prefect import task
@@ -21,19 +22,21 @@ from prefect.cache_policies import NO_CACHE
 
 from artifacts import layout
 from artifacts.records import Generated, Group, Prompt, Response, Score, Span, response_id
-from artifacts.store import Store
 from artifacts.tables import Fate, ResponseRow
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.engines.driver import RoundResult, drive_round
+from tasks.engines.driver import drive_round
 from tasks.engines.remote import RemoteEngine
+from tasks.engines.round_records import RoundInputs, RoundResult
 from tasks.plan import StepPlan, journal_of, prompts_of, store_of
 from tasks.sample_stream import SampleStream, aborting
 from tasks.scheduling.acceptance import acceptance_figures, launched_of
 from tasks.scheduling.ledger import account_tokens, column_of
 from tasks.scheduling.rounds import make_scheduler
+from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig, device_groups
 
 PROGRESS_EVERY_S = 2.0
+HISTORY_ROUNDS = 8  # rounds whose response lengths project those of the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,8 @@ class RolloutReport:
     started_s: float  # first submission, Unix seconds
     finished_s: float  # last response
     kv_usage_max: float = 0.0  # the fullest that an engine's KV cache was in this round, 0..1
+    num_migrated: int = 0  # responses that went on in another engine
+    freed: tuple[str, ...] = ()  # learners whose devices were freed in mid-round
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,36 +93,70 @@ async def _rollout(plan: StepPlan, stream: SampleStream) -> RolloutReport:
 
 async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
     journal, prompts = journal_of(plan), prompts_of(plan.run, plan.round.candidates)
-    recorded = tuple(row.response for row in journal.read(plan.step))
     finished: list[Generated] = []
+    freed: list[str] = []
+    inputs = _inputs(plan, prompts, stream, finished, freed)
+    progress = asyncio.create_task(_show_progress(plan, finished))
+    try:
+        result = await drive_round(inputs)
+    finally:
+        progress.cancel()
+        await asyncio.gather(progress, return_exceptions=True)  # a picture that failed is no reason to fail the round
+    if inputs.stream_trainer.is_enabled:  # nobody generates any more, and writing the records takes a moment
+        await stream.put("groups", [ScaleDown(engines=plan.run.engines, learners=plan.run.learners)])
+    report = replace(_report(plan, result, await _readings(plan)), freed=tuple(freed))
+    await stream.close("generated")
+    journal.finalise(plan.step, _rows(plan, prompts, result), result.groups, report.spans)
+    _close_round(plan, report)
+    return report
+
+
+def _inputs(
+    plan: StepPlan, prompts: Mapping[str, Prompt], stream: SampleStream, finished: list[Generated], freed: list[str]
+) -> RoundInputs:
+    """The round; what it finishes and which learners it frees is added to the two lists."""
 
     async def accept(group: Group) -> None:
         if not plan.is_evaluation:  # nobody trains on those
             await stream.put("groups", [group])
 
-    progress = asyncio.create_task(_show_progress(plan, finished))
-    try:
-        result = await drive_round(
-            plan=plan.round,
-            prompts=prompts,
-            scheduler=make_scheduler(plan.round),
-            engines=_engines(plan),
-            feed=StreamFeed(stream),
-            sampling=plan.run.sampling,
-            recorded=recorded,
-            seed=plan.run.seed,
-            deadline_s=plan.run.deadlines.progress_s,
-            on_finished=finished.extend,
-            on_accept=accept,
-        )
-    finally:
-        progress.cancel()
-        await asyncio.gather(progress, return_exceptions=True)  # a picture that failed is no reason to fail the round
-    report = _report(plan, result, await _readings(plan))
-    await stream.close("generated")
-    journal.finalise(plan.step, _rows(plan, prompts, result), result.groups, report.spans)
-    _close_round(plan, report)
-    return report
+    async def free(decision: ScaleDown) -> None:
+        freed.extend(decision.learners)
+        await stream.put("groups", [decision])
+
+    return RoundInputs(
+        plan=plan.round,
+        prompts=prompts,
+        scheduler=make_scheduler(plan.round),
+        engines=_engines(plan),
+        feed=StreamFeed(stream),
+        sampling=plan.run.sampling,
+        recorded=tuple(row.response for row in journal_of(plan).read(plan.step)),
+        seed=plan.run.seed,
+        deadline_s=plan.run.deadlines.progress_s,
+        on_finished=finished.extend,
+        on_accept=accept,
+        stream_trainer=_stream_trainer(plan),
+        on_freed=free,
+    )
+
+
+def _stream_trainer(plan: StepPlan) -> StreamTrainer:
+    """The policy of this round; of an evaluation nothing is trained, so that nothing is freed."""
+    run = plan.run
+    if plan.is_evaluation or not run.stream_trainer.enabled:
+        return StreamTrainer(StreamTrainerConfig(), groups=(), accept_prompts=0)
+    engines = {name: frozenset(run.devices_of(name)) for name in run.engines}
+    learners = {name: frozenset(run.devices_of(name)) for name in run.learners}
+    data_parallel = [(name,) for name in run.learners]  # a rank accumulates alone
+    groups = device_groups(engines, learners, data_parallel)
+    return StreamTrainer(run.stream_trainer, groups, plan.round.accept_prompts, _recent_lengths(plan))
+
+
+def _recent_lengths(plan: StepPlan) -> tuple[int, ...]:
+    """Response lengths of the last rounds, tokens."""
+    steps = range(max(1, plan.step - HISTORY_ROUNDS), plan.step)
+    return tuple(tokens for step in steps for tokens in _round_of(plan, step).get("lengths", ()))
 
 
 def _engine(plan: StepPlan, name: str) -> RemoteEngine:
@@ -179,7 +218,8 @@ def _report(plan: StepPlan, result: RoundResult, readings: Sequence[EngineStats]
         acceptance=acceptance_figures(launched_of(result.generated, rewards, trained=trained, filtered=filtered)),
         num_preemptions=sum(reading.num_preemptions for reading in readings),
         kv_usage_max=max((reading.kv_usage_max for reading in readings), default=0.0),
-        spans=_engine_spans(plan, result.generated),
+        spans=_engine_spans(plan, (*result.generated, *result.migrated)),
+        num_migrated=len(result.migrated),
         started_s=min((one.submitted_s for one in result.generated), default=0.0),
         finished_s=max((one.finished_s for one in result.generated), default=0.0),
     )
@@ -229,9 +269,15 @@ def _close_round(plan: StepPlan, report: RolloutReport) -> None:
 
 def read_round(plan: StepPlan) -> RolloutReport | None:
     """The report of a round that is closed, or None."""
-    store: Store = store_of(plan)
-    if not store.exists(layout.round_file(plan.step)):
+    raw = _round_of(plan, plan.step)
+    if not raw:
         return None
-    raw = json.loads(store.read(layout.round_file(plan.step)))
     lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
     return RolloutReport(**(raw | lists | {"spans": tuple(Span(**span) for span in raw["spans"])}))
+
+
+def _round_of(plan: StepPlan, step: int) -> dict[str, Any]:  # Any: JSON values
+    """The kept report of a closed round, empty if there is none."""
+    store, name = store_of(plan), layout.round_file(step)
+    raw: dict[str, Any] = json.loads(store.read(name)) if store.exists(name) else {}
+    return raw

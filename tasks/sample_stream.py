@@ -6,7 +6,7 @@ Each attempt at a step opens a round of its own in the buffer, so that what a lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
 from artifacts.records import pack, unpack
@@ -59,6 +59,14 @@ class SampleStream:
         """Up to max_items records after waiting wait_s at most, and whether the stage is over."""
         taken: Taken = await self._call(f"take_{stage}", max_items, wait_s)
         return [unpack(item) for item in taken.items if isinstance(item, bytes)], taken.closed
+
+    async def drain(self, stage: Stage) -> AsyncIterator[Any]:  # Any: records
+        """Every record of a stage as it comes, until the stage is over."""
+        closed = False
+        while not closed:
+            arrived, closed = await self.take(stage, max_items=256)
+            for one in arrived:
+                yield one
 
     async def close(self, stage: Stage) -> None:
         """Nothing follows from this producer."""

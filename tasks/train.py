@@ -6,6 +6,7 @@ sample buffer -> groups -> balanced over the ranks -> gradients (sums) -> one re
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,24 +15,29 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from artifacts import layout
 from artifacts.records import Group, Span, WeightsRef, pack, unpack
+from artifacts.store import Store
 from tasks.cluster.actors import Remote
 from tasks.engines.base import Attestation
 from tasks.engines.remote import RemoteEngine
-from tasks.learner.packing import balance
+from tasks.learner.dealing import GroupPart
+from tasks.learner.streaming import Share, Split, StreamedAccumulation, accumulate_split, one_shot
 from tasks.learner.trainer import AccumulateReport, UpdateReport
 from tasks.learner.weight_sync import check_gate
-from tasks.plan import RunContext, StepPlan
+from tasks.plan import RunContext, StepPlan, store_of
 from tasks.sample_stream import SampleStream, aborting
 from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.stream_training import ScaleDown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientReport:
     """What accumulation did in a round; the gradients stay with the learners."""
 
-    ranks: tuple[AccumulateReport, ...]  # one per rank; empty if the step had been updated before
+    ranks: tuple[AccumulateReport, ...]  # one per rank; all zero if the step had been updated before
     spans: tuple[Span, ...]
+    num_groups_streamed: int = 0  # groups trained before the round was closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,30 +60,84 @@ class PublishReport:
 
 @task(name="accumulate-gradients", task_run_name="gradients-{plan.step}", cache_policy=NO_CACHE, tags=["train"])
 def accumulate_gradients(plan: StepPlan) -> GradientReport:
-    """Train on the accepted groups of the round as far as their gradients."""
+    """Train on the accepted groups of the round as far as their gradients; where devices are freed, while the others generate."""
     stream = SampleStream.connect(plan)
     return asyncio.run(aborting(stream, "training", _accumulate(plan, stream)))
 
 
 async def _accumulate(plan: StepPlan, stream: SampleStream) -> GradientReport:
-    groups: list[Group] = []
-    closed = False
-    while not closed:
-        arrived, closed = await stream.take("groups", max_items=256)
-        groups += arrived
-    reports = await accumulate_on_ranks(plan.run, plan.step, groups)
-    busy = {rank: report.busy for rank, report in zip(plan.run.learners, reports, strict=False)}
-    return GradientReport(ranks=reports, spans=_spans(plan.run, "train", busy))
+    """Follow the split of an earlier attempt if there is one, else make one. What a lost attempt accumulated is dropped."""
+    run, store = plan.run, store_of(plan)
+    ranks = await fresh_ranks(run, plan.step)
+    split = read_split(store, plan.step)
+    if split is None:
+        reports, num_streamed = await _stream(plan, stream, ranks)
+    else:
+        groups = [one async for one in stream.drain("groups") if isinstance(one, Group)]
+        reports, num_streamed = await accumulate_split(ranks, groups, split), 0
+    busy = {name: report.busy for name, report in zip(run.learners, reports, strict=True)}
+    return GradientReport(ranks=reports, spans=_spans(run, "train", busy), num_groups_streamed=num_streamed)
 
 
-async def accumulate_on_ranks(run: RunContext, step: int, groups: Sequence[Group]) -> tuple[AccumulateReport, ...]:
-    """Give every rank its share, by predicted cost and the same for the same groups; gradients of an earlier attempt are dropped."""
-    ranks = learner_ranks(run)
+async def _stream(plan: StepPlan, stream: SampleStream, ranks: Sequence[LearnerCalls]) -> tuple[tuple[AccumulateReport, ...], int]:
+    """Groups to freed ranks as they are accepted, the rest to all ranks at the end; the reports by rank, and how many were early."""
+    run, store = plan.run, store_of(plan)
+
+    async def record(split: Split) -> None:
+        await asyncio.to_thread(write_split, store, plan.step, split)
+
+    async with asyncio.TaskGroup() as tasks:
+        accumulation = StreamedAccumulation(ranks, tasks, run.row_tokens, run.flat_groups_cost)
+        async for heard in stream.drain("groups"):
+            if isinstance(heard, ScaleDown):
+                for name in heard.learners:
+                    accumulation.free(run.learners.index(name))
+            else:
+                await accumulation.offer([heard])
+        return await accumulation.finish(record), accumulation.num_streamed
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerCalls:
+    """A learner rank that accumulates for one step."""
+
+    remote: Remote
+    step: int
+    deadline_s: float
+
+    async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
+        """All zero if the step has been updated already."""
+        answer: bytes = await self.remote.call("accumulate", self.step, pack(parts), deadline_s=self.deadline_s)
+        return unpack(answer) if answer else AccumulateReport()
+
+
+async def fresh_ranks(run: RunContext, step: int) -> list[LearnerCalls]:
+    """The learner's ranks, with nothing accumulated for this step."""
     deadline_s = run.deadlines.learner_call_s
+    ranks = learner_ranks(run)
     await asyncio.gather(*(rank.call("discard", deadline_s=deadline_s) for rank in ranks))
-    shares = balance(tuple(groups), len(ranks), flat_costs=run.flat_groups_cost)
-    calls = (rank.call("accumulate", step, pack(tuple(share)), deadline_s=deadline_s) for rank, share in zip(ranks, shares, strict=True))
-    return tuple(unpack(answer) for answer in await asyncio.gather(*calls) if answer)
+    return [LearnerCalls(rank, step, deadline_s) for rank in ranks]
+
+
+async def replay_gradients(run: RunContext, store: Store, step: int, groups: Sequence[Group]) -> None:
+    """The gradients of a recorded step again, bit by bit: every rank gets what it got then, call by call."""
+    ranks = await fresh_ranks(run, step)
+    split = read_split(store, step) or one_shot(groups, len(ranks), run.flat_groups_cost)
+    await accumulate_split(ranks, groups, split)
+
+
+def write_split(store: Store, step: int, split: Split) -> None:
+    """Record how the step's groups are dealt."""
+    store.write(layout.split_file(step), json.dumps([[share.rank, share.parts] for share in split]).encode())
+
+
+def read_split(store: Store, step: int) -> Split | None:
+    """How the step's groups were dealt, or None if that was not decided."""
+    name = layout.split_file(step)
+    if not store.exists(name):
+        return None
+    shares = json.loads(store.read(name))
+    return tuple(Share(rank=rank, parts=tuple((prompt_id, tuple(places)) for prompt_id, places in parts)) for rank, parts in shares)
 
 
 @task(name="update-policy", task_run_name="update-{plan.step}", cache_policy=NO_CACHE, tags=["train"])

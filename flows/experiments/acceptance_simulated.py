@@ -22,7 +22,8 @@ from rich.table import Table
 
 from artifacts.records import Generated, Group, Prompt, WeightsRef
 from artifacts.summary import Estimate, mean_interval
-from tasks.engines.driver import RoundResult, drive_round
+from tasks.engines.driver import drive_round
+from tasks.engines.round_records import RoundInputs, RoundResult
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulated import LengthModel, SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
@@ -144,7 +145,7 @@ async def _play_run(simulation: Simulation, variant: Variant) -> tuple[list[Roun
 
 
 async def _play_round(simulation: Simulation, plan: RoundPlan, engines: Sequence[SimulatedEngine]) -> RoundResult:
-    return await drive_round(
+    inputs = RoundInputs(
         plan=plan,
         prompts={
             ref.prompt_id: Prompt(prompt_id=ref.prompt_id, domain=ref.domain, token_ids=PROMPT_TOKENS, gold="", text="")
@@ -160,6 +161,7 @@ async def _play_round(simulation: Simulation, plan: RoundPlan, engines: Sequence
         on_finished=_forget,
         on_accept=_train,
     )
+    return await drive_round(inputs)
 
 
 def _forget(generated: Sequence[Generated]) -> None:

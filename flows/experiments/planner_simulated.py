@@ -24,6 +24,7 @@ from rich.table import Table
 from artifacts.records import Prompt
 from flows.engine_layout import BOUND_PER_MEAN
 from tasks.engines.driver import drive_round
+from tasks.engines.round_records import RoundInputs
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulated import LengthModel, SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
@@ -147,7 +148,7 @@ async def _play(plan: RoundPlan, state: QueueState, engines: Sequence[SimulatedE
     async def accept(group: object) -> None:
         pass
 
-    result = await drive_round(
+    inputs = RoundInputs(
         plan=plan,
         prompts={
             ref.prompt_id: Prompt(prompt_id=ref.prompt_id, domain=ref.domain, token_ids=(1,) * PROMPT_TOKENS, gold="", text="")
@@ -163,6 +164,7 @@ async def _play(plan: RoundPlan, state: QueueState, engines: Sequence[SimulatedE
         on_finished=lambda generated: None,
         on_accept=accept,
     )
+    result = await drive_round(inputs)
     accepted = [group.prompt.prompt_id for group in result.groups]
     return finish_round(state, plan, accepted=accepted, deferred=result.deferred, dropped=result.dropped, filtered=result.filtered)
 

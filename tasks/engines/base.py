@@ -29,6 +29,7 @@ class EngineStats:
     kv_usage: float  # share of the KV cache in use, 0..1
     kv_usage_max: float  # the largest share since the replica loaded its weights: a round's, because every round begins with a load
     kv_tokens: int  # tokens that fit the KV cache
+    progress: Mapping[str, int]  # generated tokens so far of every request in it, by response id
     num_preemptions: int  # since the replica loaded its weights
     tokens_generated: int  # since the replica started
     busy_s: float  # seconds spent stepping since the replica started

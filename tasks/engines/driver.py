@@ -1,8 +1,9 @@
 """Plays one round: carries out the scheduler's decisions on the engines, and tells it what happened.
 
-    scheduler ──launch──▶ router ──▶ engines ──finished──▶ ScoreFeed.publish
-        ▲  └───abort──────────────────▶│                        │
-        └────────── events ◀───────────┴── ScoreFeed.scored ◀───┘        accepted groups ──▶ on_accept
+    scheduler ──launch──▶ dispatch ──▶ engines ──finished──▶ ScoreFeed.publish
+        ▲  └───abort──────────────────▶│                          │
+        └────────── events ◀───────────┴── ScoreFeed.scored ◀─────┘        accepted groups ──▶ on_accept
+    stream trainer ◀─milestones, readings─┤   ──ScaleDown──▶ abort, resubmit elsewhere ──▶ on_freed
 
 One loop over long polls: an engine is asked only while it runs something, the feed only while a verdict is due, so the round ends the
 moment its last response does. All decisions of one answer go to an engine in one call, so that a round's opening is one batch per
@@ -13,31 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
 
-from artifacts.records import Generated, Group, Prompt, Request, Response, Score, response_id
-from tasks.engines.base import Engine, EngineLost
-from tasks.engines.router import Router
-from tasks.engines.sampling import SamplingConfig
-from tasks.scheduling.events import (
-    Abort,
-    AcceptGroup,
-    CloseRound,
-    Decision,
-    Defer,
-    Drop,
-    Event,
-    Filter,
-    Finished,
-    Launch,
-    Lost,
-    RoundPlan,
-    RoundScheduler,
-    Scored,
-)
-from tasks.scheduling.seeds import derive_seed
+from artifacts.records import Generated, Group, Response, Score, response_id
+from tasks.engines.base import EngineLost
+from tasks.engines.dispatch import Dispatch
+from tasks.engines.migration import Migration
+from tasks.engines.polls import Answer, Polls
+from tasks.engines.round_records import RoundInputs, RoundResult
+from tasks.scheduling.events import Abort, AcceptGroup, CloseRound, Decision, Defer, Drop, Event, Filter, Finished, Launch, Lost, Scored
+from tasks.scheduling.stream_training import Reading
 
 logger = logging.getLogger(__name__)
 
@@ -46,180 +32,135 @@ FEED = ""  # the feed's name among the engines' names
 STOP_S = 30.0  # how long engines may take to fall idle after a failure
 
 
-class ScoreFeed(Protocol):
-    """The reward stage as the driver sees it."""
-
-    async def publish(self, generated: Sequence[Generated]) -> None:
-        """Hand finished responses over for scoring."""
-        ...
-
-    async def scored(self, wait_s: float) -> list[Score]:
-        """Verdicts since the last call; waits up to wait_s for the first."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundResult:
-    """What a round brought home; every generated token is in it once."""
-
-    groups: tuple[Group, ...]  # accepted, in acceptance order
-    deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
-    dropped: tuple[str, ...]  # prompt ids given up
-    filtered: tuple[str, ...]  # prompt ids of complete groups that were not worth training on
-    generated: tuple[Generated, ...]  # every response, aborted ones included
-    scores: tuple[Score, ...]  # every verdict that came in time
-
-
-async def drive_round(
-    *,
-    plan: RoundPlan,
-    prompts: Mapping[str, Prompt],
-    scheduler: RoundScheduler,
-    engines: Sequence[Engine],
-    feed: ScoreFeed,
-    sampling: SamplingConfig,
-    recorded: Iterable[Response],
-    seed: int,
-    deadline_s: float,
-    on_finished: Callable[[Sequence[Generated]], None],
-    on_accept: Callable[[Group], Awaitable[None]],
-) -> RoundResult:
-    """Play the round to its end. `recorded` responses stand in for their launches: they are not generated again.
+async def drive_round(inputs: RoundInputs) -> RoundResult:
+    """Play the round to its end. Recorded responses stand in for their launches: they are not generated again.
 
     However it ends, nothing of it runs on an engine afterwards. Raises TimeoutError when nothing happens for deadline_s, and
     EngineLost when the last engine is gone.
     """
-    round_ = _Round(plan, prompts, scheduler, engines, feed, sampling, recorded, seed, on_finished, on_accept)
-    return await round_.play(deadline_s)
+    return await _Round(inputs).play()
 
 
 class _Round:
-    def __init__(
-        self,
-        plan: RoundPlan,
-        prompts: Mapping[str, Prompt],
-        scheduler: RoundScheduler,
-        engines: Sequence[Engine],
-        feed: ScoreFeed,
-        sampling: SamplingConfig,
-        recorded: Iterable[Response],
-        seed: int,
-        on_finished: Callable[[Sequence[Generated]], None],
-        on_accept: Callable[[Group], Awaitable[None]],
-    ) -> None:
-        self._plan, self._prompts, self._scheduler = plan, prompts, scheduler
-        self._feed, self._sampling, self._seed = feed, sampling, seed
-        self._on_finished, self._on_accept = on_finished, on_accept
-        self._engines = {engine.name: engine for engine in engines}
-        self._router = Router([engine.name for engine in engines])
-        self._recorded = {one.generated.response_id: one for one in recorded if one.generated.finish_reason != "aborted"}
+    def __init__(self, inputs: RoundInputs) -> None:
+        self._inputs = inputs
+        self._scheduler = inputs.scheduler
+        self._dispatch = Dispatch(inputs.engines)
+        self._migration = Migration()
+        self._polls = Polls()
+        self._recorded = {one.generated.response_id: one for one in inputs.recorded if one.generated.finish_reason != "aborted"}
         self._generated: dict[str, Generated] = {}
         self._scores: dict[str, Score] = {}
         self._unscored: set[str] = set()
+        self._aborted: set[str] = set()
         self._groups: list[Group] = []
         self._deferred: list[str] = []
         self._dropped: list[str] = []
         self._filtered: list[str] = []
         self._closed = False
-        self._aborted: set[str] = set()
-        self._polls: dict[str, asyncio.Task[Any]] = {}  # Any: responses of an engine, or verdicts; by engine's name or FEED
-        self._answered: asyncio.Queue[str] = asyncio.Queue()  # whose poll has ended
 
-    async def play(self, deadline_s: float) -> RoundResult:
+    async def play(self) -> RoundResult:
         try:
+            for decision in self._inputs.stream_trainer.start():
+                await self._inputs.on_freed(decision)
             await self._decide(self._scheduler.start())
-            while not self._closed or any(self._router.num_running(name) for name in self._router.alive):
-                await self._listen(deadline_s)
+            while not self._closed or self._dispatch.running:
+                await self._listen(self._inputs.deadline_s)
         except BaseException:
             await self._stop()
             raise
         finally:
-            for poll in self._polls.values():
-                poll.cancel()
+            self._polls.close()
         return RoundResult(
             groups=tuple(self._groups),
             deferred=tuple(self._deferred),
             dropped=tuple(self._dropped),
             filtered=tuple(self._filtered),
-            generated=(*self._generated.values(), *(one.generated for one in self._recorded.values())),
+            generated=(*self._generated.values(), *self._migration.kept.values(), *(one.generated for one in self._recorded.values())),
+            migrated=tuple(self._migration.moved),
             scores=tuple(self._scores.values()),
         )
 
     async def _stop(self) -> None:
         """After a failure: leave the engines idle, for the next attempt asks them for the same responses."""
         self._closed = True
-        if FEED in self._polls:
-            self._polls.pop(FEED).cancel()
+        self._polls.drop(FEED)
         try:
             async with asyncio.timeout(STOP_S):
-                await self._abort(self._router.running())
-                while self._router.running():
+                await self._abort(self._dispatch.running)
+                while self._dispatch.running:
                     await self._listen(STOP_S)
         except (EngineLost, TimeoutError) as error:  # the caller must hear of the failure that led here, not of this one
-            logger.warning("step=%d not_idle=%s reason=%s", self._plan.step, ",".join(self._router.running()), error)
+            logger.warning("step=%d not_idle=%s reason=%s", self._inputs.plan.step, ",".join(self._dispatch.running), error)
+
+    # --- what happens -----------------------------------------------------------------------------------------------------
 
     async def _listen(self, deadline_s: float) -> None:
-        """Wait until a poll has something to say, and act on it; answers are taken in the order they came."""
+        """Wait until somebody has something to say, and act on it."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + deadline_s
         heard = False
         while not heard:
             self._poll()
-            source = await self._next_answer(ends - loop.time(), deadline_s)
-            poll = self._polls.pop(source, None)
-            heard = poll is not None and await self._hear(source, poll)
-
-    async def _next_answer(self, left_s: float, deadline_s: float) -> str:
-        if not self._answered.empty():
-            return self._answered.get_nowait()
-        try:
-            return await asyncio.wait_for(self._answered.get(), left_s)
-        except TimeoutError:
-            raise TimeoutError(self._stuck(deadline_s)) from None
+            try:
+                source, answer = await self._polls.next(ends - loop.time())
+            except TimeoutError:
+                raise TimeoutError(self._stuck(deadline_s)) from None
+            heard = await (self._hear_feed(answer) if source == FEED else self._hear_engine(source, answer))
 
     def _poll(self) -> None:
         """Ask whoever may have something to say and is not being asked."""
-        for name in self._router.alive:
-            if name not in self._polls and self._router.num_running(name):
-                self._ask(name, self._engines[name].collect(POLL_S))
-        if FEED not in self._polls and self._unscored and not self._closed:
-            self._ask(FEED, self._feed.scored(POLL_S))
+        for name in self._dispatch.alive:
+            if self._dispatch.num_running(name) and not self._polls.is_asked(name):
+                self._polls.ask(name, self._dispatch.collect(name, POLL_S))
+        if self._unscored and not self._closed and not self._polls.is_asked(FEED):
+            self._polls.ask(FEED, self._inputs.feed.scored(POLL_S))
 
-    def _ask(self, source: str, call: Coroutine[Any, Any, Any]) -> None:  # Any: see _polls
-        self._polls[source] = asyncio.create_task(call)
-        self._polls[source].add_done_callback(lambda _: self._answered.put_nowait(source))
+    async def _hear_feed(self, answer: Answer) -> bool:
+        scores: list[Score] = answer.result()
+        for score in scores:
+            await self._score(score)
+        return bool(scores)
 
-    async def _hear(self, source: str, poll: asyncio.Task[Any]) -> bool:  # Any: see _polls
-        """Act on one answer; True if it said anything."""
-        if source == FEED:
-            scores: list[Score] = poll.result()
-            for score in scores:
-                await self._score(score)
-            return bool(scores)
+    async def _hear_engine(self, name: str, answer: Answer) -> bool:
         try:
-            arrived: list[Generated] = poll.result()
+            arrived: list[Generated] = answer.result()
         except EngineLost as error:
-            await self._lose(source, error)
+            await self._lose({name: error})
             return True
-        if source in self._router.alive:  # what a lost engine still says was launched again elsewhere
+        if name in self._dispatch.alive:  # what a lost engine still says was launched again elsewhere
             await self._finish(arrived)
         return bool(arrived)
 
     async def _finish(self, arrived: Sequence[Generated]) -> None:
-        for one in arrived:
-            self._router.finish(one.response_id)
-            self._generated[one.response_id] = one
         whole = [one for one in arrived if one.finish_reason != "aborted"]
-        self._on_finished(whole)
+        partial = [one for one in arrived if one.finish_reason == "aborted" and not self._is_unwanted(one)]
         for one in arrived:
-            if one.finish_reason == "aborted" and one.response_id not in self._aborted:  # the engine's own doing
-                await self._tell(Lost(prompt_id=one.prompt_id, index=one.index))
+            self._dispatch.finish(one.response_id)
+            if one not in partial:
+                self._generated[one.response_id] = one
+                self._migration.finish(one.response_id)
+        self._inputs.on_finished(whole)
+        await self._resume(partial)
         if self._closed or not whole:
             return
         self._unscored |= {one.response_id for one in whole}
-        await self._feed.publish(whole)
+        await self._inputs.feed.publish(whole)
         for one in whole:
             await self._tell(Finished(prompt_id=one.prompt_id, index=one.index, num_tokens=len(one.token_ids)))
+
+    def _is_unwanted(self, generated: Generated) -> bool:
+        return self._closed or generated.response_id in self._aborted
+
+    async def _resume(self, partial: Sequence[Generated]) -> None:
+        """What an engine handed over goes on elsewhere; what it gave up of its own accord is for the scheduler to launch again."""
+        moving = self._migration.part(partial)
+        await self._submit([(one.prompt_id, one.index) for one in moving])
+        for one in partial:
+            if one not in moving:
+                await self._tell(Lost(prompt_id=one.prompt_id, index=one.index))
+        for decision in self._migration.freed(lambda name: not self._dispatch.num_running(name)):
+            await self._inputs.on_freed(decision)
 
     async def _score(self, score: Score) -> None:
         name = response_id(score.prompt_id, score.index)
@@ -227,17 +168,21 @@ class _Round:
         self._scores[name] = score
         await self._tell(Scored(prompt_id=score.prompt_id, index=score.index, outcome=score.outcome, reward=score.reward))
 
-    async def _lose(self, name: str, error: EngineLost) -> None:
-        """An engine is gone: the scheduler hears of every response that went with it, and launches what it still wants."""
-        lost = self._router.remove(name)
-        if not self._router.alive and not self._closed:
-            raise EngineLost(f"no engine is left, {name} was the last: {error}") from error
-        for request in lost:
-            await self._tell(Lost(prompt_id=request.prompt_id, index=request.index))
+    async def _lose(self, engines: Mapping[str, EngineLost]) -> None:
+        """Engines are gone: the scheduler hears of every response that went with them, and launches what it still wants."""
+        for name, error in engines.items():
+            lost = self._dispatch.remove(name)
+            if not self._dispatch.alive and not self._closed:
+                raise EngineLost(f"no engine is left, {name} was the last: {error}") from error
+            self._migration.stay(request.response_id for request in lost)
+            for request in lost:
+                await self._tell(Lost(prompt_id=request.prompt_id, index=request.index))
 
     async def _tell(self, event: Event) -> None:
         if not self._closed:
             await self._decide(self._scheduler.handle(event))
+
+    # --- what is done about it --------------------------------------------------------------------------------------------
 
     async def _decide(self, decisions: Sequence[Decision]) -> None:
         """Carry out one answer of the scheduler: its launches together, the rest in order."""
@@ -258,19 +203,19 @@ class _Round:
                 case CloseRound():
                     self._closed = True
         await self._abort(aborts)
+        if any(isinstance(one, AcceptGroup) for one in decisions):
+            await self._scale_down()
 
     async def _launch(self, launches: Sequence[Launch]) -> None:
-        batches: dict[str, list[Request]] = {}
+        unknown: list[tuple[str, int]] = []
         known: list[Response] = []
         for launch in launches:
             name = response_id(launch.prompt_id, launch.index)
             if name in self._recorded:
                 known.append(self._recorded.pop(name))
             else:
-                request = self._request(launch)
-                batches.setdefault(self._router.assign(request), []).append(request)
-        calls = {name: self._engines[name].submit(batch) for name, batch in batches.items()}
-        await self._all(calls)
+                unknown.append((launch.prompt_id, launch.index))
+        await self._submit(unknown)
         for response in known:
             await self._replay(response)
 
@@ -281,49 +226,45 @@ class _Round:
             await self._finish([one])
             return
         self._generated[one.response_id] = one
-        self._on_finished([one])
+        self._inputs.on_finished([one])
         await self._tell(Finished(prompt_id=one.prompt_id, index=one.index, num_tokens=len(one.token_ids)))
         await self._score(response.score)
 
-    def _request(self, launch: Launch) -> Request:
-        return Request(
-            prompt_id=launch.prompt_id,
-            index=launch.index,
-            prompt_tokens=self._prompts[launch.prompt_id].token_ids,
-            max_new_tokens=self._sampling.max_response_tokens,
-            temperature=self._sampling.temperature,
-            top_p=self._sampling.top_p,
-            seed=derive_seed(self._seed, launch.prompt_id, launch.index),  # without the step: a deferred prompt draws as it did before
-        )
+    async def _submit(self, responses: Sequence[tuple[str, int]]) -> None:
+        """Have these generated, as (prompt id, index), each from where it was left."""
+        requests = [self._migration.resume(self._inputs.request(prompt_id, index)) for prompt_id, index in responses]
+        await self._lose(await self._dispatch.submit(requests))
 
     async def _abort(self, names: Sequence[str]) -> None:
         self._aborted |= set(names)
-        batches: dict[str, list[str]] = {}
-        for name in names:
-            where = self._router.where(name)
-            if where is not None:
-                batches.setdefault(where, []).append(name)
-        await self._all({name: self._engines[name].abort(batch) for name, batch in batches.items()})
+        await self._lose(await self._dispatch.abort(names))
 
-    async def _all(self, calls: Mapping[str, Awaitable[None]]) -> None:
-        """Await one call per engine; an engine that is lost on the way is taken out."""
-        results = await asyncio.gather(*calls.values(), return_exceptions=True)
-        for name, result in zip(calls, results, strict=True):
-            if isinstance(result, EngineLost):
-                await self._lose(name, result)
-            elif isinstance(result, BaseException):
-                raise result
+    async def _scale_down(self) -> None:
+        """At a milestone: free the devices that the round can do without, and move what runs on them."""
+        trainer = self._inputs.stream_trainer
+        if self._closed or not trainer.is_due(len(self._groups)):
+            return
+        capacity, running, lost = await self._dispatch.read()
+        await self._lose(lost)
+        reading = Reading(num_accepted=len(self._groups), capacity_tokens=capacity, running=running)
+        for decision in [] if self._closed or lost else trainer.handle(reading):
+            moving = self._dispatch.retire(decision.engines)
+            logger.info("step=%d freed=%s migrated=%d", self._inputs.plan.step, ",".join(decision.learners), len(moving))
+            self._migration.leave(decision, moving)
+            await self._lose(await self._dispatch.abort(moving))
+        await self._resume([])
 
     async def _accept(self, decision: AcceptGroup) -> None:
         names = [response_id(decision.prompt_id, index) for index in decision.indices]
         responses = tuple(Response(generated=self._generated[name], score=self._scores[name]) for name in names)
-        group = Group(prompt=self._prompts[decision.prompt_id], responses=responses)
+        group = Group(prompt=self._inputs.prompts[decision.prompt_id], responses=responses)
         self._groups.append(group)
-        await self._on_accept(group)
+        await self._inputs.on_accept(group)
 
     def _stuck(self, deadline_s: float) -> str:
-        alive = ", ".join(f"{name} ({self._router.num_running(name)} running)" for name in self._router.alive)
+        plan = self._inputs.plan
+        alive = ", ".join(f"{name} ({self._dispatch.num_running(name)} running)" for name in self._dispatch.alive)
         return (
-            f"the {self._plan.kind} round of step {self._plan.step} waited {deadline_s:.0f} s for {self._scheduler.waiting_for()}; "
+            f"the {plan.kind} round of step {plan.step} waited {deadline_s:.0f} s for {self._scheduler.waiting_for()}; "
             f"alive: {alive}; {len(self._unscored)} responses wait for a verdict"
         )

@@ -23,17 +23,27 @@ class Router:
         self._running: dict[str, dict[str, Request]] = {name: {} for name in names}
         self._cost: dict[str, float] = dict.fromkeys(names, 0.0)
         self._prompts: dict[str, set[str]] = {name: set() for name in names}
+        self._retired: set[str] = set()
 
     @property
     def alive(self) -> tuple[str, ...]:
-        """Replicas that take requests."""
+        """Replicas that are there, those included that take no more requests."""
         return tuple(self._running)
+
+    @property
+    def in_service(self) -> tuple[str, ...]:
+        """Replicas that take requests."""
+        return tuple(name for name in self._running if name not in self._retired)
+
+    def retire(self, name: str) -> None:
+        """Give a replica no more requests; what runs there goes on. It comes back only when no other is left."""
+        self._retired.add(name)
 
     def assign(self, request: Request) -> str:
         """The replica for this request, which counts as running there from now on. ValueError when no replica is left."""
         if not self._running:
             raise ValueError(f"a request needs a replica, none is left for {request.response_id}; start one")
-        name = min(self._running, key=lambda one: self._cost[one] + EXTRA_WORK * self._added(one, request))
+        name = min(self.in_service, key=lambda one: self._cost[one] + EXTRA_WORK * self._added(one, request))
         self._cost[name] += self._added(name, request)
         self._prompts[name].add(request.prompt_id)
         self._running[name][request.response_id] = request
@@ -58,14 +68,21 @@ class Router:
         """Ids of all responses that some replica has not answered."""
         return tuple(name for running in self._running.values() for name in running)
 
+    def requests(self, name: str) -> tuple[Request, ...]:
+        """What this replica has not answered, in the order it got it."""
+        return tuple(self._running.get(name, {}).values())
+
     def remove(self, name: str) -> tuple[Request, ...]:
         """Take a replica out; what it had not answered, in the order it got it."""
         self._cost.pop(name, None)
         self._prompts.pop(name, None)
-        return tuple(self._running.pop(name, {}).values())
+        lost = tuple(self._running.pop(name, {}).values())
+        if not self.in_service:
+            self._retired.clear()
+        return lost
 
     def _added(self, name: str, request: Request) -> float:
-        prefill = 0 if request.prompt_id in self._prompts[name] else len(request.prompt_tokens)
+        prefill = len(request.kept_tokens) + (0 if request.prompt_id in self._prompts[name] else len(request.prompt_tokens))
         return _decode_steps(request) + PREFILL_COST * prefill
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.records import FinishReason, Generated, Request, VersionSpan, WeightsRef
+from artifacts.records import FinishReason, Generated, Request, WeightsRef
+from tasks.engines.admission import extend_spans
 from tasks.engines.base import Attestation, EngineLost, EngineStats
 from tasks.scheduling.seeds import derive_seed
 
@@ -153,6 +154,7 @@ class SimulatedEngine:
             kv_usage=self._kv_tokens() / self._config.kv_capacity_tokens,
             kv_usage_max=self._kv_tokens_max / self._config.kv_capacity_tokens,
             kv_tokens=self._config.kv_capacity_tokens,
+            progress={one.request.response_id: int(one.num_tokens + EPSILON) for one in (*self._running, *self._waiting)},
             num_preemptions=self._num_preemptions,
             tokens_generated=round(self._tokens_generated),
             busy_s=self._busy_s,
@@ -245,7 +247,7 @@ class SimulatedEngine:
                 index=request.index,
                 token_ids=request.kept_tokens + (1,) * num_new,
                 logprobs=request.kept_logprobs + (-1.0,) * num_new,
-                versions=request.kept_versions + ((VersionSpan(version=self._version, num_tokens=num_new),) if num_new else ()),
+                versions=extend_spans(request.kept_versions, self._version, num_new),
                 finish_reason=reason,
                 text=request.response_id,
                 engine=self.name,

@@ -19,7 +19,7 @@ from operator import xor
 from typing import TYPE_CHECKING, Any
 
 from artifacts.records import FinishReason, Generated, Request, WeightsRef
-from tasks.engines.admission import check_request, extend_spans
+from tasks.engines.admission import check_request, extend_spans, noise_seed
 from tasks.engines.base import Attestation, EngineStats
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 
@@ -145,6 +145,7 @@ class VllmCore:
             kv_usage=float(self._scheduler.get_kv_cache_usage()),
             kv_usage_max=self._kv_usage_max,
             kv_tokens=int(self._engine.vllm_config.cache_config.kv_cache_size_tokens or 0),
+            progress={name: len(live.request.kept_tokens) + len(_new_tokens(live)) for name, live in self._live.items()},
             num_preemptions=self._num_preemptions + sum(live.scheduled.num_preemptions for live in self._live.values()),
             tokens_generated=self._num_tokens + sum(len(_new_tokens(live)) for live in self._live.values()),
             busy_s=self._busy_s,
@@ -184,7 +185,7 @@ class VllmCore:
             max_tokens=request.max_new_tokens - len(request.kept_tokens),
             temperature=request.temperature,
             top_p=request.top_p,
-            seed=request.seed if self._seeds_taken else None,
+            seed=noise_seed(request) if self._seeds_taken else None,
             stop_token_ids=list(self._stop_ids),
             logprobs=0,
             flat_logprobs=True,

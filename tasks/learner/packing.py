@@ -1,4 +1,4 @@
-"""From groups to packed micro-batches: every shared prefix once, no padding, and a fair share for every rank.
+"""From samples to packed micro-batches: every shared prefix once, no padding.
 
     prompt A ─┬─ response 0          sorted sequences inserted into a trie; its nodes, in preorder, are the packed row:
               ├─ response 1            tokens       the token of each node
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from artifacts.records import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,68 +113,3 @@ def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
         else:
             high = middle
     return low
-
-
-def balance(
-    groups: Sequence[Group], num_ranks: int, quadratic_tokens: int = 8192, flat_costs: bool = False
-) -> tuple[tuple[Group, ...], ...]:
-    """Deal the groups to ranks so that the dearest rank is cheap, independent of the order in which they arrive.
-
-    Dealt twice, group by group and by families of groups whose prompts share half their tokens or more; the better deal wins.
-    A sequence of n tokens costs n + n**2 / quadratic_tokens: attention overtakes the rest at `quadratic_tokens`. A group whose
-    rewards are all equal costs nothing unless `flat_costs`: the learner skips what has no gradient.
-    """
-    if num_ranks < 1:
-        raise ValueError(f"num_ranks must be >= 1, got {num_ranks}; give the learner role at least one device")
-    ordered = sorted(groups, key=lambda group: (group.prompt.token_ids, group.prompt.prompt_id))
-    free = [group for group in ordered if not flat_costs and is_flat(group)]
-    costly = [group for group in ordered if flat_costs or not is_flat(group)]
-    deals = [_deal(units, num_ranks, quadratic_tokens) for units in ([[group] for group in costly], _families(costly))]
-    _, held = min(deals, key=lambda deal: max(deal[0]))
-    held[0].extend(free)
-    return tuple(tuple(sorted(part, key=lambda group: (group.prompt.token_ids, group.prompt.prompt_id))) for part in held)
-
-
-def is_flat(group: Group) -> bool:
-    """Whether all verdicts of a group are equal, so that none of its advantages is other than zero."""
-    return len({one.score.reward for one in group.responses if one.score is not None and one.score.reward is not None}) < 2
-
-
-def _families(ordered: Sequence[Group]) -> list[list[Group]]:
-    """Neighbours in prompt order that share at least half of their prompt."""
-    families: list[list[Group]] = []
-    for group in ordered:
-        prompt = group.prompt.token_ids
-        if families and 2 * shared_prefix(families[-1][-1].prompt.token_ids, prompt) >= len(prompt):
-            families[-1].append(group)
-        else:
-            families.append([group])
-    return families
-
-
-def _deal(units: list[list[Group]], num_ranks: int, quadratic_tokens: int) -> tuple[list[float], list[list[Group]]]:
-    """Loads and groups by rank: the dearest unit first, each to the rank where the load ends lowest.
-
-    A rank pays for a prompt only what its other prompts do not already hold.
-    """
-    loads = [0.0] * num_ranks
-    held: list[list[Group]] = [[] for _ in range(num_ranks)]
-    for unit in sorted(units, key=lambda unit: -_cost(unit, [], quadratic_tokens)):
-        ends = [load + _cost(unit, others, quadratic_tokens) for load, others in zip(loads, held, strict=True)]
-        rank = min(range(num_ranks), key=ends.__getitem__)
-        loads[rank] = ends[rank]
-        held[rank].extend(unit)
-    return loads, held
-
-
-def _cost(unit: Sequence[Group], others: Sequence[Group], quadratic_tokens: int) -> float:
-    """What a unit adds to a rank that holds the others already."""
-    total, prompts = 0.0, [other.prompt.token_ids for other in others]
-    for group in unit:
-        prompt = group.prompt.token_ids
-        shared = max((shared_prefix(other, prompt) for other in prompts), default=0)
-        total += (len(prompt) - shared) * (1 + len(prompt) / quadratic_tokens)
-        lengths = [len(response.generated.token_ids) for response in group.responses]
-        total += sum(length * (1 + (len(prompt) + length) / quadratic_tokens) for length in lengths)
-        prompts.append(prompt)
-    return total

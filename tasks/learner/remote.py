@@ -49,7 +49,7 @@ class LearnerActor:
         self._rank.discard()
 
     def accumulate(self, step: int, payload: bytes) -> bytes:
-        """Add the gradients of these groups; the report is empty bytes if this step has been updated already."""
+        """Add the gradients of these groups or parts of groups; the report is empty bytes if this step has been updated already."""
         return b"" if step <= self._version else pack(self._rank.accumulate(payload))
 
     def update(self, step: int) -> bytes:

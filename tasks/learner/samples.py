@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from artifacts.records import Group
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage, group_advantages
+from tasks.learner.dealing import GroupPart, as_part
 from tasks.learner.loss import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.overlong import AS_SCORED, Overlong
 from tasks.learner.packing import Sample
@@ -28,19 +29,26 @@ class TrainingSet:
 
 
 def training_set(
-    groups: Sequence[Group],
+    groups: Sequence[Group | GroupPart],
     advantage: GrpoAdvantage | DrGrpoAdvantage,
     normalisation: TokenMean | SequenceMean | ConstantLength,
     overlong: Overlong = AS_SCORED,
 ) -> TrainingSet:
-    """Samples in the order of groups and responses. Responses without a verdict change neither a mean nor a normaliser."""
+    """Samples in the order of groups and responses. Responses without a verdict change neither a mean nor a normaliser.
+
+    Of a part of a group the responses that are not its own have a say in the advantages and are nothing else; its first part counts it.
+    """
     samples: list[Sample] = []
     normaliser, flat, excluded, masked = 0.0, 0, 0, 0
-    for group in groups:
+    parts = [as_part(group) for group in groups]
+    for part in parts:
+        group = part.group
         advantages = group_advantages(_rewards(group, overlong), advantage)
-        flat += not any(advantages)
-        for response, value in zip(group.responses, advantages, strict=True):
-            generated = response.generated
+        flat += part.is_first and not any(advantages)
+        for place, value in enumerate(advantages):
+            if place not in part.places:
+                continue
+            generated = group.responses[place].generated
             if value is None or not generated.token_ids:
                 excluded += 1
                 continue
@@ -61,7 +69,7 @@ def training_set(
     return TrainingSet(
         samples=tuple(samples),
         normaliser=normaliser,
-        num_groups=len(groups),
+        num_groups=sum(part.is_first for part in parts),
         num_groups_flat=flat,
         num_responses_excluded=excluded,
         num_responses_masked=masked,

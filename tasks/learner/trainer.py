@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from artifacts.records import Group, WeightsRef, unpack
 from artifacts.weights import fingerprint, write_weights
 from tasks.learner.advantage import AdvantageConfig, GrpoAdvantage
+from tasks.learner.dealing import GroupPart
 from tasks.learner.loss import LossConfig, NormalisationConfig, PpoClipLoss, TokenMean
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.overlong import AS_SCORED, OverlongConfig, SoftPunishment
@@ -77,8 +78,8 @@ class LearnerRank:
             raise ValueError(f"all {self._ranks.world_size} ranks must start from the same weights, they differ; check model_path")
 
     def accumulate(self, payload: bytes) -> AccumulateReport:
-        """Add the gradients, loss and normaliser of these groups (`pack(tuple[Group, ...])`). Not collective."""
-        groups: tuple[Group, ...] = unpack(payload)
+        """Add the gradients, loss and normaliser of these groups or parts of groups (packed tuples). Not collective."""
+        groups: tuple[Group | GroupPart, ...] = unpack(payload)
         data = training_set(groups, self._config.advantage, self._config.normalisation, self._config.overlong)
         wanted = [sample for sample in data.samples if sample.advantage != 0.0 or self._config.kl_coefficient]
         report = AccumulateReport(

@@ -12,11 +12,13 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
-from artifacts.records import VersionSpan, WeightsRef
+from artifacts.records import Generated, VersionSpan, WeightsRef
 from artifacts.weights import fingerprints
-from tasks.engines.base import EngineLost
+from tasks.engines.base import EngineLost, EngineStats
+from tasks.engines.migration import Migration
 from tasks.engines.vllm_core import VllmCore
 from tasks.engines.vllm_engine import VllmEngine
+from tasks.scheduling.stream_training import ScaleDown
 from tests.engine.conftest import collect_all, generate, make_batch, make_request
 
 pytestmark = [
@@ -25,6 +27,7 @@ pytestmark = [
 ]
 
 PROBES = ((5, 9, 30, 41, 7, 22), (3, 4, 5, 6))
+KV_BYTES_PER_TOKEN = 2 * 2 * 2 * 32 * 2  # layers, keys and values, heads, head_dim, bytes of bf16
 Versions = dict[int, tuple[WeightsRef, LlamaForCausalLM]]
 
 
@@ -127,6 +130,30 @@ async def test_kept_tokens_are_continued_greedily_as_if_never_interrupted(engine
     assert resumed.versions == (VersionSpan(version=1, num_tokens=kept), VersionSpan(version=7, num_tokens=rest))
 
 
+async def test_a_migrated_response_is_what_it_would_have_been(engine: VllmEngine, versions: Versions) -> None:
+    await engine.load_weights(versions[1][0], seed=1, probes=())
+    request = make_request("0/1", temperature=0.0, max_new_tokens=24)
+
+    def interrupt(core: VllmCore) -> tuple[EngineStats, Generated]:
+        core.add([request])
+        for _ in range(8):
+            core.step()
+        return core.stats(), core.abort([request.response_id])[0]
+
+    whole = (await generate(engine, [request]))["0/1:0"]
+    stats, partial = await engine._thread.call("test", interrupt, 10)
+    assert stats.progress == {"0/1:0": len(partial.token_ids)}
+    assert 0 < len(partial.token_ids) < len(whole.token_ids)
+    migration = Migration()
+    migration.leave(ScaleDown(engines=("engine-a",), learners=("learner-0",)), [request.response_id])
+    migration.part([partial])
+    joined = (await generate(engine, [migration.resume(request)]))["0/1:0"]
+    assert joined.token_ids == whole.token_ids
+    assert joined.logprobs[: len(partial.token_ids)] == partial.logprobs
+    assert joined.logprobs == pytest.approx(whole.logprobs, abs=0.2)
+    assert joined.versions == whole.versions
+
+
 async def test_loading_changes_what_is_sampled_and_attested(engine: VllmEngine, versions: Versions) -> None:
     seen = {}
     for version, (weights, model) in versions.items():
@@ -206,6 +233,8 @@ async def test_stats_count(engine: VllmEngine) -> None:
     assert after.tokens_generated - before.tokens_generated == sum(len(generated.token_ids) for generated in done.values())
     assert after.busy_s > before.busy_s
     assert (after.engine, after.num_running, after.num_waiting, after.kv_usage) == ("engine-a", 0, 0, 0.0)
+    assert after.kv_tokens * KV_BYTES_PER_TOKEN == pytest.approx(0.05 * 2**30, rel=0.05)
+    assert after.progress == {}
 
 
 async def test_same_seed_and_order_give_the_same_tokens_in_a_used_and_a_fresh_engine(

@@ -116,3 +116,29 @@ def test_a_learner_that_dies_before_the_checkpoint_is_got_over(launcher: Launche
     if attempts(run) == [1, 1]:
         pytest.skip("the kill came after the checkpoint")
     assert attempts(run) == [1, 2]
+
+
+def test_a_streamed_run_replays_who_trained_what_bit_by_bit(launcher: Launcher, tmp_path: Path) -> None:
+    """A learner is killed after two steps without a checkpoint: the replay must come to the committed weights or stops the run."""
+    run = tmp_path / "streamed"
+    streaming = ("stream_trainer.enabled=true", "stream_trainer.first_milestone=0", "stream_trainer.last_milestone=1")
+    process = launcher.start(
+        tmp_path, f'run_name="{run.name}"', "num_steps=3", "keep.checkpoint_every_steps=10", "batch.prompts_per_step=8", *streaming
+    )
+    wait_for(run / "steps" / "00002.json", process)
+    committed = digests(run)
+    worker_of(process, "learner").send_signal(signal.SIGKILL)
+    _, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    assert digests(run)[: len(committed)] == committed
+    assert [len(prompts) for prompts in trained_prompts(run)] == [8, 8, 8]
+    assert all(len(versions_of(run, step)) == 1 for step in (1, 2, 3))
+    metrics = [json.loads(path.read_text())["metrics"] for path in sorted((run / "steps").glob("*.json"))]
+    assert sum(step["rollout/freed_learners"] for step in metrics) >= 1
+    assert len(list((run / "splits").glob("*.json"))) == 3
+
+
+def versions_of(run: Path, step: int) -> set[int]:
+    """Weight versions that sampled a step's tokens, those of migrated responses included."""
+    rows = pq.read_table(run / "responses" / f"step={step:05d}").to_pylist()
+    return {span["version"] for row in rows for span in row["versions"]}

@@ -12,6 +12,7 @@ from tasks.reward import RewardReport
 from tasks.rewards.math_answer import MathAnswerConfig
 from tasks.rollout import RolloutReport
 from tasks.scheduling.events import PromptRef, RoundPlan
+from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.train import GradientReport, PolicyReport, PublishReport
 
 CONTEXT = RunContext(
@@ -32,6 +33,8 @@ CONTEXT = RunContext(
     probes=(),
     gate_tolerance_nats=0.1,
     flat_groups_cost=False,
+    row_tokens=2048,
+    stream_trainer=StreamTrainerConfig(),
     deadlines=Deadlines(progress_s=1.0, engine_call_s=1.0, learner_call_s=1.0),
 )
 

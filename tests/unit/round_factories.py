@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from artifacts.records import Group, Prompt, Response, RoundKind, WeightsRef
 from tasks.engines.base import EngineLost
-from tasks.engines.driver import RoundResult, ScoreFeed, drive_round
+from tasks.engines.driver import drive_round
+from tasks.engines.round_records import RoundInputs, RoundResult, ScoreFeed
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulated import LengthModel, SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
@@ -23,6 +24,7 @@ from tasks.scheduling.rounds import (
     make_scheduler,
     plan_round,
 )
+from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
 
 ENGINE = SimulatedEngineConfig(max_batch=64, kv_capacity_tokens=60_000, lengths=LengthModel(median_tokens=120, sigma=1.0))
 
@@ -70,12 +72,18 @@ async def play(
     max_response_tokens: int = 2000,
     deadline_s: float = 1000.0,
     accepted: list[Group] | None = None,
+    trainer: StreamTrainer | None = None,
+    freed: list[ScaleDown] | None = None,
 ) -> RoundResult:
     async def keep(group: Group) -> None:
         if accepted is not None:
             accepted.append(group)
 
-    return await drive_round(
+    async def free(decision: ScaleDown) -> None:
+        if freed is not None:
+            freed.append(decision)
+
+    inputs = RoundInputs(
         plan=plan,
         prompts=make_prompts(plan),
         scheduler=make_scheduler(plan),
@@ -87,7 +95,10 @@ async def play(
         deadline_s=deadline_s,
         on_finished=lambda generated: None,
         on_accept=keep,
+        stream_trainer=trainer or StreamTrainer(StreamTrainerConfig(), (), 0),
+        on_freed=free,
     )
+    return await drive_round(inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from round_factories import ENGINE, make_engines, make_plan, make_prompts, play
 
 from artifacts.records import Generated, Group, Request, Response, Score
 from tasks.engines.base import EngineLost
-from tasks.engines.driver import RoundResult
+from tasks.engines.round_records import RoundResult
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulated import SimulatedEngine
 from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig

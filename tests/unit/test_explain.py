@@ -48,6 +48,12 @@ def test_no_drain_is_promised_where_none_is_made() -> None:
     assert dict(algebra_rows(configured(scheduling={"drain": False})))["steps"] == "20, 4 short rounds for each long one"
 
 
+def test_training_in_mid_round_is_told() -> None:
+    assert dict(algebra_rows(configured()))["training in mid-round"].startswith("no")
+    told = dict(algebra_rows(configured(stream_trainer={"enabled": True, "max_running_per_engine": 3})))["training in mid-round"]
+    assert told == "on devices freed when 20% to 50% of the groups are accepted and at most 3 responses run on each engine that stays"
+
+
 def test_evaluations_on_the_way_are_told() -> None:
     assert dict(algebra_rows(configured("one-gpu")))["evaluation"].endswith("before, every 50 steps, and after")
 

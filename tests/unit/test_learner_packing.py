@@ -1,16 +1,14 @@
-"""The prefix tree, micro-batches and the balance over ranks."""
+"""The prefix tree and micro-batches."""
 
 from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from learner_factories import make_group, random_groups
 
-from tasks.learner.packing import Sample, balance, micro_batches, pack_samples, shared_prefix
+from tasks.learner.packing import Sample, micro_batches, pack_samples, shared_prefix
 from tasks.learner.tree_attention import TreePlan, is_ancestor
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple)
@@ -77,36 +75,3 @@ def test_shared_prefix_is_the_longest_common_one(left: tuple[int, ...], right: t
     length = shared_prefix(left, right)
     assert left[:length] == right[:length]
     assert length == min(len(left), len(right)) or left[length] != right[length]
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 7])
-def test_balance_deals_every_group_once_whatever_the_arrival(num_ranks: int) -> None:
-    groups = random_groups(1, num_groups=12)
-    dealt = balance(groups, num_ranks)
-    assert len(dealt) == num_ranks
-    assert sorted(group.prompt.prompt_id for part in dealt for group in part) == sorted(g.prompt.prompt_id for g in groups)
-    assert balance(tuple(reversed(groups)), num_ranks) == dealt
-
-
-def test_balance_keeps_a_family_together_where_that_is_cheap() -> None:
-    families = [tuple(range(200)), tuple(range(300, 500))]
-    groups = [make_group((*families[i % 2], 600 + i), [(1, 2)] * 2, [0.0, 1.0], prompt_id=f"0/{i}") for i in range(4)]
-    dealt = balance(groups, 2)
-    assert [len({group.prompt.token_ids[0] for group in part}) for part in dealt] == [1, 1]
-
-
-def test_balance_spreads_the_long_groups() -> None:
-    groups = [make_group((i,), [(1,) * (100 if i < 2 else 10)] * 2, [0.0, 1.0], prompt_id=f"0/{i}") for i in range(6)]
-    assert sorted(max(len(r.generated.token_ids) for g in part for r in g.responses) for part in balance(groups, 2)) == [100, 100]
-
-
-def test_balance_does_not_count_groups_that_are_not_computed() -> None:
-    mixed = [make_group((i,), [(1,) * 50] * 2, [0.0, 1.0], prompt_id=f"0/{i}") for i in range(4)]
-    flat = [make_group((10 + i,), [(1,) * 200] * 2, [1.0, 1.0], prompt_id=f"0/{10 + i}") for i in range(4)]
-    assert [sum(group in mixed for group in part) for part in balance([*flat, *mixed], 2)] == [2, 2]
-    assert [sum(group in flat for group in part) for part in balance([*flat, *mixed], 2, flat_costs=True)] == [2, 2]
-
-
-def test_balance_needs_a_rank() -> None:
-    with pytest.raises(ValueError, match="num_ranks"):
-        balance((), 0)

@@ -9,10 +9,11 @@ import pytest
 import torch
 from learner_factories import make_group, make_model, naive_logp, naive_model, random_groups
 
-from artifacts.records import Group, pack
+from artifacts.records import pack
 from artifacts.weights import fingerprints, read_weights
+from tasks.learner.dealing import GroupPart, balance
 from tasks.learner.loss import SequenceMean
-from tasks.learner.packing import Sample, balance
+from tasks.learner.packing import Sample
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.sharding import AdamWConfig
 from tasks.learner.trainer import LearnerConfig, LearnerRank
@@ -180,7 +181,7 @@ def test_ranks_must_join_before_they_update(model_path: str) -> None:
         rank.update(1)
 
 
-def _train(rank: int, path: str, shares: list[list[tuple[Group, ...]]], out: str) -> None:
+def _train(rank: int, path: str, shares: list[list[tuple[GroupPart, ...]]], out: str) -> None:
     torch.set_num_threads(1)
     learner = LearnerRank(config=CONFIG, model_path=path, rank=rank, world_size=2)
     learner.join(f"file://{out}/rendezvous", 60.0)

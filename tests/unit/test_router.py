@@ -52,3 +52,23 @@ def test_a_removed_replica_gives_back_what_it_owed_in_order() -> None:
     assert router.remove("a") == ()
     assert (router.alive, router.where("p0:0"), router.where("p1:0")) == (("b",), None, "b")
     assert router.running() == ("p1:0", "p3:0")
+
+
+def test_a_retired_replica_takes_nothing_more_and_ends_what_it_has() -> None:
+    router = Router(["a", "b"])
+    first = request(0, 0)
+    name = router.assign(first)
+    router.retire(name)
+    assert router.num_running(name) == 1
+    assert router.requests(name) == (first,)
+    (other,) = router.in_service
+    assert {router.assign(request(0, index)) for index in range(1, 6)} == {other}
+    assert set(router.alive) == {"a", "b"}
+
+
+def test_a_retired_replica_comes_back_when_no_other_is_left() -> None:
+    router = Router(["a", "b"])
+    router.retire("a")
+    router.remove("b")
+    assert router.in_service == ("a",)
+    assert router.assign(request(0, 0)) == "a"

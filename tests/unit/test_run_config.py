@@ -268,3 +268,15 @@ def test_a_rule_of_our_own_is_told_in_its_own_words() -> None:
 def test_any_error_becomes_one_line() -> None:
     assert sentence(OSError("disk\n  full")) == "disk full"
     assert sentence(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_the_stream_trainer_needs_a_device_to_free() -> None:
+    on = "stream_trainer.enabled=true"
+    one_device = ("cluster.num_devices=1", 'cluster.roles="rollout: 0, learner: 0"')
+    assert refusal(on, *one_device).startswith("stream_trainer needs a learner device that a round can do without")
+    apart = RunConfig.model_validate(assemble("tiny", "", [on, 'cluster.roles="rollout: 0, learner: 1"']))
+    assert apart.stream_trainer.milestones[0] == 0.2
+
+
+def test_milestones_of_the_stream_trainer_are_checked() -> None:
+    assert "last_milestone must be >= first_milestone (0.2), got 0.1" in refusal("stream_trainer.last_milestone=0.1")

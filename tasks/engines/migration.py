@@ -1,0 +1,64 @@
+"""Responses that change engines in mid-round: what they keep, and which engines are being emptied. Pure bookkeeping.
+
+    leave(decision, ids) -> (the ids are aborted) -> part(partial responses) -> resume(request) -> the rest is generated elsewhere
+                                                                   └-> freed(): the decisions whose engines are empty now
+
+A response keeps its tokens, their log-probabilities and versions; the new engine computes the prompt and them again (one prefill),
+which restores the distribution of the next token exactly, so that migration changes nothing about what is sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from artifacts.records import Generated, Request
+from tasks.scheduling.stream_training import ScaleDown
+
+
+class Migration:
+    """One round's."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Generated] = {}  # partial responses whose continuation has not come home
+        self.moved: list[Generated] = []  # partial responses as the engines handed them over
+        self._moving: set[str] = set()
+        self._leaving: list[ScaleDown] = []
+
+    def leave(self, decision: ScaleDown, response_ids: Iterable[str]) -> None:
+        """These responses are to leave the decision's engines."""
+        self._leaving.append(decision)
+        self._moving |= set(response_ids)
+
+    def part(self, partial: Iterable[Generated]) -> list[Generated]:
+        """Keep what came back unfinished; returns those of it that are on the move. The others were given up by their engine."""
+        moving = []
+        for one in partial:
+            self.kept[one.response_id] = one
+            if one.response_id in self._moving:
+                moving.append(one)
+        self.moved += moving
+        self.stay(one.response_id for one in moving)
+        return moving
+
+    def finish(self, response_id: str) -> None:
+        """The response is home, with all that was kept of it."""
+        self.kept.pop(response_id, None)
+        self._moving.discard(response_id)
+
+    def stay(self, response_ids: Iterable[str]) -> None:
+        """These are on the move no more."""
+        self._moving -= set(response_ids)
+
+    def resume(self, request: Request) -> Request:
+        """The request with what is kept of its response."""
+        kept = self.kept.get(request.response_id)
+        if kept is None or not kept.token_ids:
+            return request
+        return replace(request, kept_tokens=kept.token_ids, kept_logprobs=kept.logprobs, kept_versions=kept.versions)
+
+    def freed(self, is_empty: Callable[[str], bool]) -> list[ScaleDown]:
+        """The decisions whose engines have handed everything over; each is told once."""
+        done = [decision for decision in self._leaving if all(map(is_empty, decision.engines))]
+        self._leaving = [decision for decision in self._leaving if decision not in done]
+        return done

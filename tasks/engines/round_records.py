@@ -1,0 +1,78 @@
+"""What a round is given and what it brings home: the records at the driver's two ends, and the seam to the reward stage."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from artifacts.records import Generated, Group, Prompt, Request, Response, Score
+from tasks.engines.base import Engine
+from tasks.engines.sampling import SamplingConfig
+from tasks.scheduling.events import RoundPlan, RoundScheduler
+from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
+
+
+class ScoreFeed(Protocol):
+    """The reward stage as the driver sees it."""
+
+    async def publish(self, generated: Sequence[Generated]) -> None:
+        """Hand finished responses over for scoring."""
+        ...
+
+    async def scored(self, wait_s: float) -> list[Score]:
+        """Verdicts since the last call; waits up to wait_s for the first."""
+        ...
+
+
+def _frees_nothing() -> StreamTrainer:
+    return StreamTrainer(StreamTrainerConfig(), groups=(), accept_prompts=0)
+
+
+async def _unheard(decision: ScaleDown) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundInputs:
+    """Everything a round is played with."""
+
+    plan: RoundPlan  # what is launched, and what must come home
+    prompts: Mapping[str, Prompt]  # the plan's prompts, by id
+    scheduler: RoundScheduler  # decides; fresh, for it remembers the round
+    engines: Sequence[Engine]  # the replicas, all idle
+    feed: ScoreFeed  # the reward stage
+    sampling: SamplingConfig  # how responses are drawn
+    recorded: Sequence[Response]  # responses of an earlier attempt, which stand in for their launches
+    seed: int  # the run's; every request derives its own from it
+    deadline_s: float  # how long nothing may happen
+    on_finished: Callable[[Sequence[Generated]], None]  # hears of whole responses
+    on_accept: Callable[[Group], Awaitable[None]]  # takes accepted groups, in training order
+    stream_trainer: StreamTrainer = field(default_factory=_frees_nothing)  # which devices stop generating in mid-round; fresh, too
+    on_freed: Callable[[ScaleDown], Awaitable[None]] = _unheard  # hears of each of its decisions once the engines are empty
+
+    def request(self, prompt_id: str, index: int) -> Request:
+        """What an engine is asked for a response of this round."""
+        return Request(
+            prompt_id=prompt_id,
+            index=index,
+            prompt_tokens=self.prompts[prompt_id].token_ids,
+            max_new_tokens=self.sampling.max_response_tokens,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            seed=derive_seed(self.seed, prompt_id, index),  # without the step: a deferred prompt draws as it did before
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundResult:
+    """What a round brought home; `generated` has every generated token once."""
+
+    groups: tuple[Group, ...]  # accepted, in acceptance order
+    deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
+    dropped: tuple[str, ...]  # prompt ids given up
+    filtered: tuple[str, ...]  # prompt ids of complete groups that were not worth training on
+    generated: tuple[Generated, ...]  # every response, aborted ones included
+    migrated: tuple[Generated, ...]  # what engines handed over to others; these tokens are in `generated`, too
+    scores: tuple[Score, ...]  # every verdict that came in time

@@ -1,0 +1,147 @@
+"""A fair share for every learner rank: groups dealt by predicted cost, whole where that is fair, cut where one group outweighs the rest.
+
+The advantage belongs to the group, the gradient to the response: a rank that trains a part of a group is given all of it and computes
+the same advantages as the others. Sums add up whatever the cut (DESIGN, invariants 4 and 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from artifacts.records import Group
+from tasks.learner.packing import shared_prefix
+
+QUADRATIC_TOKENS = 8192  # a sequence of so many tokens costs as much for its attention as for the rest
+CUT_SHARE = 0.125  # groups cheaper than this share of a rank's fair load are never cut
+CUT_GAIN = 0.95  # a cut must bring the dearest rank below this share of what whole groups would give it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPart:
+    """Responses of one group that a rank trains; the others are there for the advantages alone."""
+
+    group: Group  # all of it
+    places: tuple[int, ...]  # which of its responses are trained, ascending
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the part that counts for the whole group."""
+        return self.places[:1] == (0,)
+
+
+def as_part(group: Group | GroupPart) -> GroupPart:
+    """A whole group as the part that it is of itself."""
+    return group if isinstance(group, GroupPart) else GroupPart(group=group, places=tuple(range(len(group.responses))))
+
+
+def rows_of(group: Group, row_tokens: int) -> list[GroupPart]:
+    """A group cut where it fills learner rows of so many tokens: the prompt has to be computed in every row anyway."""
+    rows: list[list[int]] = [[]]
+    room = row_tokens - len(group.prompt.token_ids)
+    left = room
+    for place, response in enumerate(group.responses):
+        num_tokens = len(response.generated.token_ids)
+        if rows[-1] and num_tokens > left:
+            rows.append([])
+            left = room
+        rows[-1].append(place)
+        left -= num_tokens
+    return [GroupPart(group=group, places=tuple(places)) for places in rows]
+
+
+def balance(
+    groups: Sequence[Group | GroupPart], num_ranks: int, flat_costs: bool = False, loads: Sequence[float] = ()
+) -> tuple[tuple[GroupPart, ...], ...]:
+    """Deal the groups to ranks so that the dearest rank is cheap, independent of the order in which they arrive.
+
+    Dealt group by group, by families of groups whose prompts share half their tokens or more, and response by response; the best
+    deal wins, a cut one only if it is clearly better. A group whose rewards are all equal costs nothing unless `flat_costs`: the
+    learner skips what has no gradient. `loads`: predicted cost, by rank, of what the ranks are busy with already (none); what they
+    have behind them does not count.
+    """
+    if num_ranks < 1:
+        raise ValueError(f"num_ranks must be >= 1, got {num_ranks}; give the learner role at least one device")
+    ordered = sorted(map(as_part, groups), key=_order)
+    free = [part for part in ordered if not flat_costs and is_flat(part.group)]
+    costly = [part for part in ordered if flat_costs or not is_flat(part.group)]
+    before = list(loads) or [0.0] * num_ranks
+    deals = [_deal(units, before) for units in ([[part] for part in costly], _families(costly))]
+    best = min(deals, key=lambda deal: max(deal[0]))
+    cut = _deal(_cut(costly, sum(before), num_ranks), before)
+    _, held = cut if max(cut[0]) < CUT_GAIN * max(best[0]) else best
+    held[0].extend(free)
+    return tuple(_joined(parts) for parts in held)
+
+
+def predicted_cost(parts: Sequence[GroupPart]) -> float:
+    """What a rank that gets these in one call has to do: a sequence of n tokens costs n + n**2 / QUADRATIC_TOKENS, shared prompts once."""
+    return _cost(parts, [])
+
+
+def is_flat(group: Group) -> bool:
+    """Whether all verdicts of a group are equal, so that none of its advantages is other than zero."""
+    return len({one.score.reward for one in group.responses if one.score is not None and one.score.reward is not None}) < 2
+
+
+def _order(part: GroupPart) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+    return part.group.prompt.token_ids, part.group.prompt.prompt_id, part.places
+
+
+def _families(ordered: Sequence[GroupPart]) -> list[list[GroupPart]]:
+    """Neighbours in prompt order that share at least half of their prompt."""
+    families: list[list[GroupPart]] = []
+    for part in ordered:
+        prompt = part.group.prompt.token_ids
+        if families and 2 * shared_prefix(families[-1][-1].group.prompt.token_ids, prompt) >= len(prompt):
+            families[-1].append(part)
+        else:
+            families.append([part])
+    return families
+
+
+def _cut(parts: Sequence[GroupPart], busy: float, num_ranks: int) -> list[list[GroupPart]]:
+    """The dear groups response by response, the others whole."""
+    costs = [predicted_cost([part]) for part in parts]
+    dear = CUT_SHARE * (busy + sum(costs)) / num_ranks
+    units: list[list[GroupPart]] = []
+    for part, cost in zip(parts, costs, strict=True):
+        units += [[part]] if cost < dear else [[GroupPart(group=part.group, places=(place,))] for place in part.places]
+    return units
+
+
+def _deal(units: list[list[GroupPart]], before: Sequence[float]) -> tuple[list[float], list[list[GroupPart]]]:
+    """Loads and parts by rank: the dearest unit first, each to the rank where the load ends lowest.
+
+    A rank pays for a prompt only what its other prompts do not already hold.
+    """
+    loads = list(before)
+    held: list[list[GroupPart]] = [[] for _ in loads]
+    for unit in sorted(units, key=lambda unit: -_cost(unit, [])):
+        ends = [load + _cost(unit, others) for load, others in zip(loads, held, strict=True)]
+        rank = min(range(len(loads)), key=ends.__getitem__)
+        loads[rank] = ends[rank]
+        held[rank].extend(unit)
+    return loads, held
+
+
+def _cost(unit: Sequence[GroupPart], others: Sequence[GroupPart]) -> float:
+    """What a unit adds to a rank that holds the others already."""
+    total, prompts = 0.0, [other.group.prompt.token_ids for other in others]
+    for part in unit:
+        prompt = part.group.prompt.token_ids
+        shared = max((shared_prefix(other, prompt) for other in prompts), default=0)
+        total += (len(prompt) - shared) * (1 + len(prompt) / QUADRATIC_TOKENS)
+        lengths = [len(part.group.responses[place].generated.token_ids) for place in part.places]
+        total += sum(length * (1 + (len(prompt) + length) / QUADRATIC_TOKENS) for length in lengths)
+        prompts.append(prompt)
+    return total
+
+
+def _joined(parts: Sequence[GroupPart]) -> tuple[GroupPart, ...]:
+    """One part per group, in prompt order."""
+    places: dict[str, list[int]] = {}
+    groups = {part.group.prompt.prompt_id: part.group for part in sorted(parts, key=_order)}
+    for part in parts:
+        places.setdefault(part.group.prompt.prompt_id, []).extend(part.places)
+    return tuple(GroupPart(group=group, places=tuple(sorted(places[name]))) for name, group in groups.items())

@@ -1,0 +1,216 @@
+"""Scale-down in mid-round over simulated engines: responses change engines, keep what they have, and are counted once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from round_factories import ENGINE, make_engines, make_plan, play
+
+from artifacts.records import Generated, Group, Request
+from tasks.engines.admission import noise_seed
+from tasks.engines.round_records import RoundResult
+from tasks.engines.simulated import SimulatedEngine
+from tasks.engines.virtual_time import run_virtual
+from tasks.scheduling.events import RoundPlan
+from tasks.scheduling.ledger import account_tokens
+from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.stream_training import DeviceGroup, ScaleDown, StreamTrainer, StreamTrainerConfig
+
+SYNC = make_plan(domains=("a",) * 8, accept_per_prompt=4)
+SHORT = make_plan("short", domains=("a",) * 10, accept_prompts=8, accept_per_prompt=4, launch_per_prompt=5)
+BOUND = 2000
+
+
+def make_trainer(plan: RoundPlan, num_engines: int = 2, **changes: float) -> StreamTrainer:
+    config = StreamTrainerConfig(enabled=True, max_freed_share=1, **changes)  # type: ignore[arg-type]
+    pairs = [DeviceGroup(engines=(f"engine-{place}",), learners=(f"learner-{place}",)) for place in range(num_engines)]
+    return StreamTrainer(config, pairs, plan.accept_prompts)
+
+
+def streamed(plan: RoundPlan, num_engines: int = 2, **changes: float) -> tuple[RoundResult, list[ScaleDown]]:
+    freed: list[ScaleDown] = []
+
+    async def work() -> RoundResult:
+        return await play(plan, make_engines(num_engines), trainer=make_trainer(plan, num_engines, **changes), freed=freed)
+
+    return run_virtual(work()), freed
+
+
+def assert_whole(result: RoundResult) -> None:
+    """Every response is home once, complete, with a log-probability and a version for each of its tokens."""
+    assert len({one.response_id for one in result.generated}) == len(result.generated)
+    for one in result.generated:
+        assert len(one.logprobs) == sum(span.num_tokens for span in one.versions) == len(one.token_ids)
+        assert len(one.versions) <= 1
+        if one.finish_reason != "aborted":
+            assert len(one.token_ids) == min(
+                BOUND, ENGINE.lengths.tokens(one.prompt_id, one.index, derive_seed(0, one.prompt_id, one.index))
+            )
+
+
+@pytest.mark.parametrize("plan", [SYNC, SHORT], ids=["sync", "short"])
+def test_a_freed_engine_s_responses_go_on_elsewhere_with_what_they_have(plan: RoundPlan) -> None:
+    result, freed = streamed(plan)
+    assert [decision.learners for decision in freed] in ([("learner-0",)], [("learner-1",)])
+    assert len(result.groups) == plan.accept_prompts
+    assert_whole(result)
+    (emptied,) = freed[0].engines
+    assert result.migrated
+    assert {one.engine for one in result.migrated} == {emptied}
+    whole = {one.response_id: one for one in result.generated}
+    for part in result.migrated:
+        joined = whole[part.response_id]
+        assert joined.engine != emptied
+        assert joined.token_ids[: len(part.token_ids)] == part.token_ids
+        assert joined.logprobs[: len(part.logprobs)] == part.logprobs
+
+
+def test_no_token_is_computed_twice_or_lost() -> None:
+    async def work() -> tuple[int, float]:
+        engines = make_engines(3)
+        result = await play(SHORT, engines, trainer=make_trainer(SHORT, 3))
+        assert result.migrated
+        computed = [(await engine.stats()).tokens_generated for engine in engines]
+        handed_over = [one for one in result.generated if one.finish_reason == "aborted"]
+        trained = frozenset(one.generated.response_id for group in result.groups for one in group.responses)
+        return account_tokens(result.generated, trained=trained).total, sum(computed) - len(handed_over) - len(result.migrated)
+
+    booked, least = run_virtual(work())
+    assert least <= booked <= least + 200  # the simulated decoding of a fraction of a token ends with each interruption
+
+
+def test_devices_are_freed_before_the_round_ends_and_nothing_is_launched_there_afterwards() -> None:
+    submitted: list[tuple[str, int]] = []
+    freed: list[ScaleDown] = []
+    accepted: list[Group] = []
+
+    class Watched(SimulatedEngine):
+        async def submit(self, requests: Sequence[Request]) -> None:
+            submitted.append((self.name, len(freed)))
+            await super().submit(requests)
+
+    async def work() -> RoundResult:
+        engines = [Watched(f"engine-{place}", ENGINE) for place in range(3)]
+        return await play(SYNC, engines, trainer=make_trainer(SYNC, 3), freed=freed, accepted=accepted)
+
+    run_virtual(work())
+    emptied = {engine for decision in freed for engine in decision.engines}
+    assert len(emptied) == 2
+    assert not {name for name, after in submitted if after} & emptied
+
+
+def test_the_decision_waits_for_the_milestone() -> None:
+    """Nothing is freed when the last milestone is never reached with few enough responses left."""
+    result, freed = streamed(SYNC, max_running_per_engine=1)
+    assert freed == []
+    assert result.migrated == ()
+    assert_whole(result)
+
+
+def test_without_room_nothing_moves() -> None:
+    result, freed = streamed(SYNC, kv_share=0.001)
+    assert freed == []
+    assert result.migrated == ()
+
+
+def test_the_same_round_migrates_the_same_way() -> None:
+    assert streamed(SHORT) == streamed(SHORT)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_engine_lost_after_the_scale_down_takes_only_its_own_news_with_it(victim: int) -> None:
+    """Whichever dies, the emptied or the full one: the other goes on, and what had migrated keeps the tokens it had then."""
+
+    async def work() -> RoundResult:
+        engines = make_engines(2)
+        freed: list[ScaleDown] = []
+
+        async def lose() -> None:
+            while not freed:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            engines[victim].fail()
+
+        killer = asyncio.create_task(lose())
+        result = await play(SYNC, engines, trainer=make_trainer(SYNC), freed=freed)
+        await killer
+        return result
+
+    result = run_virtual(work())
+    assert len(result.groups) == SYNC.accept_prompts
+    assert_whole(result)
+
+
+def test_a_resumed_response_keeps_its_seed_and_gets_fresh_noise() -> None:
+    requests: list[Request] = []
+
+    class Watched(SimulatedEngine):
+        async def submit(self, batch: Sequence[Request]) -> None:
+            requests.extend(batch)
+            await super().submit(batch)
+
+    run_virtual(play(SYNC, [Watched(f"engine-{place}", ENGINE) for place in range(2)], trainer=make_trainer(SYNC)))
+    again = {name for name, times in Counter(one.response_id for one in requests).items() if times > 1}
+    assert again
+    for name in again:
+        first, second = (one for one in requests if one.response_id == name)
+        assert second.kept_tokens
+        assert first.seed == second.seed == noise_seed(first) != noise_seed(second)
+
+
+class AbortingEngine(SimulatedEngine):
+    """Gives up on its first request of its own accord after a while, once."""
+
+    async def submit(self, requests: Sequence[Request]) -> None:
+        await super().submit(requests)
+        if not self._num_preemptions:
+            self._num_preemptions = 1
+            asyncio.get_running_loop().call_later(0.4, lambda: asyncio.ensure_future(self.abort([requests[-1].response_id])))
+
+
+def test_what_an_engine_gave_up_keeps_its_tokens_when_it_is_launched_again() -> None:
+    result = run_virtual(play(SYNC, [AbortingEngine("engine-0", ENGINE)]))
+    assert_whole(result)
+    assert result.migrated == ()
+
+
+def test_a_round_called_off_in_the_middle_of_a_migration_leaves_its_engines_idle() -> None:
+    async def work() -> list[int]:
+        engines = make_engines(2)
+
+        class CalledOff(RuntimeError):
+            pass
+
+        class Refusing(SimulatedEngine):
+            async def submit(self, requests: Sequence[Request]) -> None:
+                if any(one.kept_tokens for one in requests):
+                    raise CalledOff
+                await super().submit(requests)
+
+        engines = [Refusing(engine.name, ENGINE) for engine in engines]
+        with pytest.raises(CalledOff):
+            await play(SYNC, engines, trainer=make_trainer(SYNC))
+        return [(await engine.stats()).num_running for engine in engines]
+
+    assert run_virtual(work()) == [0, 0]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.sampled_from([SYNC, SHORT]),
+    st.integers(1, 4),
+    st.floats(0, 0.6),
+    st.integers(1, 64),
+)
+def test_every_round_comes_home_whatever_is_freed(plan: RoundPlan, num_engines: int, first: float, max_running: int) -> None:
+    result, freed = streamed(plan, num_engines, first_milestone=first, last_milestone=0.9, max_running_per_engine=max_running)
+    assert len(result.groups) == plan.accept_prompts
+    assert len(freed) < num_engines
+    assert_whole(result)
+    reasons: dict[str, Generated] = {one.response_id: one for one in result.generated}
+    assert all(part.response_id in reasons for part in result.migrated)

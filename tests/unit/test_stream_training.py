@@ -1,0 +1,220 @@
+"""The stream trainer's policy: milestones, projected KV use, and device groups that are freed whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.scheduling.stream_training import (
+    DeviceGroup,
+    Reading,
+    RunningRequest,
+    ScaleDown,
+    StreamTrainer,
+    StreamTrainerConfig,
+    device_groups,
+)
+
+ON = StreamTrainerConfig(enabled=True, max_freed_share=1)
+PAIRS = tuple(DeviceGroup(engines=(f"engine-{place}",), learners=(f"learner-{place}",)) for place in range(4))
+
+
+def request(engine: str = "engine-0", prompt: int = 10, tokens: int = 5, bound: int = 100) -> RunningRequest:
+    return RunningRequest(engine=engine, prompt_tokens=prompt, num_tokens=tokens, max_new_tokens=bound)
+
+
+def reading(num_accepted: int, running: Sequence[RunningRequest] = (), engines: int = 4, capacity: int = 1000) -> Reading:
+    return Reading(
+        num_accepted=num_accepted,
+        capacity_tokens={f"engine-{place}": capacity for place in range(engines)},
+        running=tuple(running),
+    )
+
+
+def freed_engines(decisions: Sequence[ScaleDown]) -> list[str]:
+    return [engine for decision in decisions for engine in decision.engines]
+
+
+def test_the_paper_s_milestones_are_the_default() -> None:
+    assert ON.milestones == pytest.approx((0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5))
+    assert StreamTrainerConfig().milestones == ()
+
+
+def test_milestones_that_run_backwards_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"last_milestone must be >= first_milestone \(0.6\), got 0.5"):
+        StreamTrainerConfig(first_milestone=0.6)
+
+
+def test_only_a_milestone_asks_for_a_reading() -> None:
+    trainer = StreamTrainer(ON, PAIRS, accept_prompts=20)
+    due = []
+    for accepted in range(21):
+        due.append(trainer.is_due(accepted))
+        trainer.handle(reading(accepted, [request(bound=10_000)] * 40))  # never fits
+    assert [accepted for accepted, is_due in enumerate(due) if is_due] == [4, 5, 6, 7, 8, 9, 10]
+
+
+def test_what_fits_one_engine_frees_all_others_at_once() -> None:
+    trainer = StreamTrainer(ON, PAIRS, accept_prompts=10)
+    decisions = trainer.handle(reading(2, [request("engine-2")]))
+    assert decisions == [ScaleDown(engines=(f"engine-{place}",), learners=(f"learner-{place}",)) for place in (0, 1, 3)]
+
+
+def test_half_of_the_engines_stay_unless_told_otherwise() -> None:
+    trainer = StreamTrainer(StreamTrainerConfig(enabled=True), PAIRS, accept_prompts=10)
+    assert freed_engines(trainer.handle(reading(2))) == ["engine-0", "engine-1"]
+    assert trainer.handle(reading(4, engines=2)) == []
+
+
+def test_a_disabled_trainer_frees_nothing() -> None:
+    trainer = StreamTrainer(StreamTrainerConfig(), (*PAIRS, DeviceGroup(engines=(), learners=("learner-9",))), accept_prompts=10)
+    assert trainer.start() == []
+    assert not trainer.is_due(10)
+    assert trainer.handle(reading(10)) == []
+
+
+def test_learners_without_an_engine_are_free_from_the_start() -> None:
+    apart = DeviceGroup(engines=(), learners=("learner-4", "learner-5"))
+    assert StreamTrainer(ON, (*PAIRS, apart), accept_prompts=10).start() == [ScaleDown(engines=(), learners=("learner-4", "learner-5"))]
+
+
+def test_an_engine_without_a_learner_is_not_freed() -> None:
+    groups = (DeviceGroup(engines=("engine-0",), learners=()), *PAIRS[1:2])
+    trainer = StreamTrainer(ON, groups, accept_prompts=10)
+    assert freed_engines(trainer.handle(reading(5, engines=2))) == ["engine-1"]
+
+
+def test_too_many_responses_for_the_remaining_batch_wait_for_a_later_milestone() -> None:
+    config = StreamTrainerConfig(enabled=True, max_running_per_engine=3, max_freed_share=1)
+    trainer = StreamTrainer(config, PAIRS[:2], accept_prompts=10)
+    assert trainer.handle(reading(2, [request()] * 4, engines=2)) == []
+    assert freed_engines(trainer.handle(reading(3, [request()] * 3, engines=2))) == ["engine-1"]
+
+
+def test_a_lost_engine_s_group_is_left_alone() -> None:
+    trainer = StreamTrainer(ON, PAIRS[:3], accept_prompts=10)
+    assert freed_engines(trainer.handle(reading(5, [request("engine-1")], engines=2))) == ["engine-0"]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tokens", "projected"),
+    [
+        ((), 5, 100),  # nothing known: the bound
+        ((10, 20, 30, 40), 5, 40),
+        ((10,) * 95 + (90,) * 5, 5, 10),  # the quantile, not the maximum
+        ((10,) * 95 + (90,) * 5, 10, 90),  # but a response that is longer already is one of the long ones
+        ((10, 20), 20, 100),  # longer than all before: the bound
+        ((500,), 5, 100),
+    ],
+)
+def test_a_response_is_projected_from_those_that_got_longer(lengths: tuple[int, ...], tokens: int, projected: int) -> None:
+    trainer = StreamTrainer(ON, PAIRS, accept_prompts=10, lengths=lengths)
+    assert trainer.projected_length(request(tokens=tokens)) == projected
+
+
+def test_the_projected_peak_counts_what_ends_before_it() -> None:
+    trainer = StreamTrainer(ON, PAIRS, accept_prompts=10)
+    short, long = request(prompt=10, tokens=90, bound=100), request(prompt=10, tokens=0, bound=100)
+    assert trainer.projected_peak_tokens([short, long]) == max(110 + 20, 110)
+    assert trainer.projected_peak_tokens([]) == 0
+
+
+requests = st.builds(
+    request,
+    st.sampled_from([f"engine-{place}" for place in range(4)]),
+    st.integers(1, 200),
+    st.integers(0, 99),
+    st.just(100),
+)
+
+
+def naive_peak(trainer: StreamTrainer, running: Sequence[RunningRequest]) -> int:
+    """Step by step."""
+    peak, step = 0, 0
+    while True:
+        alive = [one for one in running if trainer.projected_length(one) - one.num_tokens >= step]
+        if not alive:
+            return peak
+        peak = max(peak, sum(one.prompt_tokens + one.num_tokens + step for one in alive))
+        step += 1
+
+
+@settings(deadline=None)
+@given(st.lists(requests, max_size=12), st.lists(st.integers(1, 100), max_size=20))
+def test_the_projected_peak_is_that_of_decoding_step_by_step(running: list[RunningRequest], lengths: list[int]) -> None:
+    trainer = StreamTrainer(ON, PAIRS, accept_prompts=10, lengths=lengths)
+    assert trainer.projected_peak_tokens(running) == naive_peak(trainer, running)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(requests, max_size=30), min_size=1, max_size=8),
+    st.integers(10, 3000),
+    st.lists(st.integers(1, 150), max_size=10),
+    st.integers(1, 20),
+    st.floats(0, 1),
+)
+def test_whatever_is_freed_the_rest_has_room_and_no_group_is_split_or_freed_twice(
+    rounds: list[list[RunningRequest]], capacity: int, lengths: list[int], max_running: int, max_freed: float
+) -> None:
+    config = StreamTrainerConfig(enabled=True, max_running_per_engine=max_running, max_freed_share=max_freed)
+    joined = DeviceGroup(engines=("engine-2", "engine-3"), learners=("learner-2", "learner-3"))
+    groups = (*PAIRS[:2], joined)
+    trainer = StreamTrainer(config, groups, accept_prompts=20, lengths=lengths)
+    in_service = [f"engine-{place}" for place in range(4)]
+    for accepted, running in enumerate(rounds, start=4):
+        here = tuple(one for one in running if one.engine in in_service)
+        decisions = trainer.handle(Reading(num_accepted=accepted, capacity_tokens=dict.fromkeys(in_service, capacity), running=here))
+        for decision in decisions:
+            assert DeviceGroup(engines=decision.engines, learners=decision.learners) in groups
+            in_service = [engine for engine in in_service if engine not in decision.engines]
+        assert len(in_service) >= max(1, (1 - max_freed) * 4)
+        if decisions:
+            assert trainer.projected_peak_tokens(here) <= config.kv_share * capacity * len(in_service)
+            assert len(here) <= max_running * len(in_service)
+
+
+@settings(deadline=None)
+@given(st.lists(requests, max_size=30), st.integers(10, 3000), st.integers(0, 3000))
+def test_more_room_never_frees_fewer_devices(running: list[RunningRequest], capacity: int, more: int) -> None:
+    less, greater = (
+        StreamTrainer(ON, PAIRS, accept_prompts=20).handle(reading(10, running, capacity=room)) for room in (capacity, capacity + more)
+    )
+    assert len(less) <= len(greater)
+
+
+def test_device_groups_join_what_shares_a_device_an_engine_or_a_communication_group() -> None:
+    engines = {"engine-0": frozenset({"cuda:0", "cuda:1"}), "engine-1": frozenset({"cuda:2"}), "engine-2": frozenset({"cuda:3"})}
+    learners = {f"learner-{place}": frozenset({f"cuda:{place}"}) for place in range(5)}
+    alone = [(name,) for name in learners]
+    assert device_groups(engines, learners, alone) == (
+        DeviceGroup(engines=("engine-0",), learners=("learner-0", "learner-1")),
+        DeviceGroup(engines=("engine-1",), learners=("learner-2",)),
+        DeviceGroup(engines=("engine-2",), learners=("learner-3",)),
+        DeviceGroup(engines=(), learners=("learner-4",)),
+    )
+    tensor_parallel = [("learner-0", "learner-1"), ("learner-2", "learner-3"), ("learner-4",)]
+    assert device_groups(engines, learners, tensor_parallel)[1] == DeviceGroup(
+        engines=("engine-1", "engine-2"), learners=("learner-2", "learner-3")
+    )
+
+
+@given(
+    st.lists(st.frozensets(st.integers(0, 7).map("cuda:{}".format), min_size=1, max_size=3), max_size=4),
+    st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=3, unique=True), max_size=4),
+)
+def test_no_device_group_cuts_an_engine_or_a_communication_group(engines: list[frozenset[str]], together: list[list[int]]) -> None:
+    learners = {f"learner-{place}": frozenset({f"cuda:{place}"}) for place in range(8)}
+    named = {f"engine-{place}": devices for place, devices in enumerate(engines)}
+    communication = [[f"learner-{place}" for place in places] for places in together]
+    groups = device_groups(named, learners, communication)
+    assert sorted(name for group in groups for name in group.learners) == sorted(learners)
+    assert sorted(name for group in groups for name in group.engines) == sorted(named)
+    for names in communication:
+        assert sum(bool(set(names) & set(group.learners)) for group in groups) == 1
+    for group in groups:
+        devices = frozenset[str]().union(*(learners[name] for name in group.learners))
+        assert all(named[name] <= devices for name in group.engines)

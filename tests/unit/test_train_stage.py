@@ -1,0 +1,170 @@
+"""The training stage over a real learner and a real sample buffer in this process: streaming, a lost attempt, and its replay."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from learner_factories import make_model, random_groups
+from plan_factories import CONTEXT, make_step_plan
+
+from artifacts.records import Group
+from artifacts.sample_buffer import RoundAborted
+from artifacts.store import Store
+from tasks import train
+from tasks.learner.remote import LearnerActor
+from tasks.learner.trainer import LearnerConfig
+from tasks.plan import StepPlan, store_of
+from tasks.sample_stream import CAPACITIES, BufferActor, SampleStream, root_cause, round_key
+from tasks.scheduling.stream_training import ScaleDown
+from tasks.train import GradientReport, read_split, replay_gradients
+
+GROUPS = random_groups(3, num_groups=8)
+FREED = ScaleDown(engines=("engine-0",), learners=("learner-0",))
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """An actor in this process, called as a remote one is."""
+
+    name: str
+    actor: object
+
+    async def call(self, method: str, *args: object, deadline_s: float) -> Any:  # Any: see Remote.call
+        answer = getattr(self.actor, method)(*args)
+        return await answer if inspect.isawaitable(answer) else answer
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def learner(model_path: str, monkeypatch: pytest.MonkeyPatch) -> LearnerActor:
+    actor = new_learner(model_path)
+    monkeypatch.setattr(train, "learner_ranks", lambda run: [Local("learner-0", actor)])
+    return actor
+
+
+def new_learner(model_path: str) -> LearnerActor:
+    config = LearnerConfig(compute="fp32", max_tokens_per_microbatch=64)
+    return LearnerActor(config, model_path, rank=0, world_size=1, core_ids=(), device="cpu")
+
+
+def make_plan(tmp_path: Path, attempt: int = 1) -> StepPlan:
+    run = replace(CONTEXT, artifact_root=str(tmp_path), row_tokens=60)
+    return replace(make_step_plan(attempt=attempt), run=run)
+
+
+async def play(plan: StepPlan, buffer: BufferActor, heard: Sequence[object], failure: str = "") -> GradientReport:
+    """The stage beside a rollout that says these things, and then closes or fails."""
+    await buffer.open_round(round_key(plan))
+    stream = SampleStream(Local("buffer", buffer), plan)  # type: ignore[arg-type]  # a local actor for a remote one
+    stage = asyncio.create_task(train._accumulate(plan, stream))
+    for one in heard:
+        await stream.put("groups", [one])
+        for _ in range(20):  # let the stage take it
+            await asyncio.sleep(0)
+    await (stream.abort(failure) if failure else stream.close("groups"))
+    return await stage
+
+
+def weights(actor: LearnerActor) -> dict[str, int]:
+    """Fingerprints after the step's update."""
+    actor.update(1)
+    return actor._rank.fingerprints()
+
+
+def test_groups_are_trained_before_the_round_is_closed(learner: LearnerActor, tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    report = asyncio.run(play(plan, BufferActor(CAPACITIES), [*GROUPS[:3], FREED, *GROUPS[3:]]))
+    assert report.num_groups_streamed > 3
+    assert report.ranks[0].num_groups == len(GROUPS)
+    assert {span.kind for span in report.spans} == {"train"}
+    split = read_split(store_of(plan), 1)
+    assert split is not None
+    assert len(split) > 2
+
+
+def test_without_a_freed_device_the_stage_is_one_call(learner: LearnerActor, tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    report = asyncio.run(play(plan, BufferActor(CAPACITIES), GROUPS))
+    assert report.num_groups_streamed == 0
+    assert [len(share.parts) for share in read_split(store_of(plan), 1) or ()] == [len(GROUPS)]
+
+
+def test_what_a_lost_attempt_accumulated_is_discarded(learner: LearnerActor, model_path: str, tmp_path: Path) -> None:
+    buffer = BufferActor(CAPACITIES)
+
+    async def attempts() -> None:
+        with pytest.raises(ExceptionGroup) as caught:
+            await play(make_plan(tmp_path), buffer, [FREED, *GROUPS[:5]], failure="engine-1 is gone")
+        assert isinstance(root_cause(caught.value), RoundAborted)
+        assert learner._rank._normaliser > 0
+        await play(make_plan(tmp_path, attempt=2), buffer, GROUPS)
+
+    asyncio.run(attempts())
+    undisturbed = new_learner(model_path)
+    asyncio.run(replayed(undisturbed, make_plan(tmp_path), GROUPS))
+    assert weights(learner) == weights(undisturbed)
+
+
+async def replayed(actor: LearnerActor, plan: StepPlan, groups: Sequence[Group]) -> None:
+    """The step's gradients from its records, in another learner."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "learner_ranks", lambda run: [Local("learner-0", actor)])
+        await replay_gradients(plan.run, store_of(plan), 1, groups)
+
+
+def test_a_replay_comes_to_the_very_weights_of_the_streamed_step(learner: LearnerActor, model_path: str, tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    asyncio.run(play(plan, BufferActor(CAPACITIES), [FREED, *GROUPS]))
+    expected = weights(learner)
+    again = new_learner(model_path)
+    asyncio.run(replayed(again, plan, GROUPS[::-1]))
+    assert weights(again) == expected
+
+
+def test_a_repeated_stage_follows_the_split_that_was_decided(learner: LearnerActor, tmp_path: Path) -> None:
+    """The round was closed and its split recorded when the attempt was lost: nobody is freed now, and yet the calls are the same."""
+    plan, buffer = make_plan(tmp_path), BufferActor(CAPACITIES)
+
+    async def attempts() -> None:
+        await play(plan, buffer, [FREED, *GROUPS])
+        first = learner._rank._policy.flat.gradients.clone()
+        split = read_split(store_of(plan), 1)
+        report = await play(make_plan(tmp_path, attempt=2), buffer, GROUPS[::-1])
+        assert report.num_groups_streamed == 0
+        assert read_split(store_of(plan), 1) == split
+        assert learner._rank._policy.flat.gradients.equal(first)
+
+    asyncio.run(attempts())
+
+
+def test_a_step_that_was_updated_is_not_trained_again(learner: LearnerActor, tmp_path: Path) -> None:
+    plan, buffer = make_plan(tmp_path), BufferActor(CAPACITIES)
+
+    async def attempts() -> GradientReport:
+        await play(plan, buffer, [FREED, *GROUPS])
+        learner.update(1)
+        return await play(make_plan(tmp_path, attempt=2), buffer, GROUPS)
+
+    report = asyncio.run(attempts())
+    assert [one.num_groups for one in report.ranks] == [0]
+    assert report.spans == ()
+    assert learner._rank._normaliser == 0
+
+
+def test_a_replay_without_a_recorded_split_deals_as_a_plain_step_does(learner: LearnerActor, tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    asyncio.run(play(plan, BufferActor(CAPACITIES), GROUPS))
+    gradients = learner._rank._policy.flat.gradients.clone()
+    store = Store.open(str(tmp_path / "empty"))
+    asyncio.run(replay_gradients(plan.run, store, 1, GROUPS[::-1]))
+    assert learner._rank._policy.flat.gradients.equal(gradients)
