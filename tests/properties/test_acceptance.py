@@ -29,7 +29,7 @@ SMALL = Simulation(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     prompts_per_step=st.integers(1, 5),
     over=st.sampled_from([1.0, 1.25, 1.5, 2.0]),

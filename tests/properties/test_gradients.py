@@ -56,7 +56,7 @@ def test_streamed_gradients_equal_one_shot_gradients(
 
     by_size = {max_tokens: learner(max_tokens) for max_tokens in (1, 37, 100_000)}
 
-    @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 1000), st.permutations(range(5)), st.integers(1, 4), st.sampled_from(sorted(by_size)))
     def holds(seed: int, order: list[int], num_parts: int, max_tokens: int) -> None:
         groups = random_groups(seed, num_groups=5)
@@ -125,7 +125,7 @@ def test_a_streamed_step_makes_the_weights_of_a_one_shot_step_and_its_replay_the
     start = str(tmp_path / "start")
     learners[0].save_checkpoint(start, 0)
 
-    @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=12, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 100_000))
     def holds(seed: int) -> None:
         chance = random.Random(seed)

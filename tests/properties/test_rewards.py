@@ -39,7 +39,7 @@ def written_numbers(draw: st.DrawFn) -> tuple[str, Fraction]:
 
 
 @given(gold=written_numbers(), answer=written_numbers(), same=st.booleans(), boxed=st.booleans())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 def test_numbers_are_equal_exactly_when_their_fractions_are(
     gold: tuple[str, Fraction], answer: tuple[str, Fraction], same: bool, boxed: bool
 ) -> None:
@@ -50,7 +50,6 @@ def test_numbers_are_equal_exactly_when_their_fractions_are(
 
 
 @given(written_numbers())
-@settings(deadline=None)
 def test_written_number_is_read_exactly(number: tuple[str, Fraction]) -> None:
     read = exact_number(number[0])
     assert read is not None
@@ -77,7 +76,7 @@ answer_lines = st.builds(
 
 
 @given(gold=small, lines=st.lists(st.one_of(work_lines, answer_lines), max_size=8), last=st.one_of(st.none(), small))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 def test_tiny_mix_answers_are_judged_by_the_tiny_mix_rule(gold: int, lines: list[str], last: int | None) -> None:
     text = "\n".join([*lines, *([f"Answer: {last}"] if last is not None else [])])
     assert (REWARD.judge(str(gold), text).reward == 1.0) == tiny_mix_rule(gold, text)
@@ -89,7 +88,7 @@ hostile = st.text(
 
 
 @given(hostile)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_number_question_never_raises_and_never_pays_without_the_digits(text: str) -> None:
     tail = answer_tail(text)
     for found in (find_number(tail), find_expression(tail)):
@@ -102,7 +101,7 @@ def test_number_question_never_raises_and_never_pays_without_the_digits(text: st
 
 
 @given(hostile)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_visible_text_is_a_prefix_and_holds_no_marker(text: str) -> None:
     seen = visible_text(text + "<|im_start|>user\nAnswer: 1")
     assert text.startswith(seen)
@@ -110,7 +109,6 @@ def test_visible_text_is_a_prefix_and_holds_no_marker(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["{", "}", "x", "\\boxed{", "\\}", "1"]), max_size=40).map("".join))
-@settings(deadline=None)
 def test_boxed_content_is_balanced(text: str) -> None:
     content = last_boxed(text)
     if content is not None:

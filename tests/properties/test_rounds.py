@@ -28,7 +28,7 @@ from tasks.scheduling.prompt_stream import draw_prompts
 from tasks.scheduling.rounds import BatchConfig, QueueState, SyncConfig, TailBatchingConfig, domain_quotas, finish_round, plan_round
 from tasks.scheduling.tail_batching import ShortRoundScheduler
 
-few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from learner_factories import make_group, random_groups
 
@@ -74,7 +74,6 @@ def test_a_long_prompt_is_not_computed_twice_for_short_answers() -> None:
     assert sorted(map(len, balance([group], 2))) == [0, 1]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 500), st.integers(1, 5), st.lists(st.floats(0, 300), min_size=5, max_size=5))
 def test_the_dearest_rank_is_at_most_a_unit_above_a_fair_share(seed: int, num_ranks: int, busy: list[float]) -> None:
     groups = random_groups(seed, num_groups=9)

@@ -200,7 +200,7 @@ def test_a_round_called_off_in_the_middle_of_a_migration_leaves_its_engines_idle
     assert run_virtual(work()) == [0, 0]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.sampled_from([SYNC, SHORT]),
     st.integers(1, 4),

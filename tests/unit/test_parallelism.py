@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.scheduling.parallelism import (
@@ -99,7 +99,6 @@ def test_a_cache_that_would_overflow_at_half_the_size_keeps_it() -> None:
     assert observe(quiet, reading(0, kv_usage=0.19), SIZES, {1: 10, 2: 100}).kinds["short"].size == 1
 
 
-@settings(deadline=None)
 @given(readings=READINGS, sizes=st.sampled_from([(1,), (1, 2), (1, 2, 4), SIZES]))
 def test_every_change_is_one_that_the_rule_allows(readings: list[RoundReading], sizes: tuple[int, ...]) -> None:
     """Doubled only on a jump, halved only after four quiet rounds of the kind since its last change, always a possible size."""
@@ -123,7 +122,6 @@ def test_every_change_is_one_that_the_rule_allows(readings: list[RoundReading], 
         counts[one.kind] = [] if new != old else history
 
 
-@settings(deadline=None)
 @given(readings=READINGS)
 def test_the_state_comes_back_from_json_and_goes_on_alike(readings: list[RoundReading]) -> None:
     state = revived = starting_at(2)
@@ -137,7 +135,6 @@ def test_no_state_is_kept_of_a_run_without_a_planner() -> None:
     assert PlannerState.from_json({}) == PlannerState(kinds={})
 
 
-@settings(deadline=None)
 @given(
     devices=DEVICES, devices_per_host=HOSTS, heads=st.integers(1, 64), kv_heads=st.sampled_from([1, 2, 3, 4, 8]), largest=st.integers(1, 16)
 )
@@ -153,7 +150,6 @@ def test_every_possible_size_can_be_laid_out(devices: list[int], devices_per_hos
         assert size <= largest
 
 
-@settings(deadline=None)
 @given(devices=DEVICES, devices_per_host=HOSTS, size=st.integers(1, 9))
 def test_a_layout_never_splits_a_host_or_is_refused(devices: list[int], devices_per_host: int, size: int) -> None:
     per_host = [sum(device // devices_per_host == host for device in devices) for host in range(32)]

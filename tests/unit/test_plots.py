@@ -39,7 +39,7 @@ def test_union_merges_what_touches_and_drops_what_is_empty() -> None:
     assert union([(3, 4), (0, 1), (1, 2), (0.5, 0.7), (5, 5)]) == [(0, 2), (3, 4)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(spans(), max_size=12))
 def test_every_device_second_has_one_cause(given_spans: list[Span]) -> None:
     times = device_times(given_spans, DEVICES, 10.0, 90.0)

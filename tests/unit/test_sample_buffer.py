@@ -150,7 +150,7 @@ def test_every_stage_needs_a_capacity() -> None:
         SampleBuffer({"generated": 1, "scores": 0, "groups": 1})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     batches=st.lists(st.lists(st.integers(), min_size=1, max_size=4), max_size=12),
     capacity=st.integers(1, 3),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.scheduling.stream_training import (
@@ -142,14 +142,12 @@ def naive_peak(trainer: StreamTrainer, running: Sequence[RunningRequest]) -> int
         step += 1
 
 
-@settings(deadline=None)
 @given(st.lists(requests, max_size=12), st.lists(st.integers(1, 100), max_size=20))
 def test_the_projected_peak_is_that_of_decoding_step_by_step(running: list[RunningRequest], lengths: list[int]) -> None:
     trainer = StreamTrainer(ON, PAIRS, accept_prompts=10, lengths=lengths)
     assert trainer.projected_peak_tokens(running) == naive_peak(trainer, running)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(requests, max_size=30), min_size=1, max_size=8),
     st.integers(10, 3000),
@@ -177,7 +175,6 @@ def test_whatever_is_freed_the_rest_has_room_and_no_group_is_split_or_freed_twic
             assert len(here) <= max_running * len(in_service)
 
 
-@settings(deadline=None)
 @given(st.lists(requests, max_size=30), st.integers(10, 3000), st.integers(0, 3000))
 def test_more_room_never_frees_fewer_devices(running: list[RunningRequest], capacity: int, more: int) -> None:
     less, greater = (

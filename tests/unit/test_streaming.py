@@ -137,7 +137,7 @@ def test_the_end_is_balanced_by_what_ranks_are_busy_with() -> None:
     assert busy[1] == tuple(sorted(map(as_part, groups), key=lambda part: part.group.prompt.token_ids))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.integers(0, 20),
     st.integers(1, 4),

@@ -115,7 +115,7 @@ def rows(draw: st.DrawFn) -> ResponseRow:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(rows(), max_size=4))
 def test_records_come_back_equal_to_the_last_bit(written: list[ResponseRow]) -> None:
     read = responses_from_parquet(responses_to_parquet(7, written))

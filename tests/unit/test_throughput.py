@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.scheduling.throughput import Demand, ThroughputPoint, ThroughputProfile, best_size, not_slower
@@ -66,7 +66,6 @@ def test_a_size_that_would_be_slower_is_ruled_out_as_long_as_it_was_measured() -
     assert not_slower(roomy, (1, 2, 4), 4, 2, demand) == (1, 2, 4)
 
 
-@settings(deadline=None)
 @given(
     num_responses=st.integers(1, 500),
     prompt_tokens=st.integers(1, 5000),
