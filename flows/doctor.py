@@ -72,7 +72,7 @@ def check_machine() -> Iterator[Finding]:
         level="ok" if cores >= 2 else "bad", what="cores", found=str(cores), cure="" if cores >= 2 else "the laptop profile needs 2"
     )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    enough = memory >= 16
+    enough = memory >= 20
     yield Finding(
         level="ok" if enough else "note",
         what="memory",
