@@ -155,7 +155,7 @@ def test_a_size_that_the_heads_forbid_is_refused(tmp_path: Path) -> None:
 
 def test_a_short_round_asks_for_more_than_a_long_one(model: str) -> None:
     run, _ = open_run(model)
-    assert demand_of(run.config, "short").num_responses == 200  # 20 prompts x 10 responses
+    assert demand_of(run.config, "short").num_responses == 160  # 20 prompts x 8 responses
     assert demand_of(run.config, "long").num_responses == 128
 
 
