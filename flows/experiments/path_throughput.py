@@ -91,7 +91,8 @@ def _replay(config: RunConfig, journal: Journal, rounds: Sequence[int], scratch:
         job = {"config": config.model_dump(mode="json"), "cores": spec.core_ids, "requests": requests}
         (scratch / f"{spec.name}.json").write_text(json.dumps(job))
         command = [sys.executable, "-m", "flows.experiments.path_throughput", "--bare", str(scratch / f"{spec.name}.json")]
-        children.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        environment = os.environ | spec.environment  # the thread counts of an engine's worker; torch reads them when it is imported
+        children.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     try:
         for child in children:
             _answer(child.stdout)
@@ -121,7 +122,6 @@ def _answer(stream: IO[str] | None) -> str:
 def _bare(path: Path) -> None:
     """One bare process: answer READY, then for every line read generate the next round and answer READY with its seconds."""
     job: dict[str, Any] = json.loads(path.read_text())  # Any: JSON
-    os.environ |= {"OMP_NUM_THREADS": str(len(job["cores"])), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     os.sched_setaffinity(0, job["cores"])
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
