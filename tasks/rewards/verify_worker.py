@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Literal
 
 from artifacts.records import Outcome
 from tasks.rewards.base import RewardUnavailable, Verdict, wrong
+from tasks.rewards.child_process import ChildProcess, start_child
 from tasks.rewards.frames import Json, receive_frame, send_frame
 
 DEFAULT_MEMORY_BYTES = 2 << 30
@@ -38,12 +38,6 @@ class Reply:
     kind: Literal["value", "raised", "timeout", "memory", "died"]
     value: Json  # what the scorer returned; None for the other kinds
     detail: str  # the exception of "raised", the signal of "died"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Process:
-    popen: subprocess.Popen[bytes]
-    stream: socket.socket
 
 
 def text_at_fault(reply: Reply) -> Verdict | None:
@@ -75,7 +69,7 @@ class VerifyWorker:
         self._memory_bytes = memory_bytes
         self._recycle_calls = recycle_calls
         self._rehearsal = rehearsal
-        self._process: _Process | None = None
+        self._process: ChildProcess | None = None
         self._num_calls = 0
 
     @property
@@ -100,35 +94,22 @@ class VerifyWorker:
         if self._process is None:
             return
         process, self._process = self._process, None
-        process.stream.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.popen.pid, signal.SIGKILL)
-        process.popen.wait()
+        process.kill()
 
     def _call_once(self, arguments: tuple[Json, ...]) -> Reply:
         self.warm()
         self._num_calls += 1
         return self._ask(arguments, self._timeout_s)
 
+    def _command(self, socket_fd: int) -> list[str]:
+        return [sys.executable, "-m", "tasks.rewards.worker_main", str(socket_fd), self.scorer, str(self._memory_bytes)]
+
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        command = [
-            sys.executable,
-            "-m",
-            "tasks.rewards.worker_main",
-            str(theirs.fileno()),
-            self.scorer,
-            str(self._memory_bytes),
-        ]
-        with theirs:
-            try:
-                popen = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, env=_environment(), pass_fds=(theirs.fileno(),), start_new_session=True
-                )
-            except OSError as error:
-                ours.close()
-                raise WorkerStartError(f"the verify worker of {self.scorer} could not be started: {error}") from error
-        self._process, self._num_calls = _Process(popen=popen, stream=ours), 0
+        try:
+            self._process = start_child(self._command, env=_environment())
+        except OSError as error:
+            raise WorkerStartError(f"the verify worker of {self.scorer} could not be started: {error}") from error
+        self._num_calls = 0
         self.num_starts += 1
         self._await_ready(time.monotonic() + START_TIMEOUT_S)
 

@@ -8,17 +8,13 @@ and the next program gets a fresh one. Everything in a reply but `kind` and `wal
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from tasks.rewards.base import RewardUnavailable
+from tasks.rewards.child_process import ChildProcess, start_child
 from tasks.rewards.frames import Json, receive_frame, send_frame
 from tasks.rewards.sandbox.isolation import ENVIRONMENT, Isolation, command
 from tasks.rewards.sandbox.limits import SandboxLimits
@@ -61,12 +57,6 @@ class Command:
         return cls(message={"function": function, "arguments": arguments, "named": named}, limit_s=limit_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Process:
-    popen: subprocess.Popen[bytes]
-    stream: socket.socket
-
-
 class Sandbox:
     """Runs one program at a time for one caller at a time; starts with `warm` or the first program."""
 
@@ -74,7 +64,7 @@ class Sandbox:
         self.num_starts = 0
         self._isolation = isolation
         self._limits = limits
-        self._process: _Process | None = None
+        self._process: ChildProcess | None = None
 
     @property
     def pid(self) -> int | None:
@@ -93,10 +83,7 @@ class Sandbox:
         if self._process is None:
             return
         process, self._process = self._process, None
-        process.stream.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.popen.pid, signal.SIGKILL)
-        process.popen.wait()
+        process.kill()
 
     def start(
         self,
@@ -149,23 +136,15 @@ class Sandbox:
         return replies
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                popen = subprocess.Popen(
-                    command(self._isolation, theirs.fileno(), self._limits),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    env=ENVIRONMENT if self._isolation is Isolation.LANDLOCK else {},
-                    cwd="/",
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                ours.close()
-                raise SandboxUnavailable(f"the sandbox could not be started: {error}") from error
-        self._process = _Process(popen=popen, stream=ours)
+        try:
+            self._process = start_child(
+                lambda socket_fd: command(self._isolation, socket_fd, self._limits),
+                env=ENVIRONMENT if self._isolation is Isolation.LANDLOCK else {},
+                cwd="/",
+                is_silent=True,
+            )
+        except OSError as error:
+            raise SandboxUnavailable(f"the sandbox could not be started: {error}") from error
         self.num_starts += 1
         self._await_ready()
 
