@@ -27,7 +27,7 @@ from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.report import STAGES, StepReport, stage_times, step_metrics
 from tasks.rewards.adaptive_timeout import Anchor, merged, to_record
-from tasks.rewards.registry import timeouts_of
+from tasks.rewards.registry import learns_timeouts, timeouts_of
 from tasks.rollout import artifact_key, progress_key
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.rounds import QueueState
@@ -93,11 +93,10 @@ class RunReporter:
         )
 
     def _timeouts(self, step: int) -> dict[str, Anchor]:
-        """What the step's recorded executions tell of the running times of test cases."""
-        rows = self._journal.read(step)
-        return timeouts_of(
-            self._run.config.rewards, [(row.prompt.domain, row.response.score) for row in rows if row.response.score is not None]
-        )
+        """What the step's recorded executions tell of the running times of test cases; nothing is read where none can be."""
+        rewards = self._run.config.rewards
+        rows = self._journal.read(step) if learns_timeouts(rewards) else ()
+        return timeouts_of(rewards, [(row.prompt.domain, row.response.score) for row in rows if row.response.score is not None])
 
     async def stepped(self, report: StepReport, commit: StepCommit) -> None:
         """A step is committed: keep its spans, log its metrics, add its row."""

@@ -17,7 +17,7 @@ from typing import Any
 from prefect import runtime
 
 from artifacts.commit import RunManifest, StepCommit, git_sha, package_versions, read_commits, read_manifest, write_manifest
-from artifacts.layout import CHECKPOINTS, ROUNDS, report_file, step_of_commit
+from artifacts.layout import ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
 from artifacts.store import Store
 from artifacts.tracking import RunTracker
@@ -100,11 +100,10 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     store = root.child(run_id)
     if store.exists("manifest.json") and not config.resume:
         raise ValueError(f"run_name must be new under {root.url}, {run_id!r} is there; choose another, or resume it with resume={run_id!r}")
-    if config.resume and (leftovers := store.sweep("")):
+    if leftovers := store.sweep(""):
         logger.info("swept=%d unfinished files of a killed attempt, run=%s", leftovers, run_id)
     weights_dir = Path(config.keep.weights_dir) / f"rollflow-{run_id}"
     context = _context(config, run_id, weights_dir)
-    store.sweep(CHECKPOINTS)
     weights_dir.mkdir(parents=True, exist_ok=True)
     tracker = _start_tracker(config, run_id, store)
     try:

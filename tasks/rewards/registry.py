@@ -93,6 +93,11 @@ def config_of(by_domain: Mapping[str, Found], domain: str) -> Found:
     return found
 
 
+def learns_timeouts(configs: Mapping[str, RewardConfig]) -> bool:
+    """Whether any of these rewards executes programs, whose running times set later limits."""
+    return any(isinstance(config, CodeTestsConfig) for config in configs.values())
+
+
 def timeouts_of(configs: Mapping[str, RewardConfig], scored: Iterable[tuple[str, Score]]) -> dict[str, Anchor]:
     """What executed programs tell of the running times of their test cases; `scored` are domains and verdicts."""
     anchors: dict[str, Anchor] = {}
