@@ -43,6 +43,12 @@ SETTINGS = {
     "distributed.comm.timeouts.connect": "30s",
     "distributed.admin.large-graph-warning-threshold": "1GiB",
     "distributed.scheduler.active-memory-manager.start": False,
+    # Dask's watching of itself: at its own rates five idle workers and a scheduler take an eighth of two cores from the engines
+    "distributed.worker.profile.enabled": False,  # 100 samples of every thread's stack a second
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.tick.limit": "60s",
+    "distributed.admin.system-monitor.interval": "2s",
+    "distributed.admin.system-monitor.disk": False,
 }
 
 
