@@ -151,7 +151,7 @@ class WeightsRef:
 
     version: int  # produced by the step of the same number; 0 is the model the run started from
     path: str  # a safetensors file, bf16, tied weights once
-    digest: str  # blake2b over names, dtypes, shapes and bytes
+    digest: str  # blake2b over names, shapes and fingerprints of the tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,14 +163,13 @@ def publish_weights(plan: StepPlan, policy: PolicyReport) -> PublishReport:
 async def publish(run: RunContext) -> PublishReport:
     """The learner's version -> file -> all engines -> gate, which is off without probes.
 
+    The first rank writes the file while the last one, whose device is free, attests: so the gate sees ranks that differ, too.
     Raises GateFailed with the tensor's name on a mismatch.
     """
     started_s = time.time()
-    first_rank = Remote.connect(run.run_id, run.learners[0])
-    weights: WeightsRef = await first_rank.call("export_weights", run.weights_dir, deadline_s=run.deadlines.learner_call_s)
-    loading = asyncio.ensure_future(load_engines(run, weights))
-    expected = await _learner_attestation(run, first_rank) if run.probes else None
-    loaded, gate_started_s, difference = await loading, time.time(), 0.0
+    ranks = learner_ranks(run)
+    weights, expected = await asyncio.gather(_export(run, ranks[0]), _learner_attestation(run, ranks[-1]))
+    loaded, gate_started_s, difference = await load_engines(run, weights), time.time(), 0.0
     if expected is not None:
         difference = max(check_gate(name, attested, expected, run.gate_tolerance_nats) for name, attested in loaded.items())
     keep_last_versions(Path(run.weights_dir), weights.version)
@@ -191,7 +190,15 @@ async def load_engines(run: RunContext, weights: WeightsRef) -> Mapping[str, Att
     return dict(zip(run.engines, await asyncio.gather(*calls), strict=True))
 
 
-async def _learner_attestation(run: RunContext, rank: Remote) -> Attestation:
+async def _export(run: RunContext, rank: Remote) -> WeightsRef:
+    weights: WeightsRef = await rank.call("export_weights", run.weights_dir, deadline_s=run.deadlines.learner_call_s)
+    return weights
+
+
+async def _learner_attestation(run: RunContext, rank: Remote) -> Attestation | None:
+    """What the gate compares with; None when it is off."""
+    if not run.probes:
+        return None
     version, fingerprints, probes = unpack(await rank.call("attest", pack(run.probes), deadline_s=run.deadlines.learner_call_s))
     return Attestation(version=version, fingerprints=fingerprints, probe_logprobs=probes)
 
