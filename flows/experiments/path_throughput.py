@@ -33,6 +33,7 @@ from tasks.cluster.devices import worker_specs
 
 READY = "READY"
 RUN = "path"
+NO_SECOND_WAVE = "scheduling.dynamic_sampling=0"  # the bare engines get a round's requests all at once
 
 
 def main() -> None:
@@ -76,7 +77,7 @@ def _pairs(options: argparse.Namespace, scratch: Path) -> None:
 
 def _run_flow(options: argparse.Namespace, scratch: Path) -> None:
     """The run as a user starts it, with a Prefect server of its own."""
-    changes = (f"run_name={RUN}", f"num_steps={options.steps}", "evaluation.num_prompts=2", "cluster.dashboard_port=0")
+    changes = (f"run_name={RUN}", f"num_steps={options.steps}", "evaluation.num_prompts=2", "cluster.dashboard_port=0", NO_SECOND_WAVE)
     command = [sys.executable, "-m", "flows.demo", "--preset", options.preset, "--root", str(scratch), "--prefect-port", "0"]
     subprocess.run([*command, *(word for change in changes for word in ("--set", change))], timeout=3600, check=True)
 
