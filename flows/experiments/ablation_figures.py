@@ -10,7 +10,7 @@ of the blocks' ratios: of the three to five blocks that one can afford, a bootst
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean, median, stdev
@@ -19,13 +19,18 @@ from artifacts.commit import StepCommit
 from artifacts.summary import Estimate
 
 STAGES = ("rollout", "reward", "train", "update", "publish", "orchestration")
-TIMES = {"step": "time/step_s", "rollout, whole": "time/rollout_s", "reward after the last token": "time/reward_exposed_s"}
+TIMES = {
+    "step": "time/step_s",
+    "rollout, whole": "time/rollout_s",
+    "reward after the last token": "time/reward_exposed_s",
+    "reward workers": "time/reward_busy_s",
+}
 FIGURES = {
     "tokens generated": "rollout/tokens",
     "tokens trained": "ledger/trained_tokens",
     "longest response": "rollout/response_tokens_max",
     "bubble: tail": "bubble/tail_fraction",
-    "bubble: reward": "bubble/reward_fraction",
+    "bubble: reward": "bubble/reward_wait_fraction",
     "groups streamed": "train/streamed_groups",
     "time limits hit": "reward/timeouts",
     "of them early": "reward/early_kills",
@@ -120,25 +125,24 @@ def _speed_ups(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) 
 
 def _times(lines: Sequence[Line], runs: Sequence[MeasuredRun]) -> str:
     """Means, which sum to the step: a median would hide the long rounds."""
-    return _means("seconds of a step (mean)", lines, runs, {stage: stage for stage in STAGES} | TIMES, ".2f")
+    return _means("seconds of a step (mean)", lines, runs, {stage: stage for stage in STAGES} | TIMES, "{:.2f}".format)
 
 
 def _tokens(lines: Sequence[Line], runs: Sequence[MeasuredRun]) -> str:
-    return _means("a step (mean)", lines, runs, FIGURES, ".3g")
+    return _means("a step (mean)", lines, runs, FIGURES, lambda figure: f"{figure:.0f}" if figure >= 100 else f"{figure:.3g}")
 
 
-def _means(title: str, lines: Sequence[Line], runs: Sequence[MeasuredRun], figures: Mapping[str, str], form: str) -> str:
+def _means(title: str, lines: Sequence[Line], runs: Sequence[MeasuredRun], figures: Mapping[str, str], told: Callable[[float], str]) -> str:
     """A column for each of `figures`: heading -> stage or metric."""
     rows = [
-        (line.label, *(f"{mean(value(step, name) for step in steps_of(runs, line.name)):{form}}" for name in figures.values()))
-        for line in lines
+        (line.label, *(told(mean(value(step, name) for step in steps_of(runs, line.name))) for name in figures.values())) for line in lines
     ]
     return _table((title, *figures), rows)
 
 
 def value(step: StepCommit, name: str) -> float:
-    """A stage's seconds or a metric; a metric that the step has not is 0."""
-    return step.timings[name] if name in STAGES else step.metrics.get(name, 0.0)
+    """A stage's seconds or a metric."""
+    return step.timings[name] if name in STAGES else step.metrics[name]
 
 
 def steps_of(runs: Sequence[MeasuredRun], variant: str) -> list[StepCommit]:

@@ -14,7 +14,7 @@ from artifacts.commit import RunManifest, StepCommit, commit_step, write_manifes
 from artifacts.records import WeightsRef
 from artifacts.store import Store
 from flows.experiments.ablation import VARIANTS, Job, curves, is_finished, job_of, measured, plan
-from flows.experiments.ablation_figures import STAGES, Line, MeasuredRun, block_costs, report, speed_up, trained_groups
+from flows.experiments.ablation_figures import FIGURES, STAGES, Line, MeasuredRun, block_costs, report, speed_up, trained_groups
 
 SYNC = Line(name="sync", label="plain", over="")
 TAIL = Line(name="tail", label="+ tail batching", over="sync")
@@ -24,7 +24,13 @@ STREAM = Line(name="stream", label="+ stream trainer", over="tail")
 def commit(step: int, seconds: float, trained: int, reward: float = 0.5) -> StepCommit:
     """A step of which rollout takes a half and training the rest; `trained`: groups so far."""
     stages = dict.fromkeys(STAGES, 0.0) | {"rollout": seconds / 2, "train": seconds / 2}
-    figures = {"time/step_s": seconds, "time/rollout_s": seconds / 2, "time/reward_exposed_s": 0.25, "reward/mean": reward}
+    figures = dict.fromkeys(FIGURES.values(), 0.0) | {
+        "time/reward_busy_s": 0.5,
+        "time/step_s": seconds,
+        "time/rollout_s": seconds / 2,
+        "time/reward_exposed_s": 0.25,
+        "reward/mean": reward,
+    }
     return StepCommit(
         step=step,
         kind="sync",
@@ -86,8 +92,8 @@ def test_the_tables_compare_with_the_first_line_and_with_the_line_that_is_added_
         "| + tail batching | 4.0 | 2.00 | 2.00 | 2.00 | 1 |",
         "| + stream trainer | 4.0 | 2.00 | 2.00 | 1.00 | 1 |",
     ]
-    assert times.splitlines()[2] == "| plain | 4.00 | 0.00 | 4.00 | 0.00 | 0.00 | 0.00 | 8.00 | 4.00 | 0.25 |"
-    assert figures.splitlines()[4].startswith("| + stream trainer | 1e+03 | 0 |")
+    assert times.splitlines()[2] == "| plain | 4.00 | 0.00 | 4.00 | 0.00 | 0.00 | 0.00 | 8.00 | 4.00 | 0.25 | 0.50 |"
+    assert figures.splitlines()[4].startswith("| + stream trainer | 1000 | 0 |")
 
 
 def test_variants_without_a_run_have_no_line() -> None:
