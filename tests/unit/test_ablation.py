@@ -13,6 +13,7 @@ from artifacts.ablation_plot import ablation_plot
 from artifacts.commit import RunManifest, StepCommit, commit_step, write_manifest
 from artifacts.records import WeightsRef
 from artifacts.store import Store
+from flows.config import RunConfig
 from flows.experiments.ablation import VARIANTS, Job, curves, is_finished, job_of, measured, plan
 from flows.experiments.ablation_figures import FIGURES, STAGES, Line, MeasuredRun, block_costs, report, speed_up, trained_groups
 
@@ -112,6 +113,13 @@ def test_every_variant_is_a_configuration_and_adds_to_another() -> None:
         "tail": 30,
         "reward": 2,
     }
+
+
+def test_the_variants_with_a_stream_trainer_have_that_of_the_presets() -> None:
+    for variant, preset in (("stream", "rollpacker-mixed"), ("overlap", "overlap")):
+        config = job_of("smollm2-mixed", variant, 5, 1).config
+        assert config.stream_trainer == RunConfig.model_validate({"preset": preset}).stream_trainer
+        assert config.scheduling.kind == RunConfig.model_validate({"preset": preset}).scheduling.kind
 
 
 def test_a_task_without_programs_and_synchronous_rounds_are_spared_what_is_not_theirs() -> None:
