@@ -27,7 +27,7 @@ from tasks.learner.overlong import SoftPunishment
 from tasks.learner.trainer import LearnerConfig
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.parallelism import PlannerConfig
-from tasks.scheduling.rounds import BatchConfig, SchedulingConfig
+from tasks.scheduling.rounds import BatchConfig, SchedulingConfig, SyncConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 
 PRESET_VARIABLE = "ROLLFLOW_PRESET"
@@ -167,6 +167,11 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"learner.temperature must be sampling.temperature ({self.sampling.temperature:g}), got {self.learner.temperature:g}: "
                 "the learner would train another distribution than the engines sample from; set both, above 0"
+            )
+        if self.stream_trainer.enabled and isinstance(self.scheduling, SyncConfig) and self.scheduling.reward_timing == "after_rollout":
+            raise ValueError(
+                "scheduling.reward_timing must be 'per_response' for stream_trainer, got 'after_rollout': no group would be accepted while "
+                "the rollout runs; change it, or disable stream_trainer"
             )
         placed = device_map(self.cluster)
         if self.stream_trainer.enabled and len(placed["rollout"]) < 2 and set(placed["learner"]) <= set(placed["rollout"]):

@@ -19,7 +19,7 @@ from flows.command_line import assemble, sentence
 from flows.config import RunConfig
 from flows.presets import PRESETS
 from tasks.cluster.devices import engine_members, worker_specs
-from tasks.scheduling.rounds import BatchAlgebra, TailBatchingConfig, batch_algebra
+from tasks.scheduling.rounds import BatchAlgebra, SyncConfig, TailBatchingConfig, batch_algebra
 
 
 def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -44,6 +44,7 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         "micro-batches",
         f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts once, on each of {ranks} ranks",
     )
+    yield "rewards", _scored(config)
     yield "training in mid-round", _streams(config)
     yield "optimizer updates per step", "1 (gradients summed over micro-batches and ranks, divided once)"
     yield "largest staleness", "0 steps: every trained token was sampled by the weights that the update starts from"
@@ -54,6 +55,11 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         "evaluation",
         f"{evaluation.num_prompts} held-out prompts x {evaluation.responses_per_prompt} responses, {_evaluated(evaluation.every_steps)}",
     )
+
+
+def _scored(config: RunConfig) -> str:
+    last = isinstance(config.scheduling, SyncConfig) and config.scheduling.reward_timing == "after_rollout"
+    return "when nothing generates any more" if last else f"as each response finishes, up to {config.reward_workers} side by side"
 
 
 def _streams(config: RunConfig) -> str:
@@ -137,7 +143,7 @@ def main() -> int:
     console = Console()
     if options.list:
         for name, preset in PRESETS.items():
-            console.print(f"{name:<14} {' '.join((preset.__doc__ or '').split())}", highlight=False)
+            console.print(f"{name:<16} {' '.join((preset.__doc__ or '').split())}", highlight=False)
         return 0
     if options.fields:
         for path, description in field_rows(RunConfig.model_json_schema()):

@@ -61,6 +61,16 @@ def rollpacker() -> Values:
     return overlay(smollm2(), {"preset": "rollpacker", "stream_trainer": trainer})
 
 
+def overlap() -> Values:
+    """The main job as RLHFuse overlaps it: synchronous rounds, and training on cores that are freed in mid-round."""
+    return overlay(rollpacker(), {"preset": "overlap", "scheduling": {"kind": "sync"}})
+
+
+def rollpacker_mixed() -> Values:
+    """The mixed job with tail batching, limits of running times that follow right programs, and training on cores freed in mid-round."""
+    return overlay(smollm2_mixed(), {"preset": "rollpacker-mixed", "stream_trainer": rollpacker()["stream_trainer"]})
+
+
 def tiny() -> Values:
     """A Llama of a million parameters that learns to add in about a minute; made and warmed up here on first use."""
     return {
@@ -119,6 +129,8 @@ PRESETS: Mapping[str, Callable[[], Values]] = {
     "tinycode": tinycode,
     "smollm2-mixed": smollm2_mixed,
     "rollpacker": rollpacker,
+    "overlap": overlap,
+    "rollpacker-mixed": rollpacker_mixed,
     "tiny": tiny,
     "tiny-sync": tiny_sync,
     "one-gpu": one_gpu,

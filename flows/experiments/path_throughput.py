@@ -29,7 +29,9 @@ from artifacts.journal import Journal
 from artifacts.layout import round_file
 from artifacts.store import Store
 from flows.config import RunConfig
+from flows.experiments.bare_llm import bare_llm
 from tasks.cluster.devices import worker_specs
+from tasks.learner.models import resolve_model
 
 READY = "READY"
 RUN = "path"
@@ -84,12 +86,13 @@ def _run_flow(options: argparse.Namespace, scratch: Path) -> None:
 
 def _replay(config: RunConfig, journal: Journal, rounds: Sequence[int], scratch: Path) -> list[float]:
     """Seconds of each round when bare processes generate it."""
+    model = str(resolve_model(config.model, Path(config.keep.model_cache)))
     specs = [spec for spec in worker_specs(config.cluster) if spec.role == "rollout"]
     children = []
     for spec in specs:
         own = [[one for one in journal.read(step) if one.response.generated.engine == spec.name] for step in rounds]
         requests = [[(row.prompt.token_ids, len(row.response.generated.token_ids)) for row in rows] for rows in own]
-        job = {"config": config.model_dump(mode="json"), "cores": spec.core_ids, "requests": requests}
+        job = {"config": config.model_dump(mode="json"), "model": model, "cores": spec.core_ids, "requests": requests}
         (scratch / f"{spec.name}.json").write_text(json.dumps(job))
         command = [sys.executable, "-m", "flows.experiments.path_throughput", "--bare", str(scratch / f"{spec.name}.json")]
         environment = os.environ | spec.environment  # the thread counts of an engine's worker; torch reads them when it is imported
@@ -123,16 +126,9 @@ def _answer(stream: IO[str] | None) -> str:
 def _bare(path: Path) -> None:
     """One bare process: answer READY, then for every line read generate the next round and answer READY with its seconds."""
     job: dict[str, Any] = json.loads(path.read_text())  # Any: JSON
-    os.sched_setaffinity(0, job["cores"])
-    from vllm import LLM, SamplingParams
-    from vllm.platforms import current_platform
-
-    from tasks.learner.models import resolve_model
-
     config = RunConfig.model_validate(job["config"])
-    model = str(resolve_model(config.model, Path(config.keep.model_cache)))
-    arguments = config.engine.vllm_arguments(model, config.seed, on_cpu=current_platform.is_cpu())
-    llm = LLM(**{name: value for name, value in arguments.items() if name != "worker_extension_cls"})
+    llm = bare_llm(config.engine, job["model"], config.seed, job["cores"])
+    from vllm import SamplingParams
 
     def generate(requests: Sequence[tuple[list[int], int]]) -> None:
         sampling = config.sampling

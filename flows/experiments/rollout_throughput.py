@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from artifacts.records import Request
+from flows.experiments.bare_llm import bare_llm
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 from tasks.engines.vllm_engine import EngineConfig, VllmEngine
 
@@ -99,12 +100,9 @@ def _requests(options: argparse.Namespace) -> list[Request]:
 
 def _bare(options: argparse.Namespace) -> dict[str, Any]:
     os.environ |= {"OMP_NUM_THREADS": str(len(options.cores)), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    os.sched_setaffinity(0, options.cores)
-    from vllm import LLM, SamplingParams
-    from vllm.platforms import current_platform
+    llm = bare_llm(_config(options), options.model, _SEED, options.cores)
+    from vllm import SamplingParams
 
-    arguments = _config(options).vllm_arguments(options.model, _SEED, on_cpu=current_platform.is_cpu())
-    llm = LLM(**{name: value for name, value in arguments.items() if name != "worker_extension_cls"})
     stop = read_stop_ids(options.model, read_tokenizer(options.model))
     requests = _requests(options)
 

@@ -52,6 +52,7 @@ class _Round:
         self._generated: dict[str, Generated] = {}
         self._scores: dict[str, Score] = {}
         self._unscored: set[str] = set()
+        self._held: list[Generated] = []  # finished, and not yet handed to the feed
         self._aborted: set[str] = set()
         self._groups: list[Group] = []
         self._deferred: list[str] = []
@@ -65,6 +66,7 @@ class _Round:
                 await self._inputs.on_freed(decision)
             await self._decide(self._scheduler.start())
             while not self._closed or self._dispatch.running:
+                await self._publish()
                 await self._listen(self._inputs.deadline_s)
         except BaseException:
             await self._stop()
@@ -144,10 +146,18 @@ class _Round:
         await self._resume(partial)
         if self._closed or not whole:
             return
-        self._unscored |= {one.response_id for one in whole}
-        await self._inputs.feed.publish(whole)
+        self._held += whole
+        await self._publish()
         for one in whole:
             await self._tell(Finished(prompt_id=one.prompt_id, index=one.index, num_tokens=len(one.token_ids)))
+
+    async def _publish(self) -> None:
+        """Have what has finished scored: at once, or in a round that scores last when nothing generates any more."""
+        if self._closed or not self._held or (self._inputs.plan.scores_last and self._dispatch.running):
+            return
+        held, self._held = self._held, []
+        self._unscored |= {one.response_id for one in held}
+        await self._inputs.feed.publish(held)
 
     def _is_unwanted(self, generated: Generated) -> bool:
         return self._closed or generated.response_id in self._aborted

@@ -122,6 +122,7 @@ class RoundPlan:
     quotas: tuple[tuple[str, int], ...]  # accepted groups per domain in a short round; empty means no quotas
     max_replacements: int = 4  # further responses a prompt may launch in place of those without a verdict, before it is dropped
     reserve: tuple[PromptRef, ...] = ()  # asked in this order in place of filtered groups of their domain; empty filters nothing
+    scores_last: bool = False  # whether responses wait for their verdicts until nothing generates any more
 
     @property
     def candidates(self) -> tuple[PromptRef, ...]:

@@ -58,6 +58,11 @@ class SyncConfig(BaseModel):
 
     kind: Literal["sync"] = Field("sync", description="Synchronous steps without speculation.")
     dynamic_sampling: float = Field(0.0, ge=0, le=16, description=_FLAT_GROUPS)
+    reward_timing: Literal["per_response", "after_rollout"] = Field(
+        "per_response",
+        description="When responses are scored: each as it finishes, or all once nothing generates any more, to compare with; "
+        "tail batching has no such choice, its short rounds close by verdicts.",
+    )
 
 
 class TailBatchingConfig(BaseModel):
@@ -154,6 +159,7 @@ def plan_round(
     return RoundPlan(
         step=step,
         kind="short" if short else "sync",
+        scores_last=isinstance(scheduling, SyncConfig) and scheduling.reward_timing == "after_rollout",
         prompts=prompts,
         launch_per_prompt=algebra.launch_per_prompt,
         accept_prompts=algebra.accept_prompts,

@@ -14,7 +14,7 @@ from tests.flows.conftest import ROOT, Launcher
 
 pytestmark = pytest.mark.flow
 
-NAMES = ("laptop", "laptop-sync", "tiny", "one-gpu", "eight-gpu")
+NAMES = ("laptop", "laptop-sync", "tinycode", "rollpacker", "rollpacker-mixed", "overlap", "tiny", "one-gpu", "eight-gpu")
 Json = dict[str, Any]  # Any: JSON values
 
 

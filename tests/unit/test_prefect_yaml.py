@@ -15,11 +15,12 @@ from flows.presets import PRESETS
 
 Json = dict[str, Any]  # Any: YAML values
 FILE: Json = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())
+CPU_JOBS = ("tinycode", "rollpacker", "rollpacker-mixed", "overlap")
 DEPLOYMENTS: dict[str, Json] = {one["name"]: one for one in FILE["deployments"]}
 
 
 def test_there_is_a_deployment_for_every_profile() -> None:
-    assert list(DEPLOYMENTS) == ["laptop", "laptop-sync", "tiny", "one-gpu", "eight-gpu"]
+    assert list(DEPLOYMENTS) == ["laptop", "laptop-sync", *CPU_JOBS, "tiny", "one-gpu", "eight-gpu"]
     assert len(FILE["deployments"]) == len(DEPLOYMENTS)
 
 

@@ -1,0 +1,229 @@
+"""What each of RollPacker's parts is worth on this machine: the paper's Table 2, on the mixed math and code task.
+
+    python -m flows.experiments.ablation --steps 5 --repeats 3 --out runs/ablation --plot
+
+    repeat 1: every variant, as a user starts it ─▶ repeat 2: the same, rotated by one ─▶ ... ─▶ DIR/ablation.md, DIR/ablation.png
+
+Variants are what they change of one preset. Runs of a repeat have one seed, so they are asked the same questions, and follow each other,
+so that a machine that gets slower does so for all of them. A run that is finished in DIR is not run again: stop whenever you like, go on
+with the same command, ask for more repeats later; --repeats 0 only writes the tables anew. A run that was stopped half-way is begun
+anew. Times are those of the steps alone: no start, no evaluation, no drain. `ablation_figures` says what is compared and why.
+
+Leaves out held-out rewards: training rewards of a short round favour easy prompts until the long round has come, so read reward curves
+in whole periods.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import ceil, isinf
+from pathlib import Path
+from statistics import mean
+
+from artifacts.ablation_plot import VariantCurves, ablation_plot
+from artifacts.commit import read_commits, read_manifest
+from artifacts.layout import MANIFEST
+from artifacts.store import Store
+from flows.command_line import assemble
+from flows.config import RunConfig
+from flows.experiments.ablation_figures import STAGES, Line, MeasuredRun, report, step_s, trained_groups
+from tasks.scheduling.rounds import TailBatchingConfig, batch_algebra
+
+CODE_REWARD = "rewards.code."  # settings below it are for tasks with programs only
+FIXED = ("rewards.code.timeout.floor_s=30", "rewards.code.timeout.ceiling_s=30")
+SYNC = ("scheduling.kind=sync",)
+TAIL = ("scheduling.kind=tail_batching", "scheduling.drain=false")  # the drain trains groups that the others do not
+PLANNER = ("planner.enabled=true",)
+STREAM = ("stream_trainer.enabled=true", "stream_trainer.last_milestone=0.9", "stream_trainer.max_running_per_engine=8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A line of the table."""
+
+    label: str  # what a reader sees
+    over: str  # the variant that it adds something to; empty for the first
+    settings: tuple[str, ...]  # FIELD=VALUE over the preset
+
+
+VARIANTS: Mapping[str, Variant] = {
+    "sync": Variant(
+        label="sync: rewards after the rollout, 30 s a test case",
+        over="",
+        settings=(*SYNC, "scheduling.reward_timing=after_rollout", *FIXED),
+    ),
+    "tail": Variant(label="+ tail batching, whose acceptance needs rewards per response", over="sync", settings=(*TAIL, *FIXED)),
+    "reward": Variant(label="+ reward scheduler: adaptive time limits", over="tail", settings=TAIL),
+    "planner": Variant(label="+ parallelism planner", over="reward", settings=(*TAIL, *PLANNER)),
+    "stream": Variant(label="+ stream trainer: all of RollPacker", over="planner", settings=(*TAIL, *PLANNER, *STREAM)),
+    "scoring": Variant(label="sync with rewards per response, 30 s a test case", over="sync", settings=(*SYNC, *FIXED)),
+    "overlap": Variant(label="overlap: this with the stream trainer (RLHFuse)", over="scoring", settings=(*SYNC, *FIXED, *STREAM)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One variant in one repeat."""
+
+    variant: str
+    repeat: int  # from 1
+    assignments: tuple[str, ...]  # FIELD=VALUE over the preset, all of them
+    config: RunConfig  # what they come to
+
+    @property
+    def run_name(self) -> str:
+        return f"{self.variant}-r{self.repeat}"
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    try:
+        period = _period(RunConfig.model_validate(assemble(options.preset, "", [*options.set, *TAIL])))
+        if options.steps > period and options.steps % period:
+            raise ValueError(f"--steps must be whole periods of tail batching ({period} steps), got {options.steps}; change it")
+        options.out.mkdir(parents=True, exist_ok=True)
+        for job in plan(options.preset, options.variants, options.steps, options.repeats, options.set):
+            if not is_finished(options.out, job):
+                _run(options.preset, options.out, job)
+                _report(options, period)
+        _report(options, period)
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print((options.out / "ablation.md").read_text())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m flows.experiments.ablation", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--preset", default="smollm2-mixed", help="what the variants change (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=5, help="steps of a run, whole periods of tail batching (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each variant, each with a seed of its own (default: %(default)s)")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="lines of the table (default: all)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where runs are kept and figures written")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field of every variant")
+    parser.add_argument("--plot", action="store_true", help="draw DIR/ablation.png, too")
+    return parser
+
+
+def _period(config: RunConfig) -> int:
+    """Steps after which tail batching has trained what it launched."""
+    assert isinstance(config.scheduling, TailBatchingConfig), "TAIL says so"
+    short = batch_algebra(config.batch, config.scheduling).short_rounds_per_long
+    return 1 if isinf(short) else ceil(short) + 1
+
+
+def plan(preset: str, variants: Sequence[str], num_steps: int, repeats: int, settings: Sequence[str] = ()) -> Iterator[Job]:
+    """Every run in order; each repeat begins one variant later than the one before."""
+    for repeat in range(1, repeats + 1):
+        turn = (repeat - 1) % len(variants)
+        for name in (*variants[turn:], *variants[:turn]):
+            yield job_of(preset, name, num_steps, repeat, settings)
+
+
+def job_of(preset: str, variant: str, num_steps: int, repeat: int, settings: Sequence[str] = ()) -> Job:
+    """A variant's run. ValueError for what RunConfig refuses.
+
+    What it says of programs is left out where the preset has none, and settings of the scheduling where it is synchronous.
+    """
+    own = VARIANTS[variant].settings
+    settings = [one for one in settings if not (one.startswith("scheduling.") and set(SYNC) <= set(own))]
+    has_programs = "code" in RunConfig.model_validate(assemble(preset, "", settings)).rewards
+    assignments = (
+        f"run_name={variant}-r{repeat}",
+        f"seed={repeat}",
+        f"num_steps={num_steps}",
+        "evaluation.num_prompts=2",
+        "evaluation.responses_per_prompt=1",
+        "cluster.dashboard_port=0",
+        f"keep.checkpoint_every_steps={num_steps + 1}",
+        *settings,
+        *(one for one in own if has_programs or not one.startswith(CODE_REWARD)),
+    )
+    config = RunConfig.model_validate(assemble(preset, "", assignments))
+    return Job(variant=variant, repeat=repeat, assignments=assignments, config=config)
+
+
+def is_finished(out: Path, job: Job) -> bool:
+    """Whether DIR has all steps of this run. Raises ValueError when what it has was measured otherwise."""
+    store = Store.open(str(out)).child(job.run_name)
+    if not store.exists(MANIFEST):
+        return False
+    kept = RunConfig.model_validate(read_manifest(store).config)
+    if kept.model_copy(update={"keep": job.config.keep}) != job.config:
+        raise ValueError(
+            f"--out must be a new directory for another measurement, {store.url} has other settings; change it, or remove that run"
+        )
+    return len(read_commits(store)) >= job.config.num_steps
+
+
+def _run(preset: str, out: Path, job: Job) -> None:
+    """The run from its beginning, with a Prefect server of its own; what it says goes to DIR/<run>.log."""
+    print(f"{job.run_name} ...", flush=True)
+    shutil.rmtree(out / job.run_name, ignore_errors=True)
+    command = [sys.executable, "-m", "flows.demo", "--preset", preset, "--root", str(out), "--prefect-port", "0"]
+    log = out / f"{job.run_name}.log"
+    with log.open("w") as sink:
+        child = subprocess.Popen(
+            [*command, *(word for one in job.assignments for word in ("--set", one))], stdout=sink, stderr=subprocess.STDOUT
+        )
+        signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:  # the run hears of it, too, and stops its engines
+            child.wait()
+            raise
+    if code:
+        raise RuntimeError(f"the run {job.run_name} ended with {code}, its words are in {log}; the same command goes on")
+
+
+def measured(out: Path, variants: Sequence[str]) -> list[MeasuredRun]:
+    """What DIR has of these variants, unfinished runs left out."""
+    runs = []
+    for name in variants:
+        for folder in sorted(out.glob(f"{name}-r*/")):
+            store = Store.open(str(folder))
+            if not store.exists(MANIFEST):
+                continue
+            steps, num_steps = read_commits(store), int(read_manifest(store).config["num_steps"])
+            if len(steps) >= num_steps:
+                repeat = int(folder.name.removeprefix(f"{name}-r"))
+                runs.append(MeasuredRun(variant=name, repeat=repeat, steps=tuple(steps[:num_steps])))
+    return runs
+
+
+def _report(options: argparse.Namespace, period: int) -> None:
+    runs = measured(options.out, options.variants)
+    lines = [Line(name=name, label=VARIANTS[name].label, over=VARIANTS[name].over) for name in VARIANTS if name in options.variants]
+    (options.out / "ablation.md").write_text(report(lines, runs, period))
+    if options.plot and runs:
+        (options.out / "ablation.png").write_bytes(ablation_plot([one for line in lines if (one := curves(line, runs)) is not None]))
+
+
+def curves(line: Line, runs: Sequence[MeasuredRun]) -> VariantCurves | None:
+    """What the plot needs of a variant, means over its repeats; None without a run."""
+    own = [run.steps for run in runs if run.variant == line.name]
+    if not own:
+        return None
+    groups = [accumulate(float(count) for count in trained_groups(steps)) for steps in own]
+    elapsed = [accumulate(step_s(step) for step in steps) for steps in own]
+    rewards = [[step.metrics["reward/mean"] for step in steps] for steps in own]
+    every = [step for steps in own for step in steps]
+    return VariantCurves(
+        label=line.name,
+        samples=[mean(one) for one in zip(*groups, strict=False)],
+        elapsed_s=[mean(one) for one in zip(*elapsed, strict=False)],
+        reward=[mean(one) for one in zip(*rewards, strict=False)],
+        stages_s={stage: mean(step.timings[stage] for step in every) for stage in STAGES},
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""When responses are scored: each as it finishes, or all once nothing generates any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from round_factories import make_engines, make_plan, play
+
+from artifacts.records import Generated, Response, Score
+from flows.command_line import assemble, sentence
+from flows.config import RunConfig
+from flows.explain import algebra_rows
+from tasks.engines.round_records import RoundResult
+from tasks.engines.simulated import SimulatedEngine
+from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.virtual_time import run_virtual
+from tasks.scheduling.events import RoundPlan
+from tasks.scheduling.rounds import BatchConfig, QueueState, SyncConfig, plan_round
+
+PER_RESPONSE = make_plan(domains=("a",) * 4, accept_per_prompt=4)
+LAST = replace(PER_RESPONSE, scores_last=True)
+BATCH = BatchConfig(prompts_per_step=2, responses_per_prompt=2)
+
+
+class WatchingFeed(SimulatedFeed):
+    """Remembers what still ran on the engines whenever something was handed to it."""
+
+    def __init__(self, engines: Sequence[SimulatedEngine], reward: SimulatedRewardConfig) -> None:
+        super().__init__(reward)
+        self._engines = engines
+        self.running: list[int] = []
+        self.handed: list[int] = []
+
+    async def publish(self, generated: Sequence[Generated]) -> None:
+        self.running.append(sum([(await engine.stats()).num_running for engine in self._engines]))
+        self.handed.append(len(generated))
+        await super().publish(generated)
+
+
+def watched(
+    plan: RoundPlan, reward: SimulatedRewardConfig | None = None, recorded: Sequence[Response] = ()
+) -> tuple[RoundResult, WatchingFeed]:
+    async def work() -> tuple[RoundResult, WatchingFeed]:
+        engines = make_engines(2)
+        feed = WatchingFeed(engines, reward or SimulatedRewardConfig())
+        return await play(plan, engines, feed, recorded=recorded), feed
+
+    return run_virtual(work())
+
+
+def last_token_s(result: RoundResult) -> float:
+    return max(one.finished_s for one in result.generated)
+
+
+def test_scoring_last_begins_when_nothing_generates_any_more() -> None:
+    result, feed = watched(LAST)
+    assert (feed.running, feed.handed) == ([0], [16])
+    assert min(score.started_s for score in result.scores) >= last_token_s(result)
+    assert len(result.groups) == 4
+
+
+def test_scoring_per_response_overlaps_the_rollout() -> None:
+    result, feed = watched(PER_RESPONSE)
+    assert feed.running[0] > 0
+    assert min(score.started_s for score in result.scores) < last_token_s(result)
+
+
+def test_when_responses_are_scored_changes_no_response_and_no_verdict() -> None:
+    def told(plan: RoundPlan) -> tuple[set[tuple[str, tuple[int, ...]]], set[tuple[str, int, float | None]]]:
+        result, _ = watched(plan)
+        tokens = {(one.response_id, one.token_ids) for one in result.generated}
+        return tokens, {(score.prompt_id, score.index, score.reward) for score in result.scores}
+
+    assert told(LAST) == told(PER_RESPONSE)
+
+
+def test_responses_in_place_of_those_without_a_verdict_are_scored_last_again() -> None:
+    result, feed = watched(LAST, SimulatedRewardConfig(infra_share=0.3, seed=3))
+    assert set(feed.running) == {0}
+    assert len(feed.handed) > 1
+    assert len(result.groups) + len(result.dropped) == 4
+
+
+def test_prompts_in_place_of_filtered_groups_are_scored_last_again() -> None:
+    plan = replace(make_plan(domains=("a",) * 4, accept_per_prompt=2, reserve=("a",) * 8), scores_last=True)
+    result, feed = watched(plan)
+    assert result.filtered
+    assert set(feed.running) == {0}
+    assert len(result.groups) == 4
+
+
+def test_recorded_responses_without_a_verdict_are_scored() -> None:
+    first, _ = watched(LAST)
+    scores: dict[tuple[str, int], Score] = {(score.prompt_id, score.index): score for score in first.scores}
+    recorded = [
+        Response(generated=one, score=scores[one.prompt_id, one.index] if place < 5 else None) for place, one in enumerate(first.generated)
+    ]
+    result, feed = watched(LAST, recorded=recorded)
+    assert sum(feed.handed) == 11
+    assert len(result.groups) == 4
+
+
+@pytest.mark.parametrize("timing", ["per_response", "after_rollout"])
+def test_a_synchronous_round_is_planned_as_configured(timing: str) -> None:
+    scheduling = SyncConfig.model_validate({"reward_timing": timing})
+    plan = plan_round(QueueState(), BATCH, scheduling, domains=("a",) * 4, seed=0, step=1, num_steps=1)
+    assert plan is not None
+    assert plan.scores_last == (timing == "after_rollout")
+
+
+def refusal(*assignments: str) -> str:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the callers look at the sentence
+        RunConfig.model_validate(assemble("tiny", "", assignments))
+    return sentence(caught.value)
+
+
+def test_tail_batching_has_no_choice_because_its_short_rounds_close_by_verdicts() -> None:
+    assert "scheduling.reward_timing must be a known field" in refusal("scheduling.reward_timing=after_rollout")
+
+
+def test_the_stream_trainer_needs_verdicts_while_the_rollout_runs() -> None:
+    told = refusal("scheduling.kind=sync", "scheduling.reward_timing=after_rollout", "stream_trainer.enabled=true")
+    assert told.startswith("scheduling.reward_timing must be 'per_response' for stream_trainer, got 'after_rollout'")
+
+
+def test_explain_says_when_responses_are_scored() -> None:
+    values = assemble("tiny-sync", "", ["scheduling.reward_timing=after_rollout"])
+    assert dict(algebra_rows(RunConfig.model_validate(values)))["rewards"] == "when nothing generates any more"
+    assert "as each response finishes" in dict(algebra_rows(RunConfig.model_validate({"preset": "tiny"})))["rewards"]
