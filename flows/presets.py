@@ -63,7 +63,7 @@ def rollpacker() -> Values:
 
 def overlap() -> Values:
     """The main job as RLHFuse overlaps it: synchronous rounds, and training on cores that are freed in mid-round."""
-    return overlay(rollpacker(), {"preset": "overlap", "scheduling": {"kind": "sync"}})
+    return overlay(rollpacker(), {"preset": "overlap", "scheduling": smollm2_sync()["scheduling"]})
 
 
 def rollpacker_mixed() -> Values:

@@ -39,7 +39,11 @@ from tasks.scheduling.rounds import TailBatchingConfig, batch_algebra
 CODE_REWARD = "rewards.code."  # settings below it are for tasks with programs only
 FIXED = ("rewards.code.timeout.floor_s=30", "rewards.code.timeout.ceiling_s=30")
 SYNC = ("scheduling.kind=sync",)
-TAIL = ("scheduling.kind=tail_batching", "scheduling.drain=false")  # the drain trains groups that the others do not
+TAIL = (
+    "scheduling.kind=tail_batching",
+    "scheduling.drain=false",  # the drain trains groups that the others do not
+    "scheduling.dynamic_sampling=0",  # nor have synchronous variants a second wave
+)
 PLANNER = ("planner.enabled=true",)
 STREAM = ("stream_trainer.enabled=true", "stream_trainer.last_milestone=0.9", "stream_trainer.max_running_per_engine=8")
 
