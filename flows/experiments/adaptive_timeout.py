@@ -1,7 +1,7 @@
 """What does the adaptive timeout save against a fixed one, and whom does it starve?
 
     python -m flows.experiments.adaptive_timeout                          5 % doomed executions, simulated, 20 rounds of 44 x 8 responses
-    python -m flows.experiments.adaptive_timeout --execute --rounds 2     the same programs in the real sandbox, in real time
+    python -m flows.experiments.adaptive_timeout --execute --scale 0.1 --rounds 10     the same programs in the real sandbox: a few minutes
 
 A round is rollout and reward together: responses end at log-normal times, programs wait for one of the reward workers, and the round
 is over with the last verdict (RollPacker, Figure 13c: 1.6 times faster). The programs of a question take similar times, some

@@ -1,6 +1,6 @@
 r"""Numbers compared exactly, in microseconds: integers, decimals, a/b and \frac{a}{b} as fractions, percent signs too.
 
-Also says which answers are worth a symbolic check (`too_complex`, `is_unevaluated`). Nothing here evaluates an expression.
+Also says which answers are worth a symbolic check (`too_complex`, `is_unevaluated`, `is_undone`). Nothing here evaluates an expression.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _UNEVALUATED = re.compile(
     r"[+*^!÷×·]|(?<=[0-9)}])\s*[-/]\s*[0-9({\\]|[0-9]\s*[eE][-+]?[0-9]"
     r"|\\(?:times|cdot|div|ast|[dt]?binom|sqrt|int|sum|prod|lim|det|log|ln|exp|sin|cos|tan|Gamma|pm|mp|bmod|gcd|max|min)"
 )
+_UNDONE = re.compile(r"[0-9)}]\s*!|\\(?:int|i+nt|oint|sum|prod|lim|det|[dt]?binom|Gamma)(?![A-Za-z])")
 _POWER_TOKEN = re.compile(r"\^|[{(]|[})]|-|[0-9.]+|\\[A-Za-z]+|\S")
 
 
@@ -66,6 +67,11 @@ def _value_of(match: re.Match[str]) -> ExactNumber | None:
 def is_unevaluated(text: str) -> bool:
     r"""Whether an answer to a number question still holds an operation (`6 \times 7`, `41+1`, `1e9`): an echo, not a result."""
     return _UNEVALUATED.search(text) is not None
+
+
+def is_undone(text: str) -> bool:
+    r"""Whether text leaves much to be done: an integral, a sum, a product, a limit, a determinant, a binomial, a factorial."""
+    return _UNDONE.search(text) is not None
 
 
 def too_complex(text: str) -> bool:

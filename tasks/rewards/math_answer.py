@@ -1,6 +1,8 @@
 r"""The mathematics reward: is the final answer equal to the gold?
 
-    final answer -> both plain numbers? exact fractions, microseconds -> too complex? no -> math-verify in a killable worker
+    final answer -> both plain numbers? exact fractions, microseconds
+                 -> too complex, left undone? wrong -> both closed forms? the same function or not, microseconds
+                 -> math-verify in a killable worker
 
 The gold is a number (`42`, `-1/2`, `42%`) or a LaTeX expression without \boxed{}. A number question wants a number: by default
 an unevaluated `6 \times 7`, which may be an echo of the question, is wrong where math-verify would call it equal.
@@ -15,9 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Verdict, infra, right, wrong
-from tasks.rewards.exact_number import ExactNumber, exact_number, is_unevaluated, leading_number, plain, too_complex
+from tasks.rewards.exact_number import ExactNumber, exact_number, is_undone, is_unevaluated, leading_number, plain, too_complex
 from tasks.rewards.final_answer import answer_tail, find_expression, find_number, fold
+from tasks.rewards.identity import same_function
 from tasks.rewards.verify_worker import VerifyWorker, text_at_fault
+
+RECYCLE_CALLS = 10_000  # a fresh worker costs seconds: it reads everything for the first time
+REHEARSED = (r"\frac{x}{2}", r"\left[-1, \sqrt{3}\right)", r"\{1, 2\}", "(1, 2, 3)", "y = 3x + 1", r"2 + \sin(3x)", "x^2y - e^{2x}")
 
 
 class MathAnswerConfig(BaseModel):
@@ -29,7 +35,8 @@ class MathAnswerConfig(BaseModel):
     timeout_s: float = Field(default=1.0, gt=0, le=60, description="Wall seconds that the symbolic check of one answer may take.")
     unevaluated: Literal["wrong", "verify"] = Field(
         default="wrong",
-        description="When the gold is a number, an answer that still holds an operation is wrong, or is checked symbolically.",
+        description="An answer that still holds an operation where the gold is a number, or an integral, sum, product, limit, "
+        "determinant or factorial where the gold has none, is wrong, or is checked symbolically.",
     )
 
 
@@ -39,9 +46,13 @@ class MathAnswer(ProcessReward):
     name = "math_answer"
 
     def __init__(self, config: MathAnswerConfig) -> None:
+        self.num_verified = 0  # answers that math-verify was asked about
         self._unevaluated_is_wrong = config.unevaluated == "wrong"
         self._worker = VerifyWorker(
-            "tasks.rewards.equivalence:compare", timeout_s=config.timeout_s, rehearsal=(r"\frac{x}{2}", r"\frac{1}{2}x")
+            "tasks.rewards.equivalence:compare",
+            timeout_s=config.timeout_s,
+            recycle_calls=RECYCLE_CALLS,
+            rehearsals=[(form, form) for form in REHEARSED],
         )
         super().__init__(self._worker)
 
@@ -79,6 +90,10 @@ class MathAnswer(ProcessReward):
             return wrong("unprintable")
         if exact_number(gold) is not None and (rejected := self._reject_for_number(gold, answer)):
             return wrong(rejected)
+        if self._unevaluated_is_wrong and is_undone(answer) and not is_undone(gold):
+            return wrong("unevaluated")
+        if (same := same_function(gold, answer)) is not None:
+            return right("identical") if same else wrong("unequal")
         return self._verify(gold, answer)
 
     def _reject_for_number(self, gold: str, answer: str) -> str:
@@ -92,6 +107,7 @@ class MathAnswer(ProcessReward):
     def _verify(self, gold: str, answer: str) -> Verdict:
         if not gold:
             return infra("bad_gold")
+        self.num_verified += 1
         reply = self._worker.call(gold, answer)
         if reply.kind != "value":
             return text_at_fault(reply) or wrong("verify_crash")

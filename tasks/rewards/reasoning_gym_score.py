@@ -59,7 +59,7 @@ class ReasoningGymReward(ProcessReward):
     def __init__(self, config: ReasoningGymConfig) -> None:
         self._binary = config.binary
         self._worker = VerifyWorker(
-            "tasks.rewards.reasoning_gym_score:score_entry", timeout_s=TIMEOUT_S, rehearsal=("chain_sum", 0, 0, "{}", "1")
+            "tasks.rewards.reasoning_gym_score:score_entry", timeout_s=TIMEOUT_S, rehearsals=[("chain_sum", 0, 0, "{}", "1")]
         )
         super().__init__(self._worker)
 

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,7 +51,7 @@ def text_at_fault(reply: Reply) -> Verdict | None:
 class VerifyWorker:
     """Runs `scorer` ("module:function" or "file.py:function") in a process that is started on the first call.
 
-    `rehearsal` are arguments of a throw-away first call, so that lazy imports fall into the start and not into a response's
+    `rehearsals` are arguments of throw-away first calls, so that lazy imports and caches fall into the start and not into a response's
     limit. One caller at a time.
     """
 
@@ -61,14 +62,14 @@ class VerifyWorker:
         timeout_s: float,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         recycle_calls: int = RECYCLE_CALLS,
-        rehearsal: tuple[Json, ...] | None = None,
+        rehearsals: Sequence[tuple[Json, ...]] = (),
     ) -> None:
         self.scorer = scorer
         self.num_starts = 0
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
         self._recycle_calls = recycle_calls
-        self._rehearsal = rehearsal
+        self._rehearsals = rehearsals
         self._process: ChildProcess | None = None
         self._num_calls = 0
 
@@ -122,8 +123,10 @@ class VerifyWorker:
             problem = f"not ready after {START_TIMEOUT_S:.0f} s"
         except OSError:
             problem = "it ended before it was ready"
-        if not problem and self._rehearsal is not None:
-            reply = self._ask(self._rehearsal, START_TIMEOUT_S)
+        for rehearsal in self._rehearsals:
+            if problem:
+                break
+            reply = self._ask(rehearsal, START_TIMEOUT_S)
             problem = "" if reply.kind == "value" else f"its first call ended with {reply.kind} {reply.detail}"
         if problem:
             self.close()

@@ -19,10 +19,11 @@ from artifacts.records import CaseVerdict, Generated, Outcome, Prompt
 from tasks.rewards.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, observed
 from tasks.rewards.code_tests import CodeTests, CodeTestsConfig, program_of
 from tasks.rewards.sandbox import self_test
+from tasks.rewards.sandbox.candidate_process import Command
 from tasks.rewards.sandbox.case_runner import CaseRunner, TestsBroken
 from tasks.rewards.sandbox.isolation import Isolation
 from tasks.rewards.sandbox.limits import SandboxLimits
-from tasks.rewards.sandbox.sandbox import Command, Sandbox, SandboxUnavailable
+from tasks.rewards.sandbox.sandbox import Sandbox, SandboxUnavailable
 from tasks.rewards.sandbox.seccomp import assemble, refused_calls
 
 LIMIT_S = 20.0  # of programs that end by themselves, however busy the machine is

@@ -3,7 +3,7 @@
     private /tmp -> no capabilities -> streams -> limits -> filter -> wait -> program -> ( command -> call -> reply )*
 
 From the filter on nothing in this process is trusted: a program may change whatever it finds here and forge every reply. It
-knows the inputs of its tests and nothing of the expected results, and the fork server holds the clock.
+knows the inputs of its tests and nothing of the expected results, and the host holds the clock.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ STACK_BYTES = 64 << 20
 NUM_FILES = 32
 NUM_INHERITED = 256  # descriptors of the fork server lie below
 OUTPUT_FILE_BYTES = 4 << 20  # the longest file where there is no /tmp: the one that standard output is kept in
-CPU_S = 600  # the fork server's clock ends a program long before
-_LENGTH = struct.Struct(">I")
+CPU_S = 600  # the host's clock ends a program long before
+LENGTH = struct.Struct(">I")  # before every message, both ways
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PREPARED = (_LIBC.prctl, _LIBC.unshare, _LIBC.mount, _LIBC.capset)  # looked up before the fork: each page first touched after it costs
 
@@ -55,13 +55,9 @@ def run_program(memory_bytes: int, tmp_bytes: int, streams: tuple[int, ...], fil
         os._exit(0)
 
 
-def die_with_parent() -> None:
-    """End this process when the one that forked it ends."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
-
-
 def _confine(tmp_bytes: int) -> None:
-    die_with_parent()
+    """A private /tmp, no capabilities, and an end with the fork server's."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
     if tmp_bytes:
         options = f"size={tmp_bytes},nr_inodes=1024,mode=700".encode()
         if _LIBC.unshare(CLONE_NEWNS) or _LIBC.mount(b"tmpfs", b"/tmp", b"tmpfs", NOSUID | NODEV, options):
@@ -162,10 +158,10 @@ def _ask(*arguments: object, **named: object) -> object:
 
 def _read(descriptor: int) -> Message | None:
     """One message, or None at the end of the stream."""
-    header = _read_bytes(descriptor, _LENGTH.size)
+    header = _read_bytes(descriptor, LENGTH.size)
     if header is None:
         return None
-    body = _read_bytes(descriptor, _LENGTH.unpack(header)[0])
+    body = _read_bytes(descriptor, LENGTH.unpack(header)[0])
     return None if body is None else dict(json.loads(body))
 
 
@@ -184,6 +180,6 @@ def _write(descriptor: int, message: Message) -> None:
 
 
 def _write_bytes(descriptor: int, body: bytes) -> None:
-    left = memoryview(_LENGTH.pack(len(body)) + body)
+    left = memoryview(LENGTH.pack(len(body)) + body)
     while left:
         left = left[os.write(descriptor, left) :]

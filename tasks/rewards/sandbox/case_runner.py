@@ -17,9 +17,11 @@ from artifacts.code_cases import AssertionCase, CallCase, CodeGold, StdioCase, e
 from artifacts.plain_values import from_json, same
 from artifacts.records import CaseVerdict
 from tasks.rewards.frames import Json
+from tasks.rewards.sandbox.candidate_process import Command
 from tasks.rewards.sandbox.isolation import Isolation
 from tasks.rewards.sandbox.limits import SandboxLimits
-from tasks.rewards.sandbox.sandbox import Command, Kind, Reply, Sandbox, SandboxLost, SandboxUnavailable
+from tasks.rewards.sandbox.reply import Kind, Reply
+from tasks.rewards.sandbox.sandbox import Sandbox, SandboxLost, SandboxUnavailable
 
 TEST_S = 10.0  # for the statements of a test, the calls of the program apart
 NO_NAMES: Json = {"dict": []}  # named arguments, none

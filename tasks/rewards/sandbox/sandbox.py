@@ -1,28 +1,26 @@
-"""One sandbox: a fork server behind walls, as its host sees it.
+"""One sandbox: a fork server behind walls, and the process of one program after the other.
 
     start(program, commands) -> replies, send(command) -> reply, ..., end()
 
-Past its limit a program is killed by the fork server; when the fork server itself does not answer, the host kills the whole sandbox
-and the next program gets a fresh one. Everything in a reply but `kind` and `wall_s` may be the program's invention.
+Past its limit a program is killed by the fork server, at the host's word; when the fork server itself does not answer, the host kills
+the whole sandbox and the next program gets a fresh one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tasks.rewards.base import RewardUnavailable
 from tasks.rewards.child_process import ChildProcess, start_child
-from tasks.rewards.frames import Json, receive_frame, send_frame
+from tasks.rewards.frames import Json, receive_frame
+from tasks.rewards.sandbox.candidate_process import GRACE_S, CandidateProcess, Command
 from tasks.rewards.sandbox.isolation import ENVIRONMENT, Isolation, command
 from tasks.rewards.sandbox.limits import SandboxLimits
+from tasks.rewards.sandbox.reply import Reply
 
-Kind = Literal["value", "raised", "ask", "memory", "exited", "timeout", "died", "too_long", "forged", "not_run", "unconfined"]
-KINDS = frozenset(get_args(Kind))
 START_S = 30.0  # to a fork server that answers
-GRACE_S = 5.0  # that a fork server may take beyond the limit of a program
 
 
 class SandboxUnavailable(RewardUnavailable):
@@ -33,30 +31,6 @@ class SandboxLost(SandboxUnavailable):
     """The sandbox died or stopped answering under a program; a fresh one may do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """What came of one command, and how long it took by the fork server's clock."""
-
-    kind: Kind  # how it ended
-    value: Json = None  # a result as `plain_values` writes it; the exception's name of "raised"
-    detail: str = ""  # the exception's message, the signal of "died"
-    stdout: str | None = ""  # of a whole program: what it printed, None if that was too much
-    wall_s: float = 0.0  # seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """Something for a running program to do."""
-
-    message: dict[str, Json]  # {"function", "arguments", "named"}, {"statement"}, or the {"value"} or {"raised"} of an "ask"
-    limit_s: float  # seconds it may take
-
-    @classmethod
-    def call(cls, function: str, arguments: Json, named: Json, limit_s: float) -> Command:
-        """Call a function of the program; arguments as `plain_values` writes a list and a dict."""
-        return cls(message={"function": function, "arguments": arguments, "named": named}, limit_s=limit_s)
-
-
 class Sandbox:
     """Runs one program at a time for one caller at a time; starts with `warm` or the first program."""
 
@@ -65,6 +39,8 @@ class Sandbox:
         self._isolation = isolation
         self._limits = limits
         self._process: ChildProcess | None = None
+        self._candidate: CandidateProcess | None = None  # that waits for its program, or has one
+        self._num_candidates = 0  # of this fork server
 
     @property
     def pid(self) -> int | None:
@@ -80,6 +56,9 @@ class Sandbox:
 
     def close(self) -> None:
         """Kill everything inside; harmless without a process."""
+        if self._candidate is not None:
+            self._candidate.end()
+            self._candidate = None
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -101,39 +80,51 @@ class Sandbox:
         that is not the program's own: calls of it come back as replies of kind "ask".
         """
         self.warm()
-        start: dict[str, Json] = {
-            "program": program,
-            "stdin": stdin or "",
-            "is_main": stdin is not None,
-            "asks": asks,
-            "output_bytes": self._limits.output_bytes,
-        }
-        return self._ask({"start": start, "limit_s": limit_s, "keep": keep}, commands, limit_s)
+        message: dict[str, Json] = {"program": program, "is_main": stdin is not None, "asks": asks}
+        return self._ask(lambda candidate: self._begin(candidate, message, stdin, limit_s), commands, keep=keep)
 
     def send(self, command: Command) -> Reply:
         """A command to the running program; "not_run" if it has ended."""
-        replies = self._ask({"keep": True}, (command,), 0.0)
-        return replies[0] if replies else Reply(kind="not_run")
+        if self._candidate is None or not self._candidate.is_running:
+            return Reply(kind="not_run")
+        (reply,) = self._ask(lambda _: None, (command,), keep=True)
+        return reply
 
     def end(self) -> None:
         """Kill the program that was kept."""
-        self._ask({"keep": False}, (), 0.0)
+        if self._candidate is not None:
+            self._ask(lambda _: None, (), keep=False)
 
-    def _ask(self, request: dict[str, Json], commands: Sequence[Command], limit_s: float) -> list[Reply]:
-        if self._process is None:
-            return []
-        deadline_s = time.monotonic() + limit_s + sum(command.limit_s for command in commands) + GRACE_S
-        listed: list[Json] = [{"message": command.message, "limit_s": command.limit_s} for command in commands]
+    def _begin(self, candidate: CandidateProcess, message: dict[str, Json], stdin: str | None, limit_s: float) -> Reply:
+        if candidate.has_program:  # kept and never ended: no process sees two
+            candidate = self._next_candidate()
+        reply = candidate.start(message, stdin or "", limit_s)
+        return reply if stdin is None else replace(reply, stdout=candidate.printed(self._limits.output_bytes))
+
+    def _ask(self, begin: Callable[[CandidateProcess], Reply | None], commands: Sequence[Command], *, keep: bool) -> list[Reply]:
+        assert self._candidate is not None
         try:
-            send_frame(self._process.stream, request | {"commands": listed}, deadline_s)
-            replies = _read_replies(receive_frame(self._process.stream, deadline_s))
-        except OSError as error:  # TimeoutError and ConnectionError are of its kind
+            first = begin(self._candidate)
+            replies = [*([] if first is None else [first]), *self._candidate.obey(commands)]
+            if not keep:
+                self._next_candidate()
+        except OSError as error:
             self.close()
             raise SandboxLost(f"the sandbox was lost under a program: {error}") from error
         if replies and replies[0].kind == "unconfined":
             self.close()
             raise SandboxUnavailable(f"the sandbox refused to run a program: {replies[0].detail}")
         return replies
+
+    def _next_candidate(self) -> CandidateProcess:
+        """End the candidate and ask for the next, which waits behind its walls for its program."""
+        assert self._process is not None
+        if self._candidate is not None:
+            self._candidate.end()
+            self._candidate = None
+        self._num_candidates += 1
+        self._candidate = CandidateProcess(self._process.stream, self._num_candidates)
+        return self._candidate
 
     def _start(self) -> None:
         try:
@@ -147,6 +138,13 @@ class Sandbox:
             raise SandboxUnavailable(f"the sandbox could not be started: {error}") from error
         self.num_starts += 1
         self._await_ready()
+        self._process.stream.settimeout(GRACE_S)
+        self._num_candidates = 0
+        try:
+            self._next_candidate()
+        except OSError as error:
+            self.close()
+            raise SandboxLost(f"the sandbox was lost before its first program: {error}") from error
 
     def _await_ready(self) -> None:
         assert self._process is not None
@@ -165,23 +163,3 @@ class Sandbox:
         if problem:
             self.close()
             raise SandboxUnavailable(f"the sandbox did not start: {problem}")
-
-
-def _read_replies(frame: dict[str, Json]) -> list[Reply]:
-    replies = frame.get("replies")
-    if not isinstance(replies, list):
-        raise ConnectionError("an answer that is not the fork server's")
-    return [_read_reply(reply) for reply in replies]
-
-
-def _read_reply(frame: dict[str, Any]) -> Reply:  # Any: JSON values
-    kind: Any = frame.get("kind")  # Any: checked against the kinds
-    if kind not in KINDS:
-        raise ConnectionError("an answer that is not the fork server's")
-    return Reply(
-        kind=kind,
-        value=frame.get("value"),
-        detail=str(frame.get("detail", "")),
-        stdout=frame.get("stdout", ""),
-        wall_s=float(frame.get("wall_s", 0.0)),
-    )

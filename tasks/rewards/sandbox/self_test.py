@@ -10,9 +10,11 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
+from tasks.rewards.sandbox.candidate_process import Command
 from tasks.rewards.sandbox.isolation import Isolation
 from tasks.rewards.sandbox.limits import SandboxLimits
-from tasks.rewards.sandbox.sandbox import Command, Reply, Sandbox, SandboxUnavailable
+from tasks.rewards.sandbox.reply import Reply
+from tasks.rewards.sandbox.sandbox import Sandbox, SandboxUnavailable
 
 LIMIT_S = 10.0
 LOOP_S = 0.2
