@@ -110,7 +110,7 @@ def tiny_sync() -> Values:
 
 def tiny_judged() -> Values:
     """The tiny preset with a second tiny Llama as the judge of everything: the plumbing alone, nothing is learned from it."""
-    engine = {"model": {"kind": "tiny_llama"}, "max_model_len": 512, "max_num_seqs": 32, "kv_cache_gb": 0.1}
+    engine = {"model": {"kind": "tiny_llama"}, "max_model_len": 768, "max_num_seqs": 32, "kv_cache_gb": 0.1}
     judge = {"kind": "judge", "engine": engine, "rubric": "grade", "yes": "1", "no": "0"}  # words that its characters can write
     cluster = {"roles": "rollout: 0-1, learner: 0-1, judge: 1"}
     return overlay(tiny_sync(), {"preset": "tiny-judged", "rewards": {"*": judge}, "cluster": cluster})

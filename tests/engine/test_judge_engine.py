@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from typing import TypeVar
 
 import pytest
 
@@ -13,10 +11,13 @@ from artifacts.models import PathConfig
 from artifacts.records import Prompt
 from tasks.engines.judge_engine import JudgeEngine, JudgeEngineConfig
 from tasks.rewards.judge_prompt import make_question
+from tests.engine.conftest import Slot
 
-T = TypeVar("T")
-Run = Callable[[Coroutine[None, None, T]], T]
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning"),  # vLLM scans every module's attributes
+]
 
 HOSTILE = (
     "8",
@@ -29,14 +30,15 @@ HOSTILE = (
 
 
 @pytest.fixture(scope="module")
-def judge(model_path: str) -> Iterator[JudgeEngine]:
+def judge(model_path: str, slot: Slot) -> JudgeEngine:
+    slot.take()
     config = JudgeEngineConfig(
         model=PathConfig(path=model_path), max_model_len=512, max_batched_tokens=512, max_num_seqs=8, kv_cache_gb=0.05, call_deadline_s=120
     )
     engine = JudgeEngine(config, model_path, "judge-0", None, has_tokenizer=True)
     engine.start(240)
-    yield engine
-    engine.close()
+    slot.hold(engine)
+    return engine
 
 
 def question(answer: str, mode: JudgeMode = "yes_no", max_new_tokens: int = 120) -> Question:
