@@ -84,7 +84,7 @@ class JudgementCache:
     @classmethod
     def read(cls, stores: Iterable[Store]) -> JudgementCache:
         """Everything that earlier rounds kept in these stores."""
-        return cls(judgement for store in stores for judgement in _kept(store))
+        return cls(judgement for store in stores for name in store.list(JUDGEMENTS) for judgement in _kept(store, f"{JUDGEMENTS}/{name}"))
 
     def __len__(self) -> int:
         return len(self._known)
@@ -114,7 +114,11 @@ class JudgementCache:
             return
 
 
-def _kept(store: Store) -> Iterable[Judgement]:
-    for step in store.list(JUDGEMENTS):
-        for part in store.list(f"{JUDGEMENTS}/{step}"):
-            yield from judgements_from_parquet(store.read(f"{JUDGEMENTS}/{step}/{part}"))
+def kept_judgements(store: Store, step: int) -> list[Judgement]:
+    """What judges said in a round, by all attempts at it."""
+    return list(_kept(store, judgements_dir(step)))
+
+
+def _kept(store: Store, directory: str) -> Iterable[Judgement]:
+    for part in store.list(directory):
+        yield from judgements_from_parquet(store.read(f"{directory}/{part}"))

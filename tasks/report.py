@@ -37,6 +37,11 @@ class StepReport:
         """What the devices did, from all stages."""
         return (*self.relayout, *self.rollout.spans, *self.reward.spans, *self.gradients.spans, *self.policy.spans, *self.published.spans)
 
+    @property
+    def ledger(self) -> dict[str, int]:
+        """Tokens by ledger column: what engines generated, and what judges wrote."""
+        return {**self.rollout.tokens, "judged": self.reward.judging.new_tokens}
+
 
 def stage_times(report: StepReport) -> dict[str, float]:
     """Seconds of the step by stage; a moment in which two stages work counts for the earlier one, so that the stages sum to the step."""
@@ -97,8 +102,7 @@ def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...
         "reward/unneeded": float(report.reward.num_unneeded),
         "publish/probe_difference_nats": report.published.probe_difference_nats,
     }
-    booked = {**tokens, "judged": report.reward.judging.new_tokens}
-    ledger = {f"ledger/{column}_tokens": float(count) for column, count in booked.items()}
+    ledger = {f"ledger/{column}_tokens": float(count) for column, count in report.ledger.items()}
     bubbles = {f"bubble/{cause}_fraction": share for cause, share in bubble_shares(device_times(report.spans, devices, *window)).items()}
     stages = _domain_rewards(groups) | _judge_metrics(report) | _learner_metrics(report)
     return figures | dict(report.rollout.acceptance) | ledger | bubbles | stages

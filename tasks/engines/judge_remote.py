@@ -26,7 +26,7 @@ class JudgeActor:
 
     async def ping(self) -> None:
         """Answers as long as the engine does; raises EngineLost when its stepping thread has died in a living worker."""
-        await self._engine.ping()
+        self._engine.check_alive()
 
     async def decide(self, payload: bytes) -> bytes:
         return pack(await self._engine.decide(unpack(payload)))
