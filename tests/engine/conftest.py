@@ -16,7 +16,7 @@ from artifacts.records import Generated, Request, WeightsRef
 from artifacts.weights import write_weights
 from tasks.engines.vllm_engine import EngineConfig, VllmEngine
 
-CHARACTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?'-+*/=()[]{}<>#$%&@_|~^0123456789"
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?'-+*/=()[]{}<>#$%&@_|~^0123456789\""
 
 
 def save_tiny_model(directory: Path, seed: int) -> LlamaForCausalLM:
