@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from artifacts.judgements import Judgement, JudgeMode, Question
 from artifacts.models import PathConfig
 from artifacts.records import Prompt
+from tasks.engines.judge_core import JudgeCore
 from tasks.engines.judge_engine import JudgeEngine, JudgeEngineConfig
+from tasks.engines.judge_placement import Placement
 from tasks.rewards.judge_prompt import make_question
 from tests.engine.conftest import Slot
 
@@ -84,4 +87,46 @@ def test_words_that_the_vocabulary_cannot_tell_apart_are_an_error_and_leave_the_
     alike = make_question(judge="j", rubric="Grade.", prompt=prompt, answer="8", mode="yes_no", yes="Nope", no="No", max_new_tokens=1)
     with pytest.raises(ValueError, match="different tokens"):
         decide(judge, alike)
+    assert decide(judge, question("8"))[0].p_yes is not None
+
+
+@pytest.mark.parametrize("placement", ["resident", "sleep", "prefetch"])
+def test_vllm_takes_the_arguments_of_every_placement(tmp_path: Path, placement: Placement) -> None:
+    from vllm import EngineArgs
+
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 28}')
+    config = JudgeEngineConfig(model=PathConfig(path=str(tmp_path)), placement=placement, max_batched_tokens=16_384)
+    made = EngineArgs(**config.vllm_arguments(str(tmp_path), 0, on_cpu=False, has_tokenizer=False))
+    assert made.enable_sleep_mode == (placement == "sleep")
+    assert (made.offload_group_size, made.offload_num_in_group) == ((8, 8) if placement == "prefetch" else (0, 1))
+
+
+class Bed:
+    """As much of vLLM's engine as falling asleep and waking up takes."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def sleep(self, level: int) -> None:
+        self.told.append(f"sleep {level}")
+
+    def wake_up(self) -> None:
+        self.told.append("wake")
+
+    def has_unfinished_requests(self) -> bool:
+        return False
+
+
+def test_a_resting_judge_wakes_for_the_next_question_and_only_then() -> None:
+    bed = Bed()
+    core = JudgeCore(bed, character_tokenizer(), 256)  # type: ignore[arg-type]  # no more of the engine is asked for
+    core.rest()
+    core.rest()
+    core.decide(())
+    core.decide(())
+    assert bed.told == ["sleep 1", "wake"]
+
+
+def test_a_resident_judge_does_not_sleep(judge: JudgeEngine) -> None:
+    asyncio.run(judge.rest())
     assert decide(judge, question("8"))[0].p_yes is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -108,18 +107,6 @@ def test_streamed_layers_are_never_more_than_are_hidden(num_layers: int, tokens:
 )  # fmt: skip
 def test_a_placement_becomes_vllms_arguments(placement: Placement, tokens: int, expected: dict[str, object]) -> None:
     assert placement_arguments(placement, 28, tokens, PCIE4) == expected
-
-
-def test_vllm_takes_the_arguments_of_every_placement(tmp_path: Path) -> None:
-    from vllm import EngineArgs
-
-    (tmp_path / "config.json").write_text('{"num_hidden_layers": 28}')
-    for placement in ("resident", "sleep", "prefetch"):
-        config = JudgeEngineConfig(model=TinyLlamaConfig(), placement=placement, max_batched_tokens=16_384)  # type: ignore[arg-type]
-        arguments = config.vllm_arguments(str(tmp_path), 0, on_cpu=False, has_tokenizer=False)
-        made = EngineArgs(**arguments)
-        assert made.enable_sleep_mode == (placement == "sleep")
-        assert made.offload_group_size == (8 if placement == "prefetch" else 0)
 
 
 def test_on_a_cpu_a_judge_is_told_nothing_of_gpus() -> None:

@@ -18,6 +18,7 @@ from tasks.rewards.judge import exact_rule, question_of
 from tasks.rewards.judge_prompt import shown_part
 from tests.unit.judge_factories import make_config, make_generated, make_prompt
 
+WHOLE = make_config(shown="response")
 CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"]
 
 
@@ -70,7 +71,7 @@ def test_a_long_response_keeps_head_and_tail() -> None:
 
 @given(st.text(max_size=200))
 def test_no_answer_contains_its_own_fence(text: str) -> None:
-    question = question_of(make_config(shown="response"), make_prompt(), make_generated(text))
+    question = question_of(WHOLE, make_prompt(), make_generated(text))
     if question is not None:
         fence = re.findall(r"<(answer-[0-9a-f]{16})>", question.before)[-1]
         assert f"</{fence}>" in question.after
