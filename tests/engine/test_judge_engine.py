@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.character_tokenizer import character_tokenizer
 from artifacts.judgements import Judgement, JudgeMode, Question
 from artifacts.models import PathConfig
 from artifacts.records import Prompt
