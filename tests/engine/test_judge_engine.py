@@ -120,7 +120,7 @@ class Bed:
 
 def test_a_resting_judge_wakes_for_the_next_question_and_only_then() -> None:
     bed = Bed()
-    core = JudgeCore(bed, character_tokenizer(), 256)  # type: ignore[arg-type]  # no more of the engine is asked for
+    core = JudgeCore(bed, character_tokenizer(), 256)
     core.rest()
     core.rest()
     core.decide(())

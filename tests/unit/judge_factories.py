@@ -47,7 +47,7 @@ class RuleJudge:
 
 
 def make_config(**changes: object) -> JudgeConfig:
-    return JudgeConfig(engine=JudgeEngineConfig(model=TinyLlamaConfig()), **changes)  # type: ignore[arg-type]
+    return JudgeConfig(engine=JudgeEngineConfig(model=TinyLlamaConfig()), **changes)
 
 
 def make_prompt(gold: str = "8", text: str = "3 + 5?") -> Prompt:
