@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from prefect import task
@@ -22,7 +23,7 @@ from tasks.judging import desk_of
 from tasks.plan import StepPlan, journal_of, prompts_of
 from tasks.rewards.adaptive_timeout import Anchor, TimeoutBook, from_record
 from tasks.rewards.judge import JUDGE, JudgeConfig
-from tasks.rewards.judge_desk import JudgingReport
+from tasks.rewards.judge_desk import JudgeDesk, JudgingReport
 from tasks.rewards.registry import config_of, is_early_killed, timeouts_of
 from tasks.rewards.reward_pool import RewardPool, pool_of
 from tasks.sample_stream import SampleStream, aborting
@@ -57,7 +58,7 @@ class RewardReport:
 def score_responses(plan: StepPlan) -> RewardReport:
     """Score the round's responses until its rollout ends."""
     stream = SampleStream.connect(plan)
-    return asyncio.run(aborting(stream, "reward", _score_round(plan, stream, journal_of(plan), pool_for(plan))))
+    return asyncio.run(aborting(stream, "reward", score_round(plan, stream, journal_of(plan), pool_for(plan), desk_of(plan))))
 
 
 def pool_for(plan: StepPlan) -> RewardPool:
@@ -75,7 +76,10 @@ def pool_for(plan: StepPlan) -> RewardPool:
     return pool_of(run.run_id, make)
 
 
-async def _score_round(plan: StepPlan, stream: SampleStream, journal: Journal, pool: RewardPool) -> RewardReport:
+async def score_round(
+    plan: StepPlan, stream: SampleStream, journal: Journal, pool: RewardPool, opening: AbstractAsyncContextManager[JudgeDesk]
+) -> RewardReport:
+    """Score what comes until the stream closes; judged domains at the desk that `opening` gives, the others in the pool."""
     prompts = prompts_of(plan.run, plan.round.candidates)
     scored: list[Response] = []
 
@@ -94,7 +98,7 @@ async def _score_round(plan: StepPlan, stream: SampleStream, journal: Journal, p
 
     num_recorded, recorded_s, closed = 0, time.monotonic(), False
     waiting: set[asyncio.Task[None]] = set()
-    async with desk_of(plan) as desk, asyncio.TaskGroup() as tasks:
+    async with opening as desk, asyncio.TaskGroup() as tasks:
         while not closed:
             arrived, closed = await stream.take("generated", max_items=256, wait_s=JOURNAL_EVERY_S)
             for generated in arrived:
