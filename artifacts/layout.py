@@ -6,6 +6,7 @@
     splits/00007.json           which learner rank was given which groups, call by call: what a replay must follow
     journal/step=00007/         parts appended while the step runs; gone once it is finalised
     responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
+    judgements/step=00007/      what judges said, a part per attempt; read back so that no question is asked twice
     checkpoints/00007/          learner state, complete or absent
     report/                     plots and summary
     model/                      the trained model as a Hugging Face directory, once the run is over
@@ -24,6 +25,7 @@ STEPS = "steps"
 JOURNAL = "journal"
 ROUNDS = "rounds"
 SPLITS = "splits"
+JUDGEMENTS = "judgements"
 CHECKPOINTS = "checkpoints"
 REPORT = "report"
 MODEL = "model"
@@ -63,6 +65,14 @@ def journal_dir(step: int) -> str:
 
 def journal_part(step: int, part: int) -> str:
     return f"{journal_dir(step)}/part-{part:06d}.parquet"
+
+
+def judgements_dir(step: int) -> str:
+    return f"{JUDGEMENTS}/step={step_name(step)}"
+
+
+def judgement_part(step: int, part: int) -> str:
+    return f"{judgements_dir(step)}/part-{part:06d}.parquet"
 
 
 def table_file(table: TableName, step: int) -> str:

@@ -25,6 +25,7 @@ from tasks.engines.sampling import SamplingConfig
 from tasks.engines.vllm_engine import EngineConfig
 from tasks.learner.overlong import SoftPunishment
 from tasks.learner.trainer import LearnerConfig
+from tasks.rewards.judge import judge_engine_of
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.rounds import BatchConfig, SchedulingConfig, SyncConfig
@@ -179,7 +180,25 @@ class RunConfig(BaseModel):
                 f"stream_trainer needs a learner device that a round can do without, got roles {self.cluster.roles!r}; "
                 "give rollout a second device, or learner one of its own, or disable stream_trainer"
             )
+        self._check_judge()
         return self
+
+    def _check_judge(self) -> None:
+        """A judge reward and the role judge need each other, and the judge's placement its device."""
+        engine, placed, roles = judge_engine_of(self.rewards), device_map(self.cluster), self.cluster.roles
+        if engine is None:
+            if "judge" in placed:
+                raise ValueError(f"the role judge needs a reward of kind judge, got none with roles {roles!r}; add one, or drop the role")
+            return
+        if "judge" not in placed:
+            raise ValueError(f"a reward of kind judge needs the role judge, got roles {roles!r}; add ', judge: {placed['rollout'][-1]}'")
+        engine.check_device(self.cluster.device_kind)
+        shares = self.engine.gpu_memory_utilization + engine.gpu_memory_utilization
+        if self.cluster.device_kind == "cuda" and shares > 1 and set(placed["judge"]) & set(placed["rollout"]):
+            raise ValueError(
+                f"engine and judge on one GPU must together have a gpu_memory_utilization of at most 1, got {shares:g}; "
+                "lower one, or give the judge a device of its own"
+            )
 
     def local_root(self) -> Path | None:
         """The artifact root as a local directory, or None when it is a URL."""
@@ -226,9 +245,9 @@ def _leave_to_preset(schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> 
 def _name_alternative(alternative: JsonSchemaValue, handler: GetJsonSchemaHandler) -> None:
     """Chosen in the form, an alternative sends its defaults: the form tells by the fields that are filled in which one it is."""
     properties = alternative["properties"]
-    for parts in (field["items"] for field in properties.values() if "items" in field):
+    for parts in (field.get("items", field) for field in properties.values() if "items" in field or "$ref" in field):
         for part in handler.resolve_ref_schema(parts).get("properties", {}).values():
-            if "oneOf" in part:  # a mixture's tasks, which are named as alternatives of their own
+            if "oneOf" in part:  # a mixture's tasks and a judge's model, which are named as alternatives of their own
                 part["anyOf"] = part.pop("oneOf")
     alternative["title"] = properties["kind"]["default"] = properties["kind"]["const"]
     for name in alternative.pop("required", ()):

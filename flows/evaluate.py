@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import dask
 from prefect import flow
 
+from artifacts.judgements import kept_judgements
 from flows.rl_step import SLOT, all_results
-from tasks.plan import HELDOUT, RunContext, StepPlan, dataset_of, journal_of
+from tasks.plan import HELDOUT, RunContext, StepPlan, dataset_of, journal_of, store_of
 from tasks.reward import score_responses
 from tasks.rollout import read_round, run_rollout
 from tasks.scheduling.events import PromptRef, RoundPlan
@@ -27,6 +28,7 @@ class EvaluationReport:
     questions: Mapping[str, str]  # what each of these prompts asks
     num_infra: int  # responses without a verdict, left out of the means
     tokens: int  # generated for it
+    judged_tokens: int  # written by judges for it
     seconds: float  # from the first submission to the last token
 
     @property
@@ -86,5 +88,6 @@ def recorded_evaluation(plan: StepPlan) -> EvaluationReport | None:
         questions=questions,
         num_infra=num_infra,
         tokens=sum(rollout.tokens.values()),
+        judged_tokens=sum(judgement.new_tokens for judgement in kept_judgements(store_of(plan), plan.step)),
         seconds=rollout.finished_s - rollout.started_s,
     )

@@ -19,6 +19,7 @@ from flows.command_line import assemble, sentence
 from flows.config import RunConfig
 from flows.presets import PRESETS
 from tasks.cluster.devices import engine_members, worker_specs
+from tasks.rewards.judge import JudgeConfig, judge_engine_of
 from tasks.scheduling.rounds import BatchAlgebra, SyncConfig, TailBatchingConfig, batch_algebra
 
 
@@ -45,6 +46,7 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts once, on each of {ranks} ranks",
     )
     yield "rewards", _scored(config)
+    yield from _judge_rows(config)
     yield "training in mid-round", _streams(config)
     yield "optimizer updates per step", "1 (gradients summed over micro-batches and ranks, divided once)"
     yield "largest staleness", "0 steps: every trained token was sampled by the weights that the update starts from"
@@ -60,6 +62,14 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 def _scored(config: RunConfig) -> str:
     last = isinstance(config.scheduling, SyncConfig) and config.scheduling.reward_timing == "after_rollout"
     return "when nothing generates any more" if last else f"as each response finishes, up to {config.reward_workers} side by side"
+
+
+def _judge_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    engine = judge_engine_of(config.rewards)
+    if engine is not None:
+        domains = ", ".join(domain for domain, reward in config.rewards.items() if isinstance(reward, JudgeConfig))
+        judges = sum(spec.role == "judge" for spec in worker_specs(config.cluster))
+        yield "judges", f"{judges} of model {engine.model.kind}, placement {engine.placement}, for the responses of {domains}"
 
 
 def _streams(config: RunConfig) -> str:

@@ -55,6 +55,19 @@ def smollm2_mixed() -> Values:
     return overlay(smollm2(), {"preset": "smollm2-mixed", "task": {"kind": "mixture", "parts": parts}, "rewards": rewards})
 
 
+def smollm2_judged() -> Values:
+    """SmolLM2-135M-Instruct on tiny-mix with stories judged by a second, frozen SmolLM2: shows the plumbing, it has no skill at judging."""
+    judge = {"kind": "judge", "engine": {"model": {"kind": "smollm2"}, "max_model_len": 768, "max_num_seqs": 32, "kv_cache_gb": 0.25}}
+    return overlay(
+        smollm2(),
+        {
+            "preset": "smollm2-judged",
+            "rewards": {"story": judge},
+            "cluster": {"roles": "rollout: 0-1, learner: 0-1, judge: 1"},
+        },
+    )
+
+
 def rollpacker() -> Values:
     """The main job as RollPacker has it: tail batching, and training on cores that are freed in mid-round."""
     trainer = {"enabled": True, "last_milestone": 0.9, "max_running_per_engine": 8}
@@ -95,6 +108,14 @@ def tiny_sync() -> Values:
     return overlay(tiny(), {"preset": "tiny-sync", "scheduling": {"kind": "sync"}})
 
 
+def tiny_judged() -> Values:
+    """The tiny preset with a second tiny Llama as the judge of everything: the plumbing alone, nothing is learned from it."""
+    engine = {"model": {"kind": "tiny_llama"}, "max_model_len": 768, "max_num_seqs": 32, "kv_cache_gb": 0.1}
+    judge = {"kind": "judge", "engine": engine, "rubric": "grade", "yes": "1", "no": "0"}  # words that its characters can write
+    cluster = {"roles": "rollout: 0-1, learner: 0-1, judge: 1"}
+    return overlay(tiny_sync(), {"preset": "tiny-judged", "rewards": {"*": judge}, "cluster": cluster})
+
+
 def one_gpu() -> Values:
     """One GPU that takes turns between rollout and learner; model.path names your model, task.path your questions."""
     return {
@@ -128,11 +149,13 @@ PRESETS: Mapping[str, Callable[[], Values]] = {
     "smollm2-sync": smollm2_sync,
     "tinycode": tinycode,
     "smollm2-mixed": smollm2_mixed,
+    "smollm2-judged": smollm2_judged,
     "rollpacker": rollpacker,
     "overlap": overlap,
     "rollpacker-mixed": rollpacker_mixed,
     "tiny": tiny,
     "tiny-sync": tiny_sync,
+    "tiny-judged": tiny_judged,
     "one-gpu": one_gpu,
     "eight-gpu": eight_gpu,
 }

@@ -84,7 +84,7 @@ class RunReporter:
             weights=report.published.weights,
             queue=state.to_json(),
             seeds={"seed": self._run.config.seed},
-            counters={"prompts_drawn": state.num_drawn, "prompts_trained": state.num_trained, **report.rollout.tokens},
+            counters={"prompts_drawn": state.num_drawn, "prompts_trained": state.num_trained, **report.ledger},
             metrics=step_metrics(report, state, groups),
             timings=stage_times(report) | {"started_s": report.started_s, "finished_s": report.finished_s},
             checkpoint=checkpoint,
@@ -134,7 +134,11 @@ class RunReporter:
     def _summary(self, commits: Sequence[StepCommit], model: str) -> RunSummary:
         first, last = min(self._evaluations), max(self._evaluations)
         before, after = self._evaluations[first], self._evaluations[last]
-        ledger: dict[str, int] = defaultdict(int, {"evaluated": sum(report.tokens for report in self._evaluations.values())})
+        evaluated = {
+            "evaluated": sum(report.tokens for report in self._evaluations.values()),
+            "judged": sum(report.judged_tokens for report in self._evaluations.values()),
+        }
+        ledger: dict[str, int] = defaultdict(int, evaluated)
         for commit in commits:
             for name, tokens in commit.metrics.items():
                 if name.startswith("ledger/"):

@@ -26,6 +26,7 @@ from flows.presets import preset_values
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.learner.models import resolve_model
 from tasks.plan import EVALUATION, HELDOUT, Deadlines, RunContext, dataset_of, prompts_of
+from tasks.rewards.judge import judge_engine_of
 from tasks.rewards.registry import build_rewards
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.rounds import QueueState
@@ -121,18 +122,21 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     build_rewards(config.rewards).close()
     specs, members = worker_specs(config.cluster), engine_members(config.cluster, config.engine.tensor_parallel_size)
+    cache, judge = Path(config.keep.model_cache), judge_engine_of(config.rewards)
     context = RunContext(
         run_id=run_id,
         artifact_root=str(config.local_root() or config.keep.artifact_root),
         seed=config.seed,
         task=config.task,
         rewards=config.rewards,
-        model_path=str(resolve_model(config.model, Path(config.keep.model_cache))),
+        model_path=str(resolve_model(config.model, cache)),
         max_prompt_tokens=config.engine.max_model_len - config.sampling.max_response_tokens,
         sampling=config.sampling,
         engines=tuple(members),
         members=members,
         learners=tuple(spec.name for spec in specs if spec.role == "learner"),
+        judges=tuple(spec.name for spec in specs if spec.role == "judge"),
+        judge_model_path=str(resolve_model(judge.model, cache)) if judge else "",
         devices={spec.name: spec.device or "host" for spec in specs},
         reward_workers=config.reward_workers,
         max_infra_fraction=config.max_infra_fraction,

@@ -56,6 +56,8 @@ class RunContext:
     row_tokens: int  # computed tokens of a full learner row: what a freed rank is given at once
     stream_trainer: StreamTrainerConfig  # when devices stop generating in mid-round
     deadlines: Deadlines
+    judges: tuple[str, ...] = ()  # actor names of the judges; none without a judge reward
+    judge_model_path: str = ""  # Hugging Face directory of their model
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # workers whose devices an engine holds, if not just its own
 
     def devices_of(self, actor: str) -> tuple[str, ...]:

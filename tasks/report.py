@@ -37,6 +37,11 @@ class StepReport:
         """What the devices did, from all stages."""
         return (*self.relayout, *self.rollout.spans, *self.reward.spans, *self.gradients.spans, *self.policy.spans, *self.published.spans)
 
+    @property
+    def ledger(self) -> dict[str, int]:
+        """Tokens by ledger column: what engines generated, and what judges wrote."""
+        return {**self.rollout.tokens, "judged": self.reward.judging.new_tokens}
+
 
 def stage_times(report: StepReport) -> dict[str, float]:
     """Seconds of the step by stage; a moment in which two stages work counts for the earlier one, so that the stages sum to the step."""
@@ -97,9 +102,10 @@ def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...
         "reward/unneeded": float(report.reward.num_unneeded),
         "publish/probe_difference_nats": report.published.probe_difference_nats,
     }
-    ledger = {f"ledger/{column}_tokens": float(count) for column, count in tokens.items()}
+    ledger = {f"ledger/{column}_tokens": float(count) for column, count in report.ledger.items()}
     bubbles = {f"bubble/{cause}_fraction": share for cause, share in bubble_shares(device_times(report.spans, devices, *window)).items()}
-    return figures | dict(report.rollout.acceptance) | ledger | bubbles | _domain_rewards(groups) | _learner_metrics(report)
+    stages = _domain_rewards(groups) | _judge_metrics(report) | _learner_metrics(report)
+    return figures | dict(report.rollout.acceptance) | ledger | bubbles | stages
 
 
 def reward_exposed_s(report: StepReport, groups: tuple[Group, ...]) -> float:
@@ -115,6 +121,26 @@ def _domain_rewards(groups: tuple[Group, ...]) -> dict[str, float]:
             if response.score is not None and response.score.reward is not None:
                 by_domain.setdefault(group.prompt.domain, []).append(response.score.reward)
     return {f"reward/{domain}_mean": sum(rewards) / len(rewards) for domain, rewards in by_domain.items()}
+
+
+def _judge_metrics(report: StepReport) -> dict[str, float]:
+    """What the judges did, for a run that has any; a share of nothing is left out."""
+    judging = report.reward.judging
+    if not report.plan.run.judges:
+        return {}
+    figures = {
+        "reward/judge_calls": float(judging.num_calls),
+        "reward/judge_batches": float(judging.num_batches),
+        "reward/judge_cache_hits": float(judging.num_cache_hits),
+        "reward/judge_infra": float(judging.num_infra),
+        "reward/judge_prompt_tokens": float(judging.prompt_tokens),
+        "time/judge_busy_s": sum(span.end_s - span.start_s for span in judging.spans),
+    }
+    if judging.num_verdicts:
+        figures["reward/judge_yes_rate"] = judging.num_yes / judging.num_verdicts
+    if judging.num_compared:
+        figures["reward/judge_agreement"] = judging.num_agreed / judging.num_compared
+    return figures
 
 
 def _learner_metrics(report: StepReport) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The reward stage: one coordinator task that scores every response as soon as it is finished, and records it.
 
-sample buffer -> reward workers -> verdict -> sample buffer, and the step's journal
+sample buffer -> reward workers, or the judges' desk -> verdict -> sample buffer, and the step's journal
 """
 
 from __future__ import annotations
@@ -8,19 +8,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from artifacts.commit import read_commits
 from artifacts.journal import Journal
-from artifacts.records import Generated, Outcome, Prompt, Response, Span
+from artifacts.records import Generated, Outcome, Prompt, Response, Score, Span
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
+from tasks.judging import desk_of
 from tasks.plan import StepPlan, journal_of, prompts_of
 from tasks.rewards.adaptive_timeout import Anchor, TimeoutBook, from_record
-from tasks.rewards.registry import is_early_killed, timeouts_of
+from tasks.rewards.judge import JUDGE, JudgeConfig
+from tasks.rewards.judge_desk import JudgeDesk, JudgingReport
+from tasks.rewards.registry import config_of, is_early_killed, timeouts_of
 from tasks.rewards.reward_pool import RewardPool, pool_of
 from tasks.sample_stream import SampleStream, aborting
 
@@ -45,15 +49,16 @@ class RewardReport:
     num_early_kills: int  # of those ended before the longest limit, so that they may have been right
     num_unneeded: int  # responses whose verdict no group waited for when the round was decided
     relearned: Mapping[str, Anchor]  # what second looks at programs of earlier rounds told of running times
-    busy_s: float  # seconds of scoring, added over the reward workers
-    spans: tuple[Span, ...]  # when scoring went on
+    busy_s: float  # seconds of scoring, added over the reward workers and the judges
+    spans: tuple[Span, ...]  # when scoring went on, a judge's on its own device
+    judging: JudgingReport = field(default_factory=JudgingReport)  # what the judges were asked and said
 
 
 @task(name="score-responses", task_run_name="reward-{plan.round.kind}-{plan.step}", cache_policy=NO_CACHE, tags=["reward"])
 def score_responses(plan: StepPlan) -> RewardReport:
     """Score the round's responses until its rollout ends."""
     stream = SampleStream.connect(plan)
-    return asyncio.run(aborting(stream, "reward", _score_round(plan, stream, journal_of(plan), pool_for(plan))))
+    return asyncio.run(aborting(stream, "reward", score_round(plan, stream, journal_of(plan), pool_for(plan), desk_of(plan))))
 
 
 def pool_for(plan: StepPlan) -> RewardPool:
@@ -65,18 +70,26 @@ def pool_for(plan: StepPlan) -> RewardPool:
         book = TimeoutBook()
         for commit in commits:
             book.learn(from_record(commit.timeouts))
-        return RewardPool(run.rewards, run.reward_workers, book)
+        scored_here = {domain: config for domain, config in run.rewards.items() if not isinstance(config, JudgeConfig)}
+        return RewardPool(scored_here, run.reward_workers, book)
 
     return pool_of(run.run_id, make)
 
 
-async def _score_round(plan: StepPlan, stream: SampleStream, journal: Journal, pool: RewardPool) -> RewardReport:
+async def score_round(
+    plan: StepPlan, stream: SampleStream, journal: Journal, pool: RewardPool, opening: AbstractAsyncContextManager[JudgeDesk]
+) -> RewardReport:
+    """Score what comes until the stream closes; judged domains at the desk that `opening` gives, the others in the pool."""
     prompts = prompts_of(plan.run, plan.round.candidates)
     scored: list[Response] = []
 
     async def score_one(generated: Generated) -> None:
         prompt = prompts[generated.prompt_id]
-        score = await asyncio.wrap_future(pool.submit(prompt, generated))
+        config = config_of(plan.run.rewards, prompt.domain)
+        if isinstance(config, JudgeConfig):
+            score = await desk.score(config, prompt, generated)
+        else:
+            score = await asyncio.wrap_future(pool.submit(prompt, generated))
         if not plan.is_evaluation:
             pool.book.learn(timeouts_of(plan.run.rewards, [(prompt.domain, score)]))
         await stream.put("scores", [score])
@@ -85,7 +98,7 @@ async def _score_round(plan: StepPlan, stream: SampleStream, journal: Journal, p
 
     num_recorded, recorded_s, closed = 0, time.monotonic(), False
     waiting: set[asyncio.Task[None]] = set()
-    async with asyncio.TaskGroup() as tasks:
+    async with opening as desk, asyncio.TaskGroup() as tasks:
         while not closed:
             arrived, closed = await stream.take("generated", max_items=256, wait_s=JOURNAL_EVERY_S)
             for generated in arrived:
@@ -95,7 +108,7 @@ async def _score_round(plan: StepPlan, stream: SampleStream, journal: Journal, p
                 num_recorded, recorded_s = _record(plan, journal, prompts, scored, num_recorded), time.monotonic()
         num_unneeded = _drop(waiting)
     _record(plan, journal, prompts, scored, num_recorded)
-    report = _report(plan, prompts, scored, num_unneeded, pool.relearned())
+    report = _report(plan, prompts, scored, num_unneeded, pool.relearned(), desk.report)
     if not plan.is_evaluation:
         verdicts = ((one.generated, one.score) for one in scored if one.score is not None)
         pool.look_again([(prompts[generated.prompt_id], generated, score) for generated, score in verdicts])
@@ -133,12 +146,17 @@ def _row(plan: StepPlan, prompts: dict[str, Prompt], response: Response) -> Resp
 
 
 def _report(
-    plan: StepPlan, prompts: dict[str, Prompt], scored: Sequence[Response], num_unneeded: int, relearned: Mapping[str, Anchor]
+    plan: StepPlan,
+    prompts: dict[str, Prompt],
+    scored: Sequence[Response],
+    num_unneeded: int,
+    relearned: Mapping[str, Anchor],
+    judging: JudgingReport,
 ) -> RewardReport:
     verdicts = [(prompts[one.generated.prompt_id].domain, one.score) for one in scored if one.score is not None]
     scores = [score for _, score in verdicts]
     infra = [score for score in scores if score.outcome is Outcome.INFRA]
-    device = plan.run.devices["control"]
+    spans = (*_spans_here(plan, scores), *_judge_spans(plan, judging))
     return RewardReport(
         num_scored=len(scores),
         num_infra=len(infra),
@@ -147,8 +165,24 @@ def _report(
         num_early_kills=sum(is_early_killed(plan.run.rewards, domain, score) for domain, score in verdicts),
         num_unneeded=num_unneeded,
         relearned=relearned,
-        busy_s=sum(score.finished_s - score.started_s for score in scores),
-        spans=tuple(
-            Span(device=device, actor="reward", kind="reward", start_s=score.started_s, end_s=score.finished_s) for score in scores
-        ),
+        busy_s=sum(span.end_s - span.start_s for span in spans),
+        spans=spans,
+        judging=judging,
+    )
+
+
+def _spans_here(plan: StepPlan, scores: Sequence[Score]) -> tuple[Span, ...]:
+    """When reward workers scored; a response that waits for a judge keeps none busy."""
+    device = plan.run.devices["control"]
+    return tuple(
+        Span(device=device, actor="reward", kind="reward", start_s=score.started_s, end_s=score.finished_s)
+        for score in scores
+        if score.scorer != JUDGE
+    )
+
+
+def _judge_spans(plan: StepPlan, judging: JudgingReport) -> tuple[Span, ...]:
+    devices = plan.run.devices
+    return tuple(
+        Span(device=devices[span.judge], actor=span.judge, kind="reward", start_s=span.start_s, end_s=span.end_s) for span in judging.spans
     )

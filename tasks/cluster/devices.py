@@ -1,6 +1,6 @@
 """Which process works on which device: a role map and a machine turned into worker specifications. Pure.
 
-    "rollout: 0-1, learner: 0-1" + 2 CPU devices  ->  control, engine-0, engine-1, learner-0, learner-1
+    "rollout: 0-1, learner: 0-1, judge: 1" + 2 CPU devices  ->  control, engine-0, engine-1, learner-0, learner-1, judge-0
 
 The same device in two roles is colocated (it takes turns), disjoint devices are disaggregated. Nothing here starts a process.
 """
@@ -8,6 +8,7 @@ The same device in two roles is colocated (it takes turns), disjoint devices are
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -15,8 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.scheduling.parallelism import device_groups
 
-Role = Literal["rollout", "learner"]
-ROLES: tuple[Role, ...] = ("rollout", "learner")
+Role = Literal["rollout", "learner", "judge"]
+ROLES: tuple[Role, ...] = ("rollout", "learner", "judge")
+REQUIRED: tuple[Role, ...] = ("rollout", "learner")
+ACTOR_OF: Mapping[Role, str] = {"rollout": "engine", "learner": "learner", "judge": "judge"}  # how a role's workers are called
 COORDINATORS = 3  # rollout, reward and train overlap within a step; with fewer slots they would wait for each other for ever
 
 
@@ -33,7 +36,7 @@ class ClusterConfig(BaseModel):
     )
     roles: str = Field(
         "rollout: 0-1, learner: 0-1",
-        description="Which devices do what, as 'role: ranges' parts; the same device in two roles takes turns.",
+        description="Which devices do what, as 'role: ranges' parts; the same device in two roles takes turns. `judge` is optional.",
     )
     coordinator_slots: int = Field(
         4, ge=1, description="Threads for the coordinating tasks; rollout, reward and train need three at the same time."
@@ -59,7 +62,7 @@ class ClusterConfig(BaseModel):
 class WorkerSpec:
     """One Dask worker process."""
 
-    name: str  # "control", "engine-0", "learner-1"; the flow finds workers by it
+    name: str  # "control", "engine-0", "learner-1", "judge-0"; the flow finds workers by it
     role: Role | Literal["control"]  # what it may hold
     device: str | None  # "cpu:0" or "cuda:3"; None for the control worker
     core_ids: tuple[int, ...]  # CPU cores it is pinned to; empty means all
@@ -95,9 +98,9 @@ def parse_role_map(roles: str) -> dict[Role, tuple[int, ...]]:
         if role in parsed:
             raise ValueError(f"roles names {role!r} twice in {roles!r}; join its device ranges")
         parsed[role] = _parse_ranges(ranges, roles)
-    missing = [role for role in ROLES if role not in parsed]
+    missing = [role for role in REQUIRED if role not in parsed]
     if missing:
-        raise ValueError(f"roles must place every role, {', '.join(missing)} missing in {roles!r}; add '{missing[0]}: 0'")
+        raise ValueError(f"roles must place {' and '.join(REQUIRED)}, {', '.join(missing)} missing in {roles!r}; add '{missing[0]}: 0'")
     return parsed
 
 
@@ -149,7 +152,7 @@ def engine_members(config: ClusterConfig, size: int) -> dict[str, tuple[str, ...
 
 
 def worker_specs(config: ClusterConfig) -> tuple[WorkerSpec, ...]:
-    """Every worker process of the cluster: one for the coordinators, one per rollout device, one per learner device."""
+    """Every worker process of the cluster: one for the coordinators, one per device and role."""
     placed = device_map(config)
     control = WorkerSpec(
         name="control",
@@ -159,7 +162,7 @@ def worker_specs(config: ClusterConfig) -> tuple[WorkerSpec, ...]:
         num_threads=config.coordinator_slots + 2,
         resources=(("coordinator", float(config.coordinator_slots)),),
     )
-    workers = [_device_worker(config, role, index, device) for role in ROLES for index, device in enumerate(placed[role])]
+    workers = [_device_worker(config, role, index, device) for role in ROLES for index, device in enumerate(placed.get(role, ()))]
     return (control, *workers)
 
 
@@ -167,7 +170,7 @@ def _device_worker(config: ClusterConfig, role: Role, index: int, device: int) -
     on_cpu = config.device_kind == "cpu"
     first_core = device * config.cores_per_device
     return WorkerSpec(
-        name=f"{'engine' if role == 'rollout' else 'learner'}-{index}",
+        name=f"{ACTOR_OF[role]}-{index}",
         role=role,
         device=f"{config.device_kind}:{device}",
         core_ids=tuple(range(first_core, first_core + config.cores_per_device)) if on_cpu else (),

@@ -1,7 +1,7 @@
-"""The actors of a run: sample buffer, engines and learner ranks; started together, replaced one by one when their worker dies.
+"""The actors of a run: sample buffer, engines, learner ranks and judges; started together, replaced one by one when their worker dies.
 
-Engines can be rebuilt with other device groups between two rounds; `run` says which there are. A lost engine or buffer is simply
-made anew. Learner ranks form one process group, so that one lost rank means new ones for all,
+Engines can be rebuilt with other device groups between two rounds; `run` says which there are. A lost engine, judge or buffer is
+simply made anew. Learner ranks form one process group, so that one lost rank means new ones for all,
 and the caller must restore them.
 """
 
@@ -17,11 +17,13 @@ from distributed import Client
 
 from tasks.cluster.actors import ActorLost, ActorRegistry
 from tasks.cluster.devices import WorkerSpec
+from tasks.engines.judge_remote import JudgeActor
 from tasks.engines.remote import EngineActor
 from tasks.engines.vllm_engine import EngineConfig
 from tasks.learner.remote import LearnerActor
 from tasks.learner.trainer import LearnerConfig
 from tasks.plan import BUFFER, RunContext
+from tasks.rewards.judge import judge_engine_of, judges_generate
 from tasks.sample_stream import CAPACITIES, BufferActor
 
 logger = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ class Fleet:
         self._start_s = start_s
 
     def __enter__(self) -> Fleet:
-        self._create((BUFFER, *self.run.learners, *self.run.engines))
+        self._create((BUFFER, *self.run.learners, *self.run.engines, *self.run.judges))
         asyncio.run_coroutine_threadsafe(self._join_learners(), self._registry.remote(BUFFER).loop).result(self._start_s)
         return self
 
@@ -61,7 +63,7 @@ class Fleet:
 
     async def replace_lost(self) -> tuple[str, ...]:
         """Make every actor anew whose worker died; the names that were replaced. All learners count as one."""
-        expected = {BUFFER, *self.run.learners, *self.run.engines}
+        expected = {BUFFER, *self.run.learners, *self.run.engines, *self.run.judges}
         lost = set(await self._registry.lost()) | (expected - self._registry.names)  # the latter: a layout that was not finished
         if lost & set(self.run.learners):  # the survivors are in a group with the dead: new processes for all
             survivors = sorted(set(self.run.learners) - lost)
@@ -81,7 +83,7 @@ class Fleet:
         when it ends. The new engines hold the model's first weights until the next publication. Raises TimeoutError with the
         engine that was not ready in time.
         """
-        await self._close_engines()
+        await self._close_all(self.run.engines)
         for name in self.run.engines:
             await asyncio.to_thread(self._registry.discard, name)
         workers = [spec.name for spec in self._specs.values() if spec.role == "rollout"]
@@ -100,6 +102,9 @@ class Fleet:
         if name in self.run.engines:
             return EngineActor, self._engine_arguments(name, self.run.members.get(name, (name,)))
         cores = self._specs[name].core_ids
+        if name in self.run.judges:
+            judge, generates = judge_engine_of(self.run.rewards), judges_generate(self.run.rewards)
+            return JudgeActor, (judge, self.run.judge_model_path, name, cores, generates, self._start_s)
         rank, device = self.run.learners.index(name), self.run.devices[name].partition(":")[0]
         return LearnerActor, (self._learner, self.run.model_path, rank, len(self.run.learners), cores, device)
 
@@ -119,11 +124,11 @@ class Fleet:
     async def _end(self) -> None:
         """Wake whoever waits, then free the devices and end the processes of the rewards."""
         await self.stop_round("the run ends")
-        await self._close_engines()
+        await self._close_all((*self.run.engines, *self.run.judges))
         await self._close(BUFFER)
 
-    async def _close_engines(self) -> None:
-        await asyncio.gather(*(self._close(name) for name in self.run.engines if name in self._registry.names))
+    async def _close_all(self, names: Sequence[str]) -> None:
+        await asyncio.gather(*(self._close(name) for name in names if name in self._registry.names))
 
     async def _close(self, name: str) -> None:
         try:

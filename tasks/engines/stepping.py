@@ -81,7 +81,7 @@ class SteppingThread(Generic[C]):
         """Run a function on the core between two steps. `what` names it in the deadline's error."""
         answer: Future[T] = Future()
         with self._changed:
-            self._check_alive()
+            self.check_alive()
             self._commands.append(_Command(run=run, answer=answer))
             self._changed.notify()
         try:
@@ -94,7 +94,7 @@ class SteppingThread(Generic[C]):
         with self._changed:
             waiter: Future[None] | None = None if self._finished else Future()
             if waiter is not None:
-                self._check_alive()
+                self.check_alive()
                 self._waiters.append(waiter)
         if waiter is not None:
             await self._woken(waiter, wait_s)
@@ -194,7 +194,8 @@ class SteppingThread(Generic[C]):
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raise EngineLost when the thread has ended or missed a deadline; waits for nothing."""
         if self._lost is not None:
             raise EngineLost(self._lost)
 

@@ -16,10 +16,11 @@ from tasks.rewards.adaptive_timeout import Anchor, TimeoutBook, is_early_kill, m
 from tasks.rewards.base import Reward, Verdict, stamp
 from tasks.rewards.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.custom import CustomConfig, CustomReward
+from tasks.rewards.judge import JudgeConfig, JudgedAtTheDesk
 from tasks.rewards.math_answer import MathAnswer, MathAnswerConfig
 from tasks.rewards.reasoning_gym_score import ReasoningGymConfig, ReasoningGymReward
 
-RewardConfig = Annotated[MathAnswerConfig | CodeTestsConfig | ReasoningGymConfig | CustomConfig, Field(discriminator="kind")]
+RewardConfig = Annotated[MathAnswerConfig | CodeTestsConfig | ReasoningGymConfig | CustomConfig | JudgeConfig, Field(discriminator="kind")]
 
 ANY_DOMAIN = "*"
 Found = TypeVar("Found")
@@ -143,3 +144,5 @@ def build_reward(config: RewardConfig, book: TimeoutBook | None = None) -> Rewar
             return ReasoningGymReward(config)
         case CustomConfig():
             return CustomReward(config)
+        case JudgeConfig():
+            return JudgedAtTheDesk()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from artifacts.records import Generated, Request, WeightsRef
 from artifacts.weights import write_weights
 from tasks.engines.vllm_engine import EngineConfig, VllmEngine
 
-CHARACTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?'-+*/=()[]{}<>#$%&@_|~^0123456789"
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?'-+*/=()[]{}<>#$%&@_|~^0123456789\""
 
 
 def save_tiny_model(directory: Path, seed: int) -> LlamaForCausalLM:
@@ -55,24 +56,48 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Weight
     return made
 
 
+class Closable(Protocol):
+    """Something that holds a vLLM."""
+
+    def close(self) -> None: ...
+
+
+class Slot:
+    """A process holds one vLLM at a time: who takes the slot ends the one before it."""
+
+    def __init__(self) -> None:
+        self._holder: Closable | None = None
+
+    def take(self) -> None:
+        if self._holder is not None:
+            self._holder.close()
+        self._holder = None
+
+    def hold(self, engine: Closable) -> None:
+        self._holder = engine
+
+
 @pytest.fixture(scope="session")
-def start_engine(model_path: str) -> Iterator[Callable[..., VllmEngine]]:
-    """Starts a named engine and frees the one before it: a process holds one vLLM at a time."""
-    running: list[VllmEngine] = []
+def slot() -> Iterator[Slot]:
+    slot = Slot()
+    yield slot
+    slot.take()
+
+
+@pytest.fixture(scope="session")
+def start_engine(model_path: str, slot: Slot) -> Callable[..., VllmEngine]:
+    """Starts a named engine and frees the one before it."""
 
     def start(name: str, **changes: object) -> VllmEngine:
-        while running:
-            running.pop().close()
+        slot.take()
         fields: dict[str, object] = {"max_num_seqs": 16, "max_model_len": 256, "max_batched_tokens": 512, "kv_cache_gb": 0.05}
         config = EngineConfig(call_deadline_s=60, **(fields | changes))  # type: ignore[arg-type]
         engine = VllmEngine(config=config, model_path=model_path, name=name, cpu_ids=None, seed=1)
         engine.start()
-        running.append(engine)
+        slot.hold(engine)
         return engine
 
-    yield start
-    while running:
-        running.pop().close()
+    return start
 
 
 def make_request(prompt_id: str = "0/0", index: int = 0, **changes: object) -> Request:

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from tasks.cluster.devices import ClusterConfig, engine_members, worker_specs
 from tasks.cluster.fleet import Fleet
+from tasks.engines.judge_remote import JudgeActor
 from tasks.engines.remote import EngineActor
 from tasks.engines.vllm_engine import EngineConfig
 from tasks.learner.trainer import LearnerConfig
+from tests.unit.judge_factories import make_config
 from tests.unit.plan_factories import CONTEXT
 
 
@@ -58,3 +60,12 @@ def test_the_devices_of_an_engine_are_those_of_its_workers() -> None:
     assert run.engines == ("engine-0", "engine-2")
     assert run.devices_of("engine-2") == ("cuda:2", "cuda:3")
     assert run.devices_of("learner-0") == ("cuda:0",)
+
+
+def test_a_judge_gets_its_own_model_and_the_cores_of_its_device() -> None:
+    cluster = ClusterConfig(roles="rollout: 0-1, learner: 0-1, judge: 1")
+    judge = make_config(mode="generative")
+    devices = {spec.name: spec.device or "host" for spec in worker_specs(cluster)}
+    run = replace(CONTEXT, devices=devices, rewards={"*": judge}, judges=("judge-0",), judge_model_path="judge-model")
+    made = Fleet(WorkersWithGpus(), run, worker_specs(cluster), EngineConfig(), LearnerConfig(), start_s=9.0)._recipe("judge-0")
+    assert made == (JudgeActor, (judge.engine, "judge-model", "judge-0", (1,), True, 9.0))

@@ -14,6 +14,7 @@ from plan_factories import make_report, make_step_plan, span
 from artifacts.records import Group, Span
 from tasks.learner.reports import AccumulateReport
 from tasks.report import STAGES, reward_exposed_s, stage_times, step_metrics
+from tasks.rewards.judge_desk import JudgeSpan, JudgingReport
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.rounds import QueueState
 
@@ -105,3 +106,26 @@ def test_the_host_is_no_device_whose_idleness_counts() -> None:
     worked = (Span(device="host", actor="reward", kind="reward", start_s=0, end_s=10), span("rollout", 0, 10))
     metrics = step_metrics(make_report(worked), QueueState(), ())
     assert sum(value for name, value in metrics.items() if name.startswith("bubble/")) == 0
+
+
+def test_judges_have_figures_in_a_run_that_has_judges() -> None:
+    plan = make_step_plan()
+    judged = replace(plan, run=replace(plan.run, judges=("judge-0",)))
+    spans = (JudgeSpan(judge="judge-0", start_s=1, end_s=3),)
+    judging = JudgingReport(
+        num_calls=7, num_cache_hits=3, num_verdicts=8, num_yes=2, num_compared=4, num_agreed=3, new_tokens=7, spans=spans
+    )
+    report = make_report((), plan=judged)
+    metrics = step_metrics(replace(report, reward=replace(report.reward, judging=judging)), QueueState(), ())
+    expected = {
+        "reward/judge_calls": 7,
+        "reward/judge_cache_hits": 3,
+        "reward/judge_infra": 0,
+        "reward/judge_yes_rate": 0.25,
+        "reward/judge_agreement": 0.75,
+        "time/judge_busy_s": 2,
+        "ledger/judged_tokens": 7,
+        "ledger/trained_tokens": 20,
+    }
+    assert {name: metrics[name] for name in expected} == expected
+    assert "reward/judge_agreement" not in step_metrics(report, QueueState(), ())

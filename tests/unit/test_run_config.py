@@ -152,7 +152,7 @@ def test_a_form_that_is_not_touched_sends_nothing_but_the_preset() -> None:
         for name, field in node.get("properties", {}).items()
         if field.get("type") == "boolean" or "default" in field
     ]
-    within_an_alternative = {"FamilyConfig", "PartConfig", "AdaptiveTimeoutConfig"}
+    within_an_alternative = {"FamilyConfig", "PartConfig", "AdaptiveTimeoutConfig", "JudgeEngineConfig", "LayerStreaming"}
     assert {field.partition(".")[0] for field in sent} == within_an_alternative
 
 
@@ -262,7 +262,7 @@ def test_a_sentence_names_every_fault_with_field_and_value() -> None:
 
 
 def test_a_rule_of_our_own_is_told_in_its_own_words() -> None:
-    assert refusal("cluster.roles=rollout: 0").startswith("cluster: roles must place every role, learner missing")
+    assert refusal("cluster.roles=rollout: 0").startswith("cluster: roles must place rollout and learner, learner missing")
 
 
 def test_any_error_becomes_one_line() -> None:

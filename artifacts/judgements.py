@@ -1,0 +1,124 @@
+"""What judges were asked and what they said: the records, and the Parquet files that a resumed run reads them back from.
+
+    judgements/step=00007/part-000000.parquet      one file per attempt at a round; those of evaluations lie under evaluation/
+
+A judgement is found by the key of its question, a hash over everything that decides it (see `tasks.rewards.judge_prompt`). So a
+file may be read into any run and a question is asked once in a run's life. Leaves out who asks and what a verdict is worth.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from artifacts.layout import JUDGEMENTS, judgement_part, judgements_dir
+from artifacts.store import Store
+
+SCHEMA_VERSION = b"1"
+VERSION_KEY = b"rollflow.judgements_version"
+
+JudgeMode = Literal["yes_no", "generative"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a judge is asked about one answer. None of the texts may become special tokens of the judge's model."""
+
+    key: str  # names the question and everything that decides its verdict
+    before: str  # rubric, question and gold, and the opening delimiter
+    answer: str  # what is judged; the only part that is cut when the whole is too long
+    after: str  # the closing delimiter and what to reply
+    mode: JudgeMode  # one constrained token, or a JSON object
+    yes: str  # word that says the answer is right
+    no: str  # word that says it is not
+    max_new_tokens: int  # bound on what the judge may write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a judge said to one question."""
+
+    key: str  # the question's
+    p_yes: float | None  # probability that the answer is right, 0..1; None if no verdict was reached
+    prompt_tokens: int  # tokens that the judge read
+    new_tokens: int  # tokens that it wrote
+    detail: str  # why there is no verdict; empty if there is one
+
+
+SCHEMA = pa.schema(
+    [("key", pa.string()), ("p_yes", pa.float64()), ("prompt_tokens", pa.int32()), ("new_tokens", pa.int32()), ("detail", pa.string())]
+)
+
+
+def judgements_to_parquet(judgements: Sequence[Judgement]) -> bytes:
+    """A file of judgements."""
+    rows = [{field.name: getattr(judgement, field.name) for field in fields(Judgement)} for judgement in judgements]
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA.with_metadata({VERSION_KEY: SCHEMA_VERSION})), sink, compression="zstd")
+    return sink.getvalue()
+
+
+def judgements_from_parquet(data: bytes) -> list[Judgement]:
+    """The inverse. ValueError for a file of another version."""
+    table = pq.ParquetFile(io.BytesIO(data)).read()
+    found = (table.schema.metadata or {}).get(VERSION_KEY, b"none")
+    if found != SCHEMA_VERSION:
+        raise ValueError(
+            f"the file must hold judgements of version {SCHEMA_VERSION.decode()}, got {found.decode()}; read it with the code that wrote it"
+        )
+    return [Judgement(**row) for row in table.to_pylist()]
+
+
+class JudgementCache:
+    """The verdicts that a run has, by question; those without a verdict are never kept, so that they are asked again."""
+
+    def __init__(self, known: Iterable[Judgement] = ()) -> None:
+        self._known = {judgement.key: judgement for judgement in known}
+        self._unsaved: list[Judgement] = []
+
+    @classmethod
+    def read(cls, stores: Iterable[Store]) -> JudgementCache:
+        """Everything that earlier rounds kept in these stores."""
+        return cls(judgement for store in stores for name in store.list(JUDGEMENTS) for judgement in _kept(store, f"{JUDGEMENTS}/{name}"))
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, key: str) -> Judgement | None:
+        """The verdict on this question, if there is one."""
+        return self._known.get(key)
+
+    def add(self, judgement: Judgement) -> None:
+        """Remember a verdict."""
+        if judgement.p_yes is not None and judgement.key not in self._known:
+            self._known[judgement.key] = judgement
+            self._unsaved.append(judgement)
+
+    def save(self, store: Store, step: int) -> None:
+        """Write what was added since the last time as one more part of the step."""
+        if not self._unsaved:
+            return
+        data, part = judgements_to_parquet(self._unsaved), len(store.list(judgements_dir(step)))
+        while True:
+            try:
+                store.create(judgement_part(step, part), data)
+            except FileExistsError:  # an attempt that was given up still writes
+                part += 1
+                continue
+            self._unsaved = []
+            return
+
+
+def kept_judgements(store: Store, step: int) -> list[Judgement]:
+    """What judges said in a round, by all attempts at it."""
+    return list(_kept(store, judgements_dir(step)))
+
+
+def _kept(store: Store, directory: str) -> Iterable[Judgement]:
+    for part in store.list(directory):
+        yield from judgements_from_parquet(store.read(f"{directory}/{part}"))
