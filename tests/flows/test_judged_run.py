@@ -40,13 +40,14 @@ def judge_of(process: subprocess.Popen[str]) -> psutil.Process:
 
 def test_a_judged_run_gets_over_a_killed_judge_and_every_response_has_a_verdict(launcher: Launcher, tmp_path: Path) -> None:
     run = tmp_path / "judged"
-    process = launcher.start(tmp_path, f'run_name="{run.name}"', APART, preset="tiny-judged")
+    process = launcher.start(tmp_path, f'run_name="{run.name}"', APART, "num_steps=6", preset="tiny-judged")
     wait_for(run / "steps" / "00001.json", process)
     judge_of(process).send_signal(signal.SIGKILL)
     _, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
     metrics = metrics_of(run)
-    assert [step["reward/judge_infra"] for step in metrics] == [0, 0]
+    assert [step["reward/judge_infra"] for step in metrics] == [0] * 6
+    assert max(step["round/attempts"] for step in metrics) == 2
     assert metrics[0]["reward/judge_calls"] >= 1
     assert metrics[0]["ledger/judged_tokens"] == metrics[0]["reward/judge_calls"]
     assert 0 <= metrics[0]["reward/judge_agreement"] <= 1
