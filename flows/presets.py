@@ -26,7 +26,8 @@ def smollm2() -> Values:
         "scheduling": {"kind": "tail_batching", "response_overprovision": 1.25, "dynamic_sampling": 1.0},
         "sampling": {"temperature": 1.0, "top_p": 1.0, "max_response_tokens": 256},
         "engine": {"max_model_len": 768, "max_num_seqs": 64, "kv_cache_gb": 1.0},
-        "learner": {"optimizer": {"learning_rate": 2e-5, "warmup_steps": 2, "beta2": 0.95}},
+        # falling: at a constant rate the policy is certain of half of its answers by step 20, and gets worse from then on
+        "learner": {"optimizer": {"learning_rate": 2.5e-5, "warmup_steps": 2, "decay_steps": 30, "beta2": 0.95}},
         "cluster": {"device_kind": "cpu", "num_devices": 2, "roles": "rollout: 0-1, learner: 0-1"},
         "evaluation": {"num_prompts": 128, "responses_per_prompt": 2},
     }

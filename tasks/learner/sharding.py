@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.optim.adamw import adamw
 
@@ -26,15 +26,29 @@ class AdamWConfig(BaseModel):
 
     learning_rate: float = Field(default=2e-5, gt=0, description="Learning rate after the warm-up.")
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises linearly from zero.")
+    decay_steps: int = Field(default=0, ge=0, description="Step by which the learning rate has fallen linearly to its floor; 0: never.")
+    floor_fraction: float = Field(default=0.1, ge=0, le=1, description="Floor of a falling learning rate, as a share of the full one.")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the gradient's running mean.")
     beta2: float = Field(default=0.95, ge=0, lt=1, description="Decay of the squared gradient's running mean.")
     epsilon: float = Field(default=1e-8, gt=0, description="Added to the root of the second moment.")
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay of matrices; vectors are never decayed.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Bound on the global gradient norm, applied after the division.")
 
+    @model_validator(mode="after")
+    def _check(self) -> AdamWConfig:
+        if 0 < self.decay_steps <= self.warmup_steps:
+            raise ValueError(
+                f"optimizer.decay_steps must be 0 or beyond warmup_steps ({self.warmup_steps}), got {self.decay_steps}; "
+                "set it to the run's num_steps, or to 0 for a constant rate"
+            )
+        return self
+
     def rate(self, step: int) -> float:
-        """Learning rate of a step, counted from 1."""
-        return self.learning_rate * min(1.0, step / max(1, self.warmup_steps))
+        """Learning rate of a step, counted from 1: up over the warm-up, then down to the floor, which it keeps."""
+        if step < self.warmup_steps:
+            return self.learning_rate * step / self.warmup_steps
+        fallen = min(1.0, (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps)) if self.decay_steps else 0.0
+        return self.learning_rate * (1.0 - fallen * (1.0 - self.floor_fraction))
 
 
 class Ranks:
