@@ -55,6 +55,9 @@ class CodeGold(BaseModel):
     function: str = Field("", description="Name of the function that calls and assertions are about; a whole program needs none.")
     preamble: str = Field("", description="Text put before the response's program, for example the imports that the question shows.")
     test_setup: str = Field("", description="Executed once before the first assertion, apart from the response's program.")
+    solution: str = Field(
+        "", description="A right program, if one is known: it is executed once, and its running times are the first anchors of the limits."
+    )
     cases: tuple[Case, ...] = Field(..., min_length=1, description="All must pass.")
 
 

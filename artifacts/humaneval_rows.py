@@ -51,6 +51,7 @@ def _row(problem: Mapping[str, str]) -> Row:
         function=problem["entry_point"],
         preamble=problem["prompt"],
         test_setup=f"{problem['prompt']}\n{setup}",
+        solution=problem["canonical_solution"],
         cases=tuple(AssertionCase(statement=statement) for statement in statements),
     )
     return question_row(DOMAIN, QUESTION.format(prompt=problem["prompt"]), gold.model_dump_json(), _SHOTS)

@@ -2,6 +2,9 @@
 
     limit = min(max(floor, factor x slowest correct execution), ceiling), the ceiling while no execution was correct
 
+Where a question has a solution of its own, that is the first correct execution (`code_tests`): most questions are asked once or twice in
+a run, and a limit that waits for a right response comes too late for them.
+
 An anchor set by a lucky fast answer would kill every slower correct one and so never grow. Hence the second look: when a round is
 decided and the reward workers are idle, some of the programs that it killed early run once more, up to the ceiling; one that passes
 mends the anchor for the rounds to come. A case on which second looks found nothing is left alone. Its verdict stays what it was.
@@ -28,6 +31,11 @@ class AdaptiveTimeoutConfig(BaseModel):
     factor: float = Field(1.5, ge=1, description="Limit of a case, in multiples of its slowest correct execution.")
     floor_s: float = Field(2.0, gt=0, description="Shortest limit, seconds.")
     ceiling_s: float = Field(30.0, gt=0, le=600, description="Longest limit, and the one of a case without a correct execution, seconds.")
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether nothing that is learned of running times matters."""
+        return self.floor_s == self.ceiling_s
 
     @model_validator(mode="after")
     def _check(self) -> AdaptiveTimeoutConfig:
@@ -125,6 +133,10 @@ class TimeoutBook:
     def anchors(self) -> Anchors:
         """What is known now."""
         return self._anchors
+
+    def has_anchor(self, key: str) -> bool:
+        """Whether a correct execution of this case is known."""
+        return self._anchors.get(key, Anchor()).num_correct > 0
 
     def limits(self, config: AdaptiveTimeoutConfig, keys: Sequence[str]) -> tuple[float, ...]:
         """Seconds that a response has for each of its cases."""

