@@ -56,16 +56,10 @@ def smollm2_mixed() -> Values:
 
 
 def smollm2_judged() -> Values:
-    """SmolLM2-135M-Instruct on tiny-mix with stories judged by a second, frozen SmolLM2: shows the plumbing, it has no skill at judging."""
+    """The mixed job with stories judged by a second, frozen SmolLM2: rules, sandbox and judge in one run; it has no skill at judging."""
     judge = {"kind": "judge", "engine": {"model": {"kind": "smollm2"}, "max_model_len": 768, "max_num_seqs": 32, "kv_cache_gb": 0.25}}
-    return overlay(
-        smollm2(),
-        {
-            "preset": "smollm2-judged",
-            "rewards": {"story": judge},
-            "cluster": {"roles": "rollout: 0-1, learner: 0-1, judge: 1"},
-        },
-    )
+    cluster = {"roles": "rollout: 0-1, learner: 0-1, judge: 1"}
+    return overlay(smollm2_mixed(), {"preset": "smollm2-judged", "rewards": {"story": judge}, "cluster": cluster})
 
 
 def rollpacker() -> Values:
