@@ -28,7 +28,7 @@ ui: $(READY) ## serve the Prefect, MLflow and Dask pages of what was run
 
 test: $(READY) ## ruff, mypy and the whole test suite
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --durations=12 $(ARGS)
 
 unit: $(READY) ## the tests that take seconds
 	$(BIN)/python -m pytest tests/unit tests/properties tests/test_layers.py $(ARGS)
