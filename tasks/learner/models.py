@@ -6,7 +6,7 @@ from pathlib import Path
 
 from artifacts.models import ModelConfig, PathConfig, SmolLM2Config, TinyLlamaConfig, build_once, cache_name, check_model
 
-RECIPE = 1  # raise it when warm_up or chain_sum change what the same configuration builds: cached models are then left alone
+RECIPE = 2  # raise it when warm_up or chain_sum change what the same configuration builds: cached models are then left alone
 
 
 def resolve_model(config: ModelConfig, cache_dir: Path) -> Path:

@@ -31,7 +31,6 @@ TRAINING_ALPHA = 0.7  # more long chains than any task draws: they hold most of 
 CLEAN_SHARE = 0.75  # of the steps; the demonstrations after it have wrong steps
 MUON_LR, ADAMW_LR = 0.02, 4e-3
 RAMP_STEPS, FINAL_LR_SHARE = 20, 0.1
-INITIALIZER_RANGE = 0.09  # about 1/sqrt(width): the usual 0.02 keeps a model this narrow on its plateau for most of the budget
 IGNORED = -100  # label of positions without loss
 
 Report = Callable[[str], None]
@@ -90,7 +89,7 @@ def _architecture(config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase) -
         head_dim=config.head_dim,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
-        initializer_range=INITIALIZER_RANGE,
+        initializer_range=config.hidden_size**-0.5,  # the usual 0.02 keeps a model this narrow on its plateau for most of the budget
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
