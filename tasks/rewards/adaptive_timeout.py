@@ -78,11 +78,17 @@ def is_early_kill(config: AdaptiveTimeoutConfig, case: CaseResult) -> bool:
     return case.verdict is CaseVerdict.TIMEOUT and case.limit_s < config.ceiling_s
 
 
+def is_ended_early(config: AdaptiveTimeoutConfig, cases: Sequence[CaseResult]) -> bool:
+    """Whether early kills are all that speaks against a program: one that failed a case by itself is wrong, whatever else was ended."""
+    failed = [case for case in cases if case.verdict not in (CaseVerdict.PASS, CaseVerdict.NOT_RUN)]
+    return bool(failed) and all(is_early_kill(config, case) for case in failed)
+
+
 def second_looks(config: AdaptiveTimeoutConfig, anchors: Anchors, responses: Sequence[Sequence[CaseResult]], most: int) -> list[int]:
     """Which responses of a round to execute again: places of at most `most`, one for each case that was killed early and has hope."""
     chosen: dict[str, int] = {}
     for place, cases in enumerate(responses):
-        for case in cases:
+        for case in cases if is_ended_early(config, cases) else ():
             hopeful = anchors.get(case.key, Anchor()).num_hopeless < MAX_HOPELESS
             if hopeful and len(chosen) < most and is_early_kill(config, case):
                 chosen.setdefault(case.key, place)

@@ -12,7 +12,7 @@ from typing import Annotated, Protocol, TypeVar, runtime_checkable
 from pydantic import Field
 
 from artifacts.records import Generated, Outcome, Prompt, Score
-from tasks.rewards.adaptive_timeout import Anchor, TimeoutBook, is_early_kill, merged, observed
+from tasks.rewards.adaptive_timeout import Anchor, TimeoutBook, is_ended_early, merged, observed
 from tasks.rewards.base import Reward, Verdict, stamp
 from tasks.rewards.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.custom import CustomConfig, CustomReward
@@ -112,7 +112,7 @@ def timeouts_of(configs: Mapping[str, RewardConfig], scored: Iterable[tuple[str,
 def is_early_killed(configs: Mapping[str, RewardConfig], domain: str, score: Score) -> bool:
     """Whether a program was ended before the longest limit, so that it may have been right."""
     config = config_of(configs, domain)
-    return isinstance(config, CodeTestsConfig) and any(is_early_kill(config.timeout, case) for case in score.cases)
+    return isinstance(config, CodeTestsConfig) and is_ended_early(config.timeout, score.cases)
 
 
 def build_rewards(configs: Mapping[str, RewardConfig]) -> Rewards:

@@ -17,6 +17,7 @@ from tasks.rewards.adaptive_timeout import (
     TimeoutBook,
     from_record,
     is_early_kill,
+    is_ended_early,
     limit_s,
     merged,
     observed,
@@ -89,6 +90,14 @@ def test_second_looks_go_to_one_early_killed_program_of_each_case_with_hope() ->
     assert second_looks(CONFIG, anchors, responses, 8) == [1, 3]
     assert second_looks(CONFIG, anchors, responses, 1) == [1]
     assert second_looks(CONFIG, anchors, responses, 0) == []
+
+
+def test_a_program_that_failed_by_itself_is_no_early_kill_and_gets_no_second_look() -> None:
+    early, wrong, unrun = case("timeout", 2.0, limit=2.0), case("wrong", 0.1, key="b/0"), case("not_run", 0.0, key="c/0")
+    assert is_ended_early(CONFIG, (case("pass", 0.1), early, unrun))
+    for cases in ((wrong, early), (early, case("timeout", 30.0, key="b/0")), (case("pass", 0.1),), ()):
+        assert not is_ended_early(CONFIG, cases)
+    assert second_looks(CONFIG, {}, [(wrong, early)], 8) == []
 
 
 def starved(num_looks: int, num_rounds: int = 50) -> float:
