@@ -34,7 +34,9 @@ def smollm2() -> Values:
 
 def smollm2_sync() -> Values:
     """The main job with plain synchronous rounds, to compare with."""
-    return overlay(smollm2(), {"preset": "smollm2-sync", "scheduling": {"kind": "sync", "dynamic_sampling": 0.5}})
+    main_job = smollm2()
+    scheduling = {"kind": "sync", "dynamic_sampling": main_job["scheduling"]["dynamic_sampling"]}
+    return overlay(main_job, {"preset": "smollm2-sync", "scheduling": scheduling})
 
 
 def tinycode() -> Values:
