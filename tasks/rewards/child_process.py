@@ -28,6 +28,11 @@ class ChildProcess:
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
 
+    def hang_up(self) -> None:
+        """End the conversation from another thread: both sides read its end. `kill` afterwards."""
+        with contextlib.suppress(OSError):
+            self.stream.shutdown(socket.SHUT_RDWR)
+
 
 def start_child(
     command: Callable[[int], Sequence[str]], *, env: Mapping[str, str], cwd: str | None = None, is_silent: bool = False

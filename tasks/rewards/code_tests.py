@@ -29,6 +29,7 @@ from tasks.rewards.sandbox.self_test import check_isolation
 logger = logging.getLogger(__name__)
 
 MAX_PROGRAM_CHARS = 1 << 18
+LOWEST_PRIORITY = 19  # as `nice` counts
 _FENCE = re.compile(r"```[A-Za-z0-9_+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _VIOLATIONS = (CaseVerdict.FORGED, CaseVerdict.OUTPUT)
 
@@ -52,14 +53,18 @@ class CodeTests(ProcessReward):
 
     name = "code"
 
-    def __init__(self, config: CodeTestsConfig, book: TimeoutBook) -> None:
-        """ValueError if the machine does not allow this isolation. `book` has the run's anchors; who scores tells it the results."""
+    def __init__(self, config: CodeTestsConfig, book: TimeoutBook, *, is_background: bool = False) -> None:
+        """ValueError if the machine does not allow this isolation. `book` has the run's anchors; who scores tells it the results.
+
+        `is_background`: programs get only the processor time that nothing else wants.
+        """
         self._isolation = Isolation(config.isolation)
         check_isolation(self._isolation)
         self._config = config
         self._book = book
         self._timed: set[str] = set()  # questions whose solution was executed here
-        self._runner = CaseRunner(self._isolation, SandboxLimits(memory_bytes=config.memory_bytes))
+        limits = SandboxLimits(memory_bytes=config.memory_bytes, niceness=LOWEST_PRIORITY if is_background else 0)
+        self._runner = CaseRunner(self._isolation, limits)
         super().__init__(self._runner)
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
@@ -73,6 +78,10 @@ class CodeTests(ProcessReward):
         started_s = time.time()
         limits = (self._config.timeout.ceiling_s,) * len(read_gold(prompt.gold)[1])
         return stamp(self._execute(prompt, generated, limits), prompt, generated, scorer=self.name, started_s=started_s)
+
+    def abandon(self) -> None:
+        """End the program that another thread executes here, if there is one; that call raises RewardUnavailable."""
+        self._runner.abandon()
 
     def _time_solution(self, gold: CodeGold, keys: tuple[str, ...]) -> None:
         """Execute the question's own solution, once, before the first response that has no correct one before it."""

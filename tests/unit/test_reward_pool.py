@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from artifacts.code_cases import CodeGold, call_case
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.adaptive_timeout import AdaptiveTimeoutConfig, Anchor, TimeoutBook
+from tasks.rewards.base import RewardUnavailable
 from tasks.rewards.code_tests import CodeTestsConfig
 from tasks.rewards.custom import CustomConfig
 from tasks.rewards.math_answer import MathAnswerConfig
@@ -45,14 +47,14 @@ def test_verdicts_come_back_for_every_response() -> None:
     pool.close()
 
 
-def test_a_slow_kind_leaves_a_worker_to_the_others(tmp_path: Path) -> None:
+def test_a_slow_kind_takes_all_workers_and_keeps_no_other_waiting(tmp_path: Path) -> None:
     gate = tmp_path / "open"
     source = tmp_path / "waits.py"
     source.write_text(f"import os\ndef waits(prompt, response, gold):\n    while not os.path.exists({str(gate)!r}): pass\n    return 1\n")
     pool = make_pool({"slow": CustomConfig(path=f"{source}:waits", timeout_s=WAIT_S), "*": MathAnswerConfig()})
     slow = [pool.submit(prompt("slow"), response("")) for _ in range(3)]
     assert pool.submit(prompt("add"), response("Answer: 8")).result(WAIT_S).reward == 1.0
-    assert not any(verdict.done() for verdict in slow)
+    assert [verdict.running() for verdict in slow] == [True, True, False]
     gate.touch()
     assert [verdict.result(WAIT_S).reward for verdict in slow] == [1.0] * 3
     pool.close()
@@ -93,11 +95,28 @@ def test_a_program_that_was_killed_early_gets_a_second_look_that_mends_the_limit
     assert (killed.outcome, killed.reward) == (Outcome.TIMEOUT, 0.0)
     (look,) = pool.look_again([(asked, slow, killed)])
     assert look.result(WAIT_S).reward == 1.0
-    pool.close()
     (anchor,) = pool.relearned().values()
     assert anchor.num_correct == 1
     assert anchor.slowest_s >= 0.5
     assert pool.book.anchors[key] == anchor + Anchor(slowest_s=0.001, num_correct=1)
+    assert pool.relearned() == {}
+    pool.close()
+
+
+def test_no_verdict_waits_for_a_second_look_and_the_end_of_the_run_does_not_either() -> None:
+    gold = CodeGold(function="work", cases=(call_case((), 1),)).model_dump_json()
+    config = CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=2.0, ceiling_s=600.0))
+    asked = Prompt(prompt_id="0/1", domain="code", token_ids=(1,), gold=gold, text="q")
+    endless = response("while True: pass")
+    with closing(make_pool({"*": config}, num_workers=1)) as pool:
+        (key,) = (case.key for case in pool.submit(asked, response("def work(): return 2")).result(WAIT_S).cases)
+        pool.book.learn({key: Anchor(slowest_s=0.001, num_correct=1)})
+        killed = pool.submit(asked, endless).result(WAIT_S)
+        (look,) = pool.look_again([(asked, endless, killed), (asked, endless, killed)])
+        assert pool.look_again([(asked, endless, killed)]) == []  # as many as there are workers, no more
+        assert pool.submit(asked, response("def work(): return 1")).result(WAIT_S).reward == 1.0
+        assert not look.done()
+    assert look.cancelled() or isinstance(look.exception(), RewardUnavailable)
     assert pool.relearned() == {}
 
 
@@ -119,9 +138,9 @@ counts = st.integers(0, 9)
 def test_a_free_worker_turns_to_the_kind_with_the_fewest_workers(kinds: dict[str, tuple[int, int]], num_workers: int) -> None:
     backlog = {kind: waiting for kind, (waiting, _) in kinds.items()}
     running = {kind: at_work for kind, (_, at_work) in kinds.items()}
-    most = max(1, num_workers - len(kinds) + 1)
+    is_full = sum(running.values()) >= num_workers
     chosen = next_kind(backlog, running, num_workers)
-    eligible = [kind for kind in kinds if backlog[kind] and running[kind] < most]
+    eligible = [kind for kind in kinds if backlog[kind] and (running[kind] == 0 or not is_full)]
     assert (chosen is None) == (not eligible)
     if chosen is not None:
         assert running[chosen] == min(running[kind] for kind in eligible)

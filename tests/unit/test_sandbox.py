@@ -156,6 +156,15 @@ def test_a_closed_sandbox_leaves_no_process() -> None:
     assert sandbox.send(Command(message={"statement": "x"}, limit_s=1)).kind == "not_run"
 
 
+@pytest.mark.parametrize("isolation", Isolation)
+def test_a_sandbox_in_the_background_yields_to_everything_else(isolation: Isolation) -> None:
+    sandbox = Sandbox(isolation, SandboxLimits(niceness=19))
+    sandbox.warm()
+    assert sandbox.pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, sandbox.pid) == 19
+    sandbox.close()
+
+
 def test_a_fork_server_ends_with_its_host_even_under_an_endless_program() -> None:
     sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits())
     sandbox.warm()

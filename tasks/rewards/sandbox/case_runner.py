@@ -72,6 +72,11 @@ class CaseRunner:
         self._programs.close()
         self._tests.close()
 
+    def abandon(self) -> None:
+        """From another thread: end what runs, for good; that call of `run` raises SandboxLost."""
+        self._programs.abandon()
+        self._tests.abandon()
+
     def run(self, program: str, gold: CodeGold, limits_s: Sequence[float]) -> list[CaseRun]:
         """A run for every case of the gold, in order, `limits_s` seconds each. A sandbox that is lost under it is replaced once."""
         text = f"{gold.preamble}\n{program}" if gold.preamble else program

@@ -47,10 +47,12 @@ def bubblewrap() -> str:
 
 def command(isolation: Isolation, socket_fd: int, limits: SandboxLimits) -> list[str]:
     """The command line of a fork server that talks over this descriptor. FileNotFoundError without bubblewrap."""
+    nice = ["nice", "-n", str(limits.niceness)] if limits.niceness else []
     python = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-c"]
+    memory, tmp = str(limits.memory_bytes), str(limits.tmp_bytes)
     if isolation is Isolation.LANDLOCK:
-        return [*python, ENTRY.format(root=str(ROOT)), str(socket_fd), str(limits.memory_bytes), "0", *_readable(), str(ROOT / CODE[0])]
-    return [bubblewrap(), *_walls(), *python, ENTRY.format(root=INSIDE), str(socket_fd), str(limits.memory_bytes), str(limits.tmp_bytes)]
+        return [*nice, *python, ENTRY.format(root=str(ROOT)), str(socket_fd), memory, "0", *_readable(), str(ROOT / CODE[0])]
+    return [*nice, bubblewrap(), *_walls(), *python, ENTRY.format(root=INSIDE), str(socket_fd), memory, tmp]
 
 
 def _readable() -> list[str]:

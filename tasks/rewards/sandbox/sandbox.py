@@ -41,6 +41,7 @@ class Sandbox:
         self._process: ChildProcess | None = None
         self._candidate: CandidateProcess | None = None  # that waits for its program, or has one
         self._num_candidates = 0  # of this fork server
+        self._is_abandoned = False
 
     @property
     def pid(self) -> int | None:
@@ -63,6 +64,13 @@ class Sandbox:
             return
         process, self._process = self._process, None
         process.kill()
+
+    def abandon(self) -> None:
+        """From another thread: end what runs, under whoever waits for it, for good. `close` it afterwards."""
+        self._is_abandoned = True
+        process = self._process
+        if process is not None:
+            process.hang_up()
 
     def start(
         self,
@@ -137,6 +145,9 @@ class Sandbox:
         except OSError as error:
             raise SandboxUnavailable(f"the sandbox could not be started: {error}") from error
         self.num_starts += 1
+        if self._is_abandoned:  # asked only now: from here on `abandon` finds the process
+            self.close()
+            raise SandboxLost("the sandbox was abandoned")
         self._await_ready()
         self._process.stream.settimeout(GRACE_S)
         self._num_candidates = 0
