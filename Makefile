@@ -18,6 +18,7 @@ $(READY): requirements/cpu.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "torch must be its build for CPUs, pip took another one that does not import; set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds and call make clean $(MAKECMDGOALS)"; exit 1; }
 	@touch $@
 
 demo: $(READY) ## run the main job (or PRESET=...) with its own servers, from nothing to a report

@@ -121,7 +121,9 @@ class RunConfig(BaseModel):
     cluster: ClusterConfig = Field(..., description="Devices, their roles, and where the workers run.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Held-out evaluation.")
     gate: GateConfig = Field(default_factory=GateConfig, description="The sync gate between learner and engines.")
-    reward_workers: int = Field(2, ge=1, description="Responses that are scored side by side.")
+    reward_workers: int = Field(
+        2, ge=1, description="Responses scored side by side; one more for a kind of reward that had to wait for others."
+    )
     max_recoveries: int = Field(3, ge=0, description="How often one step may be tried again after a worker was lost.")
     max_infra_fraction: float = Field(
         0.25, ge=0, le=1, description="Share of a round's responses without a verdict above which the run stops."
