@@ -1,8 +1,8 @@
 """Kill -9 of the flow, of an engine and of a learner, at three points of a step: nothing committed is lost, nothing is trained twice.
 
-The uninterrupted run and the killed ones share seed and configuration (tiny preset, sync scheduling). A killed run must end with the
-very weights of the uninterrupted one when the round of the interrupted step was closed; killed earlier, only what was not
-recorded is generated again, and the prompts trained are the same.
+The uninterrupted run and the killed ones share seed and configuration (tiny preset, sync scheduling). A killed run is killed three times,
+in three steps. It must have the very weights of the uninterrupted one as long as the rounds of the interrupted steps were closed; killed
+earlier, only what was not recorded is generated again, and the prompts trained are the same.
 """
 
 from __future__ import annotations
@@ -21,18 +21,15 @@ from tests.flows.conftest import Launcher, wait_for
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(600)]
 
-POINTS = {  # the file whose appearance is the moment of the kill, in step 2
-    "rollout": "steps/00001.json",
-    "training": "rounds/00002.json",
-    "after the update": "weights-00002",
-}
-CLOSED = ("training", "after the update")
+NUM_STEPS = 4
+MOMENTS = ("rounds/00002.json", "00003.safetensors", "steps/00003.json")  # training, after the update, and in the next rollout
+NUM_CLOSED = 3  # steps before the first whose round was not closed
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("whole")
-    finished = launcher.run(root, 'run_name="run"')
+    finished = launcher.run(root, 'run_name="run"', f"num_steps={NUM_STEPS}")
     assert finished.code == 0, finished.err
     return root / "run"
 
@@ -53,10 +50,9 @@ def trained_prompts(run: Path) -> list[list[str]]:
     return [sorted(group["prompt_id"] for group in step) for step in groups]
 
 
-def moment(run: Path, point: str) -> Path:
-    """The file to wait for."""
-    name = POINTS[point]
-    return Path("/dev/shm") / f"rollflow-{run.name}" / "00002.safetensors" if name.startswith("weights") else run / name
+def moment(run: Path, name: str) -> Path:
+    """The file to wait for: a table of the run, or weights on their way to the engines."""
+    return Path("/dev/shm") / f"rollflow-{run.name}" / name if name.endswith(".safetensors") else run / name
 
 
 def worker_of(process: subprocess.Popen[str], marker: str) -> psutil.Process:
@@ -72,47 +68,45 @@ def worker_of(process: subprocess.Popen[str], marker: str) -> psutil.Process:
     raise AssertionError(f"no {marker} worker among the children of {process.pid}")
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_a_killed_flow_resumes(launcher: Launcher, uninterrupted: Path, tmp_path: Path, point: str) -> None:
-    run = tmp_path / f"flow-{point.replace(' ', '-')}"
-    process = launcher.start(tmp_path, f'run_name="{run.name}"')
-    wait_for(moment(run, point), process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    committed = digests(run)
-    finished = launcher.run(tmp_path, resume=run.name)
+def test_a_flow_that_is_killed_at_every_point_resumes(launcher: Launcher, uninterrupted: Path, tmp_path: Path) -> None:
+    run, resume = tmp_path / "flow-kills", ""
+    for name in MOMENTS:
+        process = launcher.start(tmp_path, f'run_name="{run.name}"', f"num_steps={NUM_STEPS}", resume=resume)
+        wait_for(moment(run, name), process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        resume = run.name
+        assert digests(run) == digests(uninterrupted)[: len(digests(run))]
+    finished = launcher.run(tmp_path, resume=resume)
     assert finished.code == 0, finished.err
-    assert digests(run)[: len(committed)] == committed
+    assert digests(run)[:NUM_CLOSED] == digests(uninterrupted)[:NUM_CLOSED]
     assert trained_prompts(run) == trained_prompts(uninterrupted)
-    if point in CLOSED:
-        assert digests(run) == digests(uninterrupted)
 
 
 @pytest.mark.parametrize("victim", ["engine", "learner"])
-@pytest.mark.parametrize("point", POINTS)
-def test_a_killed_worker_is_got_over(launcher: Launcher, uninterrupted: Path, tmp_path: Path, victim: str, point: str) -> None:
-    run = tmp_path / f"{victim}-{point.replace(' ', '-')}"
-    process = launcher.start(tmp_path, f'run_name="{run.name}"')
-    wait_for(moment(run, point), process)
-    worker_of(process, victim).send_signal(signal.SIGKILL)
+def test_a_worker_that_is_killed_at_every_point_is_got_over(launcher: Launcher, uninterrupted: Path, tmp_path: Path, victim: str) -> None:
+    run = tmp_path / f"{victim}-kills"
+    process = launcher.start(tmp_path, f'run_name="{run.name}"', f"num_steps={NUM_STEPS}")
+    for name in MOMENTS:
+        wait_for(moment(run, name), process)
+        worker_of(process, victim).send_signal(signal.SIGKILL)
     _, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
+    assert digests(run)[:NUM_CLOSED] == digests(uninterrupted)[:NUM_CLOSED]
     assert trained_prompts(run) == trained_prompts(uninterrupted)
-    if point in CLOSED:
-        assert digests(run) == digests(uninterrupted)
 
 
 def test_a_learner_that_dies_before_the_checkpoint_is_got_over(launcher: Launcher, uninterrupted: Path, tmp_path: Path) -> None:
     """Without the gate nobody asks the learner for anything between its export and the checkpoint, which is what misses it."""
     run = tmp_path / "before-the-checkpoint"
     process = launcher.start(tmp_path, f'run_name="{run.name}"', "gate.enabled=false")
-    wait_for(moment(run, "rollout"), process)
+    wait_for(moment(run, "steps/00001.json"), process)
     victim = worker_of(process, "learner")
-    wait_for(moment(run, "after the update"), process)
+    wait_for(moment(run, "00002.safetensors"), process)
     victim.send_signal(signal.SIGKILL)
     _, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
-    assert digests(run) == digests(uninterrupted)
+    assert digests(run) == digests(uninterrupted)[:2]
     if attempts(run) == [1, 1]:
         pytest.skip("the kill came after the checkpoint")
     assert attempts(run) == [1, 2]
