@@ -77,7 +77,7 @@ def test_a_flow_that_is_killed_at_every_point_resumes(launcher: Launcher, uninte
         process.communicate()
         resume = run.name
         assert digests(run) == digests(uninterrupted)[: len(digests(run))]
-    finished = launcher.run(tmp_path, resume=resume)
+    finished = launcher.run(tmp_path, f"num_steps={NUM_STEPS}", resume=resume)
     assert finished.code == 0, finished.err
     assert digests(run)[:NUM_CLOSED] == digests(uninterrupted)[:NUM_CLOSED]
     assert trained_prompts(run) == trained_prompts(uninterrupted)
