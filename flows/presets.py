@@ -94,7 +94,7 @@ def tiny() -> Values:
         "engine": {"max_model_len": 256, "max_num_seqs": 128, "kv_cache_gb": 0.25},
         "learner": {"optimizer": {"learning_rate": 3e-4, "warmup_steps": 1, "beta2": 0.95}},
         "cluster": {"device_kind": "cpu", "num_devices": 2, "roles": "rollout: 0-1, learner: 0-1"},
-        "evaluation": {"num_prompts": 256, "responses_per_prompt": 2},
+        "evaluation": {"num_prompts": 64, "responses_per_prompt": 4},
         "keep": {"checkpoint_every_steps": 5},
     }
 
