@@ -29,7 +29,6 @@ from tasks.rewards.sandbox.self_test import check_isolation
 logger = logging.getLogger(__name__)
 
 MAX_PROGRAM_CHARS = 1 << 18
-LOWEST_PRIORITY = 19  # as `nice` counts
 _FENCE = re.compile(r"```[A-Za-z0-9_+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _VIOLATIONS = (CaseVerdict.FORGED, CaseVerdict.OUTPUT)
 
@@ -53,18 +52,17 @@ class CodeTests(ProcessReward):
 
     name = "code"
 
-    def __init__(self, config: CodeTestsConfig, book: TimeoutBook, *, is_background: bool = False) -> None:
+    def __init__(self, config: CodeTestsConfig, book: TimeoutBook, *, niceness: int = 0) -> None:
         """ValueError if the machine does not allow this isolation. `book` has the run's anchors; who scores tells it the results.
 
-        `is_background`: programs get only the processor time that nothing else wants.
+        `niceness`: what programs yield of their processor time to others, 19 all.
         """
         self._isolation = Isolation(config.isolation)
         check_isolation(self._isolation)
         self._config = config
         self._book = book
         self._timed: set[str] = set()  # questions whose solution was executed here
-        limits = SandboxLimits(memory_bytes=config.memory_bytes, niceness=LOWEST_PRIORITY if is_background else 0)
-        self._runner = CaseRunner(self._isolation, limits)
+        self._runner = CaseRunner(self._isolation, SandboxLimits(memory_bytes=config.memory_bytes, niceness=niceness))
         super().__init__(self._runner)
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:

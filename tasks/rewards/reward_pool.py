@@ -50,7 +50,6 @@ class _Kind:
     config: RewardConfig
     backlog: deque[_Job] = field(default_factory=deque)
     idle: list[Reward] = field(default_factory=list)
-    looks: SecondLooks | None = None  # where programs are executed
     num_running: int = 0
 
 
@@ -62,9 +61,8 @@ class RewardPool:
         self._configs = dict(configs)
         self._num_workers = num_workers
         self._kinds = {config.model_dump_json(): _Kind(config=config) for config in configs.values()}
-        for kind in self._kinds.values():
-            if isinstance(kind.config, CodeTestsConfig):
-                kind.looks = SecondLooks(kind.config, book, num_workers)
+        programs = [kind.config for kind in self._kinds.values() if isinstance(kind.config, CodeTestsConfig)]
+        self._looks = [SecondLooks(config, book, num_workers) for config in programs]
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(num_workers + max(0, len(self._kinds) - 1), thread_name_prefix="reward")
 
@@ -79,17 +77,15 @@ class RewardPool:
     def look_again(self, scored: Sequence[tuple[Prompt, Generated, Score]]) -> list[Future[Score]]:
         """Execute some of a round's early killed programs once more, with what nothing else wants; see `relearned`."""
         looks: list[Future[Score]] = []
-        for kind in self._kinds.values():
-            if kind.looks is not None:
-                looks += kind.looks.look_again([one for one in scored if config_of(self._configs, one[0].domain) == kind.config])
+        for own in self._looks:
+            looks += own.look_again([one for one in scored if config_of(self._configs, one[0].domain) == own.config])
         return looks
 
     def relearned(self) -> dict[str, Anchor]:
         """What second looks have told since this was last called; the book knows it already."""
         told: dict[str, Anchor] = {}
-        for kind in self._kinds.values():
-            if kind.looks is not None:
-                told = merged(told, kind.looks.relearned())
+        for looks in self._looks:
+            told = merged(told, looks.relearned())
         return told
 
     def close(self) -> None:
@@ -99,9 +95,9 @@ class RewardPool:
                 while kind.backlog:
                     kind.backlog.popleft().verdict.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
+        for looks in self._looks:
+            looks.close()
         for kind in self._kinds.values():
-            if kind.looks is not None:
-                kind.looks.close()
             while kind.idle:
                 kind.idle.pop().close()
 

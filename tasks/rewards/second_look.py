@@ -16,28 +16,32 @@ from artifacts.records import Generated, Prompt, Score
 from tasks.rewards.adaptive_timeout import Anchor, TimeoutBook, merged, observed, second_looks
 from tasks.rewards.code_tests import CodeTests, CodeTestsConfig
 
+LOWEST_PRIORITY = 19  # as `nice` counts
+
 
 class SecondLooks:
     """Executes programs of one configuration again, one after the other; ends with its run."""
 
     def __init__(self, config: CodeTestsConfig, book: TimeoutBook, most: int) -> None:
         """At most `most` programs wait or run at a time; more are not looked at. ValueError if the machine has no such isolation."""
-        self._config = config
+        self.config = config
         self._book = book
         self._most = most
-        self._num_waiting = 0
+        self._looks: list[Future[Score]] = []
         self._relearned: dict[str, Anchor] = {}
-        self._reward = CodeTests(config, book, is_background=True)
+        self._reward = CodeTests(config, book, niceness=LOWEST_PRIORITY)
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward-look")
 
     def look_again(self, scored: Sequence[tuple[Prompt, Generated, Score]]) -> list[Future[Score]]:
         """Have some of a round's early killed programs executed with the longest limits; see `relearned`."""
         with self._lock:
-            room = self._most - self._num_waiting
-            places = second_looks(self._config.timeout, self._book.anchors, [score.cases for _, _, score in scored], room)
-            self._num_waiting += len(places)
-        return [self._thread.submit(self._look, prompt, generated) for prompt, generated, _ in (scored[place] for place in places)]
+            self._looks = [look for look in self._looks if not look.done()]
+            room = self._most - len(self._looks)
+            places = second_looks(self.config.timeout, self._book.anchors, [score.cases for _, _, score in scored], room)
+            looks = [self._thread.submit(self._look, prompt, generated) for prompt, generated, _ in (scored[place] for place in places)]
+            self._looks += looks
+        return looks
 
     def relearned(self) -> Mapping[str, Anchor]:
         """What looks have told since this was last called; the book knows it already."""
@@ -53,13 +57,9 @@ class SecondLooks:
         self._reward.close()
 
     def _look(self, prompt: Prompt, generated: Generated) -> Score:
-        try:
-            score = self._reward.look_again(prompt, generated)
-            told = observed(self._config.timeout, [score.cases])
-            self._book.learn(told)
-            with self._lock:
-                self._relearned = merged(self._relearned, told)
-            return score
-        finally:
-            with self._lock:
-                self._num_waiting -= 1
+        score = self._reward.look_again(prompt, generated)
+        told = observed(self.config.timeout, [score.cases])
+        self._book.learn(told)
+        with self._lock:
+            self._relearned = merged(self._relearned, told)
+        return score

@@ -83,19 +83,22 @@ def test_a_reward_that_cannot_be_built_fails_its_verdict_and_not_the_worker(tmp_
     pool.close()
 
 
-def test_a_program_that_was_killed_early_gets_a_second_look_that_mends_the_limit() -> None:
+def killed_early(pool: RewardPool, text: str) -> tuple[Prompt, Generated, Score]:
+    """A program and its verdict, after the anchor of its one case was set by a lucky fast answer."""
     gold = CodeGold(function="work", cases=(call_case((), 1),)).model_dump_json()
-    config = CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.05, ceiling_s=30.0))
-    asked = Prompt(prompt_id="0/1", domain="code", token_ids=(1,), gold=gold, text="q")
-    slow = response("```python\nimport time\ndef work():\n    time.sleep(0.5)\n    return 1\n```")
-    pool = make_pool({"*": config})
+    asked, program = Prompt(prompt_id="0/1", domain="code", token_ids=(1,), gold=gold, text="q"), response(text)
     (key,) = (case.key for case in pool.submit(asked, response("def work(): return 2")).result(WAIT_S).cases)
     pool.book.learn({key: Anchor(slowest_s=0.001, num_correct=1)})
-    killed = pool.submit(asked, slow).result(WAIT_S)
-    assert (killed.outcome, killed.reward) == (Outcome.TIMEOUT, 0.0)
-    (look,) = pool.look_again([(asked, slow, killed)])
+    return asked, program, pool.submit(asked, program).result(WAIT_S)
+
+
+def test_a_program_that_was_killed_early_gets_a_second_look_that_mends_the_limit() -> None:
+    pool = make_pool({"*": CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.05, ceiling_s=30.0))})
+    killed = killed_early(pool, "```python\nimport time\ndef work():\n    time.sleep(0.5)\n    return 1\n```")
+    assert (killed[2].outcome, killed[2].reward) == (Outcome.TIMEOUT, 0.0)
+    (look,) = pool.look_again([killed])
     assert look.result(WAIT_S).reward == 1.0
-    (anchor,) = pool.relearned().values()
+    ((key, anchor),) = pool.relearned().items()
     assert anchor.num_correct == 1
     assert anchor.slowest_s >= 0.5
     assert pool.book.anchors[key] == anchor + Anchor(slowest_s=0.001, num_correct=1)
@@ -104,17 +107,12 @@ def test_a_program_that_was_killed_early_gets_a_second_look_that_mends_the_limit
 
 
 def test_no_verdict_waits_for_a_second_look_and_the_end_of_the_run_does_not_either() -> None:
-    gold = CodeGold(function="work", cases=(call_case((), 1),)).model_dump_json()
     config = CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=2.0, ceiling_s=600.0))
-    asked = Prompt(prompt_id="0/1", domain="code", token_ids=(1,), gold=gold, text="q")
-    endless = response("while True: pass")
     with closing(make_pool({"*": config}, num_workers=1)) as pool:
-        (key,) = (case.key for case in pool.submit(asked, response("def work(): return 2")).result(WAIT_S).cases)
-        pool.book.learn({key: Anchor(slowest_s=0.001, num_correct=1)})
-        killed = pool.submit(asked, endless).result(WAIT_S)
-        (look,) = pool.look_again([(asked, endless, killed), (asked, endless, killed)])
-        assert pool.look_again([(asked, endless, killed)]) == []  # as many as there are workers, no more
-        assert pool.submit(asked, response("def work(): return 1")).result(WAIT_S).reward == 1.0
+        killed = killed_early(pool, "while True: pass")
+        (look,) = pool.look_again([killed, killed])
+        assert pool.look_again([killed]) == []  # as many as there are workers, no more
+        assert pool.submit(killed[0], response("def work(): return 1")).result(WAIT_S).reward == 1.0
         assert not look.done()
     assert look.cancelled() or isinstance(look.exception(), RewardUnavailable)
     assert pool.relearned() == {}

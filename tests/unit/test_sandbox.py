@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -169,12 +168,12 @@ def test_a_fork_server_ends_with_its_host_even_under_an_endless_program() -> Non
     sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits())
     sandbox.warm()
     assert sandbox._process is not None
-    popen, stream = sandbox._process.popen, sandbox._process.stream
+    process = sandbox._process
     asker = threading.Thread(target=_run_for_ever, args=(sandbox,))
     asker.start()
-    stream.shutdown(socket.SHUT_RDWR)  # whatever the program was at, if it had begun
+    process.hang_up()  # whatever the program was at, if it had begun
     asker.join()
-    assert popen.wait(timeout=20) is not None
+    assert process.popen.wait(timeout=20) is not None
 
 
 def _run_for_ever(sandbox: Sandbox) -> None:
