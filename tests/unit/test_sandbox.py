@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,6 +176,19 @@ def test_a_fork_server_ends_with_its_host_even_under_an_endless_program() -> Non
     process.hang_up()  # whatever the program was at, if it had begun
     asker.join()
     assert process.popen.wait(timeout=20) is not None
+
+
+def test_a_sandbox_that_is_abandoned_half_built_leaves_nothing_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    half_built = ["sh", "-c", "sleep 600 & sleep 600"]  # a child that outlives its parent, with the parent's standard error
+    monkeypatch.setattr("tasks.rewards.sandbox.sandbox.command", lambda *_: half_built)
+    sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits())
+    with ThreadPoolExecutor(1) as thread:
+        start = thread.submit(sandbox.warm)
+        while sandbox.pid is None:
+            time.sleep(0.01)
+        sandbox.abandon()
+        with pytest.raises(SandboxUnavailable, match="ended before it was ready"):
+            start.result(LIMIT_S)  # which reads standard error to its end: nobody has it any more
 
 
 def _run_for_ever(sandbox: Sandbox) -> None:

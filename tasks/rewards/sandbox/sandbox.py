@@ -165,8 +165,8 @@ class Sandbox:
         except TimeoutError:
             problem = f"not ready after {START_S:.0f} s"
         except OSError:
+            self.close()  # all of its group: what bubblewrap leaves half built without itself waits forever, with our pipe in its hand
             assert popen.stderr is not None
-            popen.kill()
             words = popen.stderr.read().decode(errors="replace").strip().splitlines()
             problem = words[-1] if words else "it ended before it was ready"
         assert popen.stderr is not None
