@@ -53,15 +53,24 @@ def smollm2_mixed() -> Values:
         {"task": {"kind": "tiny_mix"}, "weight": 2.0, "heldout_weight": 1.0},
         {"task": {"kind": "tinycode"}, "weight": 1.0, "heldout_weight": 1.0},
     ]
-    rewards = {"code": {"kind": "code"}, "*": {"kind": "math_answer"}}
-    return overlay(smollm2(), {"preset": "smollm2-mixed", "task": {"kind": "mixture", "parts": parts}, "rewards": rewards})
+    return overlay(
+        smollm2(),
+        {
+            "preset": "smollm2-mixed",
+            "task": {"kind": "mixture", "parts": parts},
+            "rewards": {"code": {"kind": "code"}, "*": {"kind": "math_answer"}},
+            "sampling": {"max_response_tokens": 640},  # 27 times the median; RollPacker's longest responses are 25 to 32 times theirs
+            "engine": {"max_model_len": 1024},
+        },
+    )
 
 
 def smollm2_judged() -> Values:
     """The mixed job with stories judged by a second, frozen SmolLM2: rules, sandbox and judge in one run; it has no skill at judging."""
     judge = {"kind": "judge", "engine": {"model": {"kind": "smollm2"}, "max_model_len": 768, "max_num_seqs": 32, "kv_cache_gb": 0.25}}
     cluster = {"roles": "rollout: 0-1, learner: 0-1, judge: 1"}
-    return overlay(smollm2_mixed(), {"preset": "smollm2-judged", "rewards": {"story": judge}, "cluster": cluster})
+    shorter = {"sampling": {"max_response_tokens": 256}}  # the judge reads them whole
+    return overlay(smollm2_mixed(), {"preset": "smollm2-judged", "rewards": {"story": judge}, "cluster": cluster, **shorter})
 
 
 def rollpacker() -> Values:

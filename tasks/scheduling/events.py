@@ -110,6 +110,15 @@ Decision = Launch | Abort | AcceptGroup | Defer | Drop | Filter | CloseRound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """How many of a round's accepted groups may come from a domain."""
+
+    domain: str
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPlan:
     """What a round launches and what it must bring home."""
 
@@ -119,7 +128,7 @@ class RoundPlan:
     launch_per_prompt: int  # responses launched per prompt (R0, or eta_R * R0 rounded)
     accept_prompts: int  # P0: groups to accept (fewer in a drain)
     accept_per_prompt: int  # R0: responses per accepted group
-    quotas: tuple[tuple[str, int], ...]  # accepted groups per domain in a short round; empty means no quotas
+    quotas: tuple[Quota, ...]  # of a short round, one per domain of its prompts; the others have none
     max_replacements: int = 4  # further responses a prompt may launch in place of those without a verdict, before it is dropped
     reserve: tuple[PromptRef, ...] = ()  # asked in this order in place of filtered groups of their domain; empty filters nothing
     scores_last: bool = False  # whether responses wait for their verdicts until nothing generates any more

@@ -9,7 +9,6 @@ Leaves out what happens inside a round (`baselines`, `tail_batching`) and what i
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
@@ -20,6 +19,7 @@ from tasks.scheduling.baselines import SyncScheduler
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
 from tasks.scheduling.prompt_stream import draw_prompts
 from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.quotas import domain_quotas
 from tasks.scheduling.tail_batching import ShortRoundScheduler
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "SyncConfig",
     "TailBatchingConfig",
     "batch_algebra",
-    "domain_quotas",
     "finish_round",
     "make_scheduler",
     "plan_round",
@@ -197,17 +196,6 @@ def _plan_queue(
         quotas=(),
         reserve=reserve,
     )
-
-
-def domain_quotas(prompts: Sequence[PromptRef], num_accepted: int) -> tuple[tuple[str, int], ...]:
-    """Accepted groups per domain in proportion to the launched ones, by largest remainder; empty for a single domain."""
-    launched = Counter(ref.domain for ref in prompts)
-    if len(launched) < 2:
-        return ()
-    shares = {domain: divmod(count * num_accepted, len(prompts)) for domain, count in launched.items()}
-    unassigned = num_accepted - sum(whole for whole, _ in shares.values())
-    rounded_up = sorted(shares, key=lambda domain: (-shares[domain][1], domain))[:unassigned]
-    return tuple((domain, shares[domain][0] + (domain in rounded_up)) for domain in sorted(shares))
 
 
 def make_scheduler(plan: RoundPlan) -> RoundScheduler:

@@ -2,12 +2,12 @@
 
     launch eta_P*P0 prompts x eta_R*R0 responses
     a prompt has R0 verdicts and its domain a free slot  ->  accept it, abort its siblings
-    a domain's slots are taken                           ->  abort the rest of the domain
+    a domain has no free slot any more                   ->  abort the rest of the domain
     all P0 slots are taken                               ->  abort the rest, defer its prompts in launch order, close
     its rewards agree and the round has a reserve        ->  filter it, launch another (`dynamic_sampling`)
 
-Quotas are slots per domain, so that a domain of short answers cannot crowd out one of long answers; they follow the launched
-mix and therefore can always be filled. Long rounds have none and need no scheduler of their own (`baselines.SyncScheduler`).
+Slots follow the launched mix of domains (`quotas`) and therefore can always be filled. Long rounds have none and need no scheduler of
+their own (`baselines.SyncScheduler`).
 Within a prompt the first R0 verdicts count, which favours short answers when eta_R > 1. No rule can do better and still gain: what
 is trained before all eta_R*R0 are in cannot contain those that are still running. With eta_R = 1 nothing is chosen within a prompt;
 `acceptance` says what is left of the bias then, and on which engines nothing is.
@@ -15,11 +15,12 @@ is trained before all eta_R*R0 are in cannot contain those that are still runnin
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tasks.scheduling.dynamic_sampling import Reserve
 from tasks.scheduling.events import AcceptGroup, CloseRound, Decision, Defer, Drop, Event, Filter, RoundPlan
 from tasks.scheduling.groups import GroupProgress, describe_missing
-
-ANY_DOMAIN = ""
+from tasks.scheduling.quotas import Slots
 
 
 class ShortRoundScheduler:
@@ -30,8 +31,7 @@ class ShortRoundScheduler:
         self._plan = plan
         self._reserve = Reserve(plan)
         self._undecided = {ref.prompt_id: GroupProgress(ref, plan) for ref in plan.prompts}
-        self._slots = dict(plan.quotas) or {ANY_DOMAIN: plan.accept_prompts}
-        assert sum(self._slots.values()) == plan.accept_prompts, "quotas add up to the groups of the round"
+        self._slots = Slots(plan.quotas, plan.accept_prompts)
         self._is_closed = False
 
     def start(self) -> list[Decision]:
@@ -46,18 +46,15 @@ class ShortRoundScheduler:
         if group.is_hopeless:
             decisions += self._drop(group)
         decisions += self._accept_complete()
-        return decisions if any(self._slots.values()) else [*decisions, *self._close()]
+        return decisions if self._slots.num_free else [*decisions, *self._close()]
 
     def waiting_for(self) -> str:
-        return describe_missing((group for group in self._undecided.values() if group.is_open), sum(self._slots.values()))
-
-    def _domain(self, group: GroupProgress) -> str:
-        return group.ref.domain if self._plan.quotas else ANY_DOMAIN
+        return describe_missing((group for group in self._undecided.values() if group.is_open), self._slots.num_free)
 
     def _accept_complete(self) -> list[Decision]:
         decisions: list[Decision] = []
         for group in [group for group in self._undecided.values() if group.is_complete]:
-            if self._slots.get(self._domain(group), 0) > 0:
+            if self._slots.is_free(group.ref.domain):
                 del self._undecided[group.ref.prompt_id]
                 decisions += self._accept(group)
         return decisions + self._close_full_domains() if decisions else []
@@ -68,28 +65,19 @@ class ShortRoundScheduler:
         if further is not None:
             self._undecided[further.ref.prompt_id] = further
             return [*group.close(), Filter(prompt_id=group.ref.prompt_id), *further.launch(self._plan.launch_per_prompt)]
-        self._slots[self._domain(group)] -= 1
+        self._slots.take(group.ref.domain)
         return [AcceptGroup(prompt_id=group.ref.prompt_id, indices=group.accepted_indices()), *group.close()]
 
     def _close_full_domains(self) -> list[Decision]:
-        full = [group for group in self._undecided.values() if group.is_open and not self._slots.get(self._domain(group), 0)]
+        full = [group for group in self._undecided.values() if group.is_open and not self._slots.is_free(group.ref.domain)]
         return [abort for group in full for abort in group.close()]
 
     def _drop(self, group: GroupProgress) -> list[Decision]:
         """Give the prompt up; a slot that its domain cannot fill any more goes to a domain that can."""
-        domain = self._domain(group)
         del self._undecided[group.ref.prompt_id]
         aborts = group.close()
-        if self._num_candidates(domain) < self._slots[domain]:
-            self._slots[domain] -= 1
-            spare = next((other for other, slots in self._slots.items() if self._num_candidates(other) > slots), None)
-            if spare is not None:
-                self._slots[spare] += 1
+        self._slots.give_up(Counter(group.ref.domain for group in self._undecided.values() if group.is_open or group.is_complete))
         return [*aborts, Drop(prompt_id=group.ref.prompt_id)]
-
-    def _num_candidates(self, domain: str) -> int:
-        """Undecided prompts of a domain that still run or are complete already."""
-        return sum(self._domain(group) == domain and (group.is_open or group.is_complete) for group in self._undecided.values())
 
     def _close(self) -> list[Decision]:
         self._is_closed = True

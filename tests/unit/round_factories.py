@@ -14,7 +14,7 @@ from tasks.engines.round_records import RoundInputs, RoundResult, ScoreFeed
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulated import LengthModel, SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
-from tasks.scheduling.events import PromptRef, RoundPlan
+from tasks.scheduling.events import PromptRef, Quota, RoundPlan
 from tasks.scheduling.rounds import (
     BatchConfig,
     QueueState,
@@ -39,15 +39,17 @@ def make_plan(
     max_replacements: int = 4,
     reserve: Sequence[str] = (),
 ) -> RoundPlan:
-    """Prompts are named p0, p1, ..., those of the reserve, given by domain, r0, r1, ..."""
+    """Prompts are named p0, p1, ..., those of the reserve, given by domain, r0, r1, ...; without quotas any domain may have all groups."""
+    accept_prompts = len(domains) if accept_prompts is None else accept_prompts
+    bounds = {domain: (slots, slots) for domain, slots in quotas.items()} if quotas else dict.fromkeys(domains, (0, accept_prompts))
     return RoundPlan(
         step=1,
         kind=kind,
         prompts=tuple(PromptRef(prompt_id=f"p{place}", domain=domain) for place, domain in enumerate(domains)),
         launch_per_prompt=launch_per_prompt or accept_per_prompt,
-        accept_prompts=len(domains) if accept_prompts is None else accept_prompts,
+        accept_prompts=accept_prompts,
         accept_per_prompt=accept_per_prompt,
-        quotas=tuple((quotas or {}).items()),
+        quotas=tuple(Quota(domain=domain, least=least, most=most) for domain, (least, most) in bounds.items()) if kind == "short" else (),
         max_replacements=max_replacements,
         reserve=tuple(PromptRef(prompt_id=f"r{place}", domain=domain) for place, domain in enumerate(reserve)),
     )

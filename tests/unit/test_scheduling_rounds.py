@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 
 import pytest
 from pydantic import ValidationError
@@ -16,7 +15,6 @@ from tasks.scheduling.rounds import (
     SyncConfig,
     TailBatchingConfig,
     batch_algebra,
-    domain_quotas,
     finish_round,
     plan_round,
 )
@@ -73,7 +71,7 @@ def test_a_short_round_launches_more_than_it_accepts() -> None:
     assert round_plan is not None
     assert (round_plan.kind, len(round_plan.prompts), round_plan.launch_per_prompt) == ("short", 10, 5)
     assert (round_plan.accept_prompts, round_plan.accept_per_prompt) == (8, 4)
-    assert sum(dict(round_plan.quotas).values()) == 8
+    assert sum(quota.least for quota in round_plan.quotas) <= 8 <= sum(quota.most for quota in round_plan.quotas)
 
 
 def test_four_short_rounds_then_a_long_one() -> None:
@@ -132,14 +130,6 @@ def test_a_round_must_account_for_all_of_its_prompts() -> None:
     assert round_plan is not None
     with pytest.raises(ValueError, match="account for each of its 10 prompts once"):
         finish_round(QueueState(), round_plan, accepted=["0/1"], deferred=[], dropped=[])
-
-
-def test_quotas_follow_the_launched_mix_by_largest_remainder() -> None:
-    launched = Counter({"add": 5, "letters": 4, "rare": 1})
-    prompts = [PromptRef(prompt_id=f"{domain}{place}", domain=domain) for domain in launched for place in range(launched[domain])]
-    quotas = dict(domain_quotas(prompts, 8))
-    assert quotas == {"add": 4, "letters": 3, "rare": 1}
-    assert domain_quotas(prompts[:5], 4) == ()
 
 
 def test_overprovisioned_counts_are_rounded_up_without_float_noise() -> None:
