@@ -1,12 +1,11 @@
 """Opening a run: everything that can be wrong is found here, before a process is started or a file is half written.
 
-RunConfig -> artifact root writable? -> model there? -> rows sound? -> manifest -> tracker -> what the tasks are told
+RunConfig -> artifact root writable? -> rows sound, and enough? -> model there? -> manifest -> tracker -> what the tasks are told
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any
 from prefect import runtime
 
 from artifacts.commit import RunManifest, StepCommit, git_sha, package_versions, read_commits, read_manifest, write_manifest
+from artifacts.handover import handover_directory
 from artifacts.layout import ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
 from artifacts.store import Store
@@ -25,11 +25,11 @@ from flows.config import RunConfig
 from flows.presets import preset_values
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.learner.models import resolve_model
-from tasks.plan import EVALUATION, HELDOUT, Deadlines, RunContext, dataset_of, prompts_of
+from tasks.plan import EVALUATION, HELDOUT, Deadlines, RunContext, dataset_of, prompts_of, task_dataset
 from tasks.rewards.judge import judge_engine_of
 from tasks.rewards.registry import build_rewards
 from tasks.scheduling.events import PromptRef
-from tasks.scheduling.rounds import QueueState
+from tasks.scheduling.rounds import QueueState, plan_round
 
 logger = logging.getLogger(__name__)
 
@@ -103,20 +103,26 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
         raise ValueError(f"run_name must be new under {root.url}, {run_id!r} is there; choose another, or resume it with resume={run_id!r}")
     if leftovers := store.sweep(""):
         logger.info("swept=%d unfinished files of a killed attempt, run=%s", leftovers, run_id)
-    weights_dir = Path(config.keep.weights_dir) / f"rollflow-{run_id}"
-    context = _context(config, run_id, weights_dir)
-    weights_dir.mkdir(parents=True, exist_ok=True)
-    tracker = _start_tracker(config, run_id, store)
-    try:
-        yield OpenRun(
-            config=config, context=context, store=store, tracker=tracker, commits=tuple(read_commits(store)), links=_links(run_id)
-        )
-        tracker.end("FINISHED")
-    except BaseException as error:
-        tracker.end("FAILED" if isinstance(error, Exception) else "KILLED")
-        raise
-    finally:
-        shutil.rmtree(weights_dir, ignore_errors=True)
+    _check_rows(config)
+    with handover_directory(Path(config.keep.weights_dir), run_id) as weights_dir:
+        context = _context(config, run_id, weights_dir)
+        tracker = _start_tracker(config, run_id, store)
+        try:
+            yield OpenRun(
+                config=config, context=context, store=store, tracker=tracker, commits=tuple(read_commits(store)), links=_links(run_id)
+            )
+            tracker.end("FINISHED")
+        except BaseException as error:
+            tracker.end("FAILED" if isinstance(error, Exception) else "KILLED")
+            raise
+
+
+def _check_rows(config: RunConfig) -> None:
+    """ValueError if the task has fewer rows than a round or an evaluation asks, or a malformed one."""
+    dataset, asked = task_dataset(config.task, config.seed), config.evaluation.num_prompts
+    if len(dataset.heldout) < asked:
+        raise ValueError(f"evaluation.num_prompts must be <= the task's held-out prompts ({len(dataset.heldout)}), got {asked}; lower it")
+    plan_round(QueueState(), config.batch, config.scheduling, domains=dataset.domains, seed=config.seed, step=1, num_steps=config.num_steps)
 
 
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:

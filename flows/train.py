@@ -76,23 +76,23 @@ async def train(config: RunConfig) -> RunSummary:
 
 async def train_steps(run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_runner: DaskTaskRunner) -> RunSummary:
     """All steps that are still to do, and the evaluations around them."""
-    config, context = run.config, run.context
+    config = run.config
     step_flow, evaluation_flow = rl_step.with_options(task_runner=task_runner), evaluate.with_options(task_runner=task_runner)
     state, step = run.state, len(run.commits)
-    weights = (await restore_policy(context, step, config.keep.checkpoints, run.weights_of(step))).weights
+    weights = await restored(run, fleet, step)
     async with RunReporter(run) as reporter:
         for past in evaluations_until(run, step):
             reporter.evaluated(past, await evaluated(evaluation_flow, run, fleet, past, weights))
         while (round_plan := next_round(run, state, step + 1)) is not None:
             step += 1
-            plan = StepPlan(run=context, round=round_plan, weights=weights, attempt=1)
+            plan = StepPlan(run=run.context, round=round_plan, weights=weights, attempt=1)
             report, checkpoint = await recovering(run, fleet, plan, partial(stepped, step_flow, run, fleet, layouts))
             state, weights = state_after(state, report), report.published.weights
             await commit(run, reporter, report, state, layouts.observe(report), checkpoint)
             if due(step, config.evaluation.every_steps):
                 reporter.evaluated(step, await evaluated(evaluation_flow, run, fleet, step, weights))
         reporter.evaluated(step, await evaluated(evaluation_flow, run, fleet, step, weights))
-        return await reporter.finish(await asyncio.to_thread(export_model, context, weights))
+        return await reporter.finish(await asyncio.to_thread(export_model, run.context, weights))
 
 
 def next_round(run: OpenRun, state: QueueState, step: int) -> RoundPlan | None:
@@ -155,22 +155,40 @@ async def evaluated(flow_with_runner: StepFlow, run: OpenRun, fleet: Fleet, step
     return recorded if recorded is not None else await recovering(run, fleet, plan, asked)
 
 
+async def restored(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
+    """The weights after this step, in every engine: what a run begins or goes on with."""
+
+    async def attempted(attempt: int) -> WeightsRef:
+        if attempt > 1:
+            await fleet.replace_lost()
+        return (await restore_policy(fleet.run, step, run.config.keep.checkpoints, run.weights_of(step))).weights
+
+    return await persisting(attempted, run.config.max_recoveries, f"weights of step={step}")
+
+
 async def recovering(run: OpenRun, fleet: Fleet, plan: StepPlan, work: Callable[[StepPlan], Awaitable[T]]) -> T:
     """Do a step or an evaluation; when a worker dies under it, replace what was lost and do the rest of it again.
 
     What the first attempt recorded is not generated again. A lost learner takes all ranks with it: they are restored from the
     last checkpoint and replay the committed steps.
     """
-    committed = plan.step if plan.is_evaluation else plan.step - 1
-    for attempt in range(1, run.config.max_recoveries + 2):
-        tried = replace(plan, attempt=attempt)
+
+    async def attempted(attempt: int) -> T:
+        if attempt > 1:
+            await recover(run, fleet, committed=plan.step if plan.is_evaluation else plan.step - 1)
+        return await work(replace(plan, attempt=attempt))
+
+    return await persisting(attempted, run.config.max_recoveries, f"step={plan.step}")
+
+
+async def persisting(work: Callable[[int], Awaitable[T]], max_recoveries: int, what: str) -> T:
+    """Do it again, attempt after attempt from 1, as long as workers die under it."""
+    for attempt in range(1, max_recoveries + 2):
         try:
-            if attempt > 1:
-                await recover(run, fleet, committed)
-            return await work(tried)
+            return await work(attempt)
         except RECOVERABLE as error:
-            logger.warning("step=%d attempt=%d reason=%s", plan.step, attempt, error)
-            if attempt > run.config.max_recoveries:
+            logger.warning("%s attempt=%d reason=%s", what, attempt, error)
+            if attempt > max_recoveries:
                 raise
     raise AssertionError("the last attempt either returns or raises")
 

@@ -96,7 +96,12 @@ def _dataset(task_json: str, seed: int) -> Dataset:
 
 def dataset_of(run: RunContext) -> Dataset:
     """The run's dataset; made once per process, the same in all of them."""
-    return _dataset(run.task.model_dump_json(), run.seed)
+    return task_dataset(run.task, run.seed)
+
+
+def task_dataset(task: TaskConfig, seed: int) -> Dataset:
+    """A task's rows; made once per process. ValueError names a malformed one."""
+    return _dataset(task.model_dump_json(), seed)
 
 
 @lru_cache(maxsize=4)
