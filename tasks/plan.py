@@ -53,7 +53,7 @@ class RunContext:
     probes: tuple[tuple[int, ...], ...]  # fixed token sequences of the sync gate; empty switches the gate off
     gate_tolerance_nats: float  # mean absolute difference of log-probability that the gate still accepts
     flat_groups_cost: bool  # whether groups of equal rewards cost the learner something (LearnerConfig.flat_groups_cost)
-    row_tokens: int  # computed tokens of a full learner row: what a freed rank is given at once
+    row_tokens: int  # computed tokens of a full learner row: the most that a freed rank is given at once
     stream_trainer: StreamTrainerConfig  # when devices stop generating in mid-round
     deadlines: Deadlines
     judges: tuple[str, ...] = ()  # actor names of the judges; none without a judge reward

@@ -87,7 +87,7 @@ async def _stream(plan: StepPlan, stream: SampleStream, ranks: Sequence[LearnerC
         await asyncio.to_thread(write_split, store, plan.step, split)
 
     async with asyncio.TaskGroup() as tasks:
-        accumulation = StreamedAccumulation(ranks, tasks, run.row_tokens, run.flat_groups_cost)
+        accumulation = StreamedAccumulation(ranks, tasks, plan.round.accept_prompts, run.row_tokens, run.flat_groups_cost)
         async for heard in stream.drain("groups"):
             if isinstance(heard, ScaleDown):
                 for name in heard.learners:

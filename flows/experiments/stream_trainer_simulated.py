@@ -122,7 +122,7 @@ async def play_step(machine: Machine, config: StreamTrainerConfig, s_per_token: 
 
     ranks = [SimulatedRank(rank, s_per_token, spans) for rank in range(machine.num_devices)]
     async with asyncio.TaskGroup() as tasks:
-        accumulation = StreamedAccumulation(ranks, tasks, ROW_TOKENS, flat_costs=True)
+        accumulation = StreamedAccumulation(ranks, tasks, machine.num_prompts, ROW_TOKENS, flat_costs=True)
         result = await drive_round(inputs(machine, config, accumulation, seed))
         await accumulation.finish(record)
     step_s = asyncio.get_running_loop().time()

@@ -19,6 +19,8 @@ from artifacts.records import Group
 from tasks.learner.dealing import GroupPart, as_part, balance, is_flat, predicted_cost, rows_of
 from tasks.learner.reports import AccumulateReport
 
+PORTIONS = 4  # a freed rank gets its share of a step in at least so many calls, so that none is long behind when the round ends
+
 
 class GradientRank(Protocol):
     """A learner rank as far as accumulation is concerned; one call at a time."""
@@ -42,10 +44,11 @@ Split = tuple[Share, ...]  # all calls of a step; those of one rank in the order
 class StreamedAccumulation:
     """One step's gradients. `offer` and `free` as the round goes on, `finish` when it is closed; inside the task group given."""
 
-    def __init__(self, ranks: Sequence[GradientRank], tasks: asyncio.TaskGroup, row_tokens: int, flat_costs: bool) -> None:
-        """`row_tokens`: what a freed rank gets at once, so that none is long behind when the round ends. `flat_costs`: see `balance`."""
+    def __init__(self, ranks: Sequence[GradientRank], tasks: asyncio.TaskGroup, num_groups: int, row_tokens: int, flat_costs: bool) -> None:
+        """`num_groups`: those of the step. `row_tokens`: of a full row, the most a rank gets at once. `flat_costs`: see `balance`."""
         self._ranks, self._tasks = tuple(ranks), tasks
         self._row_tokens, self._flat_costs = row_tokens, flat_costs
+        self._row_parts = max(1, num_groups // (PORTIONS * len(self._ranks)))
         self._waiting: list[GroupPart] = []
         self._flat: list[GroupPart] = []
         self._changed = asyncio.Condition()
@@ -88,13 +91,15 @@ class StreamedAccumulation:
             await self._accumulate(rank, row)
 
     async def _next_row(self) -> tuple[GroupPart, ...]:
-        """The oldest waiting parts that fill a row, at least one; nothing when the round is closed."""
+        """The oldest waiting parts that fill a row or a portion, at least one; nothing when the round is closed."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._waiting or self._is_closed)
         if self._is_closed:
             return ()
         row: list[GroupPart] = []
-        while self._waiting and (not row or sum(map(_num_tokens, row)) + _num_tokens(self._waiting[0]) <= self._row_tokens):
+        while self._waiting and len(row) < self._row_parts:
+            if row and sum(map(_num_tokens, row)) + _num_tokens(self._waiting[0]) > self._row_tokens:
+                break
             row.append(self._waiting.pop(0))
         return tuple(row)
 

@@ -96,7 +96,7 @@ async def stream_round(ranks: Sequence[TrainingRank], groups: Sequence[Group], c
         splits.append(split)
 
     async with asyncio.TaskGroup() as tasks:
-        accumulation = StreamedAccumulation(ranks, tasks, row_tokens=100, flat_costs=False)
+        accumulation = StreamedAccumulation(ranks, tasks, num_groups=len(groups), row_tokens=100, flat_costs=False)
         for rank in chance.sample(range(len(ranks)), chance.randint(0, len(ranks))):
             asyncio.get_running_loop().call_later(chance.uniform(0, 6), accumulation.free, rank)
         for group in groups:

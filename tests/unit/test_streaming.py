@@ -61,7 +61,7 @@ async def streamed(
 
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
-        accumulation = StreamedAccumulation(ranks, tasks, ROW_TOKENS, flat_costs=False)
+        accumulation = StreamedAccumulation(ranks, tasks, len(groups), ROW_TOKENS, flat_costs=False)
         for rank, when in freed.items():
             loop.call_at(when, accumulation.free, rank)
         for group in groups:
@@ -107,11 +107,13 @@ def test_a_freed_rank_trains_while_the_rest_is_still_coming() -> None:
     assert ranks[1].calls[0][0] == 2.5
 
 
-def test_a_freed_rank_gets_rows_not_single_groups_when_more_are_waiting() -> None:
-    groups = [make_group((1, 2), [(3,) * 5, (4,) * 5], [0.0, 1.0], prompt_id=f"0/{place}") for place in range(12)]  # 12 tokens each
+@pytest.mark.parametrize(("num_groups", "at_once"), [(12, 3), (24, 5)], ids=["a quarter of its share", "a row of sixty tokens"])
+def test_a_freed_rank_gets_rows_but_never_much_of_its_share_at_once(num_groups: int, at_once: int) -> None:
+    groups = [make_group((1, 2), [(3,) * 5, (4,) * 5], [0.0, 1.0], prompt_id=f"0/{place}") for place in range(num_groups)]  # 12 tokens each
     ranks = [TimedRank(0)]
-    run_virtual(streamed(ranks, groups, freed={0: 10.5}))
-    assert [len(share.parts) for share in ranks[0].shares] == [5, 5, 1, 1]
+    run_virtual(streamed(ranks, groups, freed={0: num_groups - 1.5}))
+    assert [len(share.parts) for share in ranks[0].shares][:2] == [at_once, at_once]
+    assert sum(len(share.parts) for share in ranks[0].shares) == num_groups
 
 
 def test_groups_without_a_gradient_wait_for_the_end() -> None:
