@@ -201,7 +201,8 @@ def main() -> None:
         parser.error(f"--train-share must lie between 0 and 1, --devices be >= 2 and --seeds >= 1, got {options}")
     machine = Machine(num_devices=options.devices, num_prompts=options.prompts)
     cost_s = token_cost_s(machine, options.train_share)
-    table = Table("freed at most, milestones", "step s", "of off", "rollout s", "tail", "streamed groups", "migrated", title=str(options))
+    title = f"{options.devices} devices, {options.prompts} prompts, {options.train_share:.0%} training, {options.seeds} rounds"
+    table = Table("freed at most, milestones", "step s", "of off", "rollout s", "tail", "streamed groups", "migrated", title=title)
     plain_s = 0.0
     for name, config in VARIANTS.items():
         figures = [run_virtual(play_step(machine, config, cost_s, seed)) for seed in range(options.seeds)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -244,7 +243,7 @@ def test_a_long_round_of_any_domain_mix_ends(slow_domain: str) -> None:
     assert len(result.groups) == 6
 
 
-def test_a_period_at_128_replicas_is_simulated_in_seconds_and_beats_synchronous_steps() -> None:
+def test_a_period_at_128_replicas_beats_synchronous_steps() -> None:
     """The paper's shape: heavy tail, P0 128, R0 8, both over-provisioned by 1.25; 4 short rounds and a long one."""
     engine = SimulatedEngineConfig(lengths=LengthModel(median_tokens=500, sigma=1.0))
     batch = BatchConfig(prompts_per_step=128, responses_per_prompt=8)
@@ -255,13 +254,12 @@ def test_a_period_at_128_replicas_is_simulated_in_seconds_and_beats_synchronous_
             batch, scheduling, num_steps=5, engines=make_engines(128, engine), domains=domains, max_response_tokens=16_384
         )
 
-    started_s = time.process_time()
     plain, tail = run_virtual(rollouts(SyncConfig())), run_virtual(rollouts(TailBatchingConfig()))
-    assert time.process_time() - started_s < 120
     assert [one.plan.kind for one in tail] == ["short"] * 4 + ["long"]
     assert tail[-1].state.num_trained == plain[-1].state.num_trained == 640
     assert tail[-1].state.queue == ()
     plain_s, tail_s = (sum(one.rollout_s for one in rounds) for rounds in (plain, tail))
+    print(f"rollouts of five steps: {plain_s:.1f} s with sync, {tail_s:.1f} s with tail batching")
     assert plain_s > 1.4 * tail_s
     longest = [max(len(response.generated.token_ids) for group in one.result.groups for response in group.responses) for one in tail]
     assert max(longest[:4]) * 4 < longest[4]
