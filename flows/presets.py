@@ -59,7 +59,7 @@ def smollm2_mixed() -> Values:
             "preset": "smollm2-mixed",
             "task": {"kind": "mixture", "parts": parts},
             "rewards": {"code": {"kind": "code"}, "*": {"kind": "math_answer"}},
-            "sampling": {"max_response_tokens": 640},  # 27 times the median; RollPacker's longest responses are 25 to 32 times theirs
+            "sampling": {"max_response_tokens": 640},  # 25 times the median; RollPacker's longest responses are 25 to 32 times theirs
             "engine": {"max_model_len": 1024},
         },
     )

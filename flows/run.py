@@ -101,10 +101,10 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     store = root.child(run_id)
     if store.exists("manifest.json") and not config.resume:
         raise ValueError(f"run_name must be new under {root.url}, {run_id!r} is there; choose another, or resume it with resume={run_id!r}")
-    if leftovers := store.sweep(""):
-        logger.info("swept=%d unfinished files of a killed attempt, run=%s", leftovers, run_id)
     _check_rows(config)
     with handover_directory(Path(config.keep.weights_dir), run_id) as weights_dir:
+        if leftovers := store.sweep(""):
+            logger.info("swept=%d unfinished files of a killed attempt, run=%s", leftovers, run_id)
         context = _context(config, run_id, weights_dir)
         tracker = _start_tracker(config, run_id, store)
         try:
