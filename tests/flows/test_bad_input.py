@@ -35,7 +35,7 @@ def complaint(err: str) -> str:
         ('rewards={"*": {"kind": "custom", "path": "no.such.module:f"}}', ("no.such.module",)),
         ('preset="nonsense"', ("nonsense", "tiny", "smollm2")),
         ("evaluation.num_prompts=100000", ("num_prompts", "100000", "lower")),
-        ("task.num_prompts=5", ("rows", "20", "5", "lower")),
+        ("task.num_prompts=3", ("rows", "(4)", "got 3", "lower")),
     ],
 )
 def test_a_wrong_value_is_named_with_its_cure(launcher: Launcher, tmp_path: Path, assignment: str, words: tuple[str, ...]) -> None:
