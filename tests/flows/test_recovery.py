@@ -21,9 +21,9 @@ from tests.flows.conftest import Launcher, wait_for
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(600)]
 
-NUM_STEPS = 4
-MOMENTS = ("rounds/00002.json", "00003.safetensors", "steps/00003.json")  # training, after the update, and in the next rollout
-NUM_CLOSED = 3  # steps before the first whose round was not closed
+NUM_STEPS = 5
+MOMENTS = ("rounds/00002.json", "00003.safetensors", "steps/00004.json")  # training, after the update, and in the next rollout
+NUM_CLOSED = 3  # steps whose rounds no kill finds open: the second may come late, in step 4, which is over before the third
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_a_flow_that_is_killed_at_every_point_resumes(launcher: Launcher, uninte
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         resume = run.name
-        assert digests(run) == digests(uninterrupted)[: len(digests(run))]
+        assert digests(run)[:NUM_CLOSED] == digests(uninterrupted)[: min(NUM_CLOSED, len(digests(run)))]
     finished = launcher.run(tmp_path, f"num_steps={NUM_STEPS}", resume=resume)
     assert finished.code == 0, finished.err
     assert digests(run)[:NUM_CLOSED] == digests(uninterrupted)[:NUM_CLOSED]
