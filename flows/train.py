@@ -161,9 +161,14 @@ async def restored(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
     async def attempted(attempt: int) -> WeightsRef:
         if attempt > 1:
             await fleet.replace_lost()
-        return (await restore_policy(fleet.run, step, run.config.keep.checkpoints, run.weights_of(step))).weights
+        return await restore(run, fleet, step)
 
     return await persisting(attempted, run.config.max_recoveries, f"weights of step={step}")
+
+
+async def restore(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
+    """Bring learners and engines to this step; its weights."""
+    return (await restore_policy(fleet.run, step, run.config.keep.checkpoints, run.weights_of(step))).weights
 
 
 async def recovering(run: OpenRun, fleet: Fleet, plan: StepPlan, work: Callable[[StepPlan], Awaitable[T]]) -> T:
@@ -197,7 +202,7 @@ async def recover(run: OpenRun, fleet: Fleet, committed: int) -> None:
     """New actors for the lost ones, and the weights back to where they were."""
     lost = await fleet.replace_lost()
     if set(lost) & set(run.context.learners):
-        await restore_policy(fleet.run, committed, run.config.keep.checkpoints, run.weights_of(committed))
+        await restore(run, fleet, committed)
     else:
         await publish(fleet.run)
 

@@ -10,7 +10,7 @@ domain. What is put off is trained in a long round, so that the mix over both is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tasks.scheduling.events import PromptRef, Quota
 
@@ -25,8 +25,7 @@ def domain_quotas(prompts: Sequence[PromptRef], num_accepted: int) -> tuple[Quot
 class Slots:
     """What a round has yet to accept, by domain. Can always be filled from what was launched, unless prompts are given up."""
 
-    def __init__(self, quotas: Iterable[Quota], num_groups: int) -> None:
-        quotas = tuple(quotas)
+    def __init__(self, quotas: Sequence[Quota], num_groups: int) -> None:
         self._reserved = {quota.domain: quota.least for quota in quotas}
         self._allowed = {quota.domain: quota.most - quota.least for quota in quotas}  # beyond what is reserved
         self._shared = num_groups - sum(self._reserved.values())  # for whoever is first

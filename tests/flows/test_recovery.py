@@ -76,7 +76,8 @@ def test_a_flow_that_is_killed_at_every_point_resumes(launcher: Launcher, uninte
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         resume = run.name
-        assert digests(run)[:NUM_CLOSED] == digests(uninterrupted)[: min(NUM_CLOSED, len(digests(run)))]
+        closed = digests(run)[:NUM_CLOSED]
+        assert closed == digests(uninterrupted)[: len(closed)]
     finished = launcher.run(tmp_path, f"num_steps={NUM_STEPS}", resume=resume)
     assert finished.code == 0, finished.err
     assert digests(run)[:NUM_CLOSED] == digests(uninterrupted)[:NUM_CLOSED]

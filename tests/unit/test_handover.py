@@ -27,10 +27,12 @@ with handover_directory(Path(sys.argv[1]), sys.argv[2]) as own:
 def elsewhere(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process with the run `other`."""
     with subprocess.Popen([sys.executable, "-c", ELSEWHERE, str(tmp_path), "other"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        yield process
-        process.kill()
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_run_has_a_directory_as_long_as_it_runs(tmp_path: Path) -> None:
