@@ -4,6 +4,8 @@ PRESET ?= smollm2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# torch comes by pip, which finds its build for CPUs where uv would take the one for CUDA; the rest by uv, which is quick
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
 .PHONY: help demo ui test unit lint doctor explain bench clean
@@ -14,10 +16,11 @@ help: ## list the targets
 
 $(READY): requirements/cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Python must be 3.11 or 3.12, this is {v[0]}.{v[1]}; call make PYTHON=python3.11")'
-	@echo "Making $(VENV) (about three minutes, once)"
+	@echo "Making $(VENV) (a minute with uv, once; some minutes where only pip is to be had)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PIP) $(shell grep '^torch==' requirements/cpu.txt)
+	$(PIP) uv && $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements/cpu.txt || $(PIP) -r requirements/cpu.txt
+	$(PIP) --no-build-isolation -e .
 	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "torch must be its build for CPUs, pip took another one that does not import; set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds and call make clean $(MAKECMDGOALS)"; exit 1; }
 	@touch $@
 

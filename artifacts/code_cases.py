@@ -2,6 +2,7 @@
 
 Three kinds of cases: a call of a function with its expected value, a whole program's standard output for a standard input, and an
 assertion about a function. Values are written by `plain_values`, so that a tuple comes back as a tuple.
+NaN and the infinities stand in the JSON by their names, as Python's own writer has them.
 """
 
 from __future__ import annotations
@@ -9,26 +10,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from artifacts.plain_values import from_json, to_json
+
+_CONFIG = ConfigDict(
+    frozen=True,
+    extra="forbid",
+    ser_json_inf_nan="constants",
+)  # else they are null, which is None
 
 
 class CallCase(BaseModel):
     """Call the function and compare what it returns."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = _CONFIG
 
     kind: Literal["call"] = Field("call", description="Chooses a call of the function.")
     arguments: list[Any] = Field(..., description="Positional arguments.")  # Any: JSON of plain values
     expected: Any = Field(..., description="What the function must return, in exactly this type.")  # Any: JSON of a plain value
-    tolerance: float = Field(0.0, ge=0, description="Absolute difference up to which a float is equal.")
+    tolerance: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Absolute difference up to which a float is equal.",
+    )
+
+    @field_validator("arguments", "expected")
+    @classmethod
+    def _as_written(cls, data: Any) -> Any:  # Any: JSON of plain values
+        """As `to_json` writes it, whoever wrote it; ValueError if it stands for no plain value."""
+        return to_json(from_json(data))
 
 
 class StdioCase(BaseModel):
     """Run the program and compare what it prints."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = _CONFIG
 
     kind: Literal["stdio"] = Field("stdio", description="Chooses a whole program.")
     stdin: str = Field("", description="The program's standard input.")
@@ -38,7 +56,7 @@ class StdioCase(BaseModel):
 class AssertionCase(BaseModel):
     """Execute a statement that calls the function and must not raise."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = _CONFIG
 
     kind: Literal["assertion"] = Field("assertion", description="Chooses a statement.")
     statement: str = Field(..., description="Python that calls the function by its name, or as `candidate`.")
@@ -50,7 +68,7 @@ Case = Annotated[CallCase | StdioCase | AssertionCase, Field(discriminator="kind
 class CodeGold(BaseModel):
     """The tests of one question; its JSON is `Row.gold`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = _CONFIG
 
     function: str = Field("", description="Name of the function that calls and assertions are about; a whole program needs none.")
     preamble: str = Field("", description="Text put before the response's program, for example the imports that the question shows.")
@@ -64,8 +82,3 @@ class CodeGold(BaseModel):
 def call_case(arguments: Sequence[object], expected: object, tolerance: float = 0.0) -> CallCase:
     """A call case of Python values. ValueError for values that are not plain."""
     return CallCase(arguments=[to_json(argument) for argument in arguments], expected=to_json(expected), tolerance=tolerance)
-
-
-def expected_value(case: CallCase) -> Any:  # Any: a plain value
-    """What the call must return."""
-    return from_json(case.expected)

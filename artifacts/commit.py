@@ -32,7 +32,7 @@ class StepCommit:
     weights: WeightsRef  # what the step published; its digest is what a replay must reproduce
     queue: Json  # state of the scheduler, the long-prompt queue above all
     seeds: Json  # random state, enough to draw the same next prompts
-    counters: Mapping[str, int]  # running totals: prompts drawn, epochs, tokens by ledger column
+    counters: Mapping[str, int]  # the run's totals: prompts, responses, updates, ledger tokens
     metrics: Mapping[str, float]  # what MLflow gets; not-a-number and infinities come back as not-a-number
     timings: Mapping[str, float]  # seconds per stage, and `started_s` and `finished_s` in Unix seconds
     checkpoint: str | None  # store path of the checkpoint of this step, if one was made
@@ -53,6 +53,7 @@ class RunManifest:
     mlflow_run_id: str | None  # None when tracking is off
     prefect_flow_run_ids: tuple[str, ...] = ()  # one per attempt, the latest last
     links: Mapping[str, str] = field(default_factory=dict)  # name -> URL
+    changes: tuple[Json, ...] = ()  # what resumed attempts changed in the config: after_step, field, before, after
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
 
 
@@ -97,7 +98,8 @@ def read_manifest(store: Store) -> RunManifest:
     except FileNotFoundError:
         raise ValueError(f"{store.url} must hold a run, but has no {layout.MANIFEST}; check artifact_root and run_id") from None
     raw = _decode(data, f"{store.url}/{layout.MANIFEST}")
-    return RunManifest(prefect_flow_run_ids=tuple(raw.pop("prefect_flow_run_ids")), **raw)
+    flow_runs, changes = tuple(raw.pop("prefect_flow_run_ids")), tuple(raw.pop("changes", ()))
+    return RunManifest(prefect_flow_run_ids=flow_runs, changes=changes, **raw)
 
 
 def package_versions(names: Sequence[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
     manifest.json               what the run is: config, versions, links
     steps/00007.json            the commit of a step
+    plans/00007.json            the round of a step that has begun: what a resume goes on with
     rounds/00007.json           the report of a round that is closed: what is trained is on disk
     splits/00007.json           which learner rank was given which groups, call by call: what a replay must follow
     journal/step=00007/         parts appended while the step runs; gone once it is finalised
@@ -23,6 +24,7 @@ TableName = Literal["responses", "groups", "spans"]
 MANIFEST = "manifest.json"
 STEPS = "steps"
 JOURNAL = "journal"
+PLANS = "plans"
 ROUNDS = "rounds"
 SPLITS = "splits"
 JUDGEMENTS = "judgements"
@@ -41,6 +43,11 @@ def step_name(step: int) -> str:
 
 def commit_file(step: int) -> str:
     return f"{STEPS}/{step_name(step)}.json"
+
+
+def plan_file(step: int) -> str:
+    """The round of a step, written when the step begins."""
+    return f"{PLANS}/{step_name(step)}.json"
 
 
 def round_file(step: int) -> str:

@@ -1,39 +1,86 @@
 """Python values as JSON and back, and whether two are the same: what may cross the border of the sandbox.
 
-Only values of exactly the builtin types pass, never a subclass: an object with an `__eq__` of its own is no value. Standard
-library only, because it runs on both sides of the border.
+Only values of exactly the builtin types pass, never a subclass: an object with an `__eq__` of its
+own is no value. Where tests are Python statements, a subclass's object is the value of its base.
+What a program gives is checked and compared as JSON: it is never hashed on the host's side, since
+numbers that collide in a dictionary are easy to write. Standard library only, because it runs on
+both sides of the border.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+MAX_DEPTH = 100  # collections within collections
 _SCALARS = (type(None), bool, int, float, str)
 _COLLECTIONS: dict[str, type[Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}  # Any: of whatever they hold
+_FROM_BASE: Mapping[type, Callable[[Any], Any]] = {  # Any: of that type, or a subclass's
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: str.__str__,
+    bytes: bytes.__bytes__,
+    bytearray: lambda value: bytearray(bytearray.__iter__(value)),
+    list: lambda value: list(list.__iter__(value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    set: lambda value: set(set.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    dict: lambda value: dict(dict.items(value)),
+}
+MAX_INT_DIGITS = 4300  # that a reader of JSON takes
+_TOO_LARGE = 10**MAX_INT_DIGITS
 
 
-def to_json(value: Any) -> Any:  # Any: a value of the builtin types in, JSON out
-    """The value as JSON: scalars and lists as they are, the rest as {type name: content}. ValueError for other types."""
+def to_json(
+    value: Any,
+    depth: int = MAX_DEPTH,
+    is_exact: bool = True,
+) -> Any:  # Any: a value of the builtin types in, JSON out
+    """The value as JSON: scalars and lists as they are, the rest as {type name: content}.
+
+    ValueError for other types. Unless `is_exact`, an object of a subclass is written as the value
+    of its builtin base.
+    """
+    if not is_exact:
+        value = _as_base(value)
     kind = type(value)
     if kind in _SCALARS:
+        if kind is int and not -_TOO_LARGE < value < _TOO_LARGE:
+            raise ValueError(f"a result's int may have {MAX_INT_DIGITS} digits, this one has more")
         return value
+    if not depth:
+        raise ValueError(f"a value may have {MAX_DEPTH} levels, this one has more")
+    below = depth - 1
     if kind is list:
-        return [to_json(item) for item in value]
+        return [to_json(item, below, is_exact) for item in value]
     if kind is dict:
-        return {"dict": [[to_json(key), to_json(item)] for key, item in value.items()]}
+        pairs = value.items()
+        return {"dict": [[to_json(part, below, is_exact) for part in pair] for pair in pairs]}
     if kind in (bytes, bytearray):
         return {kind.__name__: value.hex()}
     if kind is complex:
         return {"complex": [value.real, value.imag]}
     if kind in _COLLECTIONS.values():
-        return {kind.__name__: [to_json(item) for item in value]}
+        return {kind.__name__: [to_json(item, below, is_exact) for item in value]}
     raise ValueError(f"a result must be a plain value, got {kind.__name__}")
 
 
+def _as_base(value: Any) -> Any:  # Any: whatever a program gives
+    """An object of a builtin type's subclass as that type's, by the type's own methods."""
+    kind = type(value)
+    if kind in _SCALARS or kind in _FROM_BASE:
+        return value
+    base = next((base for base in kind.__mro__ if base in _FROM_BASE), None)
+    return _FROM_BASE[base](value) if base else value
+
+
 def from_json(data: Any) -> Any:  # Any: JSON in, a value of the builtin types out
-    """The inverse of `to_json`. ValueError for anything that it does not write; hostile nesting may raise RecursionError."""
+    """The inverse of `to_json`, for JSON of the tests' own or that `check` let pass.
+
+    ValueError for what `to_json` does not write.
+    """
     if isinstance(data, list):
         return [from_json(item) for item in data]
     if not isinstance(data, dict):
@@ -41,7 +88,7 @@ def from_json(data: Any) -> Any:  # Any: JSON in, a value of the builtin types o
     try:
         ((name, content),) = data.items()
         return _tagged(name, content)
-    except TypeError as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"a value must be written by to_json, got {str(data)[:80]}") from error
 
 
@@ -58,28 +105,105 @@ def _tagged(name: str, content: Any) -> Any:  # Any: see from_json
     raise ValueError(f"a value must be written by to_json, got a {name!r}")
 
 
-def same(expected: Any, given: Any, tolerance: float = 0.0) -> bool:  # Any: values of `from_json`
+def check(
+    data: Any,
+    depth: int = MAX_DEPTH,
+    *,
+    is_hashed: bool = False,
+) -> None:  # Any: JSON from anybody
+    """ValueError for JSON that `to_json` does not write. It looks at each part once, hashes none.
+
+    `is_hashed`: an element of a set or a key, so no list, set or dictionary, all the way down.
+    """
+    kind = type(data)
+    if kind in _SCALARS:
+        return
+    if not depth:
+        raise ValueError(f"a value may have {MAX_DEPTH} levels, this one has more")
+    if kind is list and not is_hashed:
+        for item in data:
+            check(item, depth - 1)
+        return
+    if kind is not dict or len(data) != 1:
+        raise ValueError("a value must be written by to_json")
+    ((name, content),) = data.items()
+    if is_hashed and name in ("dict", "set", "bytearray"):
+        raise ValueError(f"a {name} cannot be hashed")
+    _check_tagged(name, content, depth - 1, is_hashed)
+
+
+def _check_tagged(name: str, content: Any, depth: int, is_hashed: bool) -> None:  # Any: see check
+    if name in ("bytes", "bytearray"):
+        if type(content) is str and bytes.fromhex(content).hex() == content:
+            return
+    elif type(content) is list and name == "complex":
+        if [type(part) for part in content] == [float, float]:
+            return
+    elif type(content) is list and name == "dict":
+        for pair in content:
+            if type(pair) is not list or len(pair) != 2:
+                raise ValueError("a dict must be written by to_json, as pairs")
+            check(pair[0], depth, is_hashed=True)
+            check(pair[1], depth)
+        return
+    elif type(content) is list and name in _COLLECTIONS:
+        for item in content:
+            check(item, depth, is_hashed=is_hashed or name != "tuple")
+        return
+    raise ValueError(f"a value must be written by to_json, got a {name[:20]!r}")
+
+
+def same(expected: Any, given: Any, tolerance: float = 0.0) -> bool:  # Any: checked JSON
     """Equal in type and value, all the way down. True is not 1, a tuple no list; NaN equals NaN only where it is expected.
 
     `tolerance` is absolute and for floats; with one, an int passes for an expected float.
     """
-    if isinstance(expected, float) and tolerance and type(given) in (int, float):
+    if type(expected) is float and tolerance and type(given) in (int, float):
         return _close(expected, given, tolerance)
     if type(expected) is not type(given):
         return False
-    if isinstance(expected, float):
+    if type(expected) is float:
         return expected == given or (math.isnan(expected) and math.isnan(given))
-    if isinstance(expected, list | tuple):
+    if type(expected) is list:
         return len(expected) == len(given) and all(same(*pair, tolerance) for pair in zip(expected, given, strict=True))
-    if isinstance(expected, dict):
-        return (
-            expected.keys() == given.keys()
-            and _typed(expected) == _typed(given)
-            and all(same(item, given[key], tolerance) for key, item in expected.items())
-        )
-    if isinstance(expected, set | frozenset):
-        return expected == given and _typed(expected) == _typed(given)
+    if type(expected) is dict:
+        ((name, content),) = expected.items()
+        return name in given and _same_tagged(name, content, given[name], tolerance)
     return bool(expected == given)
+
+
+def _same_tagged(name: str, expected: Any, given: Any, tolerance: float) -> bool:  # Any: see same
+    if name in ("set", "frozenset"):
+        return sorted(map(_text, expected)) == sorted(map(_text, given))
+    if name != "dict":
+        return same(expected, given, tolerance)
+    if len(expected) != len(given):
+        return False
+    texts, values = _by_key(expected)
+    given_texts, given_values = _by_key(given)
+    return texts == given_texts and same(values, given_values, tolerance)
+
+
+def _by_key(pairs: Sequence[Any]) -> tuple[list[str], list[Any]]:  # Any: JSON of keys and values
+    """The keys as text, in order, and the values in the same order."""
+    texts = [_text(key) for key, _ in pairs]
+    order = sorted(range(len(pairs)), key=texts.__getitem__)
+    return [texts[place] for place in order], [pairs[place][1] for place in order]
+
+
+def _text(data: Any) -> str:  # Any: JSON of a value that can be hashed
+    """A text that two such values have in common exactly if they are the same."""
+    if type(data) is int:
+        return f"{data:#x}"
+    if type(data) is float:
+        return repr(data + 0.0)  # which makes -0.0 and 0.0 one
+    if type(data) is not dict:
+        return repr(data)
+    ((name, content),) = data.items()
+    if type(content) is str:
+        return f"{name}({content})"
+    parts = [_text(part) for part in content]
+    return f"{name}({','.join(sorted(parts) if name == 'frozenset' else parts)})"
 
 
 def _close(expected: float, given: float, tolerance: float) -> bool:
@@ -87,8 +211,3 @@ def _close(expected: float, given: float, tolerance: float) -> bool:
         return abs(expected - given) <= tolerance or expected == given or (math.isnan(expected) and math.isnan(given))
     except OverflowError:
         return False
-
-
-def _typed(items: Iterable[Any]) -> set[tuple[str, Any]]:  # Any: hashable values
-    """Elements with their types, because {True} == {1}."""
-    return {(type(item).__name__, item) for item in items}

@@ -41,6 +41,7 @@ class CaseVerdict(StrEnum):
     CRASH = "crash"
     OUTPUT = "output"
     FORGED = "forged"
+    SABOTAGE = "sabotage"
     NOT_RUN = "not_run"
 
 
@@ -79,6 +80,7 @@ class Request:
     kept_tokens: tuple[int, ...] = ()  # tokens generated elsewhere before this submission
     kept_logprobs: tuple[float, ...] = ()  # their behaviour log-probabilities
     kept_versions: tuple[VersionSpan, ...] = ()  # the weight versions that sampled them
+    attempt: int = 0  # which attempt at which round asks; its response says the same
 
     @property
     def response_id(self) -> str:
@@ -108,6 +110,7 @@ class Generated:
     submitted_s: float  # when the engine took the request
     first_token_s: float  # when its first token came
     finished_s: float  # when its last token came
+    attempt: int = 0  # the attempt that asked for it, as the request had it
 
     @property
     def response_id(self) -> str:

@@ -40,14 +40,14 @@ VERSION_KEY, TABLE_KEY, STEP_KEY = b"rollflow.schema_version", b"rollflow.table"
 
 
 class Fate(StrEnum):
-    """The column of the waste ledger that a response's tokens are booked in."""
+    """The column of the waste ledger that a response's tokens are booked in. Those that are stale,
+    or that a judge wrote, are of no response in the table."""
 
     TRAINED = "trained"
     ABORTED = "aborted"
     DISCARDED = "discarded"
     FILTERED = "filtered"
     EVALUATED = "evaluated"
-    JUDGED = "judged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class ResponseRow:
     prompt: Prompt  # what it answers
     response: Response  # with its score, once there is one
     fate: Fate | None = None  # ledger column; None until the round is over
-    advantage: float | None = None  # what training multiplied its gradient by; None if it was not trained
+    advantage: float | None = None  # what its gradient is multiplied by; None if it is in no loss
 
 
 _TOKENS = pa.list_(pa.field("element", pa.int32(), nullable=False))
@@ -90,6 +90,7 @@ RESPONSES = pa.schema(
         ("submitted_s", pa.float64()),
         ("first_token_s", pa.float64()),
         ("finished_s", pa.float64()),
+        ("attempt", pa.int64()),  # files of earlier runs lack the column
         ("outcome", pa.string()),
         ("reward", pa.float64()),
         ("detail", pa.string()),
@@ -225,7 +226,7 @@ _GENERATED_PLAIN = (
 def _response_cells(row: ResponseRow) -> Row:
     generated = row.response.generated
     cells: Row = {"kind": row.kind, **_prompt_cells(row.prompt), "fate": row.fate, "advantage": row.advantage}
-    cells |= {name: getattr(generated, name) for name in _GENERATED_PLAIN}
+    cells |= {name: getattr(generated, name) for name in (*_GENERATED_PLAIN, "attempt")}
     cells["versions"] = [{"version": span.version, "num_tokens": span.num_tokens} for span in generated.versions]
     return cells | _score_cells(row.response.score)
 
@@ -249,7 +250,8 @@ def _generated(row: Row) -> Generated:
     plain: Row = {name: row[name] for name in _GENERATED_PLAIN}
     plain |= {"token_ids": tuple(row["token_ids"]), "logprobs": tuple(row["logprobs"])}
     versions = tuple(VersionSpan(**span) for span in row["versions"])
-    return Generated(prompt_id=row["prompt_id"], versions=versions, **plain)
+    attempt = row.get("attempt") or 0
+    return Generated(prompt_id=row["prompt_id"], versions=versions, attempt=attempt, **plain)
 
 
 def _score(row: Row) -> Score | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from artifacts.records import Span
+from artifacts.records import Generated, Span
 
 Work = Literal["train", "update", "rollout", "evaluate", "reward"]
 Bubble = Literal["sleep_wake", "sync", "tail", "reward_wait", "idle"]
@@ -46,6 +46,24 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
+def difference(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
+    """The points of time of the first that are none of the second: disjoint intervals in order."""
+    left: list[Interval] = []
+    taken = union(others)
+    for start, end in union(intervals):
+        for taken_start, taken_end in taken:
+            if start < taken_end and taken_start < end:
+                left.append((start, taken_start))
+                start = taken_end
+        left.append((start, end))
+    return union(left)
+
+
+def generating(responses: Iterable[Generated]) -> list[Interval]:
+    """When at least one of these responses was in its engine, from submission to last token."""
+    return union((response.submitted_s, response.finished_s) for response in responses)
+
+
 def length(intervals: Iterable[Interval]) -> float:
     """Seconds that the union of the intervals covers."""
     return sum(end - start for start, end in union(intervals))
@@ -53,7 +71,12 @@ def length(intervals: Iterable[Interval]) -> float:
 
 def clipped(spans: Iterable[Span], start_s: float, end_s: float) -> Iterator[Interval]:
     """The spans' intervals as far as they lie in the window."""
-    return ((max(span.start_s, start_s), min(span.end_s, end_s)) for span in spans)
+    return within(((span.start_s, span.end_s) for span in spans), start_s, end_s)
+
+
+def within(intervals: Iterable[Interval], start_s: float, end_s: float) -> Iterator[Interval]:
+    """The intervals as far as they lie in the window; those outside come out empty or reversed."""
+    return ((max(first, start_s), min(last, end_s)) for first, last in intervals)
 
 
 def orchestration_s(spans: Sequence[Span], start_s: float, end_s: float) -> float:

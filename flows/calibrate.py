@@ -23,6 +23,7 @@ from artifacts.throughput_plot import throughput_plot
 from flows.command_line import assemble, sentence
 from flows.config import RunConfig
 from flows.engine_layout import sizes_of
+from tasks.cluster.deaths import manner
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.engines.measuring import MARK, MeasuringOrder
 from tasks.learner.models import resolve_model
@@ -146,7 +147,7 @@ async def answers(order: MeasuringOrder, silence_s: float) -> AsyncIterator[dict
         if code:
             errors.seek(0)
             words = errors.read().decode(errors="replace").strip()
-            raise RuntimeError(f"the measuring process ended with exit status {code}: {words[-2000:]}")
+            raise RuntimeError(f"the measuring process {manner(code)}: {words[-2000:]}")
 
 
 def write(profile: ThroughputProfile, path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -23,6 +23,7 @@ from flows.presets import preset_values
 from tasks.cluster.devices import ClusterConfig, device_map, engine_members
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.vllm_engine import EngineConfig
+from tasks.fitting import UnfitPrompts
 from tasks.learner.overlong import SoftPunishment
 from tasks.learner.trainer import LearnerConfig
 from tasks.rewards.judge import judge_engine_of
@@ -62,7 +63,11 @@ class DeadlineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    progress_s: float = Field(300.0, gt=0, description="A round in which no response finishes for this long ends with an error, seconds.")
+    progress_s: float = Field(
+        300.0,
+        gt=0,
+        description="A round without a token, a response or a verdict for so long ends, seconds.",
+    )
     engine_call_s: float = Field(300.0, gt=0, description="Bound on one call to an engine, seconds.")
     learner_call_s: float = Field(900.0, gt=0, description="Bound on one call to a learner rank, an accumulation included, seconds.")
     start_s: float = Field(600.0, gt=0, description="Bound on starting engines and learners, the loading of the model included, seconds.")
@@ -102,13 +107,19 @@ class RunConfig(BaseModel):
         description="Name of the run in Prefect and MLflow; empty derives one from preset and time.",
     )
     resume: str = Field(
-        "", description="Run id to go on with, under its kept configuration; only places and a num_steps of its own count beside it."
+        "",
+        description="Run id to go on with under its kept configuration; beside it only what may stand in a run's way can be changed.",
     )
     seed: int = Field(0, ge=0, description="Every random choice of the run derives from it.")
     num_steps: int = Field(..., ge=1, description="Optimizer updates of the policy; draining the long-prompt queue may add a few.")
     model: ModelConfig = Field(..., description="The model that is trained.")
     task: TaskConfig = Field(..., description="Where the prompts come from.")
     rewards: Mapping[str, RewardConfig] = Field(..., description="Reward by domain of the task; '*' serves every other domain.")
+    unfit_prompts: UnfitPrompts = Field(
+        "refuse",
+        description="What to do about prompts that are too long for the engines, or that the model's template refuses: say so before "
+        "anything starts, or pass them over and count them.",
+    )
     batch: BatchConfig = Field(..., description="Prompts and responses of a step.")
     scheduling: SchedulingConfig = Field(..., description="How the rounds of a step are scheduled.")
     stream_trainer: StreamTrainerConfig = Field(
@@ -131,14 +142,22 @@ class RunConfig(BaseModel):
     deadlines: DeadlineConfig = Field(default_factory=DeadlineConfig, description="Bounds on every wait.")
     keep: KeepConfig = Field(default_factory=KeepConfig, description="Where records, checkpoints and metrics go.")
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _over_preset(cls, given: Any) -> Any:  # Any: pydantic hands whatever the caller gave
+    def _over_preset(
+        cls,
+        given: Any,  # Any: whatever the caller gave
+        handler: ModelWrapValidatorHandler[Self],
+    ) -> Self:
+        """Lay what is given over the preset. Fields that the preset filled in do not count as set,
+        so that a resumed run changes only what was given beside `resume`."""
         if not isinstance(given, Mapping):
-            return given
+            return handler(given)
         preset = str(given.get("preset") or os.environ.get(PRESET_VARIABLE, "smollm2"))
         kinds = {"learner": LearnerConfig().model_dump(mode="json")}  # so that a setting of the loss need not name its kind
-        return overlay(overlay(kinds, preset_values(preset)), {**given, "preset": preset})
+        config = handler(overlay(overlay(kinds, preset_values(preset)), {**given, "preset": preset}))
+        _mark_as_set(config, given)
+        return config
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -153,6 +172,8 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
+        if self.resume:  # the parts given must fit what the run has kept, which is not known here
+            return self
         engine_members(self.cluster, self.engine.tensor_parallel_size)
         longest = self.sampling.max_response_tokens
         if longest >= self.engine.max_model_len:
@@ -166,11 +187,8 @@ class RunConfig(BaseModel):
                 f"learner.overlong.max_tokens must be at most sampling.max_response_tokens ({longest}), got {overlong.max_tokens}: "
                 "no response would ever lose the whole penalty; lower it"
             )
-        if self.learner.temperature != self.sampling.temperature:
-            raise ValueError(
-                f"learner.temperature must be sampling.temperature ({self.sampling.temperature:g}), got {self.learner.temperature:g}: "
-                "the learner would train another distribution than the engines sample from; set both, above 0"
-            )
+        self._check_distribution()
+        self._check_sleep()
         if self.stream_trainer.enabled and isinstance(self.scheduling, SyncConfig) and self.scheduling.reward_timing == "after_rollout":
             raise ValueError(
                 "scheduling.reward_timing must be 'per_response' for stream_trainer, got 'after_rollout': no group would be accepted while "
@@ -184,6 +202,32 @@ class RunConfig(BaseModel):
             )
         self._check_judge()
         return self
+
+    def _check_sleep(self) -> None:
+        """Sleeping gives GPU memory to a learner on the same device, and to nobody else."""
+        placed, kind = device_map(self.cluster), self.cluster.device_kind
+        is_shared = set(placed["rollout"]) & set(placed["learner"])
+        if self.engine.sleep_mode and not (kind == "cuda" and is_shared):
+            raise ValueError(
+                "engine.sleep_mode needs GPUs that rollout and learner share, "
+                f"got device_kind {kind!r} with roles {self.cluster.roles!r}; leave it out"
+            )
+
+    def _check_distribution(self) -> None:
+        """The learner scores responses under the distribution that they were sampled from."""
+        wanted, top_p = self.sampling.temperature, self.sampling.top_p
+        if self.learner.temperature != wanted:
+            raise ValueError(
+                f"learner.temperature must be sampling.temperature ({wanted:g}), "
+                f"got {self.learner.temperature:g}: the learner would train another distribution "
+                "than the engines sample from; set both, above 0"
+            )
+        if top_p != 1:
+            raise ValueError(
+                f"sampling.top_p must be 1, got {top_p:g}: the learner scores the whole distribution, "
+                "so that its ratios to tokens of a cut one would be wrong, by up to 1 / top_p each; "
+                "leave it out, and sharpen with sampling.temperature and learner.temperature"
+            )
 
     def _check_judge(self) -> None:
         """A judge reward and the role judge need each other, and the judge's placement its device."""
@@ -226,6 +270,16 @@ AS_PRESET: JsonSchemaValue = {
     "additionalProperties": False,
     "description": "What the preset has.",
 }
+
+
+def _mark_as_set(model: BaseModel, given: Mapping[str, Any]) -> None:  # Any: parsed JSON
+    """Have `model_fields_set` name what was given, at every depth, and not what a preset filled
+    in."""
+    model.__pydantic_fields_set__.intersection_update(given)
+    for name, value in given.items():
+        below = getattr(model, name, None)
+        if isinstance(below, BaseModel) and isinstance(value, Mapping):
+            _mark_as_set(below, value)
 
 
 def _leave_to_preset(schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from subprocess import Popen, TimeoutExpired
 
-from flows.local_stack import PREFECT_PORT, free_port, prefect_server
+from flows.local_stack import PREFECT_PORT, free_port, interrupt, prefect_server
+from tasks.cluster.deaths import account
 
-STOP_S = 60  # how long a run may take to stop after Ctrl-C
+STOP_S = 60.0  # how long a run may take to stop after Ctrl-C
 
 
 def main() -> int:
@@ -34,29 +36,42 @@ def main() -> int:
         command += ["--set", assignment]
     if options.resume:
         command += ["--resume", options.resume]
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         options.root.mkdir(parents=True, exist_ok=True)
         with prefect_server(options.root, options.prefect_port or free_port()) as environment:
-            return _run(command, os.environ | environment)
+            child = Popen(command, env=os.environ | environment, start_new_session=True)
+            code = attended(child, STOP_S)
+            if code < 0:
+                raise RuntimeError(f"the run is gone: {account(code, ())}; its artifacts are in {options.root}")
+            return code
+    except KeyboardInterrupt:
+        print("the run can be resumed", file=sys.stderr)
+        return 130
     except (ValueError, RuntimeError, TimeoutError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def _run(command: list[str], environment: dict[str, str]) -> int:
-    """The child's exit code; Ctrl-C and SIGTERM reach it as SIGTERM, and it gets time to stop its engines."""
-    child = subprocess.Popen(command, env=environment, start_new_session=True)
-    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+def attended(child: Popen[bytes], stop_s: float) -> int:
+    """The exit code of a child that has a session of its own.
+
+    Ctrl-C, or SIGTERM where `interrupt` handles it, reaches the child as SIGTERM and is raised as
+    KeyboardInterrupt. The child is killed when it has not stopped after stop_s, or at another one.
+    """
     try:
         return child.wait()
     except KeyboardInterrupt:
-        print("\nstopping; the run can be resumed", file=sys.stderr, flush=True)
         child.terminate()
-        try:
-            child.wait(timeout=STOP_S)
-        except subprocess.TimeoutExpired:
+        with suppress(OSError):  # the terminal may be gone
+            print("\nstopping", file=sys.stderr, flush=True)
+        with suppress(TimeoutExpired):
+            child.wait(timeout=stop_s)
+        raise
+    finally:
+        if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
-        return 130
+            child.wait()
 
 
 if __name__ == "__main__":

@@ -10,10 +10,12 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from flows.local_stack import LOOPBACK, MLFLOW_PORT, PREFECT_PORT
+from tasks.engines.attention import attention_path, may_use_tiles
 from tasks.rewards.sandbox.isolation import Isolation
 from tasks.rewards.sandbox.self_test import CURE, holds
 
@@ -118,6 +120,17 @@ def check_gpu() -> Iterator[Finding]:
         yield Finding(level="ok", what=f"GPU {index}", found=f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
 
 
+def check_attention() -> Iterator[Finding]:
+    path = attention_path()
+    granted = path != "amx" or not find_spec("torch") or may_use_tiles()
+    yield Finding(
+        level="ok" if granted else "note",
+        what="attention on cores",
+        found=f"{path or 'unknown'}{'' if granted else ', whose tile registers the operating system refuses'}",
+        cure="" if granted else "allow arch_prctl in the container, or set engine.dtype=float32",
+    )
+
+
 def check_sandbox() -> Iterator[Finding]:
     reason = holds(Isolation.NAMESPACES)
     if not reason:
@@ -134,6 +147,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_machine,
     check_ports,
     check_gpu,
+    check_attention,
     check_sandbox,
 )
 

@@ -12,10 +12,10 @@ from prefect import flow
 
 from artifacts.judgements import kept_judgements
 from flows.rl_step import SLOT, all_results
-from tasks.plan import HELDOUT, RunContext, StepPlan, dataset_of, journal_of, store_of
+from tasks.plan import RunContext, StepPlan, heldout_refs, journal_of, store_of
 from tasks.reward import score_responses
 from tasks.rollout import read_round, run_rollout
-from tasks.scheduling.events import PromptRef, RoundPlan
+from tasks.scheduling.events import RoundPlan
 from tasks.train import load_engines
 
 
@@ -37,13 +37,11 @@ class EvaluationReport:
 
 
 def evaluation_round(run: RunContext, step: int, num_prompts: int, responses_per_prompt: int) -> RoundPlan:
-    """The round that asks the first num_prompts held-out prompts."""
-    heldout = dataset_of(run).heldout
-    prompts = tuple(PromptRef(prompt_id=f"{HELDOUT}/{row}", domain=heldout[row].domain) for row in range(num_prompts))
+    """The round that asks the first num_prompts held-out prompts that can be asked."""
     return RoundPlan(
         step=step,
         kind="evaluate",
-        prompts=prompts,
+        prompts=heldout_refs(run, num_prompts),
         launch_per_prompt=responses_per_prompt,
         accept_prompts=num_prompts,
         accept_per_prompt=responses_per_prompt,

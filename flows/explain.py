@@ -19,6 +19,7 @@ from flows.command_line import assemble, sentence
 from flows.config import RunConfig
 from flows.presets import PRESETS
 from tasks.cluster.devices import engine_members, worker_specs
+from tasks.learner.loss import PpoClipLoss, ReinforceLoss
 from tasks.rewards.judge import JudgeConfig, judge_engine_of
 from tasks.scheduling.rounds import BatchAlgebra, SyncConfig, TailBatchingConfig, batch_algebra
 
@@ -49,6 +50,7 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield from _judge_rows(config)
     yield "training in mid-round", _streams(config)
     yield "optimizer updates per step", "1 (gradients summed over micro-batches and ranks, divided once)"
+    yield "policy loss", _loss(config.learner.loss)
     yield "largest staleness", "0 steps: every trained token was sampled by the weights that the update starts from"
     yield "steps", f"{config.num_steps}{_drain(config, algebra)}"
     yield "prompts trained", f"about {config.num_steps * algebra.accept_prompts}"
@@ -70,6 +72,16 @@ def _judge_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         domains = ", ".join(domain for domain, reward in config.rewards.items() if isinstance(reward, JudgeConfig))
         judges = sum(spec.role == "judge" for spec in worker_specs(config.cluster))
         yield "judges", f"{judges} of model {engine.model.kind}, placement {engine.placement}, for the responses of {domains}"
+
+
+def _loss(loss: PpoClipLoss | ReinforceLoss) -> str:
+    if isinstance(loss, PpoClipLoss) and loss.clips:
+        bounds = f"{1 - loss.clip_low:g} to {1 + loss.clip_high:g}"
+        return f"{loss.kind}: the ratio learner/engine is clipped to {bounds}; no importance_cap"
+    told = f"{loss.kind}: weights learner/engine are truncated at {loss.importance_cap:g}"
+    if isinstance(loss, PpoClipLoss):
+        told += "; with one update a step the ratio is 1, clip_low and clip_high do nothing"
+    return told
 
 
 def _streams(config: RunConfig) -> str:

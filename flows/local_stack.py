@@ -21,7 +21,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tasks.cluster.deaths import account
+
 LOOPBACK = "127.0.0.1"
+LOG_TAIL = 4000  # characters of a server's log that are looked at for its last words
 PREFECT_PORT, MLFLOW_PORT, REPORTS_PORT = 4200, 5000, 8788
 
 
@@ -72,6 +75,7 @@ def prefect_server(root: Path, port: int, deadline_s: float = 90.0) -> Iterator[
             f"http://{LOOPBACK}:{port}/api/health", server, "the Prefect server", root / ".prefect" / "server.log", deadline_s
         )
         yield environment
+        _check_running(server, "the Prefect server", root / ".prefect" / "server.log")
 
 
 @contextmanager
@@ -99,14 +103,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _wait_until_served(url: str, process: subprocess.Popen[bytes], what: str, log: Path, deadline_s: float) -> None:
     ends = time.monotonic() + deadline_s
     while time.monotonic() < ends:
-        if process.poll() is not None:
-            raise RuntimeError(f"{what} ended at once with exit code {process.returncode}; its log is {log}")
+        _check_running(process, what, log)
         try:
             with urllib.request.urlopen(url, timeout=2):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
     raise TimeoutError(f"{what} did not answer {url} within {deadline_s:.0f} s; its log is {log}")
+
+
+def _check_running(process: subprocess.Popen[bytes], what: str, log: Path) -> None:
+    """Raise RuntimeError with how a server ended that should be there."""
+    if (code := process.poll()) is not None:
+        lines = log.read_text(errors="replace")[-LOG_TAIL:].splitlines()
+        raise RuntimeError(f"{what} is gone: {account(code, lines)}; its log is {log}")
 
 
 def serve_pages(root: Path, prefect_port: int, mlflow_port: int, reports_port: int) -> None:
@@ -139,8 +149,9 @@ def _print_pages(prefect_port: int, mlflow_port: int, reports_port: int, root: P
     print("Ctrl-C ends the servers.", flush=True)
 
 
-def _interrupt(*_: object) -> None:
-    """SIGTERM ends the servers as Ctrl-C does; they have sessions of their own and would stay."""
+def interrupt(*_: object) -> None:
+    """SIGTERM ends what was started as Ctrl-C does; servers and runs have sessions of their own and
+    would stay."""
     raise KeyboardInterrupt
 
 
@@ -151,7 +162,7 @@ def main() -> int:
     parser.add_argument("--mlflow-port", type=int, default=MLFLOW_PORT, help="default: %(default)s")
     parser.add_argument("--reports-port", type=int, default=REPORTS_PORT, help="default: %(default)s")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         serve_pages(options.root.resolve(), options.prefect_port or free_port(), options.mlflow_port, options.reports_port)
     except KeyboardInterrupt:

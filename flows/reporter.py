@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -25,7 +25,8 @@ from artifacts.tables import spans_to_parquet
 from flows.evaluate import EvaluationReport
 from flows.run import OpenRun
 from flows.terminal import TerminalView
-from tasks.report import STAGES, StepReport, stage_times, step_metrics
+from tasks.learner.reports import REASONS, skipped_of
+from tasks.report import STAGES, StepReport, running_totals, stage_times, step_metrics
 from tasks.rewards.adaptive_timeout import Anchor, merged, to_record
 from tasks.rewards.registry import learns_timeouts, timeouts_of
 from tasks.rollout import artifact_key, progress_key
@@ -44,6 +45,7 @@ class RunReporter:
         self._journal = Journal(run.store)
         self._evaluations: dict[int, EvaluationReport] = {}
         self._rows: list[dict[str, object]] = []
+        self._commits = list(run.commits)
         self._key = artifact_key(run.context.run_id)
         self._client = get_client()
         self._view = TerminalView(run.context.run_id, run.config.num_steps, self._progress)
@@ -67,6 +69,11 @@ class RunReporter:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._view.__aexit__(kind, error, trace)
 
+    @property
+    def figures(self) -> tuple[Mapping[str, float], ...]:
+        """The metrics of every committed step, those of earlier attempts at the run included."""
+        return tuple(commit.metrics for commit in self._commits)
+
     def evaluated(self, step: int, report: EvaluationReport) -> None:
         """Held-out scores are there."""
         self._evaluations[step] = report
@@ -77,15 +84,15 @@ class RunReporter:
 
     def commit_record(self, report: StepReport, state: QueueState, planner: PlannerState, checkpoint: str | None) -> StepCommit:
         """The step as it is committed."""
-        groups = tuple(self._journal.read_groups(report.plan.step))
+        metrics = step_metrics(report, state, tuple(self._journal.read_groups(report.plan.step)))
         return StepCommit(
             step=report.plan.step,
             kind=report.plan.round.kind,
             weights=report.published.weights,
             queue=state.to_json(),
             seeds={"seed": self._run.config.seed},
-            counters={"prompts_drawn": state.num_drawn, "prompts_trained": state.num_trained, **report.ledger},
-            metrics=step_metrics(report, state, groups),
+            counters=running_totals((*self.figures, metrics), state),
+            metrics=metrics,
             timings=stage_times(report) | {"started_s": report.started_s, "finished_s": report.finished_s},
             checkpoint=checkpoint,
             planner=planner.to_json(),
@@ -99,7 +106,8 @@ class RunReporter:
         return timeouts_of(rewards, [(row.prompt.domain, row.response.score) for row in rows if row.response.score is not None])
 
     async def stepped(self, report: StepReport, commit: StepCommit) -> None:
-        """A step is committed: keep its spans, log its metrics, add its row."""
+        """A committed step: keep its spans, log its metrics, add its row, tell a skipped update."""
+        self._commits.append(commit)
         self._run.store.write(layout.table_file("spans", commit.step), spans_to_parquet(commit.step, report.spans))
         self._journal.drop_parts(commit.step)
         self._run.tracker.log_step(commit.step, commit.metrics)
@@ -107,6 +115,9 @@ class RunReporter:
         get_run_logger().info(
             "step=%d round=%s %s", commit.step, commit.kind, " ".join(f"{k}={commit.metrics.get(k, 0.0):.3f}" for k in TABLE_COLUMNS)
         )
+        if (skipped := skipped_of(commit.metrics)) is not None:
+            told = f"step={commit.step} update={skipped}: no update, because {REASONS[skipped]}"
+            get_run_logger().warning(told)
         await acreate_table_artifact(table=self._rows, key=f"steps-{self._key}", description=f"Steps of {self._run.context.run_id}")
 
     def _show(self, commit: StepCommit) -> None:

@@ -1,12 +1,13 @@
 """Opening a run: everything that can be wrong is found here, before a process is started or a file is half written.
 
-RunConfig -> artifact root writable? -> rows sound, and enough? -> model there? -> manifest -> tracker -> what the tasks are told
+RunConfig -> artifact root writable? -> rows sound, and enough? -> model there? -> do prompts fit?
+          -> manifest -> tracker -> what the tasks are told
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,14 +23,15 @@ from artifacts.records import WeightsRef
 from artifacts.store import Store
 from artifacts.tracking import RunTracker
 from flows.config import RunConfig
-from flows.presets import preset_values
+from flows.resume import changes_of, resumed_config
 from tasks.cluster.devices import engine_members, worker_specs
+from tasks.fitting import Examination, check_prompts
 from tasks.learner.models import resolve_model
-from tasks.plan import EVALUATION, HELDOUT, Deadlines, RunContext, dataset_of, prompts_of, task_dataset
+from tasks.plan import EVALUATION, Deadlines, RunContext, heldout_refs, prompts_of, task_dataset
 from tasks.rewards.judge import judge_engine_of
 from tasks.rewards.registry import build_rewards
-from tasks.scheduling.events import PromptRef
-from tasks.scheduling.rounds import QueueState, plan_round
+from tasks.scheduling.queue_state import without_unfit
+from tasks.scheduling.rounds import QueueState, batch_algebra, plan_round
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class OpenRun:
     @property
     def state(self) -> QueueState:
         """Where the prompts stand."""
-        return QueueState.from_json(self.commits[-1].queue) if self.commits else QueueState()
+        return without_unfit(state_of(self.commits), self.context.unfit)
 
     def weights_of(self, step: int) -> WeightsRef | None:
         """What a step published, as committed; None for step 0."""
@@ -73,22 +75,11 @@ class OpenRun:
 
 
 def effective_config(config: RunConfig) -> RunConfig:
-    """The given configuration, or for a resumed run the one it was started with.
-
-    Of what is given with `resume` only the places count (a cluster's address among them), and num_steps where it is not the preset's own.
-    """
+    """The given configuration, or for a resumed run the one it was started with and what is changed
+    in it."""
     if not config.resume:
         return config
-    manifest = read_manifest(Store.open(config.keep.artifact_root).child(config.resume))
-    kept = dict(manifest.config)
-    places = {name: getattr(config.keep, name) for name in ("artifact_root", "model_cache", "weights_dir")}
-    if config.keep.tracking_uri:
-        places["tracking_uri"] = config.keep.tracking_uri
-    if config.num_steps != preset_values(config.preset)["num_steps"]:
-        kept["num_steps"] = config.num_steps
-    if config.cluster.scheduler_address:
-        kept["cluster"] = {**kept["cluster"], "scheduler_address": config.cluster.scheduler_address}
-    return RunConfig.model_validate(kept | {"resume": config.resume, "keep": {**kept["keep"], **places}})
+    return resumed_config(config, read_manifest(Store.open(config.keep.artifact_root).child(config.resume)).config)
 
 
 @contextmanager
@@ -105,11 +96,17 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     with handover_directory(Path(config.keep.weights_dir), run_id) as weights_dir:
         if leftovers := store.sweep(""):
             logger.info("swept=%d unfinished files of a killed attempt, run=%s", leftovers, run_id)
-        context = _context(config, run_id, weights_dir)
-        tracker = _start_tracker(config, run_id, store)
+        commits = tuple(read_commits(store))
+        context = _with_probes(config, _fitting(config, _context(config, run_id, weights_dir), commits))
+        tracker = _start_tracker(config, run_id, store, len(commits))
         try:
             yield OpenRun(
-                config=config, context=context, store=store, tracker=tracker, commits=tuple(read_commits(store)), links=_links(run_id)
+                config=config,
+                context=context,
+                store=store,
+                tracker=tracker,
+                commits=commits,
+                links=_links(run_id),
             )
             tracker.end("FINISHED")
         except BaseException as error:
@@ -117,19 +114,29 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
             raise
 
 
-def _check_rows(config: RunConfig) -> None:
-    """ValueError if the task has fewer rows than a round or an evaluation asks, or a malformed one."""
+def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
+    """ValueError if the task has fewer rows that can be asked than a round or an evaluation asks,
+    or a malformed one."""
     dataset, asked = task_dataset(config.task, config.seed), config.evaluation.num_prompts
     if len(dataset.heldout) < asked:
         raise ValueError(f"evaluation.num_prompts must be <= the task's held-out prompts ({len(dataset.heldout)}), got {asked}; lower it")
-    plan_round(QueueState(), config.batch, config.scheduling, domains=dataset.domains, seed=config.seed, step=1, num_steps=config.num_steps)
+    plan_round(
+        QueueState(),
+        config.batch,
+        config.scheduling,
+        domains=dataset.domains,
+        seed=config.seed,
+        step=1,
+        num_steps=config.num_steps,
+        unfit=unfit,
+    )
 
 
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     build_rewards(config.rewards).close()
     specs, members = worker_specs(config.cluster), engine_members(config.cluster, config.engine.tensor_parallel_size)
     cache, judge = Path(config.keep.model_cache), judge_engine_of(config.rewards)
-    context = RunContext(
+    return RunContext(
         run_id=run_id,
         artifact_root=str(config.local_root() or config.keep.artifact_root),
         seed=config.seed,
@@ -141,6 +148,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         engines=tuple(members),
         members=members,
         learners=tuple(spec.name for spec in specs if spec.role == "learner"),
+        engines_rest=config.engine.sleep_mode,
         judges=tuple(spec.name for spec in specs if spec.role == "judge"),
         judge_model_path=str(resolve_model(judge.model, cache)) if judge else "",
         devices={spec.name: spec.device or "host" for spec in specs},
@@ -150,6 +158,8 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         probes=(),
         gate_tolerance_nats=config.gate.tolerance_nats,
         flat_groups_cost=config.learner.flat_groups_cost,
+        advantage=config.learner.advantage,
+        overlong=config.learner.overlong,
         row_tokens=config.learner.max_tokens_per_microbatch,
         stream_trainer=config.stream_trainer,
         deadlines=Deadlines(
@@ -158,17 +168,40 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
             learner_call_s=config.deadlines.learner_call_s,
         ),
     )
-    return replace(context, probes=_probes(config, context)) if config.gate.enabled else context
 
 
-def _probes(config: RunConfig, context: RunContext) -> tuple[tuple[int, ...], ...]:
-    """The ends of the first held-out prompts: what differs between prompts lies there."""
-    heldout = dataset_of(context).heldout[: config.gate.num_probes]
-    refs = [PromptRef(prompt_id=f"{HELDOUT}/{row}", domain=one.domain) for row, one in enumerate(heldout)]
-    return tuple(prompt.token_ids[-config.gate.probe_tokens :] for prompt in prompts_of(context, refs).values())
+def state_of(commits: Sequence[StepCommit]) -> QueueState:
+    """Where the prompts stand after these steps."""
+    return QueueState.from_json(commits[-1].queue) if commits else QueueState()
 
 
-def _start_tracker(config: RunConfig, run_id: str, store: Store) -> RunTracker:
+def _fitting(config: RunConfig, context: RunContext, commits: Sequence[StepCommit]) -> RunContext:
+    """The context with the prompts that the run must pass over. ValueError where they are to be
+    refused, or too few are left."""
+    algebra, asked = batch_algebra(config.batch, config.scheduling), config.evaluation.num_prompts
+    num_steps = max(0, config.num_steps - len(commits))
+    examination = Examination(context)
+    num_heldout = examination.examine_heldout(max(asked, config.gate.num_probes))
+    examination.examine_stream(state_of(commits), num_steps * (algebra.launch_prompts + algebra.reserve_prompts))
+    check_prompts(config.unfit_prompts, examination.reasons, examination.num_examined)
+    if num_heldout < asked:
+        raise ValueError(f"evaluation.num_prompts must be <= the held-out prompts that fit ({num_heldout}), got {asked}; lower it")
+    _check_rows(config, examination.rows())
+    return replace(context, unfit=examination.rows(), unfit_heldout=examination.heldout())
+
+
+def _with_probes(config: RunConfig, context: RunContext) -> RunContext:
+    """The sync gate's probes: the ends of the first held-out prompts, for what differs between
+    prompts lies there."""
+    if not config.gate.enabled:
+        return context
+    prompts = prompts_of(context, heldout_refs(context, config.gate.num_probes))
+    return replace(context, probes=tuple(prompt.token_ids[-config.gate.probe_tokens :] for prompt in prompts.values()))
+
+
+def _start_tracker(config: RunConfig, run_id: str, store: Store, step: int) -> RunTracker:
+    """Begin the tracked run or go on with it after this step, and write the manifest, with a record
+    of what the configuration changes."""
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     earlier = read_manifest(store) if config.resume else None
     tracker = RunTracker(config.tracking_uri())
@@ -179,6 +212,9 @@ def _start_tracker(config: RunConfig, run_id: str, store: Store) -> RunTracker:
         tags=_links(run_id) | {"rollflow.scheduling": config.scheduling.kind, "rollflow.preset": config.preset},
         run_id=earlier.mlflow_run_id if earlier else None,
     )
+    changes = changes_of(earlier.config, config, step) if earlier else ()
+    for change in changes:
+        logger.info("run=%s after_step=%d %s=%s, before: %s", run_id, step, change["field"], change["after"], change["before"])
     flow_run = str(runtime.flow_run.id or "")
     manifest = RunManifest(
         run_id=run_id,
@@ -189,6 +225,7 @@ def _start_tracker(config: RunConfig, run_id: str, store: Store) -> RunTracker:
         mlflow_run_id=mlflow_run,
         prefect_flow_run_ids=(*(earlier.prefect_flow_run_ids if earlier else ()), flow_run),
         links=_links(run_id),
+        changes=(*(earlier.changes if earlier else ()), *changes),
     )
     write_manifest(store, manifest)
     return tracker

@@ -19,6 +19,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tasks.learner.reports import REASONS, skipped_of
+
 SHOWN_STEPS = 8
 COLUMNS = (
     ("reward", "reward/mean", "{:.2f}"),
@@ -76,7 +78,8 @@ class TerminalView:
         self._rewards.append(metrics["reward/mean"])
         if self._live is None:
             figures = "  ".join(f"{title} {form.format(metrics.get(name, 0.0))}" for title, name, form in COLUMNS)
-            print(f"step {step}/{self._num_steps} {kind:<5} {figures}", flush=True)
+            told = f"step {step}/{self._num_steps} {kind:<5} {figures}  {update_told(metrics)}"
+            print(told.rstrip(), flush=True)
 
     async def _tick(self) -> None:
         assert self._live is not None
@@ -90,7 +93,8 @@ class TerminalView:
         for title in ("step", "round", *(title for title, _, _ in COLUMNS)):
             table.add_column(title, justify="right" if title != "round" else "left")
         for step, kind, metrics in self._rows:
-            table.add_row(str(step), kind, *(form.format(metrics.get(name, 0.0)) for _, name, form in COLUMNS))
+            figures = (form.format(metrics.get(name, 0.0)) for _, name, form in COLUMNS)
+            table.add_row(str(step), kind, *figures, update_told(metrics))
         head = Text(
             f"{self._run_id}   step {self._step} of {self._num_steps}   {elapsed_s / 60:.1f} min   reward {sparkline(self._rewards)}"
         )
@@ -99,6 +103,12 @@ class TerminalView:
             finished, launched = progress
             lines.append(Text(f"this round: {finished} of {launched} responses", style="cyan"))
         return Group(*lines, *(Text(note, style="dim") for note in self._notes[-3:]))
+
+
+def update_told(metrics: Mapping[str, float]) -> str:
+    """What the step's line says of a policy that was not updated; nothing of one that was."""
+    skipped = skipped_of(metrics)
+    return "" if skipped is None else f"no update: {REASONS[skipped]}"
 
 
 def sparkline(values: list[float], width: int = 40) -> str:

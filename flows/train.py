@@ -27,6 +27,7 @@ from artifacts.checkpoint import Checkpoints
 from artifacts.commit import commit_step
 from artifacts.records import WeightsRef
 from artifacts.summary import RunSummary
+from flows.begun_round import BegunRound, begun_round, keep_round
 from flows.config import RunConfig
 from flows.engine_layout import EngineLayouts, with_relayout
 from flows.evaluate import EvaluationReport, evaluate, evaluation_round, recorded_evaluation
@@ -37,22 +38,24 @@ from tasks.cluster.actors import ActorLost
 from tasks.cluster.dask_cluster import open_cluster
 from tasks.cluster.devices import worker_specs
 from tasks.cluster.fleet import Fleet
+from tasks.cluster.ownership import take_cluster, telling_of_its_loss
 from tasks.durable import export_model, restore_policy, save_checkpoint
 from tasks.engines.base import EngineLost
+from tasks.learner.reports import check_updates
+from tasks.learner.sharding import PeerLost
 from tasks.plan import StepPlan, dataset_of
 from tasks.report import StepReport
 from tasks.sample_stream import round_key
-from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.parallelism import PlannerState
+from tasks.scheduling.queue_state import without_unfit
 from tasks.scheduling.rounds import QueueState, finish_round, plan_round
-from tasks.train import publish
 
 logger = logging.getLogger(__name__)
 
 
 T = TypeVar("T")
 StepFlow = Callable[[StepPlan], Awaitable[Any]]  # Any: the flow's report
-RECOVERABLE = (ActorLost, EngineLost, KilledWorker, FutureCancelledError)
+RECOVERABLE = (ActorLost, EngineLost, PeerLost, KilledWorker, FutureCancelledError)
 
 
 @flow(name="train", flow_run_name="train-{config.preset}", description=__doc__)
@@ -63,15 +66,18 @@ async def train(config: RunConfig) -> RunSummary:
         layouts = EngineLayouts(run)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-")))
         client = stack.enter_context(open_cluster(run.config.cluster, scratch))
+        stack.enter_context(telling_of_its_loss(client))
         page = run.local_report("dask.html")
         if page is not None:
             stack.enter_context(performance_report(filename=str(page)))
-        fleet = stack.enter_context(
-            Fleet(
-                client, run.context, worker_specs(run.config.cluster), run.config.engine, run.config.learner, run.config.deadlines.start_s
-            )
-        )
-        return await train_steps(run, fleet, layouts, DaskTaskRunner(address=client.scheduler.address))
+        specs, start_s = worker_specs(run.config.cluster), run.config.deadlines.start_s
+        workers = [spec.name for spec in specs]
+        await take_cluster(client, run.context.run_id, workers, start_s)
+        fleet = stack.enter_context(Fleet(client, run.context, specs, run.config.engine, run.config.learner, start_s))
+        try:
+            return await train_steps(run, fleet, layouts, DaskTaskRunner(address=client.scheduler.address))
+        except RECOVERABLE as error:
+            raise fleet.account(error) from error
 
 
 async def train_steps(run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_runner: DaskTaskRunner) -> RunSummary:
@@ -83,11 +89,11 @@ async def train_steps(run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_r
     async with RunReporter(run) as reporter:
         for past in evaluations_until(run, step):
             reporter.evaluated(past, await evaluated(evaluation_flow, run, fleet, past, weights))
-        while (round_plan := next_round(run, state, step + 1)) is not None:
+        while (begun := next_round(run, state, step + 1)) is not None:
             step += 1
-            plan = StepPlan(run=run.context, round=round_plan, weights=weights, attempt=1)
+            plan = StepPlan(run=run.context, round=begun.plan, weights=weights, attempt=1)
             report, checkpoint = await recovering(run, fleet, plan, partial(stepped, step_flow, run, fleet, layouts))
-            state, weights = state_after(state, report), report.published.weights
+            state, weights = state_after(begun.before, report), report.published.weights
             await commit(run, reporter, report, state, layouts.observe(report), checkpoint)
             if due(step, config.evaluation.every_steps):
                 reporter.evaluated(step, await evaluated(evaluation_flow, run, fleet, step, weights))
@@ -95,10 +101,24 @@ async def train_steps(run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_r
         return await reporter.finish(await asyncio.to_thread(export_model, run.context, weights))
 
 
-def next_round(run: OpenRun, state: QueueState, step: int) -> RoundPlan | None:
-    """The round of this step, or None when the run is over."""
-    config, domains = run.config, dataset_of(run.context).domains
-    return plan_round(state, config.batch, config.scheduling, domains=domains, seed=config.seed, step=step, num_steps=config.num_steps)
+def next_round(run: OpenRun, state: QueueState, step: int) -> BegunRound | None:
+    """The round of this step, as an earlier attempt began it or else begun and kept here; None when
+    the run is over."""
+    config = run.config
+    begun = begun_round(run.store, step, config.num_steps, run.context.unfit)
+    if begun is not None:
+        return begun
+    plan = plan_round(
+        state,
+        config.batch,
+        config.scheduling,
+        domains=dataset_of(run.context).domains,
+        seed=config.seed,
+        step=step,
+        num_steps=config.num_steps,
+        unfit=run.context.unfit,
+    )
+    return keep_round(run.store, BegunRound(before=state, plan=plan)) if plan is not None else None
 
 
 def evaluations_until(run: OpenRun, step: int) -> list[int]:
@@ -107,17 +127,19 @@ def evaluations_until(run: OpenRun, step: int) -> list[int]:
     return sorted(missing | run.evaluated_steps)
 
 
-def state_after(state: QueueState, report: StepReport) -> QueueState:
-    """Where the prompts stand after the step."""
+def state_after(before: QueueState, report: StepReport) -> QueueState:
+    """Where the prompts stand after the step. One that was begun with more room may leave prompts
+    that do not fit."""
     rollout = report.rollout
-    return finish_round(
-        state,
+    after = finish_round(
+        before,
         report.plan.round,
         accepted=rollout.accepted,
         deferred=rollout.deferred,
         dropped=rollout.dropped,
         filtered=rollout.filtered,
     )
+    return without_unfit(after, report.plan.run.unfit)
 
 
 async def stepped(step_flow: StepFlow, run: OpenRun, fleet: Fleet, layouts: EngineLayouts, plan: StepPlan) -> tuple[StepReport, str | None]:
@@ -133,11 +155,17 @@ async def stepped(step_flow: StepFlow, run: OpenRun, fleet: Fleet, layouts: Engi
 async def commit(
     run: OpenRun, reporter: RunReporter, report: StepReport, state: QueueState, planner: PlannerState, checkpoint: str | None
 ) -> None:
-    """Make the step final: the commit file, then everything that may be lost without harm. No worker is asked for anything."""
+    """Make the step final: the commit file, then everything that may be lost without harm. No
+    worker is asked for anything.
+
+    Raises GradientsNotFinite when too many steps in a row made no update for that reason. The step
+    is committed by then, so that a resume goes on after it.
+    """
     record = reporter.commit_record(report, state, planner, checkpoint)
     commit_step(run.store, record)
     Checkpoints(run.store, run.config.keep.checkpoints).prune(report.plan.step)
     await reporter.stepped(report, record)
+    check_updates(reporter.figures, run.config.learner.max_nonfinite_steps)
 
 
 async def evaluated(flow_with_runner: StepFlow, run: OpenRun, fleet: Fleet, step: int, weights: WeightsRef) -> EvaluationReport:
@@ -156,18 +184,18 @@ async def evaluated(flow_with_runner: StepFlow, run: OpenRun, fleet: Fleet, step
 
 
 async def restored(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
-    """The weights after this step, in every engine: what a run begins or goes on with."""
+    """The actors, and in every engine the weights after this step: what a run begins with."""
 
     async def attempted(attempt: int) -> WeightsRef:
-        if attempt > 1:
-            await fleet.replace_lost()
+        await (fleet.start() if attempt == 1 else fleet.replace_lost())
         return await restore(run, fleet, step)
 
     return await persisting(attempted, run.config.max_recoveries, f"weights of step={step}")
 
 
 async def restore(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
-    """Bring learners and engines to this step; its weights."""
+    """Bring learners and engines to this step; the weights they hold then, which are a later step's
+    if that was updated."""
     return (await restore_policy(fleet.run, step, run.config.keep.checkpoints, run.weights_of(step))).weights
 
 
@@ -199,12 +227,14 @@ async def persisting(work: Callable[[int], Awaitable[T]], max_recoveries: int, w
 
 
 async def recover(run: OpenRun, fleet: Fleet, committed: int) -> None:
-    """New actors for the lost ones, and the weights back to where they were."""
-    lost = await fleet.replace_lost()
-    if set(lost) & set(run.context.learners):
-        await restore(run, fleet, committed)
-    else:
-        await publish(fleet.run)
+    """New actors for the lost ones, and the weights back to where they were, in engines that drop
+    what a lost coordinator asked of them.
+
+    What is restored depends on where the learners are: an attempt before may have made new ones and
+    died before their replay.
+    """
+    await fleet.replace_lost()
+    await restore(run, fleet, committed)
 
 
 def due(step: int, every: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,7 +21,14 @@ from artifacts.journal import Journal
 from artifacts.records import WeightsRef
 from artifacts.store import Store
 from tasks.plan import RunContext
-from tasks.train import PublishReport, learner_ranks, publish, replay_gradients, update_on_ranks
+from tasks.train import (
+    PublishReport,
+    learner_ranks,
+    publish,
+    replay_gradients,
+    rest_engines,
+    update_on_ranks,
+)
 
 
 class ReplayDiffers(RuntimeError):
@@ -29,24 +37,46 @@ class ReplayDiffers(RuntimeError):
 
 @task(name="restore-policy", task_run_name="restore-to-step-{step}", cache_policy=NO_CACHE, tags=["train"])
 async def restore_policy(run: RunContext, step: int, keep_checkpoints: int, committed: WeightsRef | None) -> PublishReport:
-    """Bring the learners to this step and the engines to its weights; checks the digest of the weights against the commit's."""
-    store = Store.open(run.artifact_root).child(run.run_id)
-    await _replay(run, store, Checkpoints(store, keep_checkpoints), step)
+    """Bring the learners to this step, unless they have come so far, and the engines to what the
+    learners hold; checks the digest of the step's weights against the commit's."""
+    versions = await versions_of(run)
+    if min(versions) < step:
+        store = Store.open(run.artifact_root).child(run.run_id)
+        await rest_engines(run, run.engines)
+        await _replay(run, store, Checkpoints(store, keep_checkpoints), step, versions)
     report = await publish(run)
-    if committed is not None and report.weights.digest != committed.digest:
-        raise ReplayDiffers(
-            f"replaying training up to step {step} must give the committed weights ({committed.digest[:12]}), got "
-            f"{report.weights.digest[:12]}; was the run made with another number of learner ranks, torch version or machine?"
-        )
+    if report.weights.version == step and committed is not None:
+        _check_digest(report.weights, committed)
     return report
 
 
-async def _replay(run: RunContext, store: Store, checkpoints: Checkpoints, step: int) -> None:
+def _check_digest(found: WeightsRef, committed: WeightsRef) -> None:
+    if found.digest != committed.digest:
+        raise ReplayDiffers(
+            f"replaying training up to step {found.version} must give the committed weights "
+            f"({committed.digest[:12]}), got {found.digest[:12]}; was the run made with another "
+            "number of learner ranks, torch version or machine, or by an older version of this "
+            "code, which made an update where every gradient is zero? Resume it with what it "
+            "was made with"
+        )
+
+
+async def versions_of(run: RunContext) -> list[int]:
+    """The last step whose update each learner rank has made."""
+    deadline_s = run.deadlines.learner_call_s
+    calls = (rank.call("version", deadline_s=deadline_s) for rank in learner_ranks(run))
+    return list(await asyncio.gather(*calls))
+
+
+async def _replay(
+    run: RunContext,
+    store: Store,
+    checkpoints: Checkpoints,
+    step: int,
+    versions: Sequence[int],
+) -> None:
     ranks = learner_ranks(run)
     deadline_s = run.deadlines.learner_call_s
-    versions = await asyncio.gather(*(rank.call("version", deadline_s=deadline_s) for rank in ranks))
-    if set(versions) == {step}:
-        return
     start = checkpoints.latest(at_most=step)
     if start is None:
         assert set(versions) == {0}, f"learners at {versions} cannot be replayed from the start"

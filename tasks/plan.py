@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -14,6 +15,8 @@ from artifacts.records import Prompt, WeightsRef
 from artifacts.store import Store
 from tasks.engines.sampling import SamplingConfig
 from tasks.environments.single_turn import render
+from tasks.learner.advantage import AdvantageConfig
+from tasks.learner.overlong import OverlongConfig
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.events import PromptRef, RoundPlan
 from tasks.scheduling.stream_training import StreamTrainerConfig
@@ -27,7 +30,7 @@ EVALUATION = "evaluation"  # folder of a run in which the responses of evaluatio
 class Deadlines:
     """How long a wait may last before it ends with an error that says what it waited for, seconds."""
 
-    progress_s: float  # a round in which nothing finishes
+    progress_s: float  # a round without a token, a response or a verdict
     engine_call_s: float  # one call to an engine
     learner_call_s: float  # one call to a learner rank, a whole accumulation included
 
@@ -53,11 +56,16 @@ class RunContext:
     probes: tuple[tuple[int, ...], ...]  # fixed token sequences of the sync gate; empty switches the gate off
     gate_tolerance_nats: float  # mean absolute difference of log-probability that the gate still accepts
     flat_groups_cost: bool  # whether groups of equal rewards cost the learner something (LearnerConfig.flat_groups_cost)
+    advantage: AdvantageConfig  # what a reward is worth within its group
+    overlong: OverlongConfig  # what training makes of responses that are too long
     row_tokens: int  # computed tokens of a full learner row: the most that a freed rank is given at once
     stream_trainer: StreamTrainerConfig  # when devices stop generating in mid-round
     deadlines: Deadlines
+    engines_rest: bool = False  # whether engines give their GPUs back for the training (EngineConfig.sleep_mode)
     judges: tuple[str, ...] = ()  # actor names of the judges; none without a judge reward
     judge_model_path: str = ""  # Hugging Face directory of their model
+    unfit: frozenset[int] = frozenset()  # rows that are never asked: too long, or not to be rendered
+    unfit_heldout: frozenset[int] = frozenset()  # held-out rows of the same kind
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # workers whose devices an engine holds, if not just its own
 
     def devices_of(self, actor: str) -> tuple[str, ...]:
@@ -81,6 +89,11 @@ class StepPlan:
     @property
     def step(self) -> int:
         return self.round.step
+
+    @property
+    def versions(self) -> range:
+        """Weight versions whose tokens the round may train: the one that the engines hold."""
+        return range(self.weights.version, self.weights.version + 1)
 
     @property
     def is_evaluation(self) -> bool:
@@ -119,6 +132,12 @@ def prompts_of(run: RunContext, refs: Sequence[PromptRef]) -> dict[str, Prompt]:
         rows = dataset.heldout if epoch == HELDOUT else dataset.rows
         prompts[ref.prompt_id] = render(rows[int(row)], tokenizer, ref.prompt_id, run.max_prompt_tokens)
     return prompts
+
+
+def heldout_refs(run: RunContext, num_prompts: int) -> tuple[PromptRef, ...]:
+    """The first held-out prompts that can be asked."""
+    rows = ((number, row) for number, row in enumerate(dataset_of(run).heldout) if number not in run.unfit_heldout)
+    return tuple(PromptRef(prompt_id=f"{HELDOUT}/{number}", domain=row.domain) for number, row in islice(rows, num_prompts))
 
 
 def store_of(plan: StepPlan) -> Store:

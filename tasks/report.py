@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import reduce
 from operator import add
 
 from artifacts.records import Group, Span
-from artifacts.timeline import bubble_shares, device_times, orchestration_s, stage_s
-from tasks.learner.reports import AccumulateReport, token_means
+from artifacts.timeline import bubble_shares, device_times, length, orchestration_s, stage_s, within
+from tasks.learner.reports import AccumulateReport, Skipped, token_means, update_figures
 from tasks.plan import StepPlan
 from tasks.reward import RewardReport
 from tasks.rollout import RolloutReport
+from tasks.scheduling.ledger import TokenLedger
 from tasks.scheduling.rounds import QueueState
 from tasks.train import GradientReport, PolicyReport, PublishReport
 
@@ -71,7 +73,7 @@ def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...
     figures = {
         "time/step_s": window[1] - window[0],
         "time/rollout_s": rollout_s,
-        "time/reward_exposed_s": reward_exposed_s(report, groups),
+        "time/reward_exposed_s": reward_exposed_s(report),
         "time/reward_busy_s": report.reward.busy_s,
         "time/train_s": times["train"],
         "time/update_s": times["update"],
@@ -82,6 +84,7 @@ def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...
         "round/attempts": float(report.plan.attempt),
         "queue/long_prompts": float(len(state.queue)),
         "queue/dropped_prompts": float(state.num_dropped),
+        "queue/unfit_prompts": float(state.num_unfit),
         "queue/filtered_prompts": float(state.num_filtered),
         "round/filtered_prompts": float(len(report.rollout.filtered)),
         "rollout/tokens": float(sum(tokens.values())),
@@ -108,10 +111,26 @@ def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...
     return figures | dict(report.rollout.acceptance) | ledger | bubbles | stages
 
 
-def reward_exposed_s(report: StepReport, groups: tuple[Group, ...]) -> float:
-    """Seconds from the round's last token to the last verdict that a trained group waited for; 0 if it came before."""
-    verdicts = (response.score.finished_s for group in groups for response in group.responses if response.score is not None)
-    return max(0.0, max(verdicts, default=0.0) - report.rollout.finished_s)
+def running_totals(steps: Sequence[Mapping[str, float]], state: QueueState) -> dict[str, int]:
+    """What a run has done so far, from the figures of all its steps and the last one's state."""
+
+    def total(name: str) -> int:
+        return int(sum(figures.get(name, 0.0) for figures in steps))
+
+    ledger = {column.name: total(f"ledger/{column.name}_tokens") for column in fields(TokenLedger)}
+    return {
+        "prompts_drawn": state.num_drawn,
+        "prompts_trained": state.num_trained,
+        "responses_finished": total("rollout/responses"),
+        "updates_made": total("train/applied"),
+        **{f"updates_skipped_{reason}": total(f"train/skipped_{reason}") for reason in Skipped},
+        **{f"tokens_{column}": tokens for column, tokens in ledger.items()},
+    }
+
+
+def reward_exposed_s(report: StepReport) -> float:
+    """Seconds of the step in which its round waited for verdicts alone (`reward_waits`)."""
+    return length(within(report.rollout.reward_waits, report.started_s, report.finished_s))
 
 
 def _domain_rewards(groups: tuple[Group, ...]) -> dict[str, float]:
@@ -133,6 +152,8 @@ def _judge_metrics(report: StepReport) -> dict[str, float]:
         "reward/judge_batches": float(judging.num_batches),
         "reward/judge_cache_hits": float(judging.num_cache_hits),
         "reward/judge_infra": float(judging.num_infra),
+        "reward/judge_vetoed": float(judging.num_vetoed),
+        "reward/judge_too_long": float(judging.num_too_long),
         "reward/judge_prompt_tokens": float(judging.prompt_tokens),
         "time/judge_busy_s": sum(span.end_s - span.start_s for span in judging.spans),
     }
@@ -145,17 +166,16 @@ def _judge_metrics(report: StepReport) -> dict[str, float]:
 
 def _learner_metrics(report: StepReport) -> dict[str, float]:
     total = reduce(add, report.gradients.ranks, AccumulateReport())
-    update = report.policy.update
-    return token_means(total) | {
-        "train/loss": update.loss,
-        "train/grad_norm": update.grad_norm,
-        "train/learning_rate": update.learning_rate,
-        "train/applied": float(update.applied),
-        "train/tokens": float(total.num_tokens),
-        "train/streamed_groups": float(report.gradients.num_groups_streamed),
-        "train/tokens_computed": float(total.num_tokens_computed),
-        "train/prompt_tokens_saved": float(total.num_prompt_tokens_saved),
-        "train/masked_responses": float(total.num_responses_masked),
-        "train/micro_batches": float(total.num_micro_batches),
-        "train/tokens_per_s": total.num_tokens_computed / total.busy_s if total.busy_s else 0.0,
-    }
+    return (
+        token_means(total)
+        | update_figures(report.policy.update)
+        | {
+            "train/tokens": float(total.num_tokens),
+            "train/streamed_groups": float(report.gradients.num_groups_streamed),
+            "train/tokens_computed": float(total.num_tokens_computed),
+            "train/prompt_tokens_saved": float(total.num_prompt_tokens_saved),
+            "train/masked_responses": float(total.num_responses_masked),
+            "train/micro_batches": float(total.num_micro_batches),
+            "train/tokens_per_s": total.num_tokens_computed / total.busy_s if total.busy_s else 0.0,
+        }
+    )

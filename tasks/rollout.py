@@ -24,17 +24,27 @@ from prefect.client.orchestration import get_client as prefect_client
 from artifacts import layout
 from artifacts.records import Generated, Group, Prompt, Response, Score, Span, response_id
 from artifacts.tables import Fate, ResponseRow
+from artifacts.timeline import Interval
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost, EngineStats
 from tasks.engines.driver import drive_round
 from tasks.engines.remote import RemoteEngine
+from tasks.engines.round_figures import (
+    filtered_ids,
+    ledger_of,
+    reward_waits,
+    rollout_spans,
+    trained_ids,
+)
 from tasks.engines.round_records import RoundInputs, RoundResult
+from tasks.learner.samples import trained_advantages
 from tasks.plan import StepPlan, journal_of, prompts_of, store_of
-from tasks.sample_stream import SampleStream, aborting
+from tasks.sample_stream import SampleStream, aborting, round_key
 from tasks.scheduling.acceptance import acceptance_figures, launched_of
-from tasks.scheduling.ledger import account_tokens, column_of
+from tasks.scheduling.ledger import column_of
 from tasks.scheduling.rounds import make_scheduler
 from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig, device_groups
+from tasks.train import rest_engines
 
 PROGRESS_EVERY_S = 2.0
 HISTORY_ROUNDS = 8  # rounds whose response lengths project those of the next
@@ -52,12 +62,13 @@ class RolloutReport:
     lengths: tuple[int, ...]  # tokens of every response that ended by itself or at the bound
     acceptance: Mapping[str, float]  # accepted against launched responses, by name of the metric
     num_preemptions: int  # of all engines in this round, those of aborted responses included
-    spans: tuple[Span, ...]  # when each engine generated
+    spans: tuple[Span, ...]  # when each engine had a response to generate
     started_s: float  # first submission, Unix seconds
     finished_s: float  # last response
     kv_usage_max: float = 0.0  # the fullest that an engine's KV cache was in this round, 0..1
     num_migrated: int = 0  # responses that went on in another engine
     freed: tuple[str, ...] = ()  # learners whose devices were freed in mid-round
+    reward_waits: tuple[Interval, ...] = ()  # when it waited for verdicts alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,7 @@ def run_rollout(plan: StepPlan) -> RolloutReport:
 async def _rollout(plan: StepPlan, stream: SampleStream) -> RolloutReport:
     report = read_round(plan)
     if report is not None:
+        await rest_engines(plan.run, plan.run.engines)
         await stream.put("groups", journal_of(plan).read_groups(plan.step))
     else:
         report = await _generate(plan, stream)
@@ -103,6 +115,8 @@ async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
     finally:
         progress.cancel()
         await asyncio.gather(progress, return_exceptions=True)  # a picture that failed is no reason to fail the round
+    if not plan.is_evaluation:
+        await rest_engines(plan.run, plan.run.engines)
     if inputs.stream_trainer.is_enabled:  # nobody generates any more, and writing the records takes a moment
         await stream.put("groups", [ScaleDown(engines=plan.run.engines, learners=plan.run.learners)])
     report = replace(_report(plan, result, await _readings(plan)), freed=tuple(freed))
@@ -122,11 +136,13 @@ def _inputs(
             await stream.put("groups", [group])
 
     async def free(decision: ScaleDown) -> None:
+        await rest_engines(plan.run, decision.engines)
         freed.extend(decision.learners)
         await stream.put("groups", [decision])
 
     return RoundInputs(
         plan=plan.round,
+        versions=plan.versions,
         prompts=prompts,
         scheduler=make_scheduler(plan.round),
         engines=_engines(plan),
@@ -139,6 +155,7 @@ def _inputs(
         on_accept=accept,
         stream_trainer=_stream_trainer(plan),
         on_freed=free,
+        attempt=round_key(plan),
     )
 
 
@@ -207,62 +224,55 @@ def progress_key(run_id: str) -> list[str]:
 
 
 def _report(plan: StepPlan, result: RoundResult, readings: Sequence[EngineStats]) -> RolloutReport:
-    ended = [one for one in result.generated if one.finish_reason != "aborted"]
+    ended = [response for response in result.generated if response.finish_reason != "aborted"]
     rewards = {response_id(score.prompt_id, score.index): score.reward for score in result.scores}
-    trained, filtered = _trained(result), _filtered(result)
+    trained, filtered = trained_ids(result), filtered_ids(result)
     return RolloutReport(
         accepted=tuple(group.prompt.prompt_id for group in result.groups),
         deferred=result.deferred,
         dropped=result.dropped,
         filtered=result.filtered,
-        tokens=asdict(account_tokens(result.generated, trained=trained, filtered=filtered, is_evaluation=plan.is_evaluation)),
-        lengths=tuple(len(one.token_ids) for one in ended),
+        tokens=asdict(ledger_of(result, is_evaluation=plan.is_evaluation)),
+        lengths=tuple(len(response.token_ids) for response in ended),
         acceptance=acceptance_figures(launched_of(result.generated, rewards, trained=trained, filtered=filtered)),
         num_preemptions=sum(reading.num_preemptions for reading in readings),
         kv_usage_max=max((reading.kv_usage_max for reading in readings), default=0.0),
-        spans=_engine_spans(plan, (*result.generated, *result.migrated)),
+        spans=rollout_spans(result, {name: plan.run.devices_of(name) for name in plan.run.engines}),
         num_migrated=len(result.migrated),
-        started_s=min((one.submitted_s for one in result.generated), default=0.0),
-        finished_s=max((one.finished_s for one in result.generated), default=0.0),
+        reward_waits=reward_waits(result),
+        started_s=min((response.submitted_s for response in result.generated), default=0.0),
+        finished_s=max((response.finished_s for response in result.generated), default=0.0),
     )
-
-
-def _engine_spans(plan: StepPlan, generated: Sequence[Generated]) -> tuple[Span, ...]:
-    """From each engine's first submission to its last token; what was read back from an earlier attempt counts as it was."""
-    spans: list[Span] = []
-    for engine in plan.run.engines:
-        own = [one for one in generated if one.engine == engine]
-        if own:
-            start_s, end_s = min(one.submitted_s for one in own), max(one.finished_s for one in own)
-            spans += [
-                Span(device=device, actor=engine, kind="rollout", start_s=start_s, end_s=end_s) for device in plan.run.devices_of(engine)
-            ]
-    return tuple(spans)
-
-
-def _trained(result: RoundResult) -> frozenset[str]:
-    """Ids of the responses in accepted groups."""
-    return frozenset(response.generated.response_id for group in result.groups for response in group.responses)
-
-
-def _filtered(result: RoundResult) -> frozenset[str]:
-    """Ids of the responses in filtered groups, and of their siblings."""
-    return frozenset(one.response_id for one in result.generated if one.prompt_id in result.filtered)
 
 
 def _rows(plan: StepPlan, prompts: Mapping[str, Prompt], result: RoundResult) -> list[ResponseRow]:
     scores = {(score.prompt_id, score.index): score for score in result.scores}
-    trained, filtered = _trained(result), _filtered(result)
+    trained, filtered = trained_ids(result), filtered_ids(result)
+    advantages = _advantages(plan, result.groups)
     return [
         ResponseRow(
             step=plan.step,
             kind=plan.round.kind,
-            prompt=prompts[one.prompt_id],
-            response=Response(generated=one, score=scores.get((one.prompt_id, one.index))),
-            fate=Fate(column_of(one, trained, filtered, is_evaluation=plan.is_evaluation)),
+            prompt=prompts[response.prompt_id],
+            response=Response(
+                generated=response,
+                score=scores.get((response.prompt_id, response.index)),
+            ),
+            fate=Fate(column_of(response, trained, filtered, is_evaluation=plan.is_evaluation)),
+            advantage=advantages.get(response.response_id),
         )
-        for one in result.generated
+        for response in result.generated
     ]
+
+
+def _advantages(plan: StepPlan, groups: Sequence[Group]) -> dict[str, float]:
+    """Advantages by response id, as the learner will compute them; none of an evaluation."""
+    if plan.is_evaluation:
+        return {}
+    run, advantages = plan.run, dict[str, float]()
+    for group in groups:
+        advantages |= trained_advantages(group, run.advantage, run.overlong)
+    return advantages
 
 
 def _close_round(plan: StepPlan, report: RolloutReport) -> None:
@@ -275,7 +285,9 @@ def read_round(plan: StepPlan) -> RolloutReport | None:
     if not raw:
         return None
     lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
-    return RolloutReport(**(raw | lists | {"spans": tuple(Span(**span) for span in raw["spans"])}))
+    spans = tuple(Span(**span) for span in raw["spans"])
+    waits = tuple((start_s, end_s) for start_s, end_s in raw.get("reward_waits", ()))
+    return RolloutReport(**(raw | lists | {"spans": spans, "reward_waits": waits}))
 
 
 def _round_of(plan: StepPlan, step: int) -> dict[str, Any]:  # Any: JSON values

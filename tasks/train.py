@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,17 +19,19 @@ from prefect.cache_policies import NO_CACHE
 from artifacts import layout
 from artifacts.records import Group, Span, WeightsRef, pack, unpack
 from artifacts.store import Store
-from tasks.cluster.actors import Remote
-from tasks.engines.base import Attestation
+from tasks.cluster.actors import ActorLost, Remote
+from tasks.engines.base import Attestation, EngineLost
 from tasks.engines.remote import RemoteEngine
 from tasks.learner.dealing import GroupPart
 from tasks.learner.streaming import Share, Split, StreamedAccumulation, accumulate_split, one_shot
 from tasks.learner.trainer import AccumulateReport, UpdateReport
-from tasks.learner.weight_sync import check_gate
+from tasks.learner.weight_sync import check_gate, check_tensors
 from tasks.plan import RunContext, StepPlan, store_of
 from tasks.sample_stream import SampleStream, aborting
 from tasks.scheduling.seeds import derive_seed
 from tasks.scheduling.stream_training import ScaleDown
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,7 @@ async def _accumulate(plan: StepPlan, stream: SampleStream) -> GradientReport:
     if split is None:
         reports, num_streamed = await _stream(plan, stream, ranks)
     else:
-        groups = [one async for one in stream.drain("groups") if isinstance(one, Group)]
+        groups = [heard async for heard in _heard(plan, stream) if isinstance(heard, Group)]
         reports, num_streamed = await accumulate_split(ranks, groups, split), 0
     busy = {name: report.busy for name, report in zip(run.learners, reports, strict=True)}
     return GradientReport(ranks=reports, spans=_spans(run, "train", busy), num_groups_streamed=num_streamed)
@@ -88,13 +91,35 @@ async def _stream(plan: StepPlan, stream: SampleStream, ranks: Sequence[LearnerC
 
     async with asyncio.TaskGroup() as tasks:
         accumulation = StreamedAccumulation(ranks, tasks, plan.round.accept_prompts, run.row_tokens, run.flat_groups_cost)
-        async for heard in stream.drain("groups"):
+        async for heard in _heard(plan, stream):
             if isinstance(heard, ScaleDown):
                 for name in heard.learners:
                     accumulation.free(run.learners.index(name))
             else:
                 await accumulation.offer([heard])
         return await accumulation.finish(record), accumulation.num_streamed
+
+
+async def _heard(plan: StepPlan, stream: SampleStream) -> AsyncIterator[Group | ScaleDown]:
+    """What the round says, its groups checked: the one way into training but for a replay."""
+    async for heard in stream.drain("groups"):
+        if isinstance(heard, Group):
+            _check_versions(plan, heard)
+        yield heard
+
+
+def _check_versions(plan: StepPlan, group: Group) -> None:
+    """ValueError for a token that weights sampled which the round does not allow."""
+    for response in group.responses:
+        found = {span.version for span in response.generated.versions}
+        if not found <= set(plan.versions):
+            step, name = plan.step, response.generated.response_id
+            raise ValueError(
+                f"step {step} must train tokens of weight versions {[*plan.versions]} alone, "
+                f"response {name} has versions {sorted(found)}; delete "
+                f"{layout.round_file(step)} and {layout.split_file(step)} in the run's folder, "
+                "then resume: it is made again"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +188,22 @@ def publish_weights(plan: StepPlan, policy: PolicyReport) -> PublishReport:
 async def publish(run: RunContext) -> PublishReport:
     """The learner's version -> file -> all engines -> gate, which is off without probes.
 
-    The first rank writes the file while the last one, whose device is free, attests: so the gate sees ranks that differ, too.
-    Raises GateFailed with the tensor's name on a mismatch.
+    The first rank writes the file, which the engines read back, while all others, whose devices
+    are free, attest: so the gate sees every rank. Raises GateFailed with the tensor's name.
     """
     started_s = time.time()
     ranks = learner_ranks(run)
-    weights, expected = await asyncio.gather(_export(run, ranks[0]), _learner_attestation(run, ranks[-1]))
+    weights, attested = await asyncio.gather(_export(run, ranks[0]), _attestations(run, ranks))
+    for name, rank in attested.items():
+        check_tensors(name, rank, attested[run.learners[-1]])
     loaded, gate_started_s, difference = await load_engines(run, weights), time.time(), 0.0
-    if expected is not None:
-        difference = max(check_gate(name, attested, expected, run.gate_tolerance_nats) for name, attested in loaded.items())
+    if attested:
+        expected = attested[run.learners[-1]]
+        differences = (
+            check_gate(name, engine, expected, run.gate_tolerance_nats)
+            for name, engine in loaded.items()
+        )  # fmt: skip
+        difference = max(differences)
     keep_last_versions(Path(run.weights_dir), weights.version)
     return PublishReport(
         weights=weights,
@@ -183,11 +215,40 @@ async def publish(run: RunContext) -> PublishReport:
 
 async def load_engines(run: RunContext, weights: WeightsRef) -> Mapping[str, Attestation]:
     """Load a version into every engine, each with a sampling seed of its own; what they attest, by engine."""
-    engines = [RemoteEngine.connect(run.run_id, name, run.deadlines.engine_call_s) for name in run.engines]
     calls = (
-        engine.load_weights(weights, derive_seed(run.seed, "sampling", weights.version, engine.name), run.probes) for engine in engines
+        engine.load_weights(
+            weights,
+            derive_seed(run.seed, "sampling", weights.version, engine.name),
+            run.probes,
+        )
+        for engine in engines_of(run, run.engines)
     )
     return dict(zip(run.engines, await asyncio.gather(*calls), strict=True))
+
+
+def engines_of(run: RunContext, names: Sequence[str]) -> list[RemoteEngine]:
+    """These engines of the run, as they are now."""
+    deadline_s = run.deadlines.engine_call_s
+    return [RemoteEngine.connect(run.run_id, name, deadline_s) for name in names]
+
+
+async def rest_engines(run: RunContext, names: Sequence[str]) -> None:
+    """Have these engines give their GPUs to the learners until the next load, where the run says
+    so."""
+    if run.engines_rest:
+        await asyncio.gather(*(_rest_engine(run, name) for name in names))
+
+
+async def _rest_engine(run: RunContext, name: str) -> None:
+    """One whose worker is gone holds no GPU; the next load hears of it. Raises EngineLost for one
+    that is there and does not rest."""
+    try:
+        (engine,) = engines_of(run, (name,))
+        await engine.rest()
+    except (ActorLost, EngineLost) as error:
+        if not isinstance(error, ActorLost) and not isinstance(error.__cause__, ActorLost):
+            raise
+        logger.warning("engine=%s has nothing to give back: %s", name, error)
 
 
 async def _export(run: RunContext, rank: Remote) -> WeightsRef:
@@ -195,12 +256,27 @@ async def _export(run: RunContext, rank: Remote) -> WeightsRef:
     return weights
 
 
-async def _learner_attestation(run: RunContext, rank: Remote) -> Attestation | None:
-    """What the gate compares with; None when it is off."""
+async def _attestations(run: RunContext, ranks: Sequence[Remote]) -> dict[str, Attestation]:
+    """What every rank but the one that writes the file holds, by name; nothing without a gate.
+
+    The last rank alone is asked the probes: ranks with equal tensors compute the same.
+    """
     if not run.probes:
-        return None
-    version, fingerprints, probes = unpack(await rank.call("attest", pack(run.probes), deadline_s=run.deadlines.learner_call_s))
-    return Attestation(version=version, fingerprints=fingerprints, probe_logprobs=probes)
+        return {}
+    asked = list(zip(run.learners, ranks, strict=True))[1:] or [(run.learners[0], ranks[0])]
+    probes = [()] * (len(asked) - 1) + [run.probes]
+    calls = (_attested(run, rank, part) for (_, rank), part in zip(asked, probes, strict=True))
+    return dict(zip((name for name, _ in asked), await asyncio.gather(*calls), strict=True))
+
+
+async def _attested(
+    run: RunContext,
+    rank: Remote,
+    probes: tuple[tuple[int, ...], ...],
+) -> Attestation:
+    answer = await rank.call("attest", pack(probes), deadline_s=run.deadlines.learner_call_s)
+    version, fingerprints, logprobs = unpack(answer)
+    return Attestation(version=version, fingerprints=fingerprints, probe_logprobs=logprobs)
 
 
 def keep_last_versions(directory: Path, version: int, keep: int = 2) -> None:

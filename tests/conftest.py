@@ -2,5 +2,12 @@
 
 from hypothesis import settings
 
+from tasks.engines.attention import attention_path
+
 settings.register_profile("rollflow", deadline=None)
 settings.load_profile("rollflow")
+
+
+def pytest_report_header() -> str:
+    """The kernel that real engines run on here: its faults are one kind of machine's and not another's."""
+    return f"attention path of the cores: {attention_path() or 'unknown'}"

@@ -33,9 +33,12 @@ from artifacts.layout import MANIFEST
 from artifacts.store import Store
 from flows.command_line import assemble
 from flows.config import RunConfig
+from flows.demo import STOP_S, attended
 from flows.experiments.ablation_figures import STAGES, Line, MeasuredRun, report, step_s, trained_groups
-from tasks.scheduling.rounds import TailBatchingConfig, batch_algebra
+from flows.local_stack import interrupt
+from tasks.scheduling.rounds import SyncConfig, TailBatchingConfig, batch_algebra
 
+SERVER_STOP_S = 40.0  # how long the run's Prefect server may take to end after it
 CODE_REWARD = "rewards.code."  # settings below it are for tasks with programs only
 FIXED = ("rewards.code.timeout.floor_s=30", "rewards.code.timeout.ceiling_s=30")
 SYNC = ("scheduling.kind=sync",)
@@ -88,6 +91,7 @@ class Job:
 
 def main() -> int:
     options = _parser().parse_args()
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         period = _period(RunConfig.model_validate(assemble(options.preset, "", [*options.set, *TAIL])))
         if options.steps > period and options.steps % period:
@@ -98,6 +102,9 @@ def main() -> int:
                 _run(options.preset, options.out, job)
                 _report(options, period)
         _report(options, period)
+    except KeyboardInterrupt:
+        print("the same command goes on", file=sys.stderr)
+        return 130
     except (ValueError, RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -133,12 +140,14 @@ def plan(preset: str, variants: Sequence[str], num_steps: int, repeats: int, set
 
 
 def job_of(preset: str, variant: str, num_steps: int, repeat: int, settings: Sequence[str] = ()) -> Job:
-    """A variant's run. ValueError for what RunConfig refuses.
+    """A variant's run; a setting of the user's outweighs the variant's. ValueError for what RunConfig refuses.
 
-    What it says of programs is left out where the preset has none, and settings of the scheduling where it is synchronous.
+    What a variant says of programs is left out where the preset has none, and a setting that only
+    tail batching has where the schedule is synchronous.
     """
     own = VARIANTS[variant].settings
-    settings = [one for one in settings if not (one.startswith("scheduling.") and set(SYNC) <= set(own))]
+    if set(SYNC) <= set(own):
+        settings = [setting for setting in settings if not _only_tail_batching(setting)]
     has_programs = "code" in RunConfig.model_validate(assemble(preset, "", settings)).rewards
     assignments = (
         f"run_name={variant}-r{repeat}",
@@ -148,11 +157,16 @@ def job_of(preset: str, variant: str, num_steps: int, repeat: int, settings: Seq
         "evaluation.responses_per_prompt=1",
         "cluster.dashboard_port=0",
         f"keep.checkpoint_every_steps={num_steps + 1}",
+        *(setting for setting in own if has_programs or not setting.startswith(CODE_REWARD)),
         *settings,
-        *(one for one in own if has_programs or not one.startswith(CODE_REWARD)),
     )
     config = RunConfig.model_validate(assemble(preset, "", assignments))
     return Job(variant=variant, repeat=repeat, assignments=assignments, config=config)
+
+
+def _only_tail_batching(setting: str) -> bool:
+    name = setting.partition("=")[0].removeprefix("scheduling.")
+    return name in TailBatchingConfig.model_fields.keys() - SyncConfig.model_fields.keys()
 
 
 def is_finished(out: Path, job: Job) -> bool:
@@ -175,15 +189,14 @@ def _run(preset: str, out: Path, job: Job) -> None:
     command = [sys.executable, "-m", "flows.demo", "--preset", preset, "--root", str(out), "--prefect-port", "0"]
     log = out / f"{job.run_name}.log"
     with log.open("w") as sink:
+        assignments = (word for setting in job.assignments for word in ("--set", setting))
         child = subprocess.Popen(
-            [*command, *(word for one in job.assignments for word in ("--set", one))], stdout=sink, stderr=subprocess.STDOUT
+            [*command, *assignments],
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-        signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-        try:
-            code = child.wait()
-        except KeyboardInterrupt:  # the run hears of it, too, and stops its engines
-            child.wait()
-            raise
+        code = attended(child, STOP_S + SERVER_STOP_S)
     if code:
         raise RuntimeError(f"the run {job.run_name} ended with {code}, its words are in {log}; the same command goes on")
 

@@ -1,7 +1,8 @@
 """The figures of an ablation: paired speed-ups with their intervals, and Markdown tables. Pure.
 
-What is compared is time per trained group, over a block: one period of tail batching in one repeat. A long round pays for the short
-ones before it, so that single steps of different schedules do not compare; a period trains as many groups under each of them. Variants
+What is compared is time per trained group, and per trained token beside it, over a block: one period of
+tail batching in one repeat. A long round pays for the short ones before it, so that single steps of
+different schedules do not compare; a period trains as many groups under each of them. Variants
 of one repeat begin with one seed and run one after the other, so their blocks are pairs. The interval is Student's over the logarithms
 of the blocks' ratios: of the three to five blocks that one can afford, a bootstrap over blocks covers far less than it says (of three,
 75 %). Blocks of one repeat share its prompts and its hour: repeats are worth more than longer runs.
@@ -22,7 +23,7 @@ STAGES = ("rollout", "reward", "train", "update", "publish", "orchestration")
 TIMES = {
     "step": "time/step_s",
     "rollout, whole": "time/rollout_s",
-    "reward after the last token": "time/reward_exposed_s",
+    "reward, exposed": "time/reward_exposed_s",
     "reward workers": "time/reward_busy_s",
 }
 FIGURES = {
@@ -37,6 +38,10 @@ FIGURES = {
     "training reward": "reward/mean",
 }
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101)
+
+
+Costs = dict[tuple[int, int], float]  # seconds per trained unit by (repeat, block)
+Trained = Callable[[Sequence[StepCommit]], Sequence[float]]  # how much each step trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +73,29 @@ def trained_groups(steps: Sequence[StepCommit]) -> list[int]:
     return [after - before for before, after in pairwise(totals)]
 
 
-def block_costs(run: MeasuredRun, period: int) -> dict[tuple[int, int], float]:
-    """Seconds per trained group by (repeat, block); a run shorter than a period is one block, steps beyond the last whole one are left."""
+def trained_tokens(steps: Sequence[StepCommit]) -> list[float]:
+    """Tokens that each step trained."""
+    return [step.metrics["ledger/trained_tokens"] for step in steps]
+
+
+def block_costs(run: MeasuredRun, period: int, trained: Trained = trained_groups) -> Costs:
+    """Seconds per trained group (or token) by (repeat, block).
+
+    A run shorter than a period is one block; steps beyond the last whole block are left out.
+    """
     length = min(period, len(run.steps))
-    seconds, groups = [step_s(step) for step in run.steps], trained_groups(run.steps)
+    seconds, amounts = [step_s(step) for step in run.steps], trained(run.steps)
     starts = range(0, len(run.steps) - length + 1, length) if length else ()
     return {
-        (run.repeat, place): sum(seconds[start : start + length]) / sum(groups[start : start + length])
+        (run.repeat, place): sum(seconds[start : start + length]) / sum(amounts[start : start + length])
         for place, start in enumerate(starts)
     }
 
 
-def costs_of(runs: Sequence[MeasuredRun], variant: str, period: int) -> dict[tuple[int, int], float]:
-    """Seconds per trained group of every block of a variant."""
-    return {block: cost for run in runs if run.variant == variant for block, cost in block_costs(run, period).items()}
+def costs_of(runs: Sequence[MeasuredRun], variant: str, period: int, trained: Trained = trained_groups) -> Costs:
+    """Seconds per trained group (or token) of every block of a variant."""
+    own = [run for run in runs if run.variant == variant]
+    return {block: cost for run in own for block, cost in block_costs(run, period, trained).items()}
 
 
 def speed_up(before: Mapping[tuple[int, int], float], after: Mapping[tuple[int, int], float]) -> Estimate | None:
@@ -107,6 +121,7 @@ def report(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) -> s
 
 def _speed_ups(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) -> str:
     costs = {line.name: costs_of(runs, line.name, period) for line in lines}
+    per_token = {line.name: costs_of(runs, line.name, period, trained_tokens) for line in lines}
     first = lines[0].name if lines else ""
     rows = [
         (
@@ -115,11 +130,15 @@ def _speed_ups(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) 
             f"{mean(costs[line.name].values()):.2f}",
             _interval(speed_up(costs[first], costs[line.name])) if line.name != first else "1",
             _interval(speed_up(costs[line.over], costs[line.name])) if line.over in costs else "",
+            _interval(speed_up(per_token[first], per_token[line.name])) if line.name != first else "1",
             str(len(costs[line.name])),
         )
         for line in lines
     ]
-    head = ("variant", "step, s (median)", "s per trained group", f"speed-up over {first} [95 %]", "over what it adds to", "blocks")
+    head = (
+        *("variant", "step, s (median)", "s per trained group", f"speed-up over {first} [95 %]"),
+        *("over what it adds to", f"per trained token over {first}", "blocks"),
+    )
     return _table(head, rows)
 
 

@@ -147,6 +147,7 @@ async def _play_run(simulation: Simulation, variant: Variant) -> tuple[list[Roun
 async def _play_round(simulation: Simulation, plan: RoundPlan, engines: Sequence[SimulatedEngine]) -> RoundResult:
     inputs = RoundInputs(
         plan=plan,
+        versions=range(plan.step - 1, plan.step),
         prompts={
             ref.prompt_id: Prompt(prompt_id=ref.prompt_id, domain=ref.domain, token_ids=PROMPT_TOKENS, gold="", text="")
             for ref in plan.candidates

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from tasks.engines.attention import allow_tiles
+from tasks.engines.llm_engine import on_cpu
 from tasks.engines.vllm_engine import EngineConfig
 
 
@@ -16,7 +18,9 @@ def bare_llm(config: EngineConfig, model: str, seed: int, cores: Sequence[int]) 
     """
     os.sched_setaffinity(0, cores)
     from vllm import LLM
-    from vllm.platforms import current_platform
 
-    arguments = config.vllm_arguments(model, seed, on_cpu=current_platform.is_cpu())
-    return LLM(**{name: value for name, value in arguments.items() if name != "worker_extension_cls"})
+    arguments = config.vllm_arguments(model, seed, on_cpu=on_cpu())
+    llm = LLM(**{name: value for name, value in arguments.items() if name != "worker_extension_cls"})
+    if on_cpu():
+        allow_tiles(llm, config.dtype)
+    return llm

@@ -150,6 +150,7 @@ async def _play(plan: RoundPlan, state: QueueState, engines: Sequence[SimulatedE
 
     inputs = RoundInputs(
         plan=plan,
+        versions=range(1),
         prompts={
             ref.prompt_id: Prompt(prompt_id=ref.prompt_id, domain=ref.domain, token_ids=(1,) * PROMPT_TOKENS, gold="", text="")
             for ref in plan.prompts

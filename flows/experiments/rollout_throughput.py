@@ -24,6 +24,7 @@ from typing import Any
 
 from artifacts.records import Request
 from flows.experiments.bare_llm import bare_llm
+from tasks.cluster.deaths import manner
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 from tasks.engines.vllm_engine import EngineConfig, VllmEngine
 
@@ -74,7 +75,7 @@ def _in_fresh_process(kind: str) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if not lines:
-        raise RuntimeError(f"measuring {kind} failed with exit status {done.returncode}:\n{done.stderr[-3000:]}")
+        raise RuntimeError(f"the process that measured {kind} {manner(done.returncode)}:\n{done.stderr[-3000:]}")
     result: dict[str, Any] = json.loads(lines[0].removeprefix(_MARK))
     return result
 

@@ -20,7 +20,8 @@ from rich.table import Table
 from artifacts.records import Group, Prompt, Span
 from artifacts.timeline import bubble_shares, device_times, stage_s
 from tasks.engines.driver import drive_round
-from tasks.engines.round_records import RoundInputs, RoundResult
+from tasks.engines.round_figures import rollout_spans
+from tasks.engines.round_records import RoundInputs
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulated import LengthModel, SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
@@ -126,8 +127,9 @@ async def play_step(machine: Machine, config: StreamTrainerConfig, s_per_token: 
         result = await drive_round(inputs(machine, config, accumulation, seed))
         await accumulation.finish(record)
     step_s = asyncio.get_running_loop().time()
-    spans += rollout_spans(machine, result)
     devices = [device_name(place) for place in range(machine.num_devices)]
+    owned = {f"engine-{place}": (device,) for place, device in enumerate(devices)}
+    spans += rollout_spans(result, owned)
     return StepFigures(
         step_s=step_s,
         rollout_s=stage_s(spans, "rollout", 0, step_s),
@@ -153,6 +155,7 @@ def inputs(machine: Machine, config: StreamTrainerConfig, accumulation: Streamed
 
     return RoundInputs(
         plan=plan,
+        versions=range(1),
         prompts={
             ref.prompt_id: Prompt(prompt_id=ref.prompt_id, domain="a", token_ids=(1,) * PROMPT_TOKENS, gold="", text="")
             for ref in plan.prompts
@@ -169,15 +172,6 @@ def inputs(machine: Machine, config: StreamTrainerConfig, accumulation: Streamed
         stream_trainer=StreamTrainer(config, pairs, plan.accept_prompts, machine.history()),
         on_freed=free,
     )
-
-
-def rollout_spans(machine: Machine, result: RoundResult) -> list[Span]:
-    """From the beginning to each engine's last token."""
-    ends = {f"engine-{place}": (place, 0.0) for place in range(machine.num_devices)}
-    for one in [*result.generated, *result.migrated]:
-        place, end_s = ends[one.engine]
-        ends[one.engine] = (place, max(end_s, one.finished_s))
-    return [Span(device=device_name(place), actor=name, kind="rollout", start_s=0.0, end_s=end_s) for name, (place, end_s) in ends.items()]
 
 
 def token_cost_s(machine: Machine, train_share: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from random import Random
 
 
@@ -43,8 +44,9 @@ def _fraction(draw: Random) -> Parts:
 
 
 def _percent(draw: Random) -> Parts:
-    value = draw.randint(0, 1000)
-    return f"{value}\\%", draw.choice((f"{value}%", f"{value}.0\\%")), draw.choice((f"{value}", f"{value + 1}\\%"))
+    value = draw.randint(1, 1000)
+    right = draw.choice((f"{value}%", f"{value}.0\\%", f"{Decimal(value) / 100}"))
+    return f"{value}\\%", right, draw.choice((f"{value}", f"{value + 1}\\%"))
 
 
 def _unit(draw: Random) -> Parts:
@@ -100,6 +102,11 @@ def _point(draw: Random) -> Parts:
     return f"({first}, {second}, {third})", f"({first},{second},{third})", f"({first}, {third + 1}, {second})"
 
 
+def _unknown_function(draw: Random) -> Parts:
+    first, second = draw.randint(1, 99), draw.randint(2, 99)
+    return f"f({second}x) + {first}", f"{first} + f({second}x)", f"f({second}x) - {first}"
+
+
 def _equation(draw: Random) -> Parts:
     slope, start = draw.randint(2, 99), draw.randint(1, 99)
     return f"y = {slope}x + {start}", f"y = {start} + {slope}x", f"y = {slope}x - {start}"
@@ -112,7 +119,7 @@ KINDS: tuple[tuple[str, int, Callable[[Random], Parts]], ...] = (
     ("fraction", 10, _fraction),
     ("percent", 5, _percent),
     ("unit", 8, _unit),
-    ("polynomial", 10, _polynomial),
+    ("polynomial", 7, _polynomial),
     ("quotient", 5, _quotient),
     ("root", 4, _root),
     ("circle", 3, _circle),
@@ -122,6 +129,7 @@ KINDS: tuple[tuple[str, int, Callable[[Random], Parts]], ...] = (
     ("interval", 4, _interval),
     ("point", 2, _point),
     ("equation", 4, _equation),
+    ("unknown function", 3, _unknown_function),
     ("spoiled", 5, _integer),  # truncated, empty, very long
     ("hostile", 3, _integer),
 )
@@ -189,8 +197,8 @@ HOSTILE: tuple[tuple[str, str, str, bool], ...] = (
 )
 # What math-verify does not finish in seconds: a few in ten thousand, for each costs its time limit and a new worker.
 ENDLESS: tuple[tuple[str, str, str, bool], ...] = (
-    ("endless", "x", box("(a+b+c+d)^{400}"), False),
-    ("endless", "x+1", box("(p+q+c+d)^{401}"), False),
+    ("endless", "f(x)", box("(a+b+c+d)^{400} + f(x)"), False),
+    ("endless", "f(x)+1", box("(p+q+c+d)^{401} + f(x)"), False),
 )
 NUM_ENDLESS = 4
 

@@ -11,15 +11,29 @@ actors, so placement is by worker name. Payloads are bytes.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import Client, get_client
+from distributed import Client, KilledWorker, get_client
+from distributed.client import FutureCancelledError
 
-from tasks.cluster.dask_cluster import worker_addresses
+from tasks.cluster.dask_cluster import death_of, worker_addresses
+from tasks.cluster.deaths import account
+from tasks.cluster.renewal import renew_workers
+
+logger = logging.getLogger(__name__)
+
+NUM_BUILDS = 2  # a worker may be killed by accident while it builds; one that dies of building dies again
+RECORDED_WITHIN_S = 5.0  # a nanny hears of the end of its process a moment after the scheduler does
+ELSEWHERE = "its worker was started elsewhere, whose own output and that of its nanny say how it ended"
+
+
+Recipe = tuple[Callable[..., object], tuple[object, ...]]  # the actor's class and its arguments
 
 
 class ActorLost(RuntimeError):
@@ -84,46 +98,86 @@ class ActorRegistry:
         self._futures: dict[str, Any] = {}  # Any: Dask futures
         self._actors: dict[str, Any] = {}  # Any: Dask's proxies
         self._addresses: dict[str, str] = {}
+        self._workers: dict[str, str] = {}
+        self._born_s: dict[str, float] = {}
         self._generation: dict[str, int] = {}
+        self._closed = False
 
-    def create_all(
-        self, workers: Mapping[str, str], actors: Mapping[str, tuple[Callable[..., object], tuple[object, ...]]], deadline_s: float
-    ) -> None:
-        """Start several actors side by side. Raises the constructor's own error, or TimeoutError with the name still missing."""
+    def create_all(self, workers: Mapping[str, str], actors: Mapping[str, Recipe], deadline_s: float) -> None:
+        """Start several actors side by side.
+
+        Raises the constructor's own error, TimeoutError with the name that is still missing, or ActorLost when a worker dies under
+        an actor and its successor dies as well; all others are built by then.
+        """
         ends = time.monotonic() + deadline_s
-        for name, (factory, args) in actors.items():
-            self._submit(name, factory, args, self._address(workers[name], ends))
-        for name, (factory, args) in actors.items():
-            while not self._is_ready(name):
-                if time.monotonic() > ends:
-                    raise TimeoutError(f"{name} was not ready within {deadline_s:.0f} s on worker {workers[name]}")
-                address = self._address(workers[name], ends)
-                if address != self._addresses[name]:  # the worker died under it and came back
-                    self._submit(name, factory, args, address)
-            self._client.publish_dataset(self._futures[name], name=_published(self._run_id, name), override=True)
+        for name, recipe in actors.items():
+            self._submit(name, recipe, workers[name], ends)
+        losses = []
+        for name, recipe in actors.items():
+            try:
+                self._finish(name, recipe, ends)
+            except ActorLost as loss:
+                losses.append(loss)
+                continue
+            published = _published(self._run_id, name)
+            self._client.publish_dataset(self._futures[name], name=published, override=True)
+        if losses:
+            raise losses[0]
 
-    def _is_ready(self, name: str) -> bool:
-        try:
-            self._actors[name] = self._futures[name].result(timeout=0.5)
-        except TimeoutError:
-            return False
-        except RuntimeError as error:
-            if _means_lost(error):
+    def accounts(self) -> tuple[str, ...]:
+        """A sentence for every actor whose process has ended under it. Of a joined cluster nothing is known here."""
+        found = ((name, death_of(self._client, self._workers[name], self._born_s[name])) for name in self._futures)
+        return tuple(f"{name} is lost: {account(death.exit_code, death.lines)}" for name, death in found if death is not None)
+
+    def _finish(self, name: str, recipe: Recipe, ends: float) -> None:
+        """Wait until the actor is built, by a second process when the first one dies of it."""
+        for build in range(1, NUM_BUILDS + 1):
+            if self._is_built(name, ends):
+                return
+            self._check_open()
+            lost = f"{name} died while it was built: {self._account(name)}"
+            if build == NUM_BUILDS:
+                raise ActorLost(lost)
+            logger.warning("build=%d of %d: %s", build, NUM_BUILDS, lost)
+            self._submit(name, recipe, self._workers[name], ends)
+
+    def _is_built(self, name: str, ends: float) -> bool:
+        """Wait for it; False when its worker died."""
+        while time.monotonic() < ends:
+            with suppress(TimeoutError):
+                try:
+                    self._actors[name] = self._futures[name].result(timeout=0.5)
+                except (KilledWorker, FutureCancelledError):
+                    return False
+                return True
+            if worker_addresses(self._client).get(self._workers[name], "") != self._addresses[name]:
                 return False
-            raise
-        return True
+        raise TimeoutError(f"{name} was not ready in time on worker {self._workers[name]}")
 
-    def _submit(self, name: str, factory: Callable[..., object], args: tuple[object, ...], address: str) -> None:
+    def _account(self, name: str) -> str:
+        """How the process of an actor's worker ended, as far as that is known."""
+        ends = time.monotonic() + (RECORDED_WITHIN_S if self._client.cluster is not None else 0.0)
+        while (death := death_of(self._client, self._workers[name], self._born_s[name])) is None:
+            if time.monotonic() >= ends:
+                return ELSEWHERE
+            time.sleep(0.05)
+        return account(death.exit_code, death.lines)
+
+    def _submit(self, name: str, recipe: Recipe, worker: str, ends: float) -> None:
         self.discard(name)
+        address = self._address(worker, ends)
+        factory, args = recipe
         generation = self._generation[name] = self._generation.get(name, 0) + 1
         key = f"{self._run_id}-{name}-g{generation}-{time.time_ns():x}"
+        born_s = time.time()
         options = {"actor": True, "workers": [address], "allow_other_workers": False, "pure": False}
         self._futures[name] = self._client.submit(factory, *args, key=key, **options)
-        self._addresses[name] = address
+        self._addresses[name], self._workers[name], self._born_s[name] = address, worker, born_s
 
     def _address(self, worker: str, ends: float) -> str:
         """The worker's address now; a restarted worker keeps its name and gets a new one."""
         while True:
+            self._check_open()
             addresses = worker_addresses(self._client)
             if worker in addresses:
                 return addresses[worker]
@@ -157,15 +211,25 @@ class ActorRegistry:
         return True
 
     def remote(self, name: str) -> Remote:
-        """The flow's own handle on an actor; works on any event loop."""
+        """The flow's own handle on an actor; works on any event loop. Raises ActorLost if there is
+        none by this name."""
+        if name not in self._actors:
+            raise ActorLost(f"{name} is not there: it was lost and has not been made anew")
         return Remote(name, self._actors[name], self._client.loop.asyncio_loop)
 
     def restart(self, workers: Sequence[str], deadline_s: float) -> None:
-        """Give these workers new processes; what they held is gone. Needs workers under a nanny, which is Dask's default."""
-        addresses = worker_addresses(self._client)
-        there = [addresses[name] for name in workers if name in addresses]
-        if there:
-            self._client.restart_workers(there, timeout=deadline_s)
+        """Give these workers new processes and forget the actors that they held."""
+        for name in [name for name in self._futures if self._workers[name] in workers]:
+            self.discard(name)
+        renew_workers(self._client, workers, deadline_s)
+
+    def restart_living(self, names: Sequence[str], deadline_s: float) -> None:
+        """Restart the workers of these actors; not those whose process has ended, because their
+        nanny has given them another one."""
+        now = worker_addresses(self._client)
+        made = [name for name in names if name in self._futures]
+        living = [name for name in made if now.get(self._workers[name]) == self._addresses[name]]
+        self.restart([self._workers[name] for name in living], deadline_s)
 
     def discard(self, name: str) -> None:
         """Forget an actor, alive or not; call its close() before if it holds processes."""
@@ -178,6 +242,12 @@ class ActorRegistry:
         self._client.cancel([future], force=True)
 
     def close(self) -> None:
-        """Forget every actor."""
+        """Forget every actor, and make no more of them."""
+        self._closed = True
         for name in list(self._futures):
             self.discard(name)
+
+    def _check_open(self) -> None:
+        """For a thread that still makes actors when the run has been stopped."""
+        if self._closed:
+            raise ActorLost("no actor is made any more: the run ends")

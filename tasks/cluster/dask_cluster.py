@@ -10,6 +10,7 @@ import atexit
 import gc
 import os
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,9 @@ from typing import Any
 import dask
 from distributed import Client, Nanny, Scheduler, SpecCluster
 
+from tasks.cluster.deaths import Death
 from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
+from tasks.cluster.worker_output import HeardWorker, WorkerOutput
 
 KEEP_MEMORY = {  # freed memory stays with the process: Dask's own trim threshold of 64 KiB costs a training step 1.45 times its length
     "MALLOC_TRIM_THRESHOLD_": 10**12,
@@ -60,7 +63,32 @@ KILLED_WITHIN_S = 20.0  # a killed process is gone by then, however busy the mac
 
 
 class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
-    """Waits for a worker that it has killed. Dask's own gives up a second after the kill, and a finished run then ends as a failed one."""
+    """Waits for a worker that it has killed, and remembers how its processes ended.
+
+    Dask's own gives up a second after the kill, and a finished run then ends as a failed one.
+    """
+
+    def __init__(self, *args: Any, output: WorkerOutput, **options: Any) -> None:  # Any: Dask's options
+        self.deaths: list[Death] = []
+        self._output = output
+        super().__init__(*args, worker_class=HeardWorker, output=output.paths, **options)
+
+    async def start_unsafe(self) -> Any:  # Any: the nanny itself
+        self._output.open()
+        return await super().start_unsafe()
+
+    async def close(self, *args: Any, **options: Any) -> Any:  # Any: Dask's options and answer
+        try:
+            return await super().close(*args, **options)
+        finally:
+            self._output.close()
+
+    def _on_worker_exit_sync(self, exitcode: int) -> None:
+        """Dask's hook: the process is gone, and another one is about to be started."""
+        lines = self._output.last_lines()
+        self.deaths.append(Death(exit_code=exitcode, lines=lines, at_s=time.time()))
+        self._output.forget()
+        super()._on_worker_exit_sync(exitcode)
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
         """Asks the worker to end, kills it after 0.8 of the timeout, and returns when it is gone."""
@@ -140,6 +168,7 @@ def _nanny(spec: WorkerSpec, scratch: Path, deadline_s: float) -> dict[str, Any]
         "env": spec.environment | {"PYTHONPATH": os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))},
         "memory_limit": 0,
         "local_directory": str(scratch),
+        "output": WorkerOutput(scratch, spec.name),
         "death_timeout": deadline_s,
         "silence_logs": 40,
     }
@@ -199,6 +228,16 @@ def worker_addresses(client: Client) -> dict[str, str]:
     """Address of every worker by name."""
     workers = client.scheduler_info(n_workers=-1)["workers"]
     return {worker["name"]: address for address, worker in workers.items()}
+
+
+def death_of(client: Client, worker: str, since_s: float) -> Death | None:
+    """How the worker's process ended after this time; None if it did not, or if the cluster was joined.
+
+    A worker of a joined cluster is started elsewhere, and how its process ended is known there alone.
+    """
+    nanny = getattr(client.cluster, "workers", {}).get(worker)
+    deaths: list[Death] = nanny.deaths if nanny is not None else []
+    return next((death for death in reversed(deaths) if death.at_s >= since_s), None)
 
 
 def pin_process(core_ids: Sequence[int]) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """The actors of a run: sample buffer, engines, learner ranks and judges; started together, replaced one by one when their worker dies.
 
-Engines can be rebuilt with other device groups between two rounds; `run` says which there are. A lost engine, judge or buffer is
-simply made anew. Learner ranks form one process group, so that one lost rank means new ones for all,
-and the caller must restore them.
+Engines can be rebuilt with other device groups between two rounds; `run` says which there are. What
+is lost is made anew. Learner ranks form one process group, so that one lost rank means new ones for
+all, in new processes, and the caller must restore them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from distributed import Client
 
 from tasks.cluster.actors import ActorLost, ActorRegistry
 from tasks.cluster.devices import WorkerSpec
+from tasks.cluster.ownership import check_scheduler
 from tasks.engines.judge_remote import JudgeActor
 from tasks.engines.remote import EngineActor
 from tasks.engines.vllm_engine import EngineConfig
@@ -28,6 +29,10 @@ from tasks.sample_stream import CAPACITIES, BufferActor
 
 logger = logging.getLogger(__name__)
 
+CLOSE_S = 20.0  # how long an engine, a judge or the buffer may take to close
+LEAVE_S = 3.0  # a learner closes after the call it is in, and a stopped run does not wait for that
+END_S = 30.0  # for all of them together; Prefect gives a cancelled run as long
+
 
 class Fleet:
     """Owns the run's actors; leaving the block closes them."""
@@ -35,46 +40,62 @@ class Fleet:
     def __init__(
         self, client: Client, run: RunContext, specs: Sequence[WorkerSpec], engine: EngineConfig, learner: LearnerConfig, start_s: float
     ) -> None:
+        self._client = client
         self._registry = ActorRegistry(client, run.run_id)
         self.run = run  # with the engines as they are now
         self._specs = {spec.name: spec for spec in specs}
         self._engine = engine
         self._learner = learner
         self._start_s = start_s
+        self._are_joined = False  # the learners, in one group
 
     def __enter__(self) -> Fleet:
-        self._create((BUFFER, *self.run.learners, *self.run.engines, *self.run.judges))
-        asyncio.run_coroutine_threadsafe(self._join_learners(), self._registry.remote(BUFFER).loop).result(self._start_s)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        ending = asyncio.run_coroutine_threadsafe(self._end(), self._registry.remote(BUFFER).loop)
-        with suppress(TimeoutError, ActorLost, RuntimeError, OSError):  # what cannot be ended any more ends with its worker
-            ending.result(30)
-        self._registry.close()
+        if self._client.status != "running":
+            return  # workers end with their scheduler, and nobody is left to be told
+        ending = asyncio.run_coroutine_threadsafe(self._end(), self._client.loop.asyncio_loop)
+        with suppress(RuntimeError, OSError):  # what cannot be ended any more ends with its worker
+            ending.result(END_S)
+        with suppress(RuntimeError, OSError):  # of a lost cluster there is nothing to forget
+            self._registry.close()
+
+    async def start(self) -> None:
+        """Make every actor and join the learners. Where a worker dies of it, `replace_lost` goes
+        on with what is missing."""
+        await self._make(self._names)
 
     async def open_round(self, key: int) -> None:
         """Make room for a round's responses; what an older attempt left in the buffer is dropped."""
         await self._registry.remote(BUFFER).call("open_round", key, deadline_s=30)
 
-    async def stop_round(self, reason: str) -> None:
-        """Wake every coordinator that waits, so that it ends."""
-        await self._registry.remote(BUFFER).call("abort", reason, deadline_s=30)
-
     async def replace_lost(self) -> tuple[str, ...]:
-        """Make every actor anew whose worker died; the names that were replaced. All learners count as one."""
-        expected = {BUFFER, *self.run.learners, *self.run.engines, *self.run.judges}
-        lost = set(await self._registry.lost()) | (expected - self._registry.names)  # the latter: a layout that was not finished
-        if lost & set(self.run.learners):  # the survivors are in a group with the dead: new processes for all
-            survivors = sorted(set(self.run.learners) - lost)
-            await asyncio.to_thread(self._registry.restart, survivors, self._start_s)
+        """Make every actor anew that is lost; the names that were replaced. All learners count as
+        one.
+
+        Raises ClusterLost when the scheduler is gone: then there is nothing to make them on.
+        """
+        await check_scheduler(self._client)
+        missing = set(self._names) - self._registry.names  # after a start that was not finished
+        lost = set(await self._registry.lost()) | missing
+        if lost & set(self.run.learners) or not self._are_joined:
+            self._are_joined = False
             lost |= set(self.run.learners)
-        if lost:
-            logger.warning("replacing lost actors names=%s", ",".join(sorted(lost)))
-            await asyncio.to_thread(self._create, tuple(sorted(lost)))
-        if lost & set(self.run.learners):
-            await self._join_learners()
-        return tuple(sorted(lost))
+        names = sorted(lost)
+        if names:
+            ranks = [name for name in names if name in self.run.learners]
+            await asyncio.to_thread(self._registry.restart_living, ranks, self._start_s)
+            deaths = "; ".join(self._registry.accounts()) or "none of their processes is known to have ended"
+            logger.warning("replacing lost actors names=%s: %s", ",".join(names), deaths)
+            await self._make(names)
+        return tuple(names)
+
+    def account(self, error: BaseException) -> ActorLost:
+        """A loss that ends the run, with how the processes ended that it is about."""
+        deaths = self._registry.accounts()
+        reason = str(error).partition("\n")[0] if deaths else str(error)
+        return ActorLost("; ".join((reason, *deaths)))
 
     async def relayout(self, members: Mapping[str, tuple[str, ...]]) -> None:
         """Tear the engines down and build others: by name, the workers whose devices each holds. Nothing may run on them.
@@ -84,12 +105,22 @@ class Fleet:
         engine that was not ready in time.
         """
         await self._close_all(self.run.engines)
-        for name in self.run.engines:
-            await asyncio.to_thread(self._registry.discard, name)
         workers = [spec.name for spec in self._specs.values() if spec.role == "rollout"]
         await asyncio.to_thread(self._registry.restart, workers, self._start_s)
         self.run = self.run.with_engines(members)
         await asyncio.to_thread(self._create, tuple(members))
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The actors that there should be."""
+        return BUFFER, *self.run.learners, *self.run.engines, *self.run.judges
+
+    async def _make(self, names: Sequence[str]) -> None:
+        """Make these actors, and join the learners where they are new."""
+        await asyncio.to_thread(self._create, names)
+        if not self._are_joined:
+            await self._join_learners()
+            self._are_joined = True
 
     def _create(self, names: Sequence[str]) -> None:
         workers = {name: "control" if name == BUFFER else name for name in names}
@@ -122,16 +153,22 @@ class Fleet:
         await asyncio.gather(*(rank.call("join", meeting_point, self._start_s, deadline_s=self._start_s + 10) for rank in ranks))
 
     async def _end(self) -> None:
-        """Wake whoever waits, then free the devices and end the processes of the rewards."""
-        await self.stop_round("the run ends")
-        await self._close_all((*self.run.engines, *self.run.judges))
+        """Wake whoever waits, then free the devices, leave the learners' group and end the
+        processes of the rewards."""
+        with suppress(ActorLost, TimeoutError):  # without a buffer nobody waits
+            await self._registry.remote(BUFFER).call("abort", "the run ends", deadline_s=LEAVE_S)
+        learners = (self._close(name, LEAVE_S) for name in self.run.learners)
+        await asyncio.gather(self._close_all((*self.run.engines, *self.run.judges)), *learners)
         await self._close(BUFFER)
 
     async def _close_all(self, names: Sequence[str]) -> None:
-        await asyncio.gather(*(self._close(name) for name in names if name in self._registry.names))
+        await asyncio.gather(*(self._close(name) for name in names))
 
-    async def _close(self, name: str) -> None:
+    async def _close(self, name: str, deadline_s: float = CLOSE_S) -> None:
+        """Close it if it is there. One that fails to keeps no other from closing."""
+        if name not in self._registry.names:
+            return
         try:
-            await self._registry.remote(name).call("close", deadline_s=20)
-        except (ActorLost, TimeoutError) as error:
+            await self._registry.remote(name).call("close", deadline_s=deadline_s)
+        except (RuntimeError, OSError) as error:
             logger.warning("actor did not close name=%s reason=%s", name, error)

@@ -62,7 +62,11 @@ class Engine(Protocol):
         ...
 
     async def load_weights(self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]) -> Attestation:
-        """Load a version, forget the prefix cache, reseed the sampler, and attest to what is loaded now."""
+        """Load a version, forget the prefix cache, reseed the sampler, attest to what is loaded.
+
+        Before, the replica drops what it runs and what nobody has collected, and ends the waits of
+        `collect`: all of that belongs to an attempt that is over, and its caller may be dead.
+        """
         ...
 
     async def stats(self) -> EngineStats:

@@ -20,6 +20,7 @@ class Dispatch:
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = {engine.name: engine for engine in engines}
         self._router = Router([engine.name for engine in engines])
+        self._sent: dict[tuple[str, str], int] = {}  # kept tokens, by engine and response id
 
     @property
     def alive(self) -> tuple[str, ...]:
@@ -34,11 +35,16 @@ class Dispatch:
     async def read(self) -> tuple[dict[str, int], tuple[RunningRequest, ...], dict[str, EngineLost]]:
         """KV capacity in tokens of every engine in service, what runs on them, and the engines that were found lost."""
         names = self._router.in_service
-        answers = await asyncio.gather(*(self._engines[name].stats() for name in names), return_exceptions=True)
+        readings = (self.reading(name) for name in names)
+        answers = await asyncio.gather(*readings, return_exceptions=True)
         lost = _losses(names, answers)
         stats = [answer for answer in answers if isinstance(answer, EngineStats)]
         running = tuple(one for reading in stats for one in self._running_on(reading))
         return {reading.engine: reading.kv_tokens for reading in stats}, running, lost
+
+    async def reading(self, name: str) -> EngineStats:
+        """How this engine stands. Raises EngineLost."""
+        return await self._engines[name].stats()
 
     def _running_on(self, reading: EngineStats) -> Iterator[RunningRequest]:
         """What the engine has not finished; what it has finished and not handed back yet is on its way."""
@@ -69,7 +75,9 @@ class Dispatch:
         """Spread these over the engines, one submission each; returns the engines that were found lost. They still hold theirs."""
         batches: dict[str, list[Request]] = {}
         for request in requests:
-            batches.setdefault(self._router.assign(request), []).append(request)
+            name = self._router.assign(request)
+            self._sent[name, request.response_id] = len(request.kept_tokens)
+            batches.setdefault(name, []).append(request)
         return await _lost({name: self._engines[name].submit(batch) for name, batch in batches.items()})
 
     async def abort(self, response_ids: Sequence[str]) -> dict[str, EngineLost]:
@@ -80,6 +88,16 @@ class Dispatch:
             if where is not None:
                 batches.setdefault(where, []).append(name)
         return await _lost({name: self._engines[name].abort(batch) for name, batch in batches.items()})
+
+    def is_expected(self, name: str, generated: Generated, attempt: int) -> bool:
+        """Whether this attempt asked this engine for this, and has no answer yet."""
+        return generated.attempt == attempt and self._router.where(generated.response_id) == name
+
+    def num_new(self, name: str, generated: Generated, attempt: int) -> int:
+        """Tokens of a response that this engine generated: all but the kept ones that were sent."""
+        is_own = generated.attempt == attempt
+        num_sent = self._sent.get((name, generated.response_id), 0) if is_own else 0
+        return len(generated.token_ids) - num_sent
 
     def finish(self, response_id: str) -> None:
         """The response is over, however it ended."""

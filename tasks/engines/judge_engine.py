@@ -19,6 +19,7 @@ from artifacts.judgements import Judgement, Question
 from artifacts.models import ModelConfig
 from tasks.engines.judge_core import JudgeCore
 from tasks.engines.judge_placement import LayerStreaming, Placement, placement_arguments
+from tasks.engines.llm_engine import build_llm_engine, on_cpu
 from tasks.engines.model_files import check_model_directory, read_tokenizer
 from tasks.engines.stepping import SteppingThread
 from tasks.engines.vllm_engine import EngineConfig, pin_this_thread
@@ -119,12 +120,8 @@ class JudgeEngine(Judge):
 
     def _build(self) -> JudgeCore:
         pin_this_thread(self._cpu_ids, 1)
-        from vllm import EngineArgs
-        from vllm.platforms import current_platform
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        arguments = self._config.vllm_arguments(self._model_path, 0, bool(current_platform.is_cpu()), self._has_tokenizer)
-        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        arguments = self._config.vllm_arguments(self._model_path, 0, on_cpu(), self._has_tokenizer)
+        engine = build_llm_engine(arguments)
         return JudgeCore(engine, read_tokenizer(self._model_path), self._config.max_model_len)
 
 

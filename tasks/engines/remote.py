@@ -51,6 +51,9 @@ class EngineActor:
     async def stats(self) -> bytes:
         return pack(await self._engine.stats())
 
+    async def rest(self) -> None:
+        await self._engine.rest()
+
     async def close(self) -> None:
         self._engine.close()
 
@@ -84,6 +87,10 @@ class RemoteEngine(Engine):
     async def stats(self) -> EngineStats:
         stats: EngineStats = unpack(await self._call("stats"))
         return stats
+
+    async def rest(self) -> None:
+        """Give the GPU's memory back until the next load or request, where the engine has sleep_mode."""
+        await self._call("rest")
 
     async def _call(self, method: str, *args: object, extra_s: float = 0.0) -> bytes:
         try:

@@ -39,6 +39,7 @@ class RoundInputs:
     """Everything a round is played with."""
 
     plan: RoundPlan  # what is launched, and what must come home
+    versions: range  # weight versions whose tokens may be trained; of a synchronous round just one
     prompts: Mapping[str, Prompt]  # the plan's prompts, by id
     scheduler: RoundScheduler  # decides; fresh, for it remembers the round
     engines: Sequence[Engine]  # the replicas, all idle
@@ -46,11 +47,16 @@ class RoundInputs:
     sampling: SamplingConfig  # how responses are drawn
     recorded: Sequence[Response]  # responses of an earlier attempt, which stand in for their launches
     seed: int  # the run's; every request derives its own from it
-    deadline_s: float  # how long nothing may happen
+    deadline_s: float  # how long there may be no token, no response and no verdict
     on_finished: Callable[[Sequence[Generated]], None]  # hears of whole responses
     on_accept: Callable[[Group], Awaitable[None]]  # takes accepted groups, in training order
     stream_trainer: StreamTrainer = field(default_factory=_frees_nothing)  # which devices stop generating in mid-round; fresh, too
     on_freed: Callable[[ScaleDown], Awaitable[None]] = _unheard  # hears of each of its decisions once the engines are empty
+    attempt: int = 0  # unlike that of any other attempt or round of the run; requests carry it
+
+    def allows(self, generated: Generated) -> bool:
+        """Whether all of its tokens are of weights that the round may train on."""
+        return all(span.version in self.versions for span in generated.versions)
 
     def request(self, prompt_id: str, index: int) -> Request:
         """What an engine is asked for a response of this round."""
@@ -62,12 +68,13 @@ class RoundInputs:
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             seed=derive_seed(self.seed, prompt_id, index),  # without the step: a deferred prompt draws as it did before
+            attempt=self.attempt,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResult:
-    """What a round brought home; `generated` has every generated token once."""
+    """What a round brought home; `generated` and `stale_tokens` have every generated token once."""
 
     groups: tuple[Group, ...]  # accepted, in acceptance order
     deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
@@ -76,3 +83,4 @@ class RoundResult:
     generated: tuple[Generated, ...]  # every response, aborted ones included
     migrated: tuple[Generated, ...]  # what engines handed over to others; these tokens are in `generated`, too
     scores: tuple[Score, ...]  # every verdict that came in time
+    stale_tokens: int = 0  # of responses that another attempt asked for, or of weights not allowed

@@ -1,8 +1,9 @@
 """Which replica gets a request: the one with the least to do. Pure; the same calls give the same choices.
 
-What a replica has to do is counted in decode steps: every running response up to its bound, and of a prompt that the replica has
-not seen in this round a share, because a prefilled token costs a fraction of a decoded one. So a group's responses spread over
-replicas when decoding dominates, and stay together when a long prompt would have to be computed twice for short answers.
+What a replica has to do is counted in tokens: every running response up to its bound, and with the
+first response of a prompt its prefill, which costs a fraction of that. So the responses of a group
+spread over replicas when decoding dominates, and stay together when a long prompt would have to be
+computed twice for short answers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Sequence
 
 from artifacts.records import Request
 
-PREFILL_COST = 0.1  # of a decoded token; measured ratios lie between a tenth and a thirtieth
+PREFILL_COST = 1  # of a token; a unit, so that costs are whole numbers and come back to 0 exactly
+DECODE_COST = 10  # of a token; measured ratios lie between ten and thirty
 
 EXTRA_WORK = 2.0  # weight of added work against balance; at 1 an idle replica wins even with a second prefill, and every group spreads
 
@@ -21,7 +23,8 @@ class Router:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._running: dict[str, dict[str, Request]] = {name: {} for name in names}
-        self._cost: dict[str, float] = dict.fromkeys(names, 0.0)
+        self._costs: dict[str, dict[str, int]] = {name: {} for name in names}  # of what runs
+        self._cost: dict[str, int] = dict.fromkeys(names, 0)  # their sums
         self._prompts: dict[str, set[str]] = {name: set() for name in names}
         self._retired: set[str] = set()
 
@@ -44,7 +47,8 @@ class Router:
         if not self._running:
             raise ValueError(f"a request needs a replica, none is left for {request.response_id}; start one")
         name = min(self.in_service, key=lambda one: self._cost[one] + EXTRA_WORK * self._added(one, request))
-        self._cost[name] += self._added(name, request)
+        self._costs[name][request.response_id] = self._added(name, request)
+        self._cost[name] += self._costs[name][request.response_id]
         self._prompts[name].add(request.prompt_id)
         self._running[name][request.response_id] = request
         return name
@@ -52,9 +56,12 @@ class Router:
     def finish(self, response_id: str) -> None:
         """The response is over, however it ended."""
         for name, running in self._running.items():
-            request = running.pop(response_id, None)
-            if request is not None:
-                self._cost[name] -= _decode_steps(request)
+            if running.pop(response_id, None) is not None:
+                self._cost[name] -= self._costs[name].pop(response_id)
+
+    def cost(self, name: str) -> int:
+        """What this replica has to do, in prefilled tokens; 0 exactly when nothing runs there."""
+        return self._cost[name]
 
     def where(self, response_id: str) -> str | None:
         """The replica that a response runs on, or None."""
@@ -75,16 +82,16 @@ class Router:
     def remove(self, name: str) -> tuple[Request, ...]:
         """Take a replica out; what it had not answered, in the order it got it."""
         self._cost.pop(name, None)
+        self._costs.pop(name, None)
         self._prompts.pop(name, None)
         lost = tuple(self._running.pop(name, {}).values())
         if not self.in_service:
             self._retired.clear()
         return lost
 
-    def _added(self, name: str, request: Request) -> float:
-        prefill = len(request.kept_tokens) + (0 if request.prompt_id in self._prompts[name] else len(request.prompt_tokens))
-        return _decode_steps(request) + PREFILL_COST * prefill
-
-
-def _decode_steps(request: Request) -> int:
-    return request.max_new_tokens - len(request.kept_tokens)
+    def _added(self, name: str, request: Request) -> int:
+        """What the request would cost this replica; it keeps the prompts that it computed."""
+        num_kept = len(request.kept_tokens)
+        is_cached = request.prompt_id in self._prompts[name]
+        num_prefilled = num_kept + (0 if is_cached else len(request.prompt_tokens))
+        return DECODE_COST * (request.max_new_tokens - num_kept) + PREFILL_COST * num_prefilled

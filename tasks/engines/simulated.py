@@ -86,6 +86,7 @@ class SimulatedEngine:
         self._advanced_s = 0.0  # how far the simulation has come
         self._stall_s = 0.0  # prefill still to do before the batch decodes on
         self._is_lost = False
+        self._num_loads = 0
         self._num_preemptions = 0
         self._kv_tokens_max = 0.0
         self._tokens_generated = 0.0
@@ -111,6 +112,7 @@ class SimulatedEngine:
 
     async def collect(self, wait_s: float) -> list[Generated]:
         self._check_alive()
+        began = self._num_loads
         if not self._done:
             self._arrived.clear()
             try:
@@ -118,6 +120,8 @@ class SimulatedEngine:
             except TimeoutError:
                 return []
             self._check_alive()
+        if began != self._num_loads:  # what is there now is for whoever asked since
+            return []
         done, self._done = self._done, []
         return done
 
@@ -132,11 +136,11 @@ class SimulatedEngine:
 
     async def load_weights(self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]) -> Attestation:
         self._check_alive()
-        if self._running or self._waiting:
-            raise RuntimeError(
-                f"{self.name} must be idle to load version {weights.version}, but it has "
-                f"{len(self._running) + len(self._waiting)} requests; end the round first"
-            )
+        self._advance()
+        self._running, self._waiting, self._done = [], deque(), []
+        self._num_loads += 1
+        self._arrived.set()
+        self._schedule()
         self._version = weights.version
         self._num_preemptions, self._kv_tokens_max = 0, 0.0
         logprobs = tuple(tuple(-1.0 for _ in probe[1:]) for probe in probes)
@@ -254,6 +258,7 @@ class SimulatedEngine:
                 submitted_s=sequence.submitted_s,
                 first_token_s=sequence.first_token_s if sequence.first_token_s is not None else self._now(),
                 finished_s=self._now(),
+                attempt=request.attempt,
             )
         )
         self._arrived.set()

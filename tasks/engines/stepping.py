@@ -60,6 +60,7 @@ class SteppingThread(Generic[C]):
         self._changed = threading.Condition()
         self._commands: deque[_Command] = deque()
         self._finished: deque[Generated] = deque()
+        self._num_clearings = 0
         self._waiters: list[Future[None]] = []
         self._lost: str | None = None
         self._closing = False
@@ -90,8 +91,13 @@ class SteppingThread(Generic[C]):
             raise self._give_up(what, deadline_s) from error
 
     async def collect(self, wait_s: float) -> list[Generated]:
-        """Everything finished since the last call; waits up to wait_s for the first."""
+        """Everything finished since the last call; waits up to wait_s for the first.
+
+        A `clear` in between ends it with nothing, so that a caller that has died cannot take what
+        is finished for those after it.
+        """
         with self._changed:
+            began = self._num_clearings
             waiter: Future[None] | None = None if self._finished else Future()
             if waiter is not None:
                 self.check_alive()
@@ -99,6 +105,8 @@ class SteppingThread(Generic[C]):
         if waiter is not None:
             await self._woken(waiter, wait_s)
         with self._changed:
+            if began != self._num_clearings:
+                return []
             finished = list(self._finished)
             self._finished.clear()
         return finished
@@ -109,6 +117,17 @@ class SteppingThread(Generic[C]):
             return
         with self._changed:
             self._finished.extend(finished)
+        self._wake()
+
+    def clear(self) -> None:
+        """Forget what nobody has collected, and end the waits for it: whoever asked is gone."""
+        with self._changed:
+            self._finished.clear()
+            self._num_clearings += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
             waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if waiter.set_running_or_notify_cancel():

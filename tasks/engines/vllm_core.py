@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from artifacts.records import FinishReason, Generated, Request, WeightsRef
 from tasks.engines.admission import check_request, extend_spans, noise_seed
 from tasks.engines.base import Attestation, EngineStats
+from tasks.engines.llm_engine import build_llm_engine, on_cpu
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class VllmCore:
         self._num_preemptions = 0
         self._kv_usage_max = 0.0
         self._busy_s = 0.0
-        self._seeds_taken = not _on_cpu()
+        self._asleep = False
+        self._seeds_taken = not on_cpu()
 
     @property
     def busy(self) -> bool:
@@ -73,6 +75,7 @@ class VllmCore:
     def add(self, requests: Sequence[Request]) -> None:
         """All of them enter before the next step, or none when one is unfit (ValueError)."""
         self._check(requests)
+        self._wake()
         now_s = time.time()
         for request in requests:
             tokens = [*request.prompt_tokens, *request.kept_tokens]
@@ -104,11 +107,10 @@ class VllmCore:
         return [self._finish(response_id, "aborted") for response_id in running]
 
     def load(self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]) -> Attestation:
-        """Load and attest; refuses while requests run, because their next tokens would mix versions unnoticed."""
-        if self._live:
-            some = sorted(self._live)[:3]
-            raise ValueError(f"load_weights needs a drained engine, {len(self._live)} requests run ({some}); abort or collect them first")
+        """Load and attest. What still runs is dropped: it would go on with another version."""
         self._check_probes(probes)
+        self._wake()
+        self.abort(tuple(self._live))
         prints = self._engine.collective_rpc("load_version", args=(weights.path, weights.version))
         self._version = weights.version
         self._num_preemptions, self._kv_usage_max = 0, 0.0
@@ -151,14 +153,19 @@ class VllmCore:
             busy_s=self._busy_s,
         )
 
-    def sleep(self) -> None:
-        """Give the device's memory back (GPU); the CPU backend has no such mode and ignores it."""
-        if self._seeds_taken:
-            self._engine.sleep(level=1)
+    def rest(self) -> None:
+        """Give the GPU's memory back until the next load or request; one at work goes on with it.
 
-    def wake(self) -> None:
-        if self._seeds_taken:
+        The weights wait in host memory, the KV cache is dropped.
+        """
+        if not (self._live or self._asleep):
+            self._engine.sleep(level=1)
+            self._asleep = True
+
+    def _wake(self) -> None:
+        if self._asleep:
             self._engine.wake_up()
+            self._asleep = False
 
     def close(self) -> None:
         self._live.clear()
@@ -262,30 +269,22 @@ class VllmCore:
             submitted_s=live.submitted_s,
             first_token_s=live.first_token_s or now_s,
             finished_s=now_s,
+            attempt=request.attempt,
         )
 
 
 def build_core(config: EngineConfig, model_path: str, name: str, seed: int, *, may_stop: bool = True) -> VllmCore:
-    """Import vLLM and build the engine in the calling thread, which must be pinned by now.
+    """Build the engine in the calling thread, which must be pinned by now.
 
     may_stop: whether end tokens end a response; a measurement wants responses of a given length.
     """
-    from vllm import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
-
     tokenizer = read_tokenizer(model_path)
-    engine = LLMEngine.from_engine_args(EngineArgs(**config.vllm_arguments(model_path, seed, on_cpu=_on_cpu())))
+    engine = build_llm_engine(config.vllm_arguments(model_path, seed, on_cpu=on_cpu()))
     stop_ids = read_stop_ids(model_path, tokenizer) if may_stop else ()
     core = VllmCore(engine, tokenizer, stop_ids, name, version=0)
     core.warm_up()
     core.reseed(seed)
     return core
-
-
-def _on_cpu() -> bool:
-    from vllm.platforms import current_platform
-
-    return bool(current_platform.is_cpu())
 
 
 def _new_tokens(live: _Live) -> Sequence[int]:

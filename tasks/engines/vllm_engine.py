@@ -40,7 +40,7 @@ class EngineConfig(BaseModel):
     prefix_caching: bool = Field(default=True, description="Whether responses of one prompt share its KV cache.")
     enforce_eager: bool = Field(default=True, description="Run without compilation or CUDA graphs: starts faster, decodes slower on a GPU.")
     tensor_parallel_size: int = Field(default=1, ge=1, description="Devices that hold this replica together.")
-    sleep_mode: bool = Field(default=False, description="Whether a GPU replica can give its memory back between rollouts.")
+    sleep_mode: bool = Field(default=False, description="Whether a GPU replica gives its memory to the training between rollouts.")
     start_deadline_s: float = Field(default=600.0, gt=0, description="Longest time to build the engine, in seconds.")
     call_deadline_s: float = Field(default=120.0, gt=0, description="Longest wait for the step that runs when a call comes, in seconds.")
     load_deadline_s: float = Field(default=300.0, gt=0, description="Longest time to load and attest a weight version, in seconds.")
@@ -109,23 +109,25 @@ class VllmEngine(Engine):
         await self._thread.call("abort", lambda core: self._thread.deliver(core.abort(ids)), self._config.call_deadline_s)
 
     async def load_weights(self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]) -> Attestation:
-        """Raises ValueError, with the engine as it was, while requests run or when the file's tensors are not the model's.
+        """Raises ValueError, the weights as they were, if the file's tensors are not the model's.
 
         Fingerprints are of what the engine holds as far as that can be read back; `vllm_worker` says how far.
         """
         fixed = tuple(probes)
-        return await self._thread.call("load_weights", lambda core: core.load(weights, seed, fixed), self._config.load_deadline_s)
+
+        def load(core: VllmCore) -> Attestation:
+            self._thread.clear()
+            return core.load(weights, seed, fixed)
+
+        return await self._thread.call("load_weights", load, self._config.load_deadline_s)
 
     async def stats(self) -> EngineStats:
         return await self._thread.call("stats", lambda core: core.stats(), self._config.call_deadline_s)
 
-    async def sleep(self) -> None:
-        """Give the GPU's memory back until `wake` (needs sleep_mode); on the CPU backend nothing happens."""
-        await self._thread.call("sleep", lambda core: core.sleep(), self._config.load_deadline_s)
-
-    async def wake(self) -> None:
-        """Take the GPU's memory again; weights are back, the prefix cache is not."""
-        await self._thread.call("wake", lambda core: core.wake(), self._config.load_deadline_s)
+    async def rest(self) -> None:
+        """Give the GPU's memory back until the next load or request; without sleep_mode nothing happens."""
+        if self._config.sleep_mode:
+            await self._thread.call("rest", lambda core: core.rest(), self._config.load_deadline_s)
 
     def close(self) -> None:
         """Free the device. Waiting and later calls raise EngineLost."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from artifacts.records import Prompt
@@ -30,8 +31,21 @@ class SingleTurn:
 
 
 def render(row: Row, tokenizer: PreTrainedTokenizerBase, prompt_id: str, max_prompt_tokens: int) -> Prompt:
-    """The row as token ids, by the tokenizer's chat template. Raises ValueError for a prompt of more than max_prompt_tokens."""
-    token_ids = tuple(_token_ids(row.messages, tokenizer))
+    """The row as token ids, by the tokenizer's chat template.
+
+    Raises ValueError for a prompt of no token or of more than max_prompt_tokens, and for a row that
+    the template or the tokenizer refuses.
+    """
+    try:
+        token_ids = tuple(_token_ids(row.messages, tokenizer))
+    except (TemplateError, UnicodeError, TypeError) as error:  # a role that the template forbids, text that is no Unicode
+        raise ValueError(
+            f"a prompt must be text and roles that the model's tokenizer takes, row {prompt_id} "
+            f"({row.text[:60]!r}) is refused: "
+            f"{error}; mend or drop the row"
+        ) from error
+    if not token_ids:
+        raise ValueError(f"a prompt must have at least one token, row {prompt_id} has none; mend or drop the row")
     if len(token_ids) > max_prompt_tokens:
         raise ValueError(
             f"a prompt must fit in {max_prompt_tokens} tokens (the engine's context less the longest response), "

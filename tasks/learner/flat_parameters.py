@@ -1,4 +1,5 @@
-"""A model's parameters as views into one flat buffer, with one flat fp32 buffer for their gradients.
+"""A model's parameters as views into one flat buffer; trained ones with one flat fp32 buffer for
+their gradients.
 
 Flat, so that a rank can own a contiguous slice whatever the layers look like: reduce, update and gather are one call each. Tied
 weights lie in it once. Leaves out who owns which slice (sharding).
@@ -36,7 +37,6 @@ class FlatParameters:
         unit = _ALIGN * num_slices
         device = next(iter(parameters.values())).device
         self.values = torch.zeros(-(-self.num_elements // unit) * unit, dtype=dtype, device=device)
-        self.gradients = torch.zeros(self.values.shape, dtype=torch.float32, device=device)
         self._slot_of = {slot.name: slot for slot in self.slots}
         for slot in self.slots:
             parameter = parameters[slot.name]
@@ -48,14 +48,22 @@ class FlatParameters:
         slot = self._slot_of[name]
         return self.values[slot.start : slot.end].view(slot.shape)
 
+    def named_views(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter by name, in layout order."""
+        return ((slot.name, self.view(slot.name)) for slot in self.slots)
+
+
+class TrainedParameters(FlatParameters):
+    """Flat parameters with a place for the sums of their gradients."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, num_slices: int) -> None:
+        super().__init__(module, dtype, num_slices)
+        self.gradients = torch.zeros_like(self.values, dtype=torch.float32)
+
     def gradient(self, name: str) -> Tensor:
         """The accumulated fp32 gradient of one parameter."""
         slot = self._slot_of[name]
         return self.gradients[slot.start : slot.end].view(slot.shape)
-
-    def named_views(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter by name, in layout order."""
-        return ((slot.name, self.view(slot.name)) for slot in self.slots)
 
 
 def _layout(parameters: dict[str, nn.Parameter]) -> Iterator[Slot]:

@@ -7,7 +7,7 @@ ranks, divided once (DESIGN, invariants 4 and 5). Leaves out where log-probabili
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -40,34 +40,62 @@ class TokenLoss:
     """A loss per token, unweighted, and what explains it; all of shape (tokens,)."""
 
     loss: Tensor  # differentiable with respect to the log-probabilities
-    ratio: Tensor  # policy over old policy
+    importance: Tensor  # learner over engine, the importance weight before a bound is put on it
+    truncated: Tensor  # bool: that weight was truncated
     clipped: Tensor  # bool: the clipped branch was the smaller one, no gradient
 
 
 class PpoClipLoss(BaseModel):
-    """-min(ratio A, clip(ratio) A), with the upper bound free to lie higher than the lower one (clip-higher)."""
+    """-min(ratio A, clip(ratio) A), whose upper bound may lie higher than the lower (clip-higher).
+
+    A step makes one update, so that the ratio to the learner's own log-probabilities is 1 and the
+    clip never acts: what remains is the policy gradient with truncated importance weights. The
+    ratio to the engine's log-probabilities does move; the clip then takes the truncation's place.
+    """
 
     model_config = _FROZEN
 
     kind: Literal["ppo_clip"] = Field(default="ppo_clip", description="Clipped policy-gradient loss.")
-    clip_low: float = Field(default=0.2, gt=0, lt=1, description="A ratio below 1 - clip_low gets no gradient downwards.")
-    clip_high: float = Field(default=0.28, gt=0, description="A ratio above 1 + clip_high gets no gradient upwards.")
+    clip_low: float = Field(
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="No gradient down for a ratio below 1 - clip_low; only with old_policy engine.",
+    )
+    clip_high: float = Field(
+        default=0.28,
+        gt=0,
+        description="No gradient up for a ratio above 1 + clip_high; only with old_policy engine.",
+    )
     old_policy: Literal["learner", "engine"] = Field(
         default="learner",
-        description="Whose log-probabilities divide the ratio: the learner's own of this update, or the sampling engine's.",
+        description="Whose log-probabilities divide the ratio: the learner's own, which makes it 1 "
+        "as long as a step has one update, or the sampling engine's.",
     )
     importance_cap: float = Field(
-        default=2.0, gt=0, description="Bound on the weight old/engine that corrects for the engine's numerics (truncated)."
+        default=2.0,
+        gt=0,
+        description="Bound on the weight learner/engine (truncated); only with old_policy learner.",
     )
+
+    @property
+    def clips(self) -> bool:
+        """Whether the ratio can differ from 1."""
+        return self.old_policy == "engine"
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
         old = logp.detach() if self.old_policy == "learner" else batch.behaviour
         ratio = torch.exp(logp - old)
         plain = ratio * batch.advantage
         bounded = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * batch.advantage
-        correction = torch.exp(old - batch.behaviour).clamp(max=self.importance_cap)
-        loss = -torch.minimum(plain, bounded) * correction
-        return TokenLoss(loss=loss, ratio=ratio.detach(), clipped=(bounded < plain).detach())
+        correction = torch.exp(old - batch.behaviour)
+        loss = -torch.minimum(plain, bounded) * correction.clamp(max=self.importance_cap)
+        return TokenLoss(
+            loss=loss,
+            importance=torch.exp(logp.detach() - batch.behaviour),
+            truncated=correction > self.importance_cap,
+            clipped=(bounded < plain).detach(),
+        )
 
 
 class ReinforceLoss(BaseModel):
@@ -77,11 +105,17 @@ class ReinforceLoss(BaseModel):
 
     kind: Literal["reinforce"] = Field(default="reinforce", description="Policy gradient, truncated importance weights.")
     importance_cap: float = Field(default=2.0, gt=0, description="Bound on the weight policy/engine.")
+    clips: ClassVar[bool] = False
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
-        ratio = torch.exp(logp.detach() - batch.behaviour)
-        weight = ratio.clamp(max=self.importance_cap)
-        return TokenLoss(loss=-weight * batch.advantage * logp, ratio=ratio, clipped=ratio > self.importance_cap)
+        importance = torch.exp(logp.detach() - batch.behaviour)
+        weight = importance.clamp(max=self.importance_cap)
+        return TokenLoss(
+            loss=-weight * batch.advantage * logp,
+            importance=importance,
+            truncated=importance > self.importance_cap,
+            clipped=torch.zeros_like(importance, dtype=torch.bool),
+        )
 
 
 LossConfig = Annotated[PpoClipLoss | ReinforceLoss, Field(discriminator="kind")]

@@ -11,7 +11,7 @@ from torch import Tensor
 from tasks.learner.head import HeadResult
 from tasks.learner.loss import PpoClipLoss, ReinforceLoss, TokenBatch, k3
 from tasks.learner.packing import PackedBatch
-from tasks.learner.policy import Policy
+from tasks.learner.policy import Decoder, Policy
 from tasks.learner.reports import AccumulateReport
 
 
@@ -24,7 +24,7 @@ class MicroStep:
         kl_coefficient: float,
         temperature: float,
         policy: Policy,
-        reference: Policy | None,
+        reference: Decoder | None,
     ) -> None:
         self._loss, self._kl_coefficient, self._temperature = loss, kl_coefficient, temperature
         self._policy, self._reference = policy, reference
@@ -74,9 +74,12 @@ class MicroStep:
             num_prompt_tokens_saved=sum(len(sample.prompt) for sample in batch.samples) - batch.num_prompt_nodes,
             num_micro_batches=1,
             loss_sum=float(self._weighted_loss(logp, tokens).double().sum()),
-            ratio_sum=float(explained.ratio.double().sum()),
-            ratio_max=float(explained.ratio.max()),
+            importance_sum=float(explained.importance.double().sum()),
+            importance_max=float(explained.importance.max()),
+            num_tokens_truncated=int(explained.truncated.sum()),
+            num_tokens_clippable=len(logp) if self._loss.clips else 0,
             num_tokens_clipped=int(explained.clipped.sum()),
+            num_tokens_nonfinite=int((~(logp.isfinite() & tokens.behaviour.isfinite())).sum()),
             entropy_sum=float(result.entropy.double().sum()),
             reference_kl_sum=0.0 if tokens.reference is None else float(k3(logp, tokens.reference).double().sum()),
             mismatch_abs_sum=float((logp - tokens.behaviour).abs().double().sum()),

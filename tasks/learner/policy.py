@@ -1,10 +1,11 @@
-"""The policy on one device: a transformers decoder that runs packed prefix trees.
+"""The policy on one device, and its frozen reference: decoders that run packed prefix trees.
 
     groups' tokens -> embedding rows -> decoder layers (tree attention) -> hidden states of predicting nodes -> head_pass
                            gradients in fp32 <- backward <- gradient of those hidden states <-'
 
 Computes in bf16 copies of the weights, the very numbers that the engines load; products accumulate in fp32, gradients are summed
 in fp32, masters and moments are fp32 (sharding). Autocast would cast 135M weights anew for every micro-batch for nothing.
+A reference has its bf16 copy and nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from tasks.learner.flat_parameters import FlatParameters
+from tasks.learner.flat_parameters import FlatParameters, TrainedParameters
 from tasks.learner.head import HeadResult, LossGradient, head_pass
 from tasks.learner.packing import PackedBatch
 from tasks.learner.tree_attention import TREE_BLOCKS, TREE_FLEX, TreePlan
@@ -26,33 +27,16 @@ ComputeDtype = Literal["bf16", "fp32"]
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-class Policy:
-    """A decoder with its flat parameters and gradients. Called from one thread."""
+class Decoder:
+    """A decoder on flat parameters that scores tokens. Called from one thread."""
 
-    def __init__(self, model_path: str, compute: ComputeDtype, device: str, num_slices: int, recompute_layers: bool = False) -> None:
-        """Raises ValueError for a path that holds no model, or a model that packed training cannot run."""
-        model = _load(model_path, device)
+    def __init__(self, model: Any, flat: FlatParameters) -> None:  # Any: a transformers model
         self._backbone: nn.Module = model.base_model
         self.vocabulary_size = int(model.config.vocab_size)
-        self._initial: Tensor | None = FlatParameters(model, torch.float32, num_slices).values
-        self.flat = FlatParameters(model, _DTYPES[compute], num_slices)
+        self.flat = flat
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._embedding_name = names[id(model.get_input_embeddings().weight)]
         self._head_name = names[id(model.get_output_embeddings().weight)]
-        model.requires_grad_(True)
-        model.get_input_embeddings().weight.requires_grad_(False)  # its gradient is a few rows: added by index, never dense
-        model.train(recompute_layers)
-        if recompute_layers:
-            model.gradient_checkpointing_enable()
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._drain(name))
-
-    def take_initial_masters(self) -> Tensor:
-        """The fp32 values as loaded, flat; given away once, so that they are not kept beside the optimizer's."""
-        assert self._initial is not None
-        initial, self._initial = self._initial, None
-        return initial
 
     @property
     def device(self) -> torch.device:
@@ -63,24 +47,6 @@ class Policy:
         with torch.no_grad():
             hidden, rows = self._hidden(batch, self._embed(batch))
         return head_pass(hidden, self.flat.view(self._head_name), rows, self._ids(batch.targets), temperature)
-
-    def score_and_backward(self, batch: PackedBatch, temperature: float, loss_gradient: LossGradient) -> HeadResult:
-        """The same, and adds the gradient of the loss sum to the flat gradients."""
-        embedded = self._embed(batch).requires_grad_()
-        hidden, rows = self._hidden(batch, embedded)
-        result = head_pass(
-            hidden.detach(),
-            self.flat.view(self._head_name),
-            rows,
-            self._ids(batch.targets),
-            temperature,
-            loss_gradient,
-            self.flat.gradient(self._head_name),
-        )
-        torch.autograd.backward([hidden], [result.grad_hidden])
-        assert embedded.grad is not None
-        self.flat.gradient(self._embedding_name).index_add_(0, self._ids(batch.tokens), embedded.grad[0].float())
-        return result
 
     def _embed(self, batch: PackedBatch) -> Tensor:
         """(1, N, hidden)."""
@@ -102,6 +68,59 @@ class Policy:
     def _ids(self, values: tuple[int, ...]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
+
+class Policy(Decoder):
+    """The decoder that is trained: with gradients beside its parameters."""
+
+    flat: TrainedParameters
+
+    def __init__(
+        self,
+        model_path: str,
+        compute: ComputeDtype,
+        device: str,
+        num_slices: int,
+        recompute_layers: bool = False,
+    ) -> None:
+        """Raises ValueError for a path without a model, or one that packed training cannot run."""
+        model = _load(model_path, device)
+        initial = FlatParameters(model, torch.float32, num_slices).values
+        self._initial: Tensor | None = initial
+        super().__init__(model, TrainedParameters(model, _DTYPES[compute], num_slices))
+        model.requires_grad_(True)
+        # the embedding's gradient is a few rows: added by index, never dense
+        model.get_input_embeddings().weight.requires_grad_(False)
+        model.train(recompute_layers)
+        if recompute_layers:
+            model.gradient_checkpointing_enable()
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._drain(name))
+
+    def take_initial_masters(self) -> Tensor:
+        """The fp32 values as loaded, flat; given away once, so that they are not kept beside the optimizer's."""
+        assert self._initial is not None
+        initial, self._initial = self._initial, None
+        return initial
+
+    def score_and_backward(self, batch: PackedBatch, temperature: float, loss_gradient: LossGradient) -> HeadResult:
+        """The same, and adds the gradient of the loss sum to the flat gradients."""
+        embedded = self._embed(batch).requires_grad_()
+        hidden, rows = self._hidden(batch, embedded)
+        result = head_pass(
+            hidden.detach(),
+            self.flat.view(self._head_name),
+            rows,
+            self._ids(batch.targets),
+            temperature,
+            loss_gradient,
+            self.flat.gradient(self._head_name),
+        )
+        torch.autograd.backward([hidden], [result.grad_hidden])
+        assert embedded.grad is not None
+        self.flat.gradient(self._embedding_name).index_add_(0, self._ids(batch.tokens), embedded.grad[0].float())
+        return result
+
     def _drain(self, name: str) -> Callable[[Tensor], None]:
         """Moves a parameter's gradient into the fp32 sum as soon as backward has it, so that only one exists in bf16."""
 
@@ -111,6 +130,13 @@ class Policy:
             parameter.grad = None
 
         return add
+
+
+def load_reference(model_path: str, compute: ComputeDtype, device: str) -> Decoder:
+    """The model the run started from, to score with: one copy of it in the compute dtype."""
+    model = _load(model_path, device)
+    model.requires_grad_(False).eval()
+    return Decoder(model, FlatParameters(model, _DTYPES[compute], num_slices=1))
 
 
 def _load(model_path: str, device: str) -> Any:  # Any: transformers models carry no types

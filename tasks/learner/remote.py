@@ -27,7 +27,9 @@ class LearnerActor:
         self._update_report = b""
 
     async def ping(self) -> None:
-        """Answers as long as the worker lives."""
+        """Answers as long as the worker lives; raises PeerLost when its group has lost another
+        rank."""
+        self._rank.check_peers()
 
     async def version(self) -> int:
         """The last step whose update this rank has made; 0 before the first."""

@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import StrEnum
+
+
+class Skipped(StrEnum):
+    """Why a step made no update: its version has the weights, bit by bit, of the version before."""
+
+    EMPTY = "empty"  # nothing was in the loss
+    FLAT = "flat"  # the gradient is exactly zero: momentum alone would move the weights
+    NONFINITE = "nonfinite"  # the loss or the gradient is not a number, or infinite
+
+
+REASONS = {
+    Skipped.EMPTY: "nothing was in its loss",
+    Skipped.FLAT: "its gradient is zero, as of groups whose rewards agree",
+    Skipped.NONFINITE: "its gradient is not finite",
+}
+
+
+class GradientsNotFinite(RuntimeError):
+    """Too many steps in a row had a gradient that was not finite; this does not mend itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +45,12 @@ class AccumulateReport:
     num_micro_batches: int = 0  # packed rows
     normaliser: float = 0.0  # what was added to the divisor
     loss_sum: float = 0.0  # weighted token losses, the KL term included
-    ratio_sum: float = 0.0  # policy over old policy, over scored tokens
-    ratio_max: float = 0.0  # largest of these ratios
+    importance_sum: float = 0.0  # weights learner over engine before truncation, over scored tokens
+    importance_max: float = 0.0  # largest of these weights
+    num_tokens_truncated: int = 0  # scored tokens whose weight was truncated
+    num_tokens_clippable: int = 0  # scored tokens under a loss whose clip can act
     num_tokens_clipped: int = 0  # scored tokens without gradient because of the clip
+    num_tokens_nonfinite: int = 0  # scored tokens without a finite log-probability on either side
     entropy_sum: float = 0.0  # nats, over scored tokens
     reference_kl_sum: float = 0.0  # k3 estimate to the reference, over scored tokens; 0 without a KL term
     mismatch_abs_sum: float = 0.0  # |learner - engine| log-probability, over scored tokens
@@ -35,7 +60,8 @@ class AccumulateReport:
     def __add__(self, other: AccumulateReport) -> AccumulateReport:
         """Sums of sums, the larger maximum, and all busy times."""
         total = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
-        return AccumulateReport(**(total | {"ratio_max": max(self.ratio_max, other.ratio_max)}))
+        largest = max(self.importance_max, other.importance_max)
+        return AccumulateReport(**(total | {"importance_max": largest}))
 
     @property
     def busy_s(self) -> float:
@@ -48,25 +74,77 @@ class UpdateReport:
     """One `update`; the same on every rank but for `busy`."""
 
     step: int  # the step it made
-    applied: bool  # False when nothing was accumulated (normaliser 0): weights and optimizer are untouched
+    skipped: Skipped | None  # why no update was made; None when it was
     normaliser: float  # divisor, summed over ranks
     loss: float  # loss of the update, divided
     grad_norm: float  # global norm after the division, before the clip
-    learning_rate: float  # rate used
+    learning_rate: float  # of the step
     busy: tuple[tuple[float, float], ...]  # when the device worked: Unix seconds, (start, end)
+
+    @property
+    def applied(self) -> bool:
+        """Whether the weights were updated."""
+        return self.skipped is None
+
+
+def skip_reason(normaliser: float, loss: float, grad_norm: float) -> Skipped | None:
+    """Why a step makes no update, or None. Decided from sums over all ranks, so that they agree."""
+    if not normaliser:
+        return Skipped.EMPTY
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        return Skipped.NONFINITE
+    return Skipped.FLAT if grad_norm == 0.0 else None
+
+
+def skipped_of(figures: Mapping[str, float]) -> Skipped | None:
+    """Why the step with these figures (`update_figures`) made no update; None if it made one."""
+    return next((reason for reason in Skipped if figures.get(f"train/skipped_{reason}")), None)
+
+
+def check_updates(steps: Sequence[Mapping[str, float]], max_nonfinite_steps: int) -> None:
+    """Raises GradientsNotFinite if so many last steps, told by their figures, made no update.
+
+    Flat and empty steps neither count nor end the row: no gradient was computed in them.
+    """
+    made = [reason for reason in map(skipped_of, steps) if reason in (None, Skipped.NONFINITE)]
+    if len(made) >= max_nonfinite_steps and set(made[-max_nonfinite_steps:]) == {Skipped.NONFINITE}:
+        raise GradientsNotFinite(
+            f"a gradient must be finite, it was not in {max_nonfinite_steps} steps in a row, and "
+            "nothing was learned in them; look at train/nonfinite_tokens and at the responses' "
+            "logprobs (engine.dtype, learner.compute), lower learner.optimizer.learning_rate, "
+            f"or raise learner.max_nonfinite_steps ({max_nonfinite_steps})"
+        )
+
+
+def update_figures(update: UpdateReport) -> dict[str, float]:
+    """The metrics of an update by name, ready for tracking."""
+    return {
+        "train/loss": update.loss,
+        "train/grad_norm": update.grad_norm,
+        "train/learning_rate": update.learning_rate,
+        "train/applied": float(update.applied),
+        **{f"train/skipped_{reason}": float(update.skipped is reason) for reason in Skipped},
+    }
 
 
 def token_means(report: AccumulateReport) -> dict[str, float]:
-    """The per-token metrics by name, ready for tracking; 0 where nothing was scored."""
+    """The per-token metrics by name, ready for tracking; 0 where nothing was scored.
+
+    The share of clipped tokens is left out where no clip can act.
+    """
     count = max(1, report.num_tokens_scored)
-    return {
-        "train/ratio_mean": report.ratio_sum / count,
-        "train/ratio_max": report.ratio_max,
-        "train/clip_fraction": report.num_tokens_clipped / count,
+    clipped = {}
+    if report.num_tokens_clippable:
+        clipped["train/clip_fraction"] = report.num_tokens_clipped / report.num_tokens_clippable
+    return clipped | {
+        "train/importance_mean": report.importance_sum / count,
+        "train/importance_max": report.importance_max,
+        "train/truncated_fraction": report.num_tokens_truncated / count,
         "train/entropy_nats": report.entropy_sum / count,
         "train/reference_kl": report.reference_kl_sum / count,
         "train/mismatch_abs": report.mismatch_abs_sum / count,
         "train/mismatch_k3": report.mismatch_k3_sum / count,
         "train/flat_group_fraction": report.num_groups_flat / max(1, report.num_groups),
+        "train/nonfinite_tokens": float(report.num_tokens_nonfinite),
         "train/busy_s": report.busy_s,
     }

@@ -76,6 +76,21 @@ def training_set(
     )
 
 
+def trained_advantages(
+    group: Group,
+    advantage: GrpoAdvantage | DrGrpoAdvantage,
+    overlong: Overlong = AS_SCORED,
+) -> dict[str, float]:
+    """Advantages of those responses of a group that are in the loss, by response id."""
+    values = group_advantages(_rewards(group, overlong), advantage)
+    answers = [response.generated for response in group.responses]
+    return {
+        generated.response_id: value
+        for generated, value in zip(answers, values, strict=True)
+        if value is not None and generated.token_ids and not overlong.is_masked(generated)
+    }
+
+
 def _rewards(group: Group, overlong: Overlong) -> list[float | None]:
     """The group's rewards as training sees them, after checking that it can be trained."""
     name = group.prompt.prompt_id

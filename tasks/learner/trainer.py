@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from artifacts.records import Group, WeightsRef, unpack
 from artifacts.weights import fingerprint, write_weights
@@ -26,8 +27,8 @@ from tasks.learner.loss import LossConfig, NormalisationConfig, PpoClipLoss, Tok
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.overlong import AS_SCORED, OverlongConfig, SoftPunishment
 from tasks.learner.packing import Sample, micro_batches, pack_samples
-from tasks.learner.policy import ComputeDtype, Policy
-from tasks.learner.reports import AccumulateReport, UpdateReport
+from tasks.learner.policy import ComputeDtype, Policy, load_reference
+from tasks.learner.reports import AccumulateReport, UpdateReport, skip_reason
 from tasks.learner.samples import training_set
 from tasks.learner.sharding import AdamWConfig, Ranks, ShardedAdamW
 from tasks.learner.shards import load_shards, save_shard
@@ -51,6 +52,12 @@ class LearnerConfig(BaseModel):
     compute: ComputeDtype = Field(default="bf16", description="Dtype of forward and backward; masters and sums are fp32 always.")
     recompute_layers: bool = Field(default=False, description="Recompute each layer in backward: less memory, a third slower.")
 
+    max_nonfinite_steps: int = Field(
+        default=3,
+        ge=1,
+        description="Steps in a row that, for a gradient that is not finite, stop the run.",
+    )
+
     @property
     def flat_groups_cost(self) -> bool:
         """Whether a group of equal rewards can have a gradient all the same."""
@@ -63,9 +70,12 @@ class LearnerRank:
     def __init__(self, config: LearnerConfig, model_path: str, rank: int, world_size: int, device: str = "cpu") -> None:
         self._config = config
         self._ranks = Ranks(rank, world_size, torch.device(device))
+        # first, so that what its loading leaves free is there for the policy
+        reference = None
+        if config.kl_coefficient:
+            reference = load_reference(model_path, config.compute, device)
         self._policy = Policy(model_path, config.compute, device, world_size, config.recompute_layers)
         self._optimizer = ShardedAdamW(config.optimizer, self._policy.flat, self._policy.take_initial_masters(), self._ranks)
-        reference = Policy(model_path, config.compute, device, 1, False) if config.kl_coefficient else None
         self._micro_step = MicroStep(config.loss, config.kl_coefficient, config.temperature, self._policy, reference)
         self._normaliser = 0.0
         self._loss_sum = 0.0
@@ -105,32 +115,35 @@ class LearnerRank:
         self._normaliser = self._loss_sum = 0.0
 
     def update(self, step: int) -> UpdateReport:
-        """Reduce over ranks, divide once, clip, AdamW. Collective. Without a normaliser nothing changes."""
+        """Reduce over ranks, divide once, clip, AdamW, unless `skip_reason` has one. Collective."""
         started = time.time()
         normaliser, loss_sum = self._ranks.sum([self._normaliser, self._loss_sum])
-        rate = self._config.optimizer.rate(step)
-        grad_norm = self._apply(step, normaliser, rate) if normaliser else 0.0
+        rate, loss = self._config.optimizer.rate(step), loss_sum / normaliser if normaliser else 0.0
+        gradient, grad_norm = self._reduced(normaliser)
+        skipped = skip_reason(normaliser, loss, grad_norm)
+        if skipped is None:
+            self._apply(gradient, grad_norm, rate)
         self.discard()
         return UpdateReport(
             step=step,
-            applied=normaliser > 0,
+            skipped=skipped,
             normaliser=normaliser,
-            loss=loss_sum / normaliser if normaliser else 0.0,
+            loss=loss,
             grad_norm=grad_norm,
             learning_rate=rate,
             busy=((started, time.time()),),
         )
 
-    def _apply(self, step: int, normaliser: float, rate: float) -> float:
-        gradient = self._ranks.reduce_scatter(self._policy.flat.gradients).div_(normaliser)
+    def _reduced(self, normaliser: float) -> tuple[Tensor, float]:
+        """This rank's slice of the gradient after the division, and the norm of the whole."""
+        gradient = self._ranks.reduce_scatter(self._policy.flat.gradients).div_(normaliser or 1.0)
         squares = float(torch.linalg.vector_norm(gradient, dtype=torch.float64).item()) ** 2
-        norm = math.sqrt(self._ranks.sum([squares])[0])
-        if not math.isfinite(norm):
-            raise FloatingPointError(f"the gradient norm of step {step} is {norm}; look at the step's log-probabilities")
+        return gradient, math.sqrt(self._ranks.sum([squares])[0])
+
+    def _apply(self, gradient: Tensor, norm: float, rate: float) -> None:
         if norm > self._config.optimizer.max_grad_norm:
             gradient.mul_(self._config.optimizer.max_grad_norm / norm)
         self._optimizer.step(gradient, rate)
-        return norm
 
     def export_weights(self, version: int, path: str) -> WeightsRef | None:
         """Rank 0 writes the bf16 weights under the checkpoint's names; the others return None."""
@@ -157,6 +170,10 @@ class LearnerRank:
         """Restore weights, optimizer and step bit by bit; returns the step. What was accumulated is forgotten."""
         self.discard()
         return load_shards(path, self._optimizer, self._policy.flat)
+
+    def check_peers(self) -> None:
+        """Raise PeerLost when the group of all ranks is broken; waits for nothing."""
+        self._ranks.check()
 
     def close(self) -> None:
         """Leave the group."""

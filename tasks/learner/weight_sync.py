@@ -1,4 +1,4 @@
-"""The sync gate: after every publication, do the engines sample with the learner's weights?
+"""The sync gate: after every publication, do learner ranks and engines hold the same weights?
 
 Two comparisons, because each catches what the other cannot: exact checksums name the tensor that is stale, missing or transposed;
 log-probabilities of fixed probe prompts show that the engine computes with what it holds. An engine samples nothing for training
@@ -13,21 +13,15 @@ from tasks.engines.base import Attestation
 
 
 class GateFailed(RuntimeError):
-    """An engine does not hold the learner's weights; the run must stop, its rollouts would come from another policy."""
+    """An engine or a learner rank does not hold the learner's weights.
+
+    The run must stop: its rollouts would come from another policy, or its gradients be another's.
+    """
 
 
 def check_gate(engine: str, attested: Attestation, expected: Attestation, tolerance_nats: float) -> float:
     """The mean absolute difference of the probes' log-probabilities. Raises GateFailed with the tensor's name or the difference."""
-    if attested.version != expected.version:
-        raise GateFailed(f"{engine} must hold version {expected.version}, it holds {attested.version}; its loading was skipped")
-    missing = expected.fingerprints.keys() - attested.fingerprints.keys()
-    if missing:
-        raise GateFailed(f"{engine} must hold every tensor of version {expected.version}, {min(missing)} never reached it")
-    wrong = [name for name, value in expected.fingerprints.items() if attested.fingerprints[name] != value]
-    if wrong:
-        raise GateFailed(
-            f"{engine} must hold the learner's {wrong[0]} of version {expected.version}, it does not; tensors that differ: {len(wrong)}"
-        )
+    check_tensors(engine, attested, expected)
     difference = mean_difference(attested.probe_logprobs, expected.probe_logprobs)
     if not difference <= tolerance_nats:  # not-a-number fails, too
         raise GateFailed(
@@ -36,6 +30,22 @@ def check_gate(engine: str, attested: Attestation, expected: Attestation, tolera
             "or raise gate.tolerance_nats"
         )
     return difference
+
+
+def check_tensors(holder: str, attested: Attestation, expected: Attestation) -> None:
+    """Raises GateFailed unless the holder has every expected tensor, of the expected version."""
+    if attested.version != expected.version:
+        told = f"{holder} must hold version {expected.version}, it holds {attested.version}"
+        raise GateFailed(f"{told}; its loading was skipped")
+    missing = expected.fingerprints.keys() - attested.fingerprints.keys()
+    if missing:
+        told = f"{holder} must hold every tensor of version {expected.version}"
+        raise GateFailed(f"{told}, {min(missing)} never reached it")
+    held, wanted = attested.fingerprints, expected.fingerprints
+    wrong = [name for name, value in wanted.items() if held[name] != value]
+    if wrong:
+        told = f"{holder} must hold the learner's {wrong[0]} of version {expected.version}"
+        raise GateFailed(f"{told}, it does not; tensors that differ: {len(wrong)}")
 
 
 def mean_difference(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:

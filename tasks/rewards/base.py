@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from artifacts.records import CaseResult, Generated, Outcome, Prompt, Score
+from tasks.rewards.interrupt import Interrupt, Interrupted
 
 
 class Reward(Protocol):
@@ -45,6 +46,8 @@ class RewardUnavailable(RuntimeError):
 class ScorerProcess(Protocol):
     """A process that a reward scores in."""
 
+    interrupt: Interrupt  # set, it ends the call in progress, which raises Interrupted
+
     def warm(self) -> None:
         """Have it running now; RewardUnavailable if it cannot."""
         ...
@@ -62,6 +65,11 @@ class ProcessReward(ABC):
     def __init__(self, process: ScorerProcess) -> None:
         self._process = process
 
+    @property
+    def interrupt(self) -> Interrupt:
+        """To be set from another thread when nobody needs the verdict, and cleared before the next."""
+        return self._process.interrupt
+
     def warm(self) -> None:
         """Start the process now, if it is not running."""
         self._process.warm()
@@ -75,7 +83,7 @@ class ProcessReward(ABC):
         started_s = time.time()
         try:
             verdict = self.verdict(prompt, generated)
-        except RewardUnavailable as error:
+        except (RewardUnavailable, Interrupted) as error:
             verdict = infra(str(error))
         return stamp(verdict, prompt, generated, scorer=self.name, started_s=started_s)
 

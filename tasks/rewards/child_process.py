@@ -10,8 +10,12 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+import psutil  # type: ignore[import-untyped]
+
+STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,24 +26,46 @@ class ChildProcess:
     stream: socket.socket
 
     def kill(self) -> None:
-        """End it and whatever is left in its group."""
+        """End it, whatever it started, stopped or not, and whatever is left in its group.
+
+        Nothing that was open to it stays open here.
+        """
         self.stream.close()
+        started = self._tree()  # before its end makes orphans of them
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
+        for process in started:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         self.popen.wait()
+        if self.popen.stderr is not None:
+            self.popen.stderr.close()
 
-    def hang_up(self) -> None:
-        """End the conversation from another thread: both sides read its end. `kill` afterwards."""
-        with contextlib.suppress(OSError):
-            self.stream.shutdown(socket.SHUT_RDWR)
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it, or a process that it started: it answers nobody."""
+        return any(_status(process) in STOPPED for process in self._tree())
+
+    def _tree(self) -> list[psutil.Process]:
+        """It and all that it started, nothing if it has ended."""
+        try:
+            first = psutil.Process(self.popen.pid)
+            return [first, *first.children(recursive=True)]
+        except psutil.Error:
+            return []
 
 
 def start_child(
-    command: Callable[[int], Sequence[str]], *, env: Mapping[str, str], cwd: str | None = None, is_silent: bool = False
+    command: Callable[[int], Sequence[str]],
+    *,
+    env: Mapping[str, str],
+    cwd: str | None = None,
+    is_silent: bool = False,
+    inherits: Collection[int] = (),
 ) -> ChildProcess:
     """Start `command(descriptor of the child's end)` with this environment only. OSError if it cannot be started.
 
     `is_silent`: standard output is dropped and standard error is a pipe; otherwise both are the parent's.
+    `inherits`: descriptors beside the child's end.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -51,10 +77,17 @@ def start_child(
                 stderr=subprocess.PIPE if is_silent else None,
                 env=env,
                 cwd=cwd,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *inherits),
                 start_new_session=True,
             )
         except OSError:
             ours.close()
             raise
     return ChildProcess(popen=popen, stream=ours)
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.Error:
+        return ""

@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from artifacts.code_cases import CallCase, CodeGold, expected_value
+from artifacts.code_cases import CodeGold
 from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Prompt, Score
 from tasks.rewards.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, is_early_kill, observed
 from tasks.rewards.base import ProcessReward, Verdict, printable, right, stamp, wrong
@@ -29,8 +29,8 @@ from tasks.rewards.sandbox.self_test import check_isolation
 logger = logging.getLogger(__name__)
 
 MAX_PROGRAM_CHARS = 1 << 18
-_FENCE = re.compile(r"```[A-Za-z0-9_+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_VIOLATIONS = (CaseVerdict.FORGED, CaseVerdict.OUTPUT)
+_FENCE = re.compile(r"```[A-Za-z0-9_+-]*[ \t]*(?:\r\n?|\n)(.*?)(?:```|\Z)", re.DOTALL)
+_VIOLATIONS = (CaseVerdict.FORGED, CaseVerdict.OUTPUT, CaseVerdict.SABOTAGE)
 
 
 class CodeTestsConfig(BaseModel):
@@ -77,18 +77,14 @@ class CodeTests(ProcessReward):
         limits = (self._config.timeout.ceiling_s,) * len(read_gold(prompt.gold)[1])
         return stamp(self._execute(prompt, generated, limits), prompt, generated, scorer=self.name, started_s=started_s)
 
-    def abandon(self) -> None:
-        """End the program that another thread executes here, if there is one; that call raises RewardUnavailable."""
-        self._runner.abandon()
-
     def _time_solution(self, gold: CodeGold, keys: tuple[str, ...]) -> None:
         """Execute the question's own solution, once, before the first response that has no correct one before it."""
         timeout, question = self._config.timeout, keys[0]
         if not gold.solution or timeout.is_fixed or question in self._timed or self._book.has_anchor(question):
             return
-        self._timed.add(question)
         limits = (timeout.ceiling_s,) * len(keys)
         verdict = self._weigh(keys, limits, self._runner.run(gold.solution, gold, limits))
+        self._timed.add(question)
         if verdict.outcome is not Outcome.OK:
             logger.warning("question=%s reason=its own solution fails (%s), so its limits begin at the ceiling", question, verdict.detail)
         self._book.learn(observed(timeout, [verdict.cases]))
@@ -104,9 +100,7 @@ class CodeTests(ProcessReward):
 
     def check_gold(self, gold: str) -> None:
         """ValueError for a gold that no program could pass: to be called when a data set is read."""
-        for case in read_gold(gold)[0].cases:
-            if isinstance(case, CallCase):
-                expected_value(case)
+        read_gold(gold)
 
     def _weigh(self, keys: tuple[str, ...], limits: tuple[float, ...], runs: list[CaseRun]) -> Verdict:
         cases = tuple(

@@ -1,7 +1,9 @@
 """A user's own reward: `def reward(prompt: str, response: str, gold: str) -> float`, by import path.
 
-It runs in a verify worker, so it may hang or exhaust memory on a response without harm to the run. It is the user's code and is
-trusted: this is no sandbox for generated programs.
+It runs in a verify worker, so it may hang or exhaust memory on a response without harm to the run:
+what it does not score has no verdict, is counted, and stops the run where it is too much
+(`max_infra_fraction`). It is the user's code and is trusted: this is no sandbox for generated
+programs.
 """
 
 from __future__ import annotations
@@ -14,7 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Verdict, infra
-from tasks.rewards.verify_worker import DEFAULT_MEMORY_BYTES, Reply, VerifyWorker, WorkerStartError, text_at_fault
+from tasks.rewards.verify_worker import DEFAULT_MEMORY_BYTES, VerifyWorker, WorkerStartError
+from tasks.rewards.worker_reply import Reply
+
+FAILED = {
+    "raised": "failed",
+    "died": "ended its process",
+    "lost": "gave no number, twice (mend it, or raise its timeout_s)",
+    "killed": "was killed, twice (most often for want of memory: free some)",
+    "timeout": "computed too long (mend it, or raise its timeout_s)",
+    "memory": "needs more memory (raise its memory_bytes)",
+}
 
 
 class CustomConfig(BaseModel):
@@ -24,7 +36,13 @@ class CustomConfig(BaseModel):
 
     kind: Literal["custom"] = Field(default="custom", description="Chooses a reward function of your own.")
     path: str = Field(description="The function of (prompt, response, gold), as 'package.module:function' or 'path/to/file.py:function'.")
-    timeout_s: float = Field(default=5.0, gt=0, le=600, description="Wall seconds that the function may take for one response.")
+    timeout_s: float = Field(
+        default=5.0,
+        gt=0,
+        le=600,
+        description="Wall seconds that the function may take for one response; past them it is "
+        "asked once more, and then there is no verdict.",
+    )
     memory_bytes: int = Field(
         default=DEFAULT_MEMORY_BYTES,
         ge=1 << 28,
@@ -38,7 +56,12 @@ class CustomReward(ProcessReward):
     def __init__(self, config: CustomConfig) -> None:
         """ValueError if the function cannot be loaded. Starts the worker: that is where the user's module is imported."""
         self.name = f"custom:{config.path}"
-        self._worker = VerifyWorker(_absolute(config.path), timeout_s=config.timeout_s, memory_bytes=config.memory_bytes)
+        self._worker = VerifyWorker(
+            _absolute(config.path),
+            timeout_s=config.timeout_s,
+            clock="wall",
+            memory_bytes=config.memory_bytes,
+        )
         super().__init__(self._worker)
         try:
             self.warm()
@@ -49,16 +72,12 @@ class CustomReward(ProcessReward):
             ) from error
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """The function's number; INFRA with one sentence if it raises, dies or returns anything else."""
+        """The function's number; INFRA with a sentence if it stalls, raises, dies or gives none."""
         return self._verdict(self._worker.call(prompt.text, generated.text, prompt.gold))
 
     def _verdict(self, reply: Reply) -> Verdict:
-        if reply.kind == "raised":
-            return infra(f"{self.name} failed: {reply.detail}")
-        if reply.kind == "died":
-            return infra(f"{self.name} ended its process: {reply.detail}")
         if reply.kind != "value":
-            return text_at_fault(reply) or infra(reply.detail)
+            return infra(f"{self.name} {FAILED[reply.kind]}: {reply.detail}")
         if not isinstance(reply.value, int | float) or not math.isfinite(reply.value):
             return infra(f"{self.name} returned {reply.value!r}, but a reward must be a finite number")
         reward = float(reply.value)

@@ -12,9 +12,9 @@ from functools import lru_cache
 
 from antlr4 import PredictionMode
 from antlr4.Parser import Parser
-from latex2sympy2_extended import latex2sympy2
-from math_verify import parse, verify
-from sympy import Eq, Expr, Float, Rational, Symbol, UnevaluatedExpr
+from latex2sympy2_extended import NormalizationConfig, latex2sympy2
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, grader, parse, verify
+from sympy import Eq, Expr, Rational, Symbol, UnevaluatedExpr
 from sympy.core.function import AppliedUndef
 
 # math-verify returns sympy objects and strings of many types, all untyped: hence list[object].
@@ -22,6 +22,19 @@ from sympy.core.function import AppliedUndef
 POINTS = (Rational(13, 11), Rational(29, 17))  # where two functions are compared: positive, of no special value
 FAR = 1e-5  # relative; math-verify takes values for equal that agree to six places
 DIGITS = 20
+READING = (
+    LatexExtractionConfig(
+        normalization_config=NormalizationConfig(
+            basic_latex=True,
+            units=False,  # would drop single letters after numbers: 2 + 5t would be 2 + 5
+            malformed_operators=True,
+            nits=True,
+            boxed="all",
+            equations=False,
+        )
+    ),
+    ExprExtractionConfig(),
+)
 
 
 class TwoStageReader(latex2sympy2._Latex2Sympy):  # type: ignore[misc]  # untyped
@@ -48,6 +61,8 @@ class TwoStageReader(latex2sympy2._Latex2Sympy):  # type: ignore[misc]  # untype
 
 
 latex2sympy2._Latex2Sympy = TwoStageReader
+# By their solutions, all equations without real ones would be the same.
+grader.sympy_solve_and_compare = lambda *_: False
 
 
 @lru_cache(maxsize=4096)
@@ -56,7 +71,7 @@ def compare(gold: str, answer: str) -> str:
     wanted = parse_gold(gold)
     if not wanted:
         return "bad_gold"
-    given = parse(f"\\boxed{{{answer}}}", parsing_timeout=None)
+    given = parse(f"\\boxed{{{answer}}}", READING, parsing_timeout=None)
     if given and differ_in_value(wanted[0], given[0]):
         return "different"
     return "equal" if verify(list(wanted), given, timeout_seconds=None) else "different"
@@ -65,7 +80,7 @@ def compare(gold: str, answer: str) -> str:
 @lru_cache(maxsize=4096)
 def parse_gold(gold: str) -> tuple[object, ...]:
     """The gold's readings; empty if math-verify finds nothing but its characters."""
-    readings = tuple(parse(f"${gold}$", parsing_timeout=None))
+    readings = tuple(parse(f"${gold}$", READING, parsing_timeout=None))
     return () if all(isinstance(reading, str) for reading in readings) else readings
 
 
@@ -73,7 +88,7 @@ def differ_in_value(wanted: object, given: object) -> bool:
     """Whether two expressions in the same letters have values far apart: a proof that spares math-verify the search for one.
 
     Of equations that name the same letter alone on the left, the right sides count. False for whatever math-verify reads with
-    indulgence: single letters, percent, decimals, functions without a meaning.
+    indulgence: single letters, percent, functions without a meaning.
     """
     if isinstance(wanted, Eq) and isinstance(given, Eq):
         name = wanted.lhs
@@ -83,7 +98,7 @@ def differ_in_value(wanted: object, given: object) -> bool:
     if not (isinstance(wanted, Expr) and isinstance(given, Expr)) or wanted.free_symbols != given.free_symbols:
         return False
     for side in (wanted, given):
-        if isinstance(side, Symbol) or side.has(Float, UnevaluatedExpr, AppliedUndef):
+        if isinstance(side, Symbol) or side.has(UnevaluatedExpr, AppliedUndef):
             return False
     letters = sorted(wanted.free_symbols, key=str)
     values = {letter: POINTS[place % len(POINTS)] + place for place, letter in enumerate(letters)}
@@ -91,4 +106,4 @@ def differ_in_value(wanted: object, given: object) -> bool:
         first, second = (complex(side.doit().subs(values).evalf(DIGITS)) for side in (wanted, given))
     except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
         return False
-    return abs(first - second) > FAR * max(1.0, abs(first), abs(second))  # never true of nan
+    return abs(first - second) > FAR * max(abs(first), abs(second))  # never true of nan

@@ -1,4 +1,4 @@
-r"""Numbers compared exactly, in microseconds: integers, decimals, a/b and \frac{a}{b} as fractions, percent signs too.
+r"""Numbers compared exactly, in microseconds: decimals, fractions, powers of ten, percent signs.
 
 Also says which answers are worth a symbolic check (`too_complex`, `is_unevaluated`, `is_undone`). Nothing here evaluates an expression.
 """
@@ -9,23 +9,52 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from tasks.rewards.units import changes_amount, split_unit
+
 MAX_NUMBER_CHARS = 64
 MAX_EXPRESSION_CHARS = 256
 MAX_BRACE_DEPTH = 16
 MAX_DIGIT_RUN = 40
 MAX_TOWER = 2
 
-_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]++)?|\.[0-9]++"
-_FRAC = r"\\[dt]?frac\s*(?:\{\s*(?P<top>[-+]?[0-9]++)\s*\}|(?P<top1>[0-9]))\s*(?:\{\s*(?P<low>[0-9]++)\s*\}|(?P<low1>[0-9]))"
-_VALUE = re.compile(rf"(?P<sign>[-+]?)\s*(?:{_FRAC}|(?P<number>{_DIGITS})(?:\s*/\s*(?P<over>[0-9]++))?)(?P<percent>\s*\\?%)?")
-# What may not follow the number that opens an answer line: more of the same number, an exponent, a quotient.
-_RUNS_ON = re.compile(r"[0-9]|[.,][0-9]|[eE][-+]?[0-9]|\s*(?:/\s*[0-9]|(?:\^|\*\*)\s*[-0-9{(])")
-_WRAPPERS = re.compile(r"\\[()\[\]!]|\\?\$|\{,\}|\^\s*(?:\\circ|\{\s*\\circ\s*\})|°")
+_DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]*+)?|\.[0-9]++)"
+_PART = r"(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)"  # of a fraction
+_FRAC = (
+    rf"\\[dt]?frac\s*(?:\{{\s*(?P<top>[-+]?\s*{_PART})\s*\}}|(?P<top1>[0-9]))"
+    rf"\s*(?:\{{\s*(?P<low>[-+]?\s*{_PART})\s*\}}|(?P<low1>[0-9]))"
+)
+_TIMES_TEN = (
+    r"(?:\s*(?:\\times|\\cdot|×|·|\*)\s*(?:10|\{10\})\s*\^\s*"
+    r"(?:\{\s*(?P<power>[-+]?\s*[0-9]{1,3})\s*\}|(?P<power1>[0-9]))"
+    r"|[eE](?P<power2>[-+]?[0-9]{1,3}))(?![0-9.])"
+)
+_REPEATING = (
+    r"(?P<fixed>[0-9]*\.[0-9]*?)"
+    r"(?:\\(?:overline|bar|dot)\s*\{\s*(?P<block>[0-9]{1,12})\s*\}"
+    r"|(?P<dotted>[0-9]{1,6}?)(?P=dotted){2,}+\s*(?:\.\.\.|\\[lc]?dots|\\dotsc|\\dotsb))"
+)
+_VALUE = re.compile(
+    rf"(?P<sign>[-+]?)\s*(?:(?:(?P<whole>[0-9]++)\s*)?{_FRAC}"
+    r"|(?P<mixed>[0-9]++)\s++(?P<mixed_top>[0-9]++)\s*/\s*(?P<mixed_low>[0-9]++)"
+    rf"|{_REPEATING}|(?P<number>{_DIGITS})(?:{_TIMES_TEN}|\s*/\s*(?P<over>[0-9]++))?)"
+    r"(?P<percent>\s*\\?%)?"
+)
+_POWER_OF_TEN = re.compile(r"\A([-+]?)\s*10\s*\^")  # a number as it is written, no sum to be done
+_BRACED_PARTS = re.compile(r"\{\s*([0-9.]+)\s*\}\s*/\s*\{\s*([0-9.]+)\s*\}")
+_SENTENCE_END = re.compile(r"(?<!\.)[.?](?!\.)[\")*`]*(?=\s|\Z)")
+_MARKS, _CLOSING = '*"` ', {")": "(", "]": "[", "}": "{", ">": "<"}  # around an answer
+# "42, I think", "8 pens in total"
+_ASIDE = re.compile(
+    r"(?:,\s+|\s+(?=(?:as|because|since|so|in total|in all|altogether)(?![a-z])))"
+    r"(?=[A-Za-z])([A-Za-z' ]*)\Z"
+)
+_WRAPPERS = re.compile(r"(?<!\\)\\[()\[\]!]|(?<!\\)\$|\{,\}")
 _UNEVALUATED = re.compile(
     r"[+*^!÷×·]|(?<=[0-9)}])\s*[-/]\s*[0-9({\\]|[0-9]\s*[eE][-+]?[0-9]"
     r"|\\(?:times|cdot|div|ast|[dt]?binom|sqrt|int|sum|prod|lim|det|log|ln|exp|sin|cos|tan|Gamma|pm|mp|bmod|gcd|max|min)"
 )
-_UNDONE = re.compile(r"[0-9)}]\s*!|\\(?:int|i+nt|oint|sum|prod|lim|det|[dt]?binom|Gamma)(?![A-Za-z])")
+_UNFINISHED = r"int|i+nt|oint|sum|prod|lim|det|[dt]?binom|Gamma"
+_UNDONE = re.compile(rf"[0-9A-Za-z)}}]\s*!|\\(?:{_UNFINISHED})(?![A-Za-z])")
 _POWER_TOKEN = re.compile(r"\^|[{(]|[})]|-|[0-9.]+|\\[A-Za-z]+|\S")
 
 
@@ -36,32 +65,87 @@ class ExactNumber:
     value: Fraction  # exact
     percent: bool  # a percent sign follows
 
+    @property
+    def amount(self) -> Fraction:
+        """What it comes to: 50% is 1/2."""
+        return self.value / 100 if self.percent else self.value
+
 
 def plain(text: str) -> str:
     r"""Without dollar signs, math delimiters, outer spaces and a final full stop; `1{,}000` becomes `1,000`."""
-    return " ".join(_WRAPPERS.sub(lambda match: "," if match[0] == "{,}" else "", text).split()).rstrip(".").strip()
+    text = " ".join(_WRAPPERS.sub(lambda match: "," if match[0] == "{,}" else "", text).split())
+    return text if text.endswith("..") else text.removesuffix(".").strip()
 
 
 def exact_number(text: str) -> ExactNumber | None:
     """The number that the whole of `plain` text is; None if it is anything else, longer than 64 characters or over zero."""
-    match = _VALUE.fullmatch(text) if len(text) <= MAX_NUMBER_CHARS else None
+    if len(text) > MAX_NUMBER_CHARS:
+        return None
+    text = _POWER_OF_TEN.sub(r"\g<1>1*10^", _BRACED_PARTS.sub(r"\1/\2", text))
+    while len(text) > 1 and (text[0], text[-1]) in (("(", ")"), ("{", "}")):
+        text = text[1:-1].strip()
+    match = _VALUE.fullmatch(text)
     return _value_of(match) if match else None
 
 
-def leading_number(text: str) -> ExactNumber | None:
-    """The number an answer line opens with ("8 apples" is 8); None if it runs on into something else ("1,0,0,0", "2^5")."""
-    match = _VALUE.match(text)
-    if match is None or match.end() > MAX_NUMBER_CHARS or _RUNS_ON.match(text, match.end()):
-        return None
-    return _value_of(match)
+def leading_number(line: str) -> ExactNumber | None:
+    """The number that an answer line states, alone or with a unit; None if it says more."""
+    number = exact_number(line)
+    return number if number is not None else exact_number(split_unit(first_sentence(line))[0])
+
+
+def first_sentence(line: str) -> str:
+    """An answer line up to the end of its sentence or to a comment on it, as in `42, I think`."""
+    for end in _SENTENCE_END.finditer(line):
+        if line.count("{", 0, end.start()) == line.count("}", 0, end.start()):
+            line = line[: end.start()]
+            break
+    aside = _ASIDE.search(line)
+    if aside and not any(map(changes_amount, aside[1].split())):
+        line = line[: aside.start()]
+    line = line.strip(_MARKS)
+    while line and line[-1] in _CLOSING and line.count(line[-1]) > line.count(_CLOSING[line[-1]]):
+        line = line[:-1].strip(_MARKS)
+    return line
 
 
 def _value_of(match: re.Match[str]) -> ExactNumber | None:
-    top = Fraction((match["top"] or match["top1"] or match["number"]).replace(",", ""))
-    low = int(match["low"] or match["low1"] or match["over"] or 1)
-    if low == 0:
+    value = _size_of(match)
+    if value is None:
         return None
-    return ExactNumber(value=(-top if match["sign"] == "-" else top) / low, percent=match["percent"] is not None)
+    signed = -value if match["sign"] == "-" else value
+    return ExactNumber(value=signed, percent=match["percent"] is not None)
+
+
+def _size_of(match: re.Match[str]) -> Fraction | None:
+    """Without its sign; None over zero."""
+    if match["number"]:
+        size = _fraction(match["number"].replace(",", ""), match["over"] or "1")
+        power = match["power"] or match["power1"] or match["power2"]
+        if size is None or not power:
+            return size
+        return size * Fraction(10) ** int(power.replace(" ", ""))
+    if match["fixed"] is not None:
+        return _repeating(match["fixed"], match["block"] or match["dotted"])
+    if match["mixed"]:
+        part = _fraction(match["mixed_top"], match["mixed_low"])
+        return None if part is None else int(match["mixed"]) + part
+    part = _fraction(match["top"] or match["top1"], match["low"] or match["low1"])
+    if part is None or not match["whole"]:
+        return part
+    return None if part < 0 else int(match["whole"]) + part
+
+
+def _fraction(top: str, low: str) -> Fraction | None:
+    divisor = Fraction(low.replace(" ", ""))
+    return Fraction(top.replace(" ", "")) / divisor if divisor else None
+
+
+def _repeating(fixed: str, block: str) -> Fraction:
+    """0.1 and 6 is 0.1666..., one sixth."""
+    places = len(fixed) - fixed.index(".") - 1
+    head = Fraction(fixed + "0" if fixed != "." else "0")
+    return head + Fraction(int(block), (10 ** len(block) - 1) * 10**places)
 
 
 def is_unevaluated(text: str) -> bool:
@@ -106,6 +190,6 @@ def _is_tower(text: str) -> bool:
 def _brace_depth(text: str) -> int:
     depth = deepest = 0
     for character in text:
-        depth += (character == "{") - (character == "}")
+        depth += (character in "{([") - (character in "})]")
         deepest = max(deepest, depth)
     return deepest

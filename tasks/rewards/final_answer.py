@@ -21,10 +21,18 @@ _MARKER = re.compile(
 )
 _BARE_ROLE = re.compile(r"(?<![A-Za-z \t])(?:user|assistant|system)[ \t]*\n")
 
+# NFKC would make plain letters of these.
+_SETS = str.maketrans({
+    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}",
+    "ℂ": r"\mathbb{C}",
+})  # fmt: skip
 _BRACE = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-# answer\W{0,6}\s*(number), the rule of tiny-mix, with the sign and a leading \frac kept as part of the number.
-_NUMBER_LINE = re.compile(r"answer\W{0,6}?\s*(?P<value>[-+]?(?:\\[dt]?frac\s*\{?\s*[-+]?\d|\.?\d)[^\n]*)", re.IGNORECASE | re.ASCII)
+# answer\W{0,6}\s*(number), the rule of tiny-mix, with a sign, a currency's and a leading \frac kept
+# as parts of the number, and without signs that would make another number of it.
+_BETWEEN = r"[^A-Za-z0-9_√≤≥≠±∓¬!/^%]{0,6}?\s*"
+_NUMBER = r"[-+]?(?:\\?\$)?(?:\\[dt]?frac\s*\{?\s*[-+]?\d|\.?\d)"
+_NUMBER_LINE = re.compile(rf"answer{_BETWEEN}(?P<value>{_NUMBER}[^\n]*)", re.IGNORECASE | re.ASCII)
 _LINE = re.compile(r"answer[*_]*\s*[:=][*_]*[^\S\n]*\n?(?P<value>[^\n]*\S)", re.IGNORECASE)
 
 
@@ -53,6 +61,7 @@ def fold(text: str) -> str:
     """NFKC with U+2212 as '-', except that it never glues an exponent or a vulgar fraction to the digits before it."""
     if text.isascii():
         return text
+    text = text.translate(_SETS)
     spaced = "".join(_unglued(character) for character in text)
     return unicodedata.normalize("NFKC", spaced).replace("\N{MINUS SIGN}", "-").replace("\N{FRACTION SLASH}", "/")
 

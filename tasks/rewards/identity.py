@@ -1,265 +1,133 @@
-r"""Are two closed forms the same function? Decided in microseconds, for the forms that everybody reads in one way.
+r"""Are two closed forms the same function, two equations the same? Asked at points nobody knows.
 
-    2x(x-1) -> tokens -> a number modulo a large prime, its letters being large fixed numbers -> the same number?
+    texts -> closed forms -> numbers of 100 digits at points drawn anew in every process -> equal?
 
-Whole numbers, decimals, letters, \pi, square roots of whole numbers, + - * / ^ with whole exponents, \frac and brackets. Different
-numbers prove different functions. Equal ones prove equal functions but for a chance of degree / 2^127: a polynomial has no more roots
-than its degree (Schwartz 1980), \pi is a letter because it is transcendental, and roots modulo the prime obey the rules of real ones.
-The primes are safe primes: no product of small exponents is a multiple of a group's order. Left out, with None, is whatever a reader
-could take otherwise: functions, units, lists, mixed numbers, `x(2)`, `1/2x`, `x^10`.
+Points are of both signs and random to 100 digits: analytic forms that differ agree at them with no
+chance worth a name. Forms with kinks are compared in every quadrant and far out, too. Numbers are
+compared to 56 digits relative to their size, so 10^{-34} is not 0. A point at which one side is no
+real number does not count, for `\ln x^2` is `2\ln x` wherever both are real.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
+from random import SystemRandom
 
-PRIMES = tuple(2**127 - offset for offset in (2721, 2901, 15729, 25149, 28641, 37245, 53781, 76845, 83745, 87069, 91509, 92061))
-MAX_CHARS = 256
-MAX_DEPTH = 16  # of brackets
-MAX_EXPONENT = 999
-MAX_RADICAND = 1_000_000
-LETTERS = "abknpqruvwxyz"  # not the names of units, constants, indices and customary functions
+from tasks.rewards.bounded_arithmetic import BITS, Number, OutsideError, context, is_real
+from tasks.rewards.closed_form import ClosedForm, read_closed_form
 
-_TOKEN = re.compile(
-    r"(?P<number>[0-9]+(?:\.[0-9]+)?)|(?P<letter>[a-z]|\\pi(?![a-zA-Z]))|(?P<silent>\s+|\\(?:left|right)(?=[()])|\\[,;!])"
-    r"|(?P<sign>\\(?:[dt]?frac|sqrt|cdot|times)(?![a-zA-Z])|[-+*/^(){}])"
-)
-_FRACTIONS = ("\\frac", "\\dfrac", "\\tfrac")
-_TIMES = ("*", "\\cdot", "\\times")
+# Where letters at even and at odd places of the alphabet are drawn: small windows, so that a kink
+# at a simple number or multiple of pi lies in none, and every process sees the same sides of it.
+# Of sizes that neither vanish nor overflow in high powers.
+NEAR = ((0.567, 0.567), (1.021, 1.021), (-0.881, -0.881), (1.213, -1.213), (-1.213, 1.213))
+# In the other quadrants, of both signs: \arcsin(\sin x) is no x there.
+QUADRANTS = (
+    (2.021, -3.753), (-2.021, 3.753), (3.753, 5.321), (-3.753, -5.321),
+    (5.321, -2.021), (-5.321, 2.021),
+)  # fmt: skip
+# Times a size beyond most kinks: |x - 5| is no 5 - x there.
+FAR = ((8.0, -1.0), (-8.0, 1.0), (1.0, 8.0), (-1.0, -8.0))
+FAR_BITS = 17  # binary digits of that size at least
+MAX_FAR_BITS = 90  # and at most, for its square beside 1 to be no vanishing term
+WIDTH, STEP = 2.0**-8, 0.0131  # of a window; from one letter's to the next one's
+MIN_DIGITS = 6  # of a decimal that stands for another number
+MIN_REAL = 2  # points at which both sides are real that suffice
+TOLERANCE = context.ldexp(1, -188)  # relative; a sum keeps its terms to 2^-190
 
+Window = tuple[float, float]  # where it starts, of letters at even and at odd places
 
-class _OutsideError(Exception):
-    """Not a form that is decided here."""
-
-
-class _NoRootError(Exception):
-    """A radicand has no root modulo this prime."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedForm:
-    """An expression at one point of one field."""
-
-    value: int  # modulo the prime
-    letters: frozenset[str]  # that occur
-    has_decimals: bool  # a decimal may stand for a number that it was rounded from
+_DRAW = SystemRandom()
 
 
 def same_function(gold: str, answer: str) -> bool | None:
-    """Whether two expressions in `plain` form are equal wherever both are defined; None if that is not decided here.
+    """Whether two expressions are equal wherever both are real; None if one cannot be read."""
+    if gold == answer and read_closed_form(gold) is not None:
+        return True
+    wanted, given = read_closed_form(gold), read_closed_form(answer)
+    if wanted is None or given is None:
+        return None
+    is_complex = wanted.is_complex or given.is_complex
+    num_pairs = num_real = 0
+    is_same = True
+    for left, right in _pairs(wanted, given):
+        are_real = is_real(left) and is_real(right)
+        num_pairs, num_real = num_pairs + 1, num_real + are_real
+        if not close(left, right):
+            if are_real or is_complex:
+                return False
+            is_same = False
+    return is_same or num_real >= MIN_REAL if num_pairs else None
 
-    Forms with different letters are not decided, for a letter may be a unit; nor are decimals that differ, for they may be rounded.
-    """
-    for prime in PRIMES:
-        try:
-            wanted, given = read_closed_form(gold, prime), read_closed_form(answer, prime)
-        except _NoRootError:
-            continue
-        if wanted is None or given is None or wanted.letters != given.letters:
-            return None
-        if wanted.value == given.value:
-            return True
-        return None if wanted.has_decimals or given.has_decimals else False
-    return None
+
+def same_equation(gold: tuple[str, str], answer: tuple[str, str], *, signed: bool) -> bool | None:
+    """Whether the differences of two pairs of sides are multiples, positive ones if `signed`."""
+    wanted, given = (read_closed_form(f"({left})-({right})") for left, right in (gold, answer))
+    if wanted is None or given is None:
+        return None
+    ratios: list[Number] = []
+    for left, right in _pairs(wanted, given):
+        if left == 0 or right == 0:
+            return False
+        ratios.append(left / right)
+    if len(ratios) <= MIN_REAL:
+        return None
+    if not all(close(ratio, ratios[0]) for ratio in ratios):
+        return False
+    return not signed or (is_real(ratios[0]) and ratios[0] > 0)
 
 
-@lru_cache(maxsize=4096)
-def read_closed_form(text: str, prime: int) -> ClosedForm | None:
-    """Text read and evaluated; None for what is no closed form or is not defined at the point."""
-    if len(text) > MAX_CHARS:
+def close(left: Number, right: Number) -> bool:
+    """Whether two numbers are the same but for rounding."""
+    difference = context.fabs(left - right)
+    return bool(difference <= TOLERANCE * max(context.fabs(left), context.fabs(right)))
+
+
+def close_to_decimal(value: Number, decimal: str) -> bool:
+    """Whether a decimal is a number rounded or cut off at its last place, of six digits or more."""
+    places = len(decimal.partition(".")[2])
+    digits = decimal.lstrip("-0.").replace(".", "")
+    distance = context.fabs(value - context.mpf(decimal))
+    return len(digits) >= MIN_DIGITS and bool(distance < context.mpf(10) ** -places)
+
+
+def constant_value(text: str) -> Number | None:
+    """The real number that an expression stands for; None if it has letters or cannot be read."""
+    form = read_closed_form(text)
+    if form is None or form.letters:
         return None
     try:
-        reader = _Reader(list(_tokens(text)), prime)
-        value = reader.sum()
-        reader.expect("")
-    except _OutsideError:
+        value = form.value({})
+    except OutsideError:
         return None
-    return ClosedForm(value=value, letters=frozenset(reader.letters), has_decimals=reader.has_decimals)
+    return value if is_real(value) else None
 
 
-def _tokens(text: str) -> Iterator[str]:
-    place = 0
-    while place < len(text):
-        match = _TOKEN.match(text, place)
-        if match is None or (match["letter"] and len(match[0]) == 1 and match[0] not in LETTERS):
-            raise _OutsideError
-        if not match["silent"]:
-            yield match[0]
-        place = match.end()
+def _pairs(wanted: ClosedForm, given: ClosedForm) -> Iterator[tuple[Number, Number]]:
+    """Both values at every point where both have one; at one point if there are no letters."""
+    letters = sorted(wanted.letters | given.letters)
+    has_kinks = wanted.has_kinks or given.has_kinks
+    reach = max(wanted.reach, given.reach)
+    for starts in _windows(reach if has_kinks else None) if letters else NEAR[:1]:
+        point = {letter: _coordinate(place, starts) for place, letter in enumerate(letters)}
+        try:
+            yield wanted.value(point), given.value(point)
+        except OutsideError:
+            continue
 
 
-class _Reader:
-    """Recursive descent over tokens; every method reads one form and returns its value."""
-
-    def __init__(self, tokens: list[str], prime: int) -> None:
-        self.letters: set[str] = set()
-        self.has_decimals = False
-        self._tokens = [*tokens, "", ""]  # one to look ahead
-        self._place = 0
-        self._depth = 0
-        self._prime = prime
-
-    def expect(self, token: str) -> None:
-        """Read this token, the end being an empty one."""
-        if self._tokens[self._place] != token:
-            raise _OutsideError
-        self._place += 1
-
-    def sum(self) -> int:
-        """[+-] product ([+-] product)*, as deep as brackets may go."""
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise _OutsideError
-        total = self._signed_product()
-        while self._next in ("+", "-"):
-            total += self._signed_product()
-        self._depth -= 1
-        return total % self._prime
-
-    def _signed_product(self) -> int:
-        if self._skip("-"):
-            return -self._product()
-        self._skip("+")
-        return self._product()
-
-    def _product(self) -> int:
-        """Factors side by side or with signs between them, and at most one `/` before the last."""
-        value = self._power()
-        while self._next not in ("+", "-", ")", "}", ""):
-            if self._skip("/"):
-                value = value * self._inverse(self._base())
-                if self._next not in ("+", "-", ")", "}", ""):
-                    raise _OutsideError
-            elif not any(self._skip(sign) for sign in _TIMES) and self._is_ambiguous():
-                raise _OutsideError
-            else:
-                value = value * self._power()
-        return value % self._prime
-
-    def _is_ambiguous(self) -> bool:
-        r"""Whether the next factor, with no sign before it, might be read as something else: x2, 2 3, 1\frac{1}{2}, x(2), 2(3)."""
-        before, after = self._tokens[self._place - 1], self._next
-        if after[0].isdigit():
-            return True
-        if after in _FRACTIONS:
-            return before[0].isdigit()
-        if after != "(":
-            return False
-        inside, closing = self._tokens[self._place + 1 : self._place + 3]
-        return closing == ")" and (before.isalpha() or before == "\\pi" or inside[:1].isdigit())
-
-    def _power(self) -> int:
-        start = self._next
-        value = self._base()
-        if not self._skip("^"):
-            return value
-        if start in _FRACTIONS or start == "\\sqrt":
-            raise _OutsideError
-        exponent = self._exponent()
-        if self._next == "^":
-            raise _OutsideError
-        return pow(value if exponent >= 0 else self._inverse(value), abs(exponent), self._prime)
-
-    def _exponent(self) -> int:
-        """One digit, or a whole number in braces."""
-        if not self._skip("{"):
-            return self._whole(max_digits=1)
-        sign = -1 if self._skip("-") else 1
-        exponent = sign * self._whole(max_digits=len(str(MAX_EXPONENT)))
-        self.expect("}")
-        return exponent
-
-    def _base(self) -> int:
-        token = self._take()
-        if token[:1].isdigit():
-            return self._number(token)
-        if token.isalpha() or token == "\\pi":
-            self.letters.add(token)
-            return _point(token)
-        if token in _FRACTIONS:
-            top = self._braced()
-            return top * self._inverse(self._braced())
-        if token == "\\sqrt":
-            return self._root()
-        if token != "(":
-            raise _OutsideError
-        value = self.sum()
-        self.expect(")")
-        return value
-
-    def _braced(self) -> int:
-        self.expect("{")
-        value = self.sum()
-        self.expect("}")
-        return value
-
-    def _number(self, text: str) -> int:
-        whole, _, places = text.partition(".")
-        if not places:
-            return int(whole)
-        self.has_decimals = True
-        return int(whole + places) * self._inverse(10 ** len(places))
-
-    def _root(self) -> int:
-        self.expect("{")
-        radicand = self._whole(max_digits=len(str(MAX_RADICAND)))
-        self.expect("}")
-        return _square_root(radicand, self._prime)
-
-    def _whole(self, *, max_digits: int) -> int:
-        token = self._take()
-        if not token.isdigit() or len(token) > max_digits:
-            raise _OutsideError
-        return int(token)
-
-    def _inverse(self, value: int) -> int:
-        if value % self._prime == 0:
-            raise _OutsideError
-        return pow(value, -1, self._prime)
-
-    @property
-    def _next(self) -> str:
-        return self._tokens[self._place]
-
-    def _take(self) -> str:
-        token = self._next
-        self._place += 1
-        if not token:
-            raise _OutsideError
-        return token
-
-    def _skip(self, token: str) -> bool:
-        found = self._next == token
-        self._place += found
-        return found
-
-
-@lru_cache(maxsize=64)
-def _point(letter: str) -> int:
-    """The value of a letter: fixed, and of no simple relation to another's."""
-    return int.from_bytes(hashlib.blake2b(letter.encode(), digest_size=15).digest())
+def _windows(reach: int | None) -> tuple[Window, ...]:
+    """Where to compare: near, and where there are kinks, between constants of this size, beyond."""
+    if reach is None:
+        return NEAR
+    sizes = {FAR_BITS, min(max(2 * reach + 4, FAR_BITS), MAX_FAR_BITS)}
+    far = [(even * 2.0**bits, odd * 2.0**bits) for bits in sorted(sizes) for even, odd in FAR]
+    return (*NEAR, *QUADRANTS, *far)
 
 
 @lru_cache(maxsize=4096)
-def _square_root(radicand: int, prime: int) -> int:
-    """The product of its prime factors' roots, so that roots multiply as real ones do."""
-    value, factor = 1, 2
-    while factor * factor <= radicand:
-        if radicand % (factor * factor) == 0:
-            value, radicand = value * factor, radicand // (factor * factor)
-        elif radicand % factor == 0:
-            value, radicand = value * _root_of_prime(factor, prime), radicand // factor
-        else:
-            factor += 1
-    return value * (_root_of_prime(radicand, prime) if radicand > 1 else radicand) % prime
-
-
-def _root_of_prime(number: int, prime: int) -> int:
-    root = pow(number, (prime + 1) // 4, prime)
-    if root * root % prime != number:
-        raise _NoRootError
-    return root
+def _coordinate(place: int, starts: Window) -> Number:
+    """Of the letter at a place of the alphabet: drawn once in a process."""
+    start = starts[place % 2]
+    distance = place * STEP + WIDTH * context.ldexp(_DRAW.getrandbits(BITS), -BITS)
+    return context.mpf(start) + (distance if start > 0 else -distance)

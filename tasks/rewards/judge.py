@@ -1,6 +1,7 @@
 """The judge reward: another model says whether an answer is right, and its probability of Yes against No is the verdict.
 
-    response -> final answer -> question -> judge -> P(yes) -> reward; empty answer -> wrong, no call; no verdict -> infra, never 0.5
+    response -> final answer -> question -> judge -> P(yes) -> reward; no verdict -> infra, not 0.5
+                  |-> none, a speech, another number than the reference: wrong, no judge is asked
 
 The default reward is 1 or 0 by a threshold: groups then agree or differ as with a rule, and an unsure judge does not turn noise into
 advantages. `reward: probability` keeps the number. Leaves out who asks whom and when (`judge_desk`) and the model (`engines.judge_engine`).
@@ -8,7 +9,9 @@ advantages. `reward: probability` keeps the number. Leaves out who asks whom and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -16,13 +19,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from artifacts.judgements import Judgement, JudgeMode, Question
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.engines.judge_engine import JudgeEngineConfig
-from tasks.rewards.base import Verdict, infra
-from tasks.rewards.exact_number import exact_number, leading_number, plain
+from tasks.rewards.base import Verdict, infra, wrong
+from tasks.rewards.exact_number import exact_number, plain
 from tasks.rewards.final_answer import answer_tail, find_number
-from tasks.rewards.judge_prompt import Shown, make_question, shown_part
+from tasks.rewards.judge_prompt import Shown, make_question, shown_part, stated_part
 from tasks.rewards.math_answer import read_gold
 
 JUDGE = "judge"  # scorer of every judged response
+TOO_LONG, VETOED = "answer_too_long", "another_number"  # details of verdicts without a judge
+_DECIMALS = re.compile(r"[0-9,]*\.([0-9]+)")
 RUBRIC = """You grade answers to questions.
 An answer is right only if it says the same as the reference answer where one is given, however it is written.
 An answer that is missing, partial, or more than one answer is not right."""
@@ -42,6 +47,18 @@ class JudgeConfig(BaseModel):
     threshold: float = Field(0.5, gt=0, lt=1, description="Probability of yes from which on an answer counts as right.")
     rubric: str = Field(RUBRIC, min_length=1, description="What the judge is told before question, reference answer and answer.")
     shown: Shown = Field("final_answer", description="What of a response is judged: its final answer, or all of its text.")
+    max_final_answer_chars: int = Field(
+        128,
+        ge=1,
+        description="Final answers longer than this, and than twice the reference answer, are "
+        "wrong and not judged: a final answer is no place to talk the judge round. The longest "
+        "right one of 10,000 varied answers has 24 characters, of reasoning-gym's 99.",
+    )
+    veto: bool = Field(
+        True,
+        description="A final answer that is a number and nothing else, and another one than the "
+        "reference answer also when rounded, is wrong: no judge is asked.",
+    )
     max_answer_chars: int = Field(8000, ge=64, description="Longer answers keep head and tail of together so many characters.")
     yes: str = Field("Yes", min_length=1, description="Word that says an answer is right; its first tokens must not begin `no`, too.")
     no: str = Field("No", min_length=1, description="Word that says it is not.")
@@ -77,11 +94,22 @@ class JudgedAtTheDesk:
     def close(self) -> None: ...
 
 
-def question_of(config: JudgeConfig, prompt: Prompt, generated: Generated) -> Question | None:
-    """What the judge is asked about a response; None when there is nothing to judge."""
-    answer = shown_part(config.shown, prompt.gold, generated.text, config.max_answer_chars)
+def verdict_unasked(config: JudgeConfig, prompt: Prompt, generated: Generated) -> Verdict | None:
+    """The verdict on a response that no judge need be asked about; None where one must."""
+    answer = stated_part(config.shown, prompt.gold, generated.text)
     if not answer:
-        return None
+        return wrong("no_answer")
+    most = max(config.max_final_answer_chars, 2 * len(prompt.gold))
+    if config.shown == "final_answer" and len(answer) > most:
+        return wrong(TOO_LONG)
+    if config.veto and exact_rule(prompt.gold, generated.text) is False:
+        return wrong(VETOED)
+    return None
+
+
+def question_of(config: JudgeConfig, prompt: Prompt, generated: Generated) -> Question:
+    """What the judge is asked about a response."""
+    answer = shown_part(config.shown, prompt.gold, generated.text, config.max_answer_chars)
     return make_question(
         judge=config.judge, rubric=config.rubric, prompt=prompt, answer=answer,
         mode=config.mode, yes=config.yes, no=config.no, max_new_tokens=config.max_new_tokens,
@@ -98,16 +126,31 @@ def verdict_of(config: JudgeConfig, judgement: Judgement) -> Verdict:
 
 
 def exact_rule(gold: str, text: str) -> bool | None:
-    """Whether the final answer is the gold, where both are plain numbers; None where only a verifier could tell."""
-    _, wanted = read_gold(gold)
-    if wanted is None:
+    """Whether the final answer is the gold, where the whole of each is a plain number.
+
+    None where only a verifier could tell, as of two numbers that may be one by rounding.
+    """
+    reference, wanted = read_gold(gold)
+    found = find_number(answer_tail(text)) if wanted is not None else None
+    if wanted is None or found is None:
         return None
-    found = find_number(answer_tail(text))
-    if found is None:
-        return False
-    answer = plain(found.text)
-    given = exact_number(answer) if found.boxed else leading_number(answer)
-    return None if given is None else given == wanted
+    answer = plain(found.text.strip("* "))
+    given = exact_number(answer)
+    if given is None or given.percent != wanted.percent:
+        return None
+    apart = abs(given.value - wanted.value)
+    is_rounded = any(0 < 2 * apart <= _last_place(written) for written in (reference, answer))
+    return None if is_rounded else given == wanted
+
+
+def _last_place(written: str) -> Fraction:
+    """What one is worth in the last decimal place of a number; 0 if it has none."""
+    decimals = _DECIMALS.search(written)
+    if decimals is None:
+        return Fraction(0)
+    one = f"0.{'1':0>{len(decimals[1])}}"
+    place = exact_number(written[: decimals.start()] + one + written[decimals.end() :])
+    return abs(place.value) if place else Fraction(0)
 
 
 def judge_engine_of(rewards: Mapping[str, object]) -> JudgeEngineConfig | None:

@@ -20,8 +20,17 @@ from typing import Self
 from artifacts.judgements import Judgement, JudgementCache, Question
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.engines.judge_engine import Judge
-from tasks.rewards.base import Verdict, stamp, wrong
-from tasks.rewards.judge import JUDGE, JudgeConfig, exact_rule, question_of, verdict_of
+from tasks.rewards.base import Verdict, stamp
+from tasks.rewards.judge import (
+    JUDGE,
+    TOO_LONG,
+    VETOED,
+    JudgeConfig,
+    exact_rule,
+    question_of,
+    verdict_of,
+    verdict_unasked,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +52,9 @@ class JudgingReport:
     num_infra: int = 0  # responses without a verdict
     num_verdicts: int = 0  # responses with one by a judge
     num_yes: int = 0  # of them right
-    num_compared: int = 0  # of them such that the exact rule can tell, too
+    num_vetoed: int = 0  # responses wrong by the exact rule, which no judge was asked about
+    num_too_long: int = 0  # responses whose final answer was too long to be judged
+    num_compared: int = 0  # verdicts of judges such that the exact rule can tell, too
     num_agreed: int = 0  # of those such that the rule says the same
     prompt_tokens: int = 0  # tokens that judges read
     new_tokens: int = 0  # tokens that they wrote
@@ -67,12 +78,14 @@ class JudgeDesk:
     async def score(self, config: JudgeConfig, prompt: Prompt, generated: Generated) -> Score:
         """The judge's verdict on a response. Raises ActorLost or EngineLost when a judge is gone."""
         started_s = time.time()
-        question = question_of(config, prompt, generated)
         if generated.finish_reason == "aborted":
             verdict = Verdict(reward=None, outcome=Outcome.ABORTED, detail="aborted")
-        elif question is None:
-            verdict = wrong("no_answer")
+        elif (unasked := verdict_unasked(config, prompt, generated)) is not None:
+            verdict = unasked
+            self._add(num_too_long=int(verdict.detail == TOO_LONG))
+            self._add(num_vetoed=int(verdict.detail == VETOED))
         else:
+            question = question_of(config, prompt, generated)
             verdict = verdict_of(config, await self._judgement(config, question))
             self._count(prompt, generated, verdict)
         return stamp(verdict, prompt, generated, scorer=JUDGE, started_s=started_s)

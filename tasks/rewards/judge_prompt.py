@@ -20,16 +20,18 @@ GAP = "\n[...]\n"
 Shown = Literal["final_answer", "response"]
 
 
-def shown_part(shown: Shown, gold: str, text: str, max_chars: int) -> str:
-    """What of a response is judged: its final answer, or all of its first turn; head and tail of it when longer than max_chars.
-
-    Empty if there is nothing to judge.
-    """
+def stated_part(shown: Shown, gold: str, text: str) -> str:
+    """What of a response is judged: its final answer, or all of its first turn. May be empty."""
     if shown == "response":
-        return _cut(visible_text(text).strip(), max_chars)
+        return visible_text(text).strip()
     tail = answer_tail(text)
     found = find_number(tail) if read_gold(gold)[1] is not None else find_expression(tail)
-    return _cut(found.text.strip(), max_chars) if found else ""
+    return found.text.strip() if found else ""
+
+
+def shown_part(shown: Shown, gold: str, text: str, max_chars: int) -> str:
+    """The same as a judge reads it: head and tail of it when it is longer than max_chars."""
+    return _cut(stated_part(shown, gold, text), max_chars)
 
 
 def _cut(text: str, max_chars: int) -> str:

@@ -2,13 +2,18 @@
 
     Prompt.gold = {"dataset", "seed", "index", "config"} as JSON -> the entry, generated again -> score_answer in a worker
 
-Nine of its scorers evaluate the answer as code and others hang, raise or pay for junk: only names on the allow-list are scored.
+Nine of its scorers evaluate the answer as code and others hang, raise or pay for junk: only names
+on the allow-list are scored. Where one of those, too, gives full marks for less than the answer, a
+rule of ours decides.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Callable
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -17,7 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Verdict, infra, wrong
 from tasks.rewards.final_answer import answer_tail, find_expression
-from tasks.rewards.verify_worker import VerifyWorker, text_at_fault
+from tasks.rewards.verify_worker import VerifyWorker, without_value
+
+Entry = dict[str, Any]  # Any: reasoning-gym is untyped
 
 ALLOWED_DATASETS = frozenset(
     {
@@ -26,7 +33,8 @@ ALLOWED_DATASETS = frozenset(
         "products", "simple_equations", "sokoban", "spell_backward", "word_sorting",
     }
 )  # fmt: skip
-TIMEOUT_S = 5.0  # the first call of a data set builds it, beside engines that keep every core busy
+TIMEOUT_S = 5.0  # of processor time, for a scorer
+ENTRY_S = 60.0  # the same, to generate an entry: a sokoban takes 4 s, which is no response's doing
 
 
 class ReasoningGymConfig(BaseModel):
@@ -76,11 +84,16 @@ class ReasoningGymReward(ProcessReward):
         if found is None:
             return wrong("no_answer")
         answer = found.text.strip(" *$").removesuffix(".")
-        reply = self._worker.call(gold.dataset, gold.seed, gold.index, json.dumps(gold.config, sort_keys=True), answer)
+        entry = (gold.dataset, gold.seed, gold.index, json.dumps(gold.config, sort_keys=True))
+        generated = self._worker.call(*entry, None, limit_s=ENTRY_S)
+        if generated.kind != "value":
+            why = f"{generated.kind} {generated.detail}"
+            return infra(f"reasoning_gym generated no entry of {gold.dataset}: {why}")
+        reply = self._worker.call(*entry, answer)
         if reply.kind == "raised":
             return infra(f"reasoning_gym failed on {gold.dataset}: {reply.detail}")
         if reply.kind != "value":
-            return text_at_fault(reply) or wrong("verify_crash")
+            return without_value(reply)
         return self._grade(reply.value)
 
     def _grade(self, value: object) -> Verdict:
@@ -111,16 +124,30 @@ def read_gold(text: str) -> ReasoningGymGold:
 # --- inside the worker ----------------------------------------------------------------------------------------------------
 
 
-def score_entry(dataset: str, seed: int, index: int, config: str, answer: str) -> float:
-    """The data set's score of an answer, 0 if its scorer raises on it. Generating the entry may raise: the gold's fault."""
-    source = _create(dataset, seed, index, config)
-    entry = source[index]
+def score_entry(dataset: str, seed: int, index: int, config: str, answer: str | None) -> float:
+    """The data set's score of an answer, 0 if its scorer raises on it.
+
+    None only has the entry generated. Generating it may raise: the gold's fault.
+    """
+    entry = _entry(dataset, seed, index, config)
+    if answer is None:
+        return 0.0
     try:
-        return float(source.score_answer(answer, entry))
+        score = float(_create(dataset, seed, index, config).score_answer(answer, entry))
+        is_full = _RULES[dataset](answer, entry) if dataset in _RULES else score >= 1.0
     except MemoryError:
         raise
     except Exception:  # the boundary to third-party scorers: an answer they choke on is a wrong answer
         return 0.0
+    if is_full:
+        return 1.0
+    return score if score < 1.0 else 0.0
+
+
+@lru_cache(maxsize=1024)  # the responses of a group ask for the same one, and it may take seconds
+def _entry(dataset: str, seed: int, index: int, config: str) -> Entry:
+    entry: Entry = _create(dataset, seed, index, config)[index]
+    return entry
 
 
 @lru_cache(maxsize=64)
@@ -128,3 +155,58 @@ def _create(dataset: str, seed: int, index: int, config: str) -> Any:  # Any: re
     import reasoning_gym
 
     return reasoning_gym.create_dataset(dataset, size=index + 1, seed=seed, **json.loads(config))
+
+
+_DIGITS = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)"
+_NUMBER = re.compile(rf"{_DIGITS}(?:\.\d*)?(?:[eE][-+]?\d{{1,2}})?", re.ASCII)
+_STATED = re.compile(rf"(?<![\w.]){_DIGITS}(?:\.\d+)?(?!_|\d|[eE][-+]?\d)", re.ASCII)
+
+
+def _number(text: str) -> Decimal | None:
+    """The finite number that a whole text is, commas between its thousands allowed."""
+    text = text.strip()
+    return Decimal(text.replace(",", "")) if _NUMBER.fullmatch(text) else None
+
+
+def _is_it(answer: str, entry: Entry) -> bool:
+    """reasoning-gym takes commas and underscores anywhere in a number."""
+    wanted = _number(entry["answer"])
+    if wanted is None:
+        return answer.strip().casefold() == str(entry["answer"]).casefold()
+    return _number(answer) == wanted
+
+
+def _is_spelled(answer: str, entry: Entry) -> bool:
+    """reasoning-gym adds up shares of right letters, which may come to 1 in a text that goes on."""
+    return answer.lower() == str(entry["answer"]).lower()
+
+
+def _states_it(answer: str, entry: Entry) -> bool:
+    """reasoning-gym takes the first of several numbers, without its sign, up to its first comma."""
+    stated = {_number(found) for found in _STATED.findall(answer)}
+    return stated == {_number(entry["answer"])}
+
+
+def _is_sorted(answer: str, entry: Entry) -> bool:
+    """reasoning-gym takes any sorted list within 1 of the right one, and NaN in any place."""
+    given, wanted = (json.loads(text.replace("'", '"')) for text in (answer, entry["answer"]))
+    numbers = [_number(str(number)) for number in given] if isinstance(given, list) else []
+    return numbers == [_number(number) for number in wanted]
+
+
+def _has_the_words(answer: str, entry: Entry) -> bool:
+    """reasoning-gym takes a list that goes on after the right words."""
+    words: list[str] = entry["metadata"]["sorted_words"]
+    return [word.strip() for word in answer.split(",")] == words
+
+
+# What has full marks, where reasoning-gym gives them for less than the answer.
+_RULES: dict[str, Callable[[str, Entry], bool]] = {
+    "calendar_arithmetic": _is_it,
+    "chain_sum": _is_it,
+    "gsm_symbolic": _states_it,
+    "number_sorting": _is_sorted,
+    "products": _is_it,
+    "spell_backward": _is_spelled,
+    "word_sorting": _has_the_words,
+}

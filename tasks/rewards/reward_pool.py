@@ -1,6 +1,8 @@
 """The reward workers of a run: made once, kept from round to round, shared out among the kinds of rewards by their backlog.
 
     submit(prompt, response) -> backlog of its kind -> a free worker -> a reward of that kind, idle or new -> verdict
+    verdict.cancel() ---------> dropped there, or the program, the call is ended -> the worker is
+                                free
 
 A worker is a thread that waits for a reward's own process. A kind with a long backlog takes all `num_workers`, and a kind that has none
 gets one beyond them: a queue of programs, each of which may be endless, never keeps a sum waiting. Lives in the process that scores,
@@ -12,14 +14,16 @@ from __future__ import annotations
 import atexit
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from artifacts.records import Generated, Prompt, Score
 from tasks.rewards.adaptive_timeout import Anchor, TimeoutBook, merged
-from tasks.rewards.base import Reward
+from tasks.rewards.base import ProcessReward, Reward
 from tasks.rewards.code_tests import CodeTestsConfig
+from tasks.rewards.interrupt import Interrupted
 from tasks.rewards.registry import RewardConfig, build_reward, config_of, score_with
 from tasks.rewards.second_look import SecondLooks
 
@@ -34,13 +38,49 @@ def next_kind(backlog: Mapping[str, int], running: Mapping[str, int], num_worker
     return min(waiting, key=lambda kind: (running[kind], -backlog[kind]), default=None)
 
 
-@dataclass(frozen=True, slots=True)
+class _Verdict(Future[Score]):
+    """A verdict to come. Cancelling it ends what is being done for it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guard = threading.Lock()
+        self._is_needed = True
+        self._reward: ProcessReward | None = None  # that works on it
+
+    def cancel(self) -> bool:
+        """Nobody needs it. False, as futures have it, when it was being reached: that is ended."""
+        with self._guard:
+            self._is_needed = False
+            if self._reward is not None:
+                self._reward.interrupt.set()
+        return super().cancel()
+
+    @contextmanager
+    def reached_by(self, reward: Reward) -> Iterator[None]:
+        """Within, and never afterwards, cancelling interrupts this reward.
+
+        Interrupted if it was cancelled before.
+        """
+        with self._guard:
+            if not self._is_needed:
+                raise Interrupted("nobody needs the verdict")
+            self._reward = reward if isinstance(reward, ProcessReward) else None
+        try:
+            yield
+        finally:
+            with self._guard:
+                if self._reward is not None and not self._is_needed:
+                    self._reward.interrupt.clear()
+                self._reward = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Job:
     """One response to score."""
 
     prompt: Prompt
     generated: Generated
-    verdict: Future[Score]
+    verdict: _Verdict
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +90,7 @@ class _Kind:
     config: RewardConfig
     backlog: deque[_Job] = field(default_factory=deque)
     idle: list[Reward] = field(default_factory=list)
-    num_running: int = 0
+    running: set[_Job] = field(default_factory=set)
 
 
 class RewardPool:
@@ -67,8 +107,11 @@ class RewardPool:
         self._threads = ThreadPoolExecutor(num_workers + max(0, len(self._kinds) - 1), thread_name_prefix="reward")
 
     def submit(self, prompt: Prompt, generated: Generated) -> Future[Score]:
-        """A verdict to come. Cancel it when nobody needs it any more. ValueError for a domain without a reward."""
-        config, verdict = config_of(self._configs, prompt.domain), Future[Score]()
+        """A verdict to come. Cancel it when nobody needs it: no worker goes on with it.
+
+        ValueError for a domain without a reward.
+        """
+        config, verdict = config_of(self._configs, prompt.domain), _Verdict()
         with self._lock:
             self._kinds[config.model_dump_json()].backlog.append(_Job(prompt, generated, verdict))
         self._threads.submit(self._work)
@@ -89,11 +132,14 @@ class RewardPool:
         return told
 
     def close(self) -> None:
-        """Drop the backlog, wait for what runs, end the rewards' processes."""
+        """Drop the backlog, end what runs, and the rewards' processes."""
         with self._lock:
+            unneeded: list[_Job] = []
             for kind in self._kinds.values():
-                while kind.backlog:
-                    kind.backlog.popleft().verdict.cancel()
+                unneeded += (*kind.backlog, *kind.running)
+                kind.backlog.clear()
+        for job in unneeded:
+            job.verdict.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for looks in self._looks:
             looks.close()
@@ -109,18 +155,19 @@ class RewardPool:
                 self._score(kind, job)
             finally:
                 with self._lock:
-                    kind.num_running -= 1
+                    kind.running.remove(job)
 
     def _turn_to(self) -> tuple[_Kind, _Job] | None:
         with self._lock:
             backlog = {name: len(kind.backlog) for name, kind in self._kinds.items()}
-            running = {name: kind.num_running for name, kind in self._kinds.items()}
+            running = {name: len(kind.running) for name, kind in self._kinds.items()}
             name = next_kind(backlog, running, self._num_workers)
             if name is None:
                 return None
             kind = self._kinds[name]
-            kind.num_running += 1
-            return kind, kind.backlog.popleft()
+            job = kind.backlog.popleft()
+            kind.running.add(job)
+            return kind, job
 
     def _score(self, kind: _Kind, job: _Job) -> None:
         if not job.verdict.set_running_or_notify_cancel():
@@ -130,7 +177,9 @@ class RewardPool:
             with self._lock:
                 reward = kind.idle.pop() if kind.idle else None
             reward = reward or build_reward(kind.config, self.book)
-            job.verdict.set_result(score_with(reward, job.prompt, job.generated))
+            with job.verdict.reached_by(reward):
+                score = score_with(reward, job.prompt, job.generated)
+            job.verdict.set_result(score)
         except BaseException as error:  # the boundary of the thread: whoever waits for the verdict raises it
             job.verdict.set_exception(error)
         finally:

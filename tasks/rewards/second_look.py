@@ -52,7 +52,7 @@ class SecondLooks:
     def close(self) -> None:
         """Give up what waits and what runs."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self._reward.abandon()
+        self._reward.interrupt.set()
         self._thread.shutdown(wait=True)
         self._reward.close()
 

@@ -1,6 +1,12 @@
-"""One killable process that runs a scorer function on model text, with a hard wall limit per call.
+"""One killable process that runs a scorer function on model text, with a hard limit per call.
 
     call -> (start) -> frame -> worker -> frame -> Reply     past the limit: SIGKILL to its process group, a fresh one next time
+
+The limit counts the worker's own processor time, so that a text is as expensive on a busy machine
+as on an idle one: "timeout". A worker that stands still meanwhile, is stopped, or is killed once
+has failed by itself: "lost". By the wall clock nobody can tell one from the other: a call past its
+limit is "lost". The kernel kills a process that takes the machine's memory. So a text over which
+two workers are killed, while a third one starts and lives, has brought it about: "killed".
 
 Why a process: symbolic mathematics hangs inside C code, where neither threads nor signals reach it. Not a sandbox: it runs
 trusted code (math-verify, allow-listed scorers, the user's own reward) on untrusted text.
@@ -8,44 +14,51 @@ trusted code (math-verify, allow-listed scorers, the user's own reward) on untru
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import subprocess
+import select
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal
 
 from artifacts.records import Outcome
-from tasks.rewards.base import RewardUnavailable, Verdict, wrong
+from tasks.rewards.base import RewardUnavailable, Verdict, infra, wrong
 from tasks.rewards.child_process import ChildProcess, start_child
 from tasks.rewards.frames import Json, receive_frame, send_frame
+from tasks.rewards.interrupt import Interrupt, Interrupted
+from tasks.rewards.worker_reply import Reply, cause_of_death, read_reply
 
 DEFAULT_MEMORY_BYTES = 2 << 30
 START_TIMEOUT_S = 60.0
 RECYCLE_CALLS = 1_000
+STANDSTILL_S = 30.0  # beyond its limit by the wall, without having computed as long
+WATCH_S = 0.5  # between two looks at a worker that does not reply
+FINISH_S = 0.5  # for a call that nobody needs: most are about to end, a fresh worker costs seconds
+ASKED_AGAIN = ("died", "lost", "killed")
+Clock = Literal["processor", "wall"]  # what a limit is measured with
 
 
 class WorkerStartError(RewardUnavailable):
     """The worker cannot start, or cannot load its scorer: never the model's fault."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """How a call ended."""
+def without_value(reply: Reply) -> Verdict:
+    """The verdict where a trusted scorer gave no value.
 
-    kind: Literal["value", "raised", "timeout", "memory", "died"]
-    value: Json  # what the scorer returned; None for the other kinds
-    detail: str  # the exception of "raised", the signal of "died"
-
-
-def text_at_fault(reply: Reply) -> Verdict | None:
-    """The verdict when the text broke the call: past its time (TIMEOUT) or its memory (WRONG), both 0; None otherwise."""
-    if reply.kind == "timeout":
-        return Verdict(reward=0.0, outcome=Outcome.TIMEOUT, detail="verify_timeout")
-    return wrong("verify_memory") if reply.kind == "memory" else None
+    It is the text's fault, unless the worker was lost.
+    """
+    match reply.kind:
+        case "timeout":
+            return Verdict(reward=0.0, outcome=Outcome.TIMEOUT, detail="verify_timeout")
+        case "memory":
+            return wrong("verify_memory")
+        case "killed":
+            return wrong("verify_killed")
+        case "lost":
+            return infra(f"the verify worker was lost: {reply.detail}")
+        case _:
+            return wrong("verify_crash")
 
 
 class VerifyWorker:
@@ -60,13 +73,16 @@ class VerifyWorker:
         scorer: str,
         *,
         timeout_s: float,
+        clock: Clock = "processor",
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         recycle_calls: int = RECYCLE_CALLS,
         rehearsals: Sequence[tuple[Json, ...]] = (),
     ) -> None:
         self.scorer = scorer
         self.num_starts = 0
+        self.interrupt = Interrupt()
         self._timeout_s = timeout_s
+        self._clock = clock
         self._memory_bytes = memory_bytes
         self._recycle_calls = recycle_calls
         self._rehearsals = rehearsals
@@ -85,10 +101,23 @@ class VerifyWorker:
         if self._process is None:
             self._start()
 
-    def call(self, *arguments: Json) -> Reply:
-        """One call within the limit; the start is not counted. A worker that dies unasked is replaced once."""
-        reply = self._call_once(arguments)
-        return self._call_once(arguments) if reply.kind == "died" else reply
+    def call(self, *arguments: Json, limit_s: float | None = None) -> Reply:
+        """One call within the limit, the worker's own if none is given; the start is not counted.
+
+        A worker that dies or is lost is replaced once, and after two that were killed a third must
+        start, or else WorkerStartError. Interrupted soon after the interrupt is set.
+        """
+        limit_s = limit_s or self._timeout_s
+        reply = self._call_once(arguments, limit_s)
+        if reply.kind not in ASKED_AGAIN:
+            return reply
+        again = self._call_once(arguments, limit_s)
+        if again.kind != "killed":
+            return again
+        if reply.kind != "killed":
+            return replace(again, kind="lost")
+        self.warm()  # raises if not even a worker lives that was not asked about the arguments
+        return again
 
     def close(self) -> None:
         """Kill the worker and whatever it started; harmless without one."""
@@ -97,10 +126,10 @@ class VerifyWorker:
         process, self._process = self._process, None
         process.kill()
 
-    def _call_once(self, arguments: tuple[Json, ...]) -> Reply:
+    def _call_once(self, arguments: tuple[Json, ...], limit_s: float) -> Reply:
         self.warm()
         self._num_calls += 1
-        return self._ask(arguments, self._timeout_s)
+        return self._ask(arguments, limit_s, self._clock)
 
     def _command(self, socket_fd: int) -> list[str]:
         return [sys.executable, "-m", "tasks.rewards.worker_main", str(socket_fd), self.scorer, str(self._memory_bytes)]
@@ -117,51 +146,85 @@ class VerifyWorker:
     def _await_ready(self, deadline_s: float) -> None:
         assert self._process is not None
         try:
+            self.interrupt.wait(self._process.stream.fileno(), START_TIMEOUT_S)
             greeting = receive_frame(self._process.stream, deadline_s)
             problem = str(greeting.get("unavailable", ""))
+        except Interrupted:
+            self.close()
+            raise
         except TimeoutError:
             problem = f"not ready after {START_TIMEOUT_S:.0f} s"
         except OSError:
-            problem = "it ended before it was ready"
+            problem = f"{cause_of_death(self._process.popen).detail} before it was ready"
         for rehearsal in self._rehearsals:
             if problem:
                 break
-            reply = self._ask(rehearsal, START_TIMEOUT_S)
+            reply = self._ask(rehearsal, START_TIMEOUT_S, "wall")
             problem = "" if reply.kind == "value" else f"its first call ended with {reply.kind} {reply.detail}"
         if problem:
             self.close()
             raise WorkerStartError(f"the verify worker of {self.scorer} did not start: {problem}")
 
-    def _ask(self, arguments: tuple[Json, ...], limit_s: float) -> Reply:
+    def _ask(self, arguments: tuple[Json, ...], limit_s: float, clock: Clock) -> Reply:
         assert self._process is not None
-        process, deadline_s = self._process, time.monotonic() + limit_s
+        process, latest_s = self._process, time.monotonic() + limit_s + STANDSTILL_S
         try:
-            send_frame(process.stream, {"arguments": arguments, "limit_s": limit_s}, deadline_s)
-            reply = _read_reply(receive_frame(process.stream, deadline_s))
+            computed_s = _computed_s(process)
+            send_frame(process.stream, {"arguments": arguments, "limit_s": limit_s}, latest_s)
+            late = self._watch(process, limit_s, computed_s if clock == "processor" else None)
+            reply = late or read_reply(receive_frame(process.stream, latest_s + STANDSTILL_S))
+        except Interrupted:
+            self.close()
+            raise
         except TimeoutError:
-            reply = Reply(kind="timeout", value=None, detail=f"killed after {limit_s:g} s")
+            reply = Reply(kind="lost", value=None, detail="it takes and gives no frames")
         except OSError:
-            reply = _cause_of_death(process.popen)
+            reply = cause_of_death(process.popen)
         if reply.kind not in ("value", "raised"):
             self.close()
         return reply
 
+    def _watch(
+        self,
+        process: ChildProcess,
+        limit_s: float,
+        computed_s: float | None,
+    ) -> Reply | None:
+        """Wait for the reply to a call: None once it is there, else why there will be none.
 
-def _read_reply(frame: dict[str, Json]) -> Reply:
-    if "raised" in frame:
-        return Reply(kind="raised", value=None, detail=str(frame["raised"]))
-    if "memory" in frame:
-        return Reply(kind="memory", value=None, detail="out of memory")
-    return Reply(kind="value", value=frame.get("value"), detail="")
+        `computed_s`: processor time of the worker before the call, None for a limit by the wall
+        clock.
+        """
+        started_s, left_s = time.monotonic(), limit_s
+        while not self._is_ready(process, min(WATCH_S, max(0.01, left_s))):
+            elapsed_s = time.monotonic() - started_s
+            if process.is_stopped():
+                return Reply(kind="lost", value=None, detail="it was stopped by a signal")
+            if elapsed_s > limit_s + (0.0 if computed_s is None else STANDSTILL_S):
+                return Reply(kind="lost", value=None, detail=f"no reply after {elapsed_s:.3g} s")
+            taken_s = elapsed_s if computed_s is None else _computed_s(process) - computed_s
+            left_s = limit_s - taken_s
+            if left_s <= 0:
+                return Reply(kind="timeout", value=None, detail=f"killed after {limit_s:g} s")
+        return None
+
+    def _is_ready(self, process: ChildProcess, limit_s: float) -> bool:
+        """Whether a reply is there within the limit. Interrupted when nobody needs a late one."""
+        descriptor = process.stream.fileno()
+        try:
+            return self.interrupt.wait(descriptor, limit_s)
+        except Interrupted:
+            last = select.poll()
+            last.register(descriptor, select.POLLIN)
+            if not last.poll(1000 * FINISH_S):
+                raise
+            return True
 
 
-def _cause_of_death(popen: subprocess.Popen[bytes]) -> Reply:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        popen.wait(timeout=1.0)
-    code = popen.poll()
-    if code == -signal.SIGXCPU:
-        return Reply(kind="timeout", value=None, detail="out of CPU time")
-    return Reply(kind="died", value=None, detail="unreadable reply" if code is None else f"exit code {code}")
+def _computed_s(process: ChildProcess) -> float:
+    """Processor time that a process has used, all its threads together. OSError if it has ended."""
+    clock = (~process.popen.pid << 3) | 2  # another process's, as clock_getcpuclockid(3) names it
+    return time.clock_gettime(clock)
 
 
 def _environment() -> dict[str, str]:

@@ -57,12 +57,14 @@ def answer(scorer: Scorer, request: dict[str, Json]) -> dict[str, Json]:
         return {"memory": True}
     except BaseException as error:  # SystemExit of a user's function included
         return {"raised": describe(error)}
-    if isinstance(value, str | int | None):
+    if isinstance(value, str | None):
         return {"value": value}
     try:
-        return {"value": float(value)}  # type: ignore[arg-type]  # numpy and torch scalars convert; the rest raises
+        # numpy and torch scalars convert; the rest raises
+        number = float(value)  # type: ignore[arg-type]
     except Exception:
-        return {"raised": f"it returned {type(value).__name__}, not a number"}
+        return {"raised": f"it returned {type(value).__name__}, not a number that a float can hold"}
+    return {"value": value if isinstance(value, int) else number}
 
 
 def load_scorer(path: str) -> Scorer:

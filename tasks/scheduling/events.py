@@ -131,6 +131,7 @@ class RoundPlan:
     quotas: tuple[Quota, ...]  # of a short round, one per domain of its prompts; the others have none
     max_replacements: int = 4  # further responses a prompt may launch in place of those without a verdict, before it is dropped
     reserve: tuple[PromptRef, ...] = ()  # asked in this order in place of filtered groups of their domain; empty filters nothing
+    places: tuple[int, ...] = ()  # of the newly drawn candidates in the prompt stream, if it has unfit rows; else they follow each other
     scores_last: bool = False  # whether responses wait for their verdicts until nothing generates any more
 
     @property

@@ -1,6 +1,7 @@
 """The token ledger: every generated token in exactly one column.
 
-Leaves out tokens that died with an engine before anybody saw them, and device seconds, which have a ledger of their own.
+Leaves out tokens that nobody saw: those that died with an engine, and those that a load dropped
+because the coordinator that had asked for them was dead. Device seconds have a ledger of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 
 from artifacts.records import Generated
 
-Column = Literal["trained", "aborted", "discarded", "filtered", "evaluated", "judged"]
+Column = Literal["trained", "aborted", "discarded", "filtered", "stale", "evaluated", "judged"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class TokenLedger:
     aborted: int = 0  # in a response stopped half-way
     discarded: int = 0  # in a finished response that no group took
     filtered: int = 0  # in a complete group that was not worth training on
+    stale: int = 0  # of another attempt at the round, or of weights that the round does not allow
     evaluated: int = 0  # in an answer to a held-out prompt
     judged: int = 0  # written by a judge model
 
@@ -43,10 +45,11 @@ def account_tokens(
     trained: Collection[str] = frozenset(),
     filtered: Collection[str] = frozenset(),
     is_evaluation: bool = False,
+    stale_tokens: int = 0,
     judged_tokens: int = 0,
 ) -> TokenLedger:
     """The ledger of a round; `trained` and `filtered` hold response ids. Each record counts once, whatever its id."""
-    tokens: dict[str, int] = {"judged": judged_tokens}
+    tokens: dict[str, int] = {"stale": stale_tokens, "judged": judged_tokens}
     for response in generated:
         column = column_of(response, trained, filtered, is_evaluation=is_evaluation)
         tokens[column] = tokens.get(column, 0) + len(response.token_ids)

@@ -6,8 +6,9 @@ by their text: a dataset may hold the same question twice. Leaves out what a row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
+from itertools import count, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +23,29 @@ def _permutation(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return order
 
 
-def draw_prompts(domains: Sequence[str], seed: int, num_drawn: int, num_prompts: int) -> tuple[PromptRef, ...]:
-    """The next prompts after the first num_drawn; `domains` has the domain of every row of the dataset, seed is >= 0."""
-    if not domains:
-        raise ValueError("a dataset must have at least 1 row, got 0; check the task's size and filters")
-    return tuple(_prompt_at(domains, seed, place) for place in range(num_drawn, num_drawn + num_prompts))
+def draw_prompts(domains: Sequence[str], seed: int, num_drawn: int, num_prompts: int, unfit: Collection[int] = ()) -> tuple[PromptRef, ...]:
+    """The next prompts after the first num_drawn; `domains` has the domain of every row of the
+    dataset, seed is >= 0.
+
+    Rows that are unfit keep their places, which are passed over.
+    """
+    return tuple(
+        PromptRef(prompt_id=f"{place // len(domains)}/{row}", domain=domains[row])
+        for place in draw_places(len(domains), seed, num_drawn, num_prompts, unfit)
+        for row in (row_at(len(domains), seed, place),)
+    )
 
 
-def _prompt_at(domains: Sequence[str], seed: int, place: int) -> PromptRef:
-    epoch, position = divmod(place, len(domains))
-    row = int(_permutation(len(domains), seed, epoch)[position])
-    return PromptRef(prompt_id=f"{epoch}/{row}", domain=domains[row])
+def draw_places(num_rows: int, seed: int, num_drawn: int, num_prompts: int, unfit: Collection[int] = ()) -> tuple[int, ...]:
+    """Where in the stream these prompts stand."""
+    num_fit = num_rows - len(unfit)
+    if num_fit < 1:
+        raise ValueError(f"a dataset must have at least 1 row to ask, got {num_fit}; check the task's filters")
+    fit = (place for place in count(num_drawn) if row_at(num_rows, seed, place) not in unfit)
+    return tuple(islice(fit, num_prompts))
+
+
+def row_at(num_rows: int, seed: int, place: int) -> int:
+    """The dataset row at a place of the stream."""
+    epoch, position = divmod(place, num_rows)
+    return int(_permutation(num_rows, seed, epoch)[position])

@@ -1,6 +1,6 @@
 """What the scheduling remembers from step to step, and how a round changes it.
 
-drawn = trained + dropped + filtered + in the long-prompt queue + skipped, after every round
+drawn = trained + dropped + filtered + unfit + in the long-prompt queue + skipped, after every round
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class QueueState:
     num_trained: int = 0  # prompts trained
     num_dropped: int = 0  # prompts given up because too few of their responses could be scored
     num_filtered: int = 0  # prompts not trained because the rewards of their group agreed
+    num_unfit: int = 0  # prompts passed over: too long, or not to be rendered
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON values
         return {
@@ -31,6 +32,7 @@ class QueueState:
             "num_trained": self.num_trained,
             "num_dropped": self.num_dropped,
             "num_filtered": self.num_filtered,
+            "num_unfit": self.num_unfit,
         }
 
     @classmethod
@@ -65,7 +67,10 @@ def finish_round(
     is_from_queue = plan.kind in ("long", "drain")
     assert not is_from_queue or state.queue[: len(planned)] == plan.prompts, "a round over the queue takes its head"
     kept = state.queue[len(planned) :] if is_from_queue else state.queue
-    skipped, num_drawn = _advance(state, plan.reserve if is_from_queue else plan.candidates, set(asked))
+    upcoming = plan.reserve if is_from_queue else plan.candidates
+    skipped, num_new = _advance(state, upcoming, set(asked))
+    is_placed = bool(num_new and plan.places)
+    num_drawn = plan.places[num_new - 1] + 1 if is_placed else state.num_drawn + num_new
     return replace(
         state,
         queue=(*kept, *(refs[prompt_id] for prompt_id in deferred)),
@@ -74,12 +79,28 @@ def finish_round(
         num_trained=state.num_trained + len(accepted),
         num_dropped=state.num_dropped + len(dropped),
         num_filtered=state.num_filtered + len(filtered),
+        num_unfit=state.num_unfit + num_drawn - state.num_drawn - num_new,
     )
 
 
+def without_unfit(state: QueueState, unfit: Collection[int]) -> QueueState:
+    """The state without waiting prompts of these rows: what could be asked once cannot be any more
+    in a resumed run that has less room."""
+    queue = tuple(ref for ref in state.queue if row_of(ref) not in unfit)
+    skipped = tuple(ref for ref in state.skipped if row_of(ref) not in unfit)
+    num_lost = len(state.queue) + len(state.skipped) - len(queue) - len(skipped)
+    return replace(state, queue=queue, skipped=skipped, num_unfit=state.num_unfit + num_lost)
+
+
+def row_of(ref: PromptRef) -> int:
+    """The dataset's row that a prompt asks."""
+    return int(ref.prompt_id.partition("/")[2])
+
+
 def _advance(state: QueueState, upcoming: Sequence[PromptRef], asked: Collection[str]) -> tuple[tuple[PromptRef, ...], int]:
-    """What is skipped now, and the stream's position: up to the last prompt that was asked, those before it that were not stay."""
+    """What is skipped now, and how many were newly drawn: up to the last prompt that was asked,
+    those before it that were not stay."""
     assert state.skipped[: len(upcoming)] == upcoming[: len(state.skipped)], "what was skipped comes next"
     last = max((place for place, ref in enumerate(upcoming, start=1) if ref.prompt_id in asked), default=0)
     passed_over = tuple(ref for ref in upcoming[:last] if ref.prompt_id not in asked)
-    return (*passed_over, *state.skipped[last:]), state.num_drawn + max(0, last - len(state.skipped))
+    return (*passed_over, *state.skipped[last:]), max(0, last - len(state.skipped))

@@ -9,15 +9,15 @@ Leaves out what happens inside a round (`baselines`, `tail_batching`) and what i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.scheduling.baselines import SyncScheduler
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
-from tasks.scheduling.prompt_stream import draw_prompts
+from tasks.scheduling.prompt_stream import draw_places, draw_prompts
 from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.scheduling.quotas import domain_quotas
 from tasks.scheduling.tail_batching import ShortRoundScheduler
@@ -139,18 +139,27 @@ def plan_round(
     seed: int,
     step: int,
     num_steps: int,
+    unfit: Collection[int] = (),
 ) -> RoundPlan | None:
-    """The round of a step, from 1; after step num_steps the drain of the queue, then None. `domains`: one per dataset row."""
+    """The round of a step, from 1; after step num_steps the drain of the queue, then None.
+
+    `domains`: one per dataset row. `unfit`: rows that are never asked.
+    """
     algebra = batch_algebra(batch, scheduling)
     if step > num_steps:
         drains = isinstance(scheduling, TailBatchingConfig) and scheduling.drain
         return _plan_drain(state, algebra, step) if drains and state.queue else None
-    upcoming = _upcoming(state, domains, seed, algebra.launch_prompts + algebra.reserve_prompts)
+    num_upcoming = algebra.launch_prompts + algebra.reserve_prompts
+    num_new = max(0, num_upcoming - len(state.skipped))
+    upcoming = (*state.skipped[:num_upcoming], *draw_prompts(domains, seed, state.num_drawn, num_new, unfit))
+    places = draw_places(len(domains), seed, state.num_drawn, num_new, unfit) if unfit else ()
     if len(state.queue) >= algebra.accept_prompts:
-        return _plan_queue(state.queue[: algebra.accept_prompts], algebra, step, "long", upcoming[: algebra.reserve_prompts])
-    if len(domains) < algebra.launch_prompts:
+        long = _plan_queue(state.queue[: algebra.accept_prompts], algebra, step, "long", upcoming[: algebra.reserve_prompts])
+        return replace(long, places=places)
+    if len(domains) - len(unfit) < algebra.launch_prompts:
         raise ValueError(
-            f"a dataset must have as many rows as a round launches prompts ({algebra.launch_prompts}), got {len(domains)}; "
+            "a dataset must have as many rows as a round launches prompts "
+            f"({algebra.launch_prompts}), got {len(domains) - len(unfit)}; "
             "use more rows or lower batch.prompts_per_step"
         )
     prompts = upcoming[: algebra.launch_prompts]
@@ -165,13 +174,8 @@ def plan_round(
         accept_per_prompt=algebra.accept_per_prompt,
         quotas=domain_quotas(prompts, algebra.accept_prompts) if short else (),
         reserve=upcoming[algebra.launch_prompts :],
+        places=places,
     )
-
-
-def _upcoming(state: QueueState, domains: Sequence[str], seed: int, num_prompts: int) -> tuple[PromptRef, ...]:
-    """The next prompts to ask: those that earlier rounds passed over, then the stream."""
-    waiting = state.skipped[:num_prompts]
-    return (*waiting, *draw_prompts(domains, seed, state.num_drawn, num_prompts - len(waiting)))
 
 
 def _plan_drain(state: QueueState, algebra: BatchAlgebra, step: int) -> RoundPlan:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from artifacts.records import Generated, VersionSpan, WeightsRef
 from artifacts.weights import fingerprints
 from tasks.engines.base import EngineLost, EngineStats
 from tasks.engines.migration import Migration
-from tasks.engines.vllm_core import VllmCore
+from tasks.engines.vllm_core import VllmCore, _agreed
 from tasks.engines.vllm_engine import VllmEngine
 from tasks.scheduling.stream_training import ScaleDown
 from tests.engine.conftest import collect_all, generate, make_batch, make_request
@@ -188,12 +190,16 @@ async def test_attestation_names_a_tensor_that_was_tampered_with(engine: VllmEng
     assert wrong == {f"{layer}input_layernorm.weight", f"{layer}mlp.gate_proj.weight", f"{layer}mlp.up_proj.weight"}
 
 
-async def test_loading_refuses_while_requests_run(engine: VllmEngine, versions: Versions) -> None:
-    await engine.submit([make_request(max_new_tokens=230, prompt_tokens=(9, 8, 7))])
-    with pytest.raises(ValueError, match="drained engine, 1 requests run"):
-        await engine.load_weights(versions[1][0], seed=5, probes=())
-    await engine.abort(["0/0:0"])
-    await collect_all(engine, 1)
+async def test_loading_drops_what_is_left(engine: VllmEngine, versions: Versions) -> None:
+    """One response has finished, one runs, nobody has collected: neither comes back."""
+    long = make_request(max_new_tokens=230, prompt_tokens=(9, 8, 7))
+    await engine.submit([make_request("0/1", max_new_tokens=1), long])
+    while len((await engine.stats()).progress) > 1:
+        await asyncio.sleep(0)
+    await engine.load_weights(versions[1][0], seed=5, probes=())
+    assert (await engine.stats()).progress == {}
+    again = await generate(engine, [make_request(max_new_tokens=3)])
+    assert [span.version for span in again["0/0:0"].versions] == [versions[1][0].version]
 
 
 async def test_loading_refuses_a_file_of_another_model(engine: VllmEngine, versions: Versions, tmp_path: Path) -> None:
@@ -250,6 +256,65 @@ async def test_same_seed_and_order_give_the_same_tokens_in_a_used_and_a_fresh_en
     assert await reload_and_generate(engine) == used
     fresh_engine = start_engine("engine-b")
     assert await reload_and_generate(fresh_engine) == used
+
+
+async def test_a_tensor_parallel_shard_that_was_tampered_with_is_named(
+    start_engine: Callable[..., VllmEngine],
+    versions: Versions,
+) -> None:
+    """Two ranks, each a process; the second one's embedding and projections are spoilt."""
+
+    def spoil(worker: Any) -> None:  # Any: vLLM's worker
+        layer = worker.model_runner.get_model().model.layers[1]
+        if worker.rank == 1:
+            worker.model_runner.get_model().model.embed_tokens.weight.data[3] += 1
+            for module in (layer.mlp.down_proj, layer.self_attn.qkv_proj):
+                good = module.cpu_linear
+                module.cpu_linear = lambda x, weight, bias, good=good: good(x, weight, bias) * 2
+
+    def held(core: VllmCore) -> dict[str, int]:
+        core._engine.collective_rpc(spoil)
+        found = core._engine.collective_rpc("fingerprints_held", args=(versions[1][0].path, 1))
+        return _agreed(found)
+
+    engine = start_engine("engine-d", tensor_parallel_size=2)
+    right = fingerprints(versions[1][0].path)
+    for version in (1, 2, 1):
+        attested = await engine.load_weights(versions[version][0], seed=5, probes=PROBES)
+        assert dict(attested.fingerprints) == fingerprints(versions[version][0].path)
+    prints = await engine._thread.call("held", held, 60)
+    wrong = {name for name in right if prints[name] != right[name]}
+    layer = "model.layers.1."
+    projections = {f"{layer}self_attn.{name}_proj.weight" for name in "qkv"}
+    assert wrong == {"model.embed_tokens.weight", f"{layer}mlp.down_proj.weight", *projections}
+
+
+async def test_a_resting_engine_wakes_for_the_next_request_or_load_and_only_then(
+    start_engine: Callable[..., VllmEngine], versions: Versions
+) -> None:
+    """As far as it goes without a GPU: the CPU backend cannot sleep, so that its two methods are told of only."""
+    engine = start_engine("engine-s", sleep_mode=True)
+    told: list[str] = []
+
+    def rig(core: VllmCore) -> None:
+        core._engine.sleep = lambda level: told.append(f"sleep {level}")
+        core._engine.wake_up = lambda: told.append("wake")
+
+    await engine._thread.call("rig", rig, 10)
+    await engine.rest()
+    await engine.rest()
+    assert told == ["sleep 1"]
+    await generate(engine, make_batch(2))
+    await generate(engine, make_batch(2))
+    await engine.rest()
+    await engine.load_weights(versions[1][0], seed=1, probes=())
+    await engine.load_weights(versions[2][0], seed=1, probes=())
+    assert told == ["sleep 1", "wake"] * 2
+    await engine.submit([make_request(max_new_tokens=230, prompt_tokens=(9, 8, 7))])
+    await engine.rest()
+    assert told == ["sleep 1", "wake"] * 2, "an engine at work goes on with it"
+    await engine.abort(["0/0:0"])
+    await collect_all(engine, 1)
 
 
 async def test_a_dead_stepping_thread_is_engine_lost_with_the_cause(start_engine: Callable[[str], VllmEngine]) -> None:

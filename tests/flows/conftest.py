@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,9 @@ SMALL = (  # the tiny preset, small enough that a run is mostly its start
     "cluster.dashboard_port=0",
     "keep.checkpoint_every_steps=1",
 )
+
+
+PIPE_BYTES = 1 << 20  # a run that goes on after kills has much to say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +53,72 @@ class Launcher:
         for assignment in (*SMALL, *assignments):
             command += ["--set", assignment]
         command += ["--resume", resume] if resume else []
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command, cwd=ROOT, env=os.environ | self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+        for pipe in (process.stdout, process.stderr):  # nobody reads them while the run goes on
+            assert pipe is not None
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        return process
 
     def run(self, root: Path, *assignments: str, preset: str = "tiny-sync", resume: str = "") -> Finished:
         """A run from beginning to end."""
         process = self.start(root, *assignments, preset=preset, resume=resume)
         out, err = process.communicate(timeout=280)
         return Finished(code=process.returncode, out=out, err=err)
+
+
+WORKERS = ("control", "engine-0", "engine-1", "learner-0", "learner-1")  # those of the tiny preset
+DASK_SETTINGS = {
+    "DASK_DISTRIBUTED__WORKER__DAEMON": "False",
+    "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "null",
+    "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class JoinedCluster:
+    """A Dask cluster that no run starts or ends, as docs/operations.md has it."""
+
+    def __init__(self, environment: dict[str, str], scratch: Path) -> None:
+        port = free_port()
+        self.address = f"tcp://127.0.0.1:{port}"
+        self._environment, self._scratch = os.environ | environment | DASK_SETTINGS, scratch
+        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", str(port))
+        self._workers = [self._worker(name) for name in WORKERS]
+
+    def _worker(self, name: str) -> subprocess.Popen[bytes]:
+        threads, slots = ("6", "coordinator=4") if name == "control" else ("2", f"{name.partition('-')[0]}=1")
+        size = ("--nthreads", threads, "--resources", slots, "--nworkers", "1", "--memory-limit", "0")
+        return self._start("worker", self.address, "--name", name, "--local-directory", str(self._scratch), *size)
+
+    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "dask", *words, "--no-dashboard"]
+        with (self._scratch / "dask.log").open("ab") as log:
+            return subprocess.Popen(command, cwd=ROOT, env=self._environment, stdout=log, stderr=log)
+
+    def close(self) -> None:
+        for process in (*self._workers, self.scheduler):
+            process.terminate()
+        for process in (*self._workers, self.scheduler):
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def joined_cluster(environment: dict[str, str], scratch: Path) -> Iterator[JoinedCluster]:
+    """A cluster for the block, what it writes below `scratch`."""
+    scratch.mkdir()
+    cluster = JoinedCluster(environment, scratch)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
 
 
 @pytest.fixture(scope="session")

@@ -56,14 +56,16 @@ def moment(run: Path, name: str) -> Path:
 
 
 def worker_of(process: subprocess.Popen[str], marker: str) -> psutil.Process:
-    """The Dask worker process of a run that holds this actor, by the cores it is pinned to and what it has loaded."""
-    for child in psutil.Process(process.pid).children(recursive=True):
+    """The Dask worker process of a run with this role, by the cores it is pinned to (control: none)
+    and what it has loaded."""
+    for child in psutil.Process(process.pid).children():
         try:
             holds_vllm = any("/vllm/" in one.path for one in child.memory_maps())
+            is_worker = child.cmdline()[0].startswith("dask worker")
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
         is_pinned = len(child.cpu_affinity()) == 1
-        if is_pinned and holds_vllm == (marker == "engine"):
+        if is_worker and is_pinned == (marker != "control") and holds_vllm == (marker == "engine"):
             return child
     raise AssertionError(f"no {marker} worker among the children of {process.pid}")
 
@@ -84,7 +86,7 @@ def test_a_flow_that_is_killed_at_every_point_resumes(launcher: Launcher, uninte
     assert trained_prompts(run) == trained_prompts(uninterrupted)
 
 
-@pytest.mark.parametrize("victim", ["engine", "learner"])
+@pytest.mark.parametrize("victim", ["engine", "learner", "control"])
 def test_a_worker_that_is_killed_at_every_point_is_got_over(launcher: Launcher, uninterrupted: Path, tmp_path: Path, victim: str) -> None:
     run = tmp_path / f"{victim}-kills"
     process = launcher.start(tmp_path, f'run_name="{run.name}"', f"num_steps={NUM_STEPS}")

@@ -64,6 +64,29 @@ def test_every_token_is_in_one_column_of_the_ledger(tail_batched: tuple[Finished
             assert commit["metrics"][f"ledger/{column}_tokens"] == booked.get((commit["step"], column), 0)
 
 
+def test_counters_are_running_totals(tail_batched: tuple[Finished, Path]) -> None:
+    _, root = tail_batched
+    names = [root / "first" / "steps" / f"{step:05d}.json" for step in range(1, 6)]
+    commits = [json.loads(path.read_text()) for path in names]
+    for column in ("trained", "aborted", "discarded"):
+        booked = [commit["metrics"][f"ledger/{column}_tokens"] for commit in commits]
+        totals = [commit["counters"][f"tokens_{column}"] for commit in commits]
+        assert totals == [sum(booked[:step]) for step in range(1, 6)]
+    assert commits[-1]["counters"]["prompts_trained"] == 20
+
+
+def test_trained_responses_have_their_advantage(tail_batched: tuple[Finished, Path]) -> None:
+    _, root = tail_batched
+    pattern = f"{root}/first/responses/**/*.parquet"
+    columns = "fate, count(*), count(advantage), sum(advantage)"
+    query = f"select {columns} from '{pattern}' group by fate"
+    found = {fate: rest for fate, *rest in duckdb.sql(query).fetchall()}
+    num_trained, num_advantages, total = found.pop("trained")
+    assert num_trained == num_advantages == 80
+    assert abs(total) < 1e-6
+    assert all(num == 0 for _, num, _ in found.values())
+
+
 def test_mlflow_has_the_metrics_of_every_step_and_the_way_back(tail_batched: tuple[Finished, Path]) -> None:
     _, root = tail_batched
     client = MlflowClient(f"sqlite:///{root}/mlflow.db")

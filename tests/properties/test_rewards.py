@@ -56,9 +56,18 @@ def test_written_number_is_read_exactly(number: tuple[str, Fraction]) -> None:
     assert read.value == number[1]
 
 
+PLAIN_ENDS = ("", ".", " pens", " pens.", "**", "$", ", I think", "?", ")", ". So 9 it is.")
+
+
 def tiny_mix_rule(gold: int, text: str) -> bool:
     matches = re.findall(r"answer\W{0,6}\s*(-?\d+)", text, re.IGNORECASE)
     return bool(matches) and int(matches[-1]) == gold
+
+
+def ends_plainly(text: str) -> bool:
+    """Whether the last number after "answer" is all that its line states."""
+    ends = re.findall(r"answer\W{0,6}\s*-?\d+([^\n]*)", text, re.IGNORECASE)
+    return not ends or ends[-1] in PLAIN_ENDS
 
 
 small = st.integers(min_value=0, max_value=120)
@@ -71,7 +80,7 @@ answer_lines = st.builds(
     st.sampled_from(["Answer", "answer", "ANSWER", "The final answer", "**Answer"]),
     st.sampled_from([": ", ":", " ", ":\n", ": **", " = ", ": $", ":** "]),
     small,
-    st.sampled_from(["", ".", " pens", " pens.", "**", "$", " + 3 = 7", ", I think", " or 9", "!", "?", ")", " is it."]),
+    st.sampled_from([*PLAIN_ENDS, " + 3 = 7", " or 9", "!", " is it."]),
 )
 
 
@@ -79,7 +88,11 @@ answer_lines = st.builds(
 @settings(max_examples=1000)
 def test_tiny_mix_answers_are_judged_by_the_tiny_mix_rule(gold: int, lines: list[str], last: int | None) -> None:
     text = "\n".join([*lines, *([f"Answer: {last}"] if last is not None else [])])
-    assert (REWARD.judge(str(gold), text).reward == 1.0) == tiny_mix_rule(gold, text)
+    is_paid = REWARD.judge(str(gold), text).reward == 1.0
+    if ends_plainly(text):
+        assert is_paid == tiny_mix_rule(gold, text)
+    else:  # a line of more than the number is read as a whole: 4 + 3 = 7 is 7
+        assert not is_paid or text.rstrip(".").endswith(f"= {gold}") or f"= {gold}\n" in text
 
 
 hostile = st.text(

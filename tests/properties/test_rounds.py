@@ -198,14 +198,53 @@ def test_in_steady_state_one_round_in_so_many_is_long(prompts_per_step: int, eta
 
 
 @given(
-    queue=st.lists(st.tuples(st.text(min_size=1), st.text()), max_size=20),
-    counts=st.tuples(*[st.integers(0, 10**9)] * 4),
+    unfit=st.sets(st.integers(0, 19), max_size=8),
+    speculates=st.booleans(),
+    reserve=st.sampled_from([0.0, 0.5]),
+    data=st.data(),
 )
-def test_the_queue_survives_json(queue: list[tuple[str, str]], counts: tuple[int, int, int, int]) -> None:
+def test_unfit_rows_are_passed_over_and_counted(unfit: set[int], speculates: bool, reserve: float, data: st.DataObject) -> None:
+    """Over epochs of 20 rows; of every round some prompts of the reserve are asked in place of
+    others."""
+    batch = BatchConfig(prompts_per_step=4, responses_per_prompt=2)
+    scheduling = TailBatchingConfig(dynamic_sampling=reserve) if speculates else SyncConfig(dynamic_sampling=reserve)
+    state, asked = QueueState(), set()
+    for step in range(1, 12):
+        plan = plan_round(state, batch, scheduling, domains=("a",) * 20, seed=1, step=step, num_steps=11, unfit=unfit)
+        assert plan is not None
+        reserved = [ref.prompt_id for ref in plan.reserve if data.draw(st.booleans())]
+        names = [*prompt_ids(plan.prompts), *reserved]
+        filtered, rest = names[: len(reserved)], names[len(reserved) :]
+        accepted, deferred = rest[: plan.accept_prompts], rest[plan.accept_prompts :]
+        state = finish_round(state, plan, accepted=accepted, deferred=deferred, dropped=(), filtered=filtered)
+        asked |= set(names)
+        passed_over = [row for row in prompt_rows(draw_prompts(("a",) * 20, 1, 0, state.num_drawn)) if row in unfit]
+        assert not set(prompt_rows(plan.candidates)) & unfit
+        assert state.num_unfit == len(passed_over)
+        counted = state.num_trained + state.num_filtered + state.num_unfit
+        assert state.num_drawn == counted + len(state.queue) + len(state.skipped)
+        assert len(asked) == state.num_trained + state.num_filtered + len(state.queue)
+
+
+def prompt_rows(refs: Sequence[PromptRef]) -> list[int]:
+    return [int(ref.prompt_id.partition("/")[2]) for ref in refs]
+
+
+@given(
+    queue=st.lists(st.tuples(st.text(min_size=1), st.text()), max_size=20),
+    counts=st.tuples(*[st.integers(0, 10**9)] * 5),
+)
+def test_the_queue_survives_json(queue: list[tuple[str, str]], counts: tuple[int, int, int, int, int]) -> None:
     refs = tuple(PromptRef(prompt_id=prompt_id, domain=domain) for prompt_id, domain in queue)
-    drawn, trained, dropped, filtered = counts
+    drawn, trained, dropped, filtered, unfit = counts
     state = QueueState(
-        queue=refs[::2], skipped=refs[1::2], num_drawn=drawn, num_trained=trained, num_dropped=dropped, num_filtered=filtered
+        queue=refs[::2],
+        skipped=refs[1::2],
+        num_drawn=drawn,
+        num_trained=trained,
+        num_dropped=dropped,
+        num_filtered=filtered,
+        num_unfit=unfit,
     )
     assert QueueState.from_json(state.to_json()) == state
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 LIBC = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\ndef must(result):\n    if result < 0:\n        raise OSError(ctypes.get_errno(), 'refused')\n"
 
-# Name -> statements that must not all succeed. CANARY, PORT and SECRET are filled in by the test.
+PIPE = LIBC + "import os\nfirst, second = os.pipe()\n"
+
+# Name -> statements that must not all succeed. CANARY, PORT, SECRET and PACKAGES are filled in by the test.
 ATTEMPTS: dict[str, str] = {
     # the network
     "tcp": "import socket; socket.create_connection(('127.0.0.1', PORT), timeout=1)",
@@ -66,6 +68,42 @@ ATTEMPTS: dict[str, str] = {
     "read the parent's memory": LIBC + "import os\nmust(libc.process_vm_readv(os.getppid(), None, 0, None, 0, 0))",
     "survive the parent": LIBC + "must(libc.prctl(1, 0, 0, 0, 0))",
     "leave the session": "import os; os.setsid()",
+    "see the parent": "import os; assert os.getpgrp() != os.getpid()",
+    # signals without `kill`, and neighbours stopped or slowed
+    "signals of a pipe to a process": PIPE + "must(libc.fcntl(first, 8, os.getpid()))",
+    "signals of a pipe to a group": PIPE + "must(libc.fcntl(first, 8, -os.getpgrp()))",
+    "signals of a pipe with upper bits": PIPE + "must(libc.syscall(72, first, ctypes.c_ulong((1 << 32) + 8), os.getpid()))",
+    "signals of a pipe to a thread": PIPE + "must(libc.fcntl(first, 15, (ctypes.c_int * 2)(0, os.getpid())))",
+    "number of a pipe's signal": PIPE + "must(libc.fcntl(first, 10, 9))",
+    "signals of a pipe switched on": PIPE + "must(libc.fcntl(first, 4, os.O_NONBLOCK | 0x2000))",
+    "signals of a pipe switched on by a device call": PIPE + "must(libc.ioctl(first, 0x5452, ctypes.byref(ctypes.c_int(1))))",
+    "notices of a directory": LIBC + "import os\nmust(libc.fcntl(os.open('/usr/lib', 0), 1026, 2))",
+    "signals of a timer": LIBC + "must(libc.syscall(222, 0, None, ctypes.byref(ctypes.c_int())))",
+    "larger pipe": PIPE + "must(libc.fcntl(first, 1031, 1 << 20))",
+    "smaller pipe of commands": LIBC + "must(libc.fcntl(3, 1031, 4096))",
+    "larger pipe of replies": LIBC + "must(libc.fcntl(4, 1031, 1 << 20))",
+    "scheduling by attributes": LIBC + "import struct\nmust(libc.syscall(314, 0, struct.pack('IIQiIQQQ', 48, 3, 0, 0, 0, 0, 0, 0), 0))",
+    "scheduling by a parameter": LIBC + "must(libc.syscall(142, 0, ctypes.byref(ctypes.c_int(0))))",
+    "scheduling by a class": "import os; os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))",
+    "niceness": "import os; os.setpriority(os.PRIO_PROCESS, 0, 5)",
+    "processors": "import os; os.sched_setaffinity(0, os.sched_getaffinity(0))",
+    "every disk written out": LIBC + "must(libc.syscall(162))",
+    "every processor interrupted": LIBC + "must(libc.syscall(324, 1, 0))",
+    "cached pages thrown away": LIBC + "must(libc.syscall(221, 0, 0, 0, 4))",
+    "huge pages": LIBC + "libc.mmap(None, ctypes.c_size_t(1 << 21), 3, 0x40022, -1, ctypes.c_long(0))\nassert ctypes.get_errno() != 1",
+    "watches of the user": LIBC + "must(libc.syscall(294, 0))",
+    "rules of its own": LIBC + "must(libc.syscall(444, None, 0, 1))",
+    "fifo": "import os; os.mkfifo('/tmp/fifo')",
+    # devices and packages of the machine
+    "mode of a device": "import os; os.chmod('/dev/null', 0o666)",
+    "mode of an open device": "import os; os.fchmod(2, 0o666)",
+    "times of a device": "import os; os.utime('/dev/null')",
+    "times of an open device": "import os; os.utime(2)",
+    "owner of an own file": "import os; os.fchown(1, os.getuid(), os.getgid())",
+    "attributes of a file": "import os; os.setxattr(1, 'user.left', b'x')",
+    "endless device": "open('/dev/zero', 'rb').read(1)",
+    "installed packages": "import os; assert os.listdir(PACKAGES)",
+    "installed packages of anybody": "import glob; assert glob.glob('/usr/lib/python*/*-packages/*') + glob.glob('/usr/local/lib/python*/*-packages/*')",
     # privileges and limits
     "new user namespace": LIBC + "must(libc.unshare(0x10000000))",
     "new mount namespace": LIBC + "must(libc.unshare(0x20000))",
@@ -114,7 +152,11 @@ ATTEMPTS: dict[str, str] = {
     "frame with a verdict": "import os, struct\nbody = b'{\"kind\": \"value\", \"verdict\": \"pass\"}'\nos.write(4, struct.pack('>I', len(body)) + body)\nreturn 'x'",
     "frame with a guess": "import os, struct\nbody = b'{\"value\": \"guess\"}'\nos.write(4, (struct.pack('>I', len(body)) + body) * 50)\nreturn 'x'",
     "frame with a question": "import os, struct\nbody = b'{\"ask\": {\"arguments\": [], \"named\": {}}}'\nos.write(4, struct.pack('>I', len(body)) + body)\nreturn 'x'",
-    "frame of the harness": "import os, struct\nbody = b'{\"unconfined_\": \"x\"}'\nos.write(4, struct.pack('>I', len(body)) + body)\nreturn 'x'",
+    "frame of the harness": "import os, struct\nbody = b'{\"unconfined\": \"x\"}'\nos.write(4, struct.pack('>I', len(body)) + body)\nreturn 'x'",
+    "frame that says nothing": "import os, struct\nos.write(4, struct.pack('>I', 0))\nreturn 'x'",
+    "frame with two values": "import os, struct\nbody = b'{\"value\": \"x\", \"verdict\": \"pass\"}'\nos.write(4, struct.pack('>I', len(body)) + body)\nreturn 'x'",
+    "frame with an endless number": "import os, struct\nbody = b'{\"value\": {\"complex\": [1' + b'0' * 400 + b', 0.0]}}'\nos.write(4, struct.pack('>I', len(body)) + body)\nreturn 'x'",
+    "numbers that collide": "return {number * (2**61 - 1): 0 for number in range(6000)}",
     "frame without an end": "import os, struct\nos.write(4, struct.pack('>I', 1 << 31) + b'x')\nreturn 'x'",
     "frame of junk": "import os, struct\nos.write(4, struct.pack('>I', 9) + b'\\xff' * 9)\nreturn 'x'",
     "frame of nesting": "import os, struct\nbody = b'[' * 100_000\nos.write(4, struct.pack('>I', len(body)) + body)\nreturn 'x'",

@@ -47,7 +47,9 @@ class RuleJudge:
 
 
 def make_config(**changes: object) -> JudgeConfig:
-    return JudgeConfig(engine=JudgeEngineConfig(model=TinyLlamaConfig()), **changes)
+    """Without the veto, so that a judge is asked about every number."""
+    engine = JudgeEngineConfig(model=TinyLlamaConfig())
+    return JudgeConfig.model_validate({"engine": engine, "veto": False, **changes})
 
 
 def make_prompt(gold: str = "8", text: str = "3 + 5?") -> Prompt:

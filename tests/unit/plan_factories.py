@@ -5,6 +5,8 @@ from __future__ import annotations
 from artifacts.datasets import ChainSumConfig
 from artifacts.records import RoundKind, Span, WeightsRef
 from tasks.engines.sampling import SamplingConfig
+from tasks.learner.advantage import GrpoAdvantage
+from tasks.learner.overlong import AS_SCORED
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.plan import Deadlines, RunContext, StepPlan
 from tasks.report import StepReport
@@ -33,6 +35,8 @@ CONTEXT = RunContext(
     probes=(),
     gate_tolerance_nats=0.1,
     flat_groups_cost=False,
+    advantage=GrpoAdvantage(),
+    overlong=AS_SCORED,
     row_tokens=2048,
     stream_trainer=StreamTrainerConfig(),
     deadlines=Deadlines(progress_s=1.0, engine_call_s=1.0, learner_call_s=1.0),
@@ -85,7 +89,16 @@ def make_report(
         ),
         gradients=GradientReport(ranks=ranks, spans=()),
         policy=PolicyReport(
-            update=UpdateReport(step=1, applied=True, normaliser=1.0, loss=0.25, grad_norm=2.0, learning_rate=1e-5, busy=()), spans=()
+            update=UpdateReport(
+                step=1,
+                skipped=None,
+                normaliser=1.0,
+                loss=0.25,
+                grad_norm=2.0,
+                learning_rate=1e-5,
+                busy=(),
+            ),
+            spans=(),
         ),
         published=PublishReport(weights=WeightsRef(version=1, path="", digest="d"), probe_difference_nats=0.02, gate_s=0.1, spans=()),
         started_s=started_s,

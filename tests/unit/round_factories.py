@@ -7,14 +7,23 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from artifacts.records import Group, Prompt, Response, RoundKind, WeightsRef
+from artifacts.records import Generated, Group, Prompt, Response, RoundKind, WeightsRef, response_id
 from tasks.engines.base import EngineLost
 from tasks.engines.driver import drive_round
 from tasks.engines.round_records import RoundInputs, RoundResult, ScoreFeed
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulated import LengthModel, SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
-from tasks.scheduling.events import PromptRef, Quota, RoundPlan
+from tasks.scheduling.events import (
+    AcceptGroup,
+    Decision,
+    Event,
+    Launch,
+    PromptRef,
+    Quota,
+    RoundPlan,
+    RoundScheduler,
+)
 from tasks.scheduling.rounds import (
     BatchConfig,
     QueueState,
@@ -66,6 +75,41 @@ def make_prompts(plan: RoundPlan, num_tokens: int = 20) -> dict[str, Prompt]:
     }
 
 
+class CarriedOut:
+    """A scheduler that must not be asked before its last answer is carried out."""
+
+    def __init__(self, scheduler: RoundScheduler, recorded: Sequence[Response]) -> None:
+        self._scheduler = scheduler
+        self._recorded = {response.generated.response_id for response in recorded}
+        self.owed: set[str] = set()  # prompt and response ids
+
+    def start(self) -> list[Decision]:
+        return self._owe(self._scheduler.start())
+
+    def handle(self, event: Event) -> list[Decision]:
+        assert not self.owed, f"asked again before these were carried out: {sorted(self.owed)}"
+        return self._owe(self._scheduler.handle(event))
+
+    def waiting_for(self) -> str:
+        return self._scheduler.waiting_for()
+
+    def _owe(self, decisions: list[Decision]) -> list[Decision]:
+        for decision in decisions:
+            match decision:
+                case Launch(prompt_id=prompt_id, index=index):
+                    self.owed |= {response_id(prompt_id, index)} & self._recorded
+                case AcceptGroup(prompt_id=prompt_id):
+                    self.owed.add(prompt_id)
+        self._recorded -= self.owed
+        return decisions
+
+
+def stands_in(generated: Generated, versions: range) -> bool:
+    """Whether a recorded response takes the place of its launch."""
+    is_allowed = all(span.version in versions for span in generated.versions)
+    return generated.finish_reason != "aborted" and is_allowed
+
+
 async def play(
     plan: RoundPlan,
     engines: Sequence[SimulatedEngine],
@@ -76,8 +120,17 @@ async def play(
     accepted: list[Group] | None = None,
     trainer: StreamTrainer | None = None,
     freed: list[ScaleDown] | None = None,
+    attempt: int = 0,
 ) -> RoundResult:
+    versions = range(plan.step - 1, plan.step)
+    replayed = [response for response in recorded if stands_in(response.generated, versions)]
+    scheduler = CarriedOut(make_scheduler(plan), replayed)
+
+    def finish(generated: Sequence[Generated]) -> None:
+        scheduler.owed -= {response.response_id for response in generated}
+
     async def keep(group: Group) -> None:
+        scheduler.owed.discard(group.prompt.prompt_id)
         if accepted is not None:
             accepted.append(group)
 
@@ -87,18 +140,20 @@ async def play(
 
     inputs = RoundInputs(
         plan=plan,
+        versions=versions,
         prompts=make_prompts(plan),
-        scheduler=make_scheduler(plan),
+        scheduler=scheduler,
         engines=engines,
         feed=feed or SimulatedFeed(SimulatedRewardConfig()),
         sampling=SamplingConfig(max_response_tokens=max_response_tokens),
         recorded=recorded,
         seed=0,
         deadline_s=deadline_s,
-        on_finished=lambda generated: None,
+        on_finished=finish,
         on_accept=keep,
         stream_trainer=trainer or StreamTrainer(StreamTrainerConfig(), (), 0),
         on_freed=free,
+        attempt=attempt,
     )
     return await drive_round(inputs)
 
@@ -144,10 +199,12 @@ async def simulate_run(
 
 
 async def publish(engines: Sequence[SimulatedEngine], version: int) -> list[SimulatedEngine]:
-    """Load a version everywhere; the engines that live. Fails if a round left something running."""
+    """Load a version everywhere; the engines that live. Fails if a round left something there."""
     alive = []
     for engine in engines:
         try:
+            assert (await engine.stats()).progress == {}, "a round leaves its engines idle"
+            assert await engine.collect(0.0) == [], "a round collects all that it asked for"
             await engine.load_weights(WeightsRef(version=version, path="", digest=""), seed=0, probes=())
         except EngineLost:
             continue

@@ -15,7 +15,17 @@ from artifacts.records import WeightsRef
 from artifacts.store import Store
 from flows.config import RunConfig
 from flows.experiments.ablation import VARIANTS, Job, curves, is_finished, job_of, measured, plan
-from flows.experiments.ablation_figures import FIGURES, STAGES, Line, MeasuredRun, block_costs, report, speed_up, trained_groups
+from flows.experiments.ablation_figures import (
+    FIGURES,
+    STAGES,
+    Line,
+    MeasuredRun,
+    block_costs,
+    report,
+    speed_up,
+    trained_groups,
+    trained_tokens,
+)
 
 SYNC = Line(name="sync", label="plain", over="")
 TAIL = Line(name="tail", label="+ tail batching", over="sync")
@@ -31,6 +41,7 @@ def commit(step: int, seconds: float, trained: int, reward: float = 0.5) -> Step
         "time/rollout_s": seconds / 2,
         "time/reward_exposed_s": 0.25,
         "reward/mean": reward,
+        "ledger/trained_tokens": 100.0,
     }
     return StepCommit(
         step=step,
@@ -89,18 +100,18 @@ def test_the_tables_compare_with_the_first_line_and_with_the_line_that_is_added_
     runs = [run("sync", 1, [8, 8]), run("tail", 1, [4, 4]), run("stream", 1, [2, 6])]
     first, times, figures = report([SYNC, TAIL, STREAM], runs, period=2).split("\n\n")
     assert first.splitlines()[2:] == [
-        "| plain | 8.0 | 4.00 | 1 |  | 1 |",
-        "| + tail batching | 4.0 | 2.00 | 2.00 | 2.00 | 1 |",
-        "| + stream trainer | 4.0 | 2.00 | 2.00 | 1.00 | 1 |",
+        "| plain | 8.0 | 4.00 | 1 |  | 1 | 1 |",
+        "| + tail batching | 4.0 | 2.00 | 2.00 | 2.00 | 2.00 | 1 |",
+        "| + stream trainer | 4.0 | 2.00 | 2.00 | 1.00 | 2.00 | 1 |",
     ]
     assert times.splitlines()[2] == "| plain | 4.00 | 0.00 | 4.00 | 0.00 | 0.00 | 0.00 | 8.00 | 4.00 | 0.25 | 0.50 |"
-    assert figures.splitlines()[4].startswith("| + stream trainer | 1000 | 0 |")
+    assert figures.splitlines()[4].startswith("| + stream trainer | 1000 | 100 |")
 
 
 def test_variants_without_a_run_have_no_line() -> None:
     table = report([SYNC, TAIL, STREAM], [run("sync", 1, [8]), run("stream", 1, [2])], period=1)
     assert "+ tail batching" not in table
-    assert "| + stream trainer | 2.0 | 1.00 | 4.00 |  | 1 |" in table
+    assert "| + stream trainer | 2.0 | 1.00 | 4.00 |  | 4.00 | 1 |" in table
 
 
 def test_every_variant_is_a_configuration_and_adds_to_another() -> None:
@@ -126,6 +137,18 @@ def test_a_task_without_programs_and_synchronous_rounds_are_spared_what_is_not_t
     eta = "scheduling.response_overprovision=1.5"
     assert job_of("tiny", "sync", 5, 1, [eta]).config.scheduling.kind == "sync"
     assert job_of("tiny", "tail", 5, 1, [eta]).config.scheduling.response_overprovision == 1.5  # type: ignore[union-attr]
+
+
+def test_a_setting_of_the_users_outweighs_the_variants() -> None:
+    again = "scheduling.dynamic_sampling=0.5"
+    for variant in ("sync", "tail"):
+        assert job_of("smollm2", variant, 5, 1, [again]).config.scheduling.dynamic_sampling == 0.5
+        assert job_of("smollm2", variant, 5, 1).config.scheduling.dynamic_sampling == 0
+
+
+def test_a_speed_up_per_trained_token_counts_what_was_trained() -> None:
+    fast = run("tail", 1, [4, 4])
+    assert block_costs(fast, 2, trained_tokens) == {(1, 0): 8 / 200}
 
 
 def test_repeats_rotate_and_have_seeds_of_their_own() -> None:

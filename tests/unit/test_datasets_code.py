@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Iterator
+from enum import IntEnum, IntFlag, StrEnum
+from fractions import Fraction
+from typing import NoReturn
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from artifacts.code_cases import AssertionCase, CallCase, CodeGold, expected_value
+from artifacts.code_cases import AssertionCase, CallCase, CodeGold, call_case
 from artifacts.datasets import HumanEvalConfig, MixtureConfig, TinycodeConfig, load_dataset
 from artifacts.humaneval_rows import split_check
 from artifacts.mixture import PartConfig
-from artifacts.plain_values import from_json, same, to_json
+from artifacts.plain_values import MAX_DEPTH, MAX_INT_DIGITS, check, from_json, same, to_json
 from artifacts.tiny_mix import TinyMixConfig
 from artifacts.tinycode import SLOW_SPECS, SPECS
 from tasks.rewards.sandbox.case_runner import CaseRunner
@@ -122,6 +127,22 @@ def test_a_mixture_without_weights_or_questions_is_refused() -> None:
         (0.3, 0.1 + 0.2, 0.0, False),
         (float("nan"), float("nan"), 0.0, True),
         (1.0, float("nan"), 1e-6, False),
+        (float("inf"), float("inf"), 1e-6, True),
+        (float("inf"), float("-inf"), 1e-6, False),
+        (float("inf"), 1e308, 1e-6, False),
+        ({float("nan")}, {float("nan")}, 0.0, True),
+        (0.0, -0.0, 0.0, True),
+        ({0.0: 1}, {-0.0: 1}, 0.0, True),
+        ({1}, {1.0}, 0.0, False),
+        ({"1"}, {1}, 0.0, False),
+        ({None}, {"None"}, 0.0, False),
+        ({(1, "a,b")}, {(1, "a", "b")}, 0.0, False),
+        ({(1,)}, {(True,)}, 0.0, False),
+        ({frozenset({1, 2}), (b"a", 1j)}, {(b"a", 1j), frozenset({2, 1})}, 0.0, True),
+        ({"b": 0.3, "a": 1.0}, {"a": 1, "b": 0.1 + 0.2}, 1e-9, True),
+        ({1: "a", 2: "b"}, {1: "b", 2: "a"}, 0.0, False),
+        (b"ab", bytearray(b"ab"), 0.0, False),
+        (1 + 2j, 1.0 + 2.0000000001j, 1e-6, True),
         ([1, 2], (1, 2), 0.0, False),
         ({1, 2}, {2, 1}, 0.0, True),
         ({1}, {True}, 0.0, False),
@@ -132,15 +153,170 @@ def test_a_mixture_without_weights_or_questions_is_refused() -> None:
     ],
 )
 def test_values_are_the_same_in_type_and_value(expected: object, given: object, tolerance: float, equal: bool) -> None:
-    assert same(expected, given, tolerance) is equal
-    assert same(from_json(to_json(expected)), from_json(to_json(given)), tolerance) is equal
+    assert same(to_json(expected), to_json(given), tolerance) is equal
+
+
+class Sly(dict[str, int]):
+    """Has contents, and says otherwise."""
+
+    def items(self) -> NoReturn:
+        raise AssertionError
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("found", "base"),
+    [
+        (Counter("aab"), {"a": 2, "b": 1}),
+        (OrderedDict(a=[IntFlag("F", "A")["A"]]), {"a": [1]}),
+        (namedtuple("Pair", "a b")(1, (2,)), (1, (2,))),
+        (IntEnum("E", "A B")["B"], 2),
+        (StrEnum("S", "A")["A"], "a"),
+        (type("F", (float,), {})(0.5), 0.5),
+        (type("J", (complex,), {})(1j), 1j),
+        (type("B", (bytes,), {})(b"ab"), b"ab"),
+        (type("A", (bytearray,), {})(b"ab"), bytearray(b"ab")),
+        (type("L", (list,), {})([True, None]), [True, None]),
+        (type("S", (set,), {})([1]), {1}),
+        (type("S", (frozenset,), {})([1]), frozenset([1])),
+        (Sly(a=1), {"a": 1}),
+    ],
+)
+def test_an_object_of_a_subclass_is_its_bases_value_only_where_that_is_asked_for(
+    found: object,
+    base: object,
+) -> None:
+    assert same(to_json([base]), to_json([found], is_exact=False))
+    with pytest.raises(ValueError, match="plain value"):
+        to_json([found])
 
 
 def test_what_is_no_plain_value_is_refused_on_both_ways() -> None:
-    for odd in (object(), print, type("Any", (int,), {})(5), [iter(())]):
-        with pytest.raises(ValueError, match="plain value"):
+    for odd in (object(), print, type("Any", (int,), {})(5), [iter(())], nested(MAX_DEPTH + 1)):
+        with pytest.raises(ValueError, match=r"plain value|levels"):
             to_json(odd)
-    for forged in ({"odd": 1}, {"set": 1}, {"bytes": 3}, {"a": 1, "b": 2}, {"set": [[1]]}, {"dict": [1]}):
-        with pytest.raises((ValueError, TypeError)):
-            from_json(forged)
-    assert expected_value(CallCase(arguments=[], expected={"tuple": [1]})) == (1,)
+    for odd in (object(), print, range(3), {}.keys(), Fraction(1), nested(MAX_DEPTH + 1)):
+        with pytest.raises(ValueError, match=r"plain value|levels"):
+            to_json(odd, is_exact=False)
+    for number in (10**MAX_INT_DIGITS, -(10**MAX_INT_DIGITS)):
+        assert to_json(number // 10) == number // 10
+        with pytest.raises(ValueError, match="4300 digits, this one has more"):
+            to_json(number)
+    for gold in (
+        {"odd": 1},
+        {"set": 1},
+        {"bytes": 3},
+        {"a": 1, "b": 2},
+        {"set": [[1]]},
+        {"dict": [1]},
+        {
+            "complex": [10**400, 0],
+        },
+    ):
+        with pytest.raises(ValueError, match="must be written by to_json"):
+            CallCase(arguments=[], expected=gold)
+        with pytest.raises(ValueError, match=r"to_json|hashed|hexadecimal"):
+            check(gold)
+    assert CallCase(
+        arguments=[{"complex": [1, 2]}],
+        expected={"tuple": [1]},
+    ) == call_case((1 + 2j,), (1,))
+
+
+def nested(levels: int) -> list[object]:
+    value: list[object] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+def test_sets_and_keys_that_are_given_twice_are_not_what_was_expected() -> None:
+    assert not same(to_json({1, 2}), {"set": [1, 1]})
+    assert not same(to_json({1: 1, 2: 1}), {"dict": [[1, 1], [1, 1]]})
+
+
+class Unhashable(int):
+    """A number that nobody may put into a set."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        raise AssertionError("a value of a program was hashed")
+
+
+def test_no_value_of_a_program_is_hashed_where_it_is_compared() -> None:
+    numbers = [Unhashable(number) for number in range(3)]
+    for value in ({0, 1, 2}, {(0, 1, 2)}, {frozenset({0, 1, 2})}):
+        assert not same(to_json(value), {"set": numbers})
+    assert not same(to_json({0: 1}), {"dict": [[numbers[0], 1]]})
+
+
+finite = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(
+        st.characters(exclude_categories=["Cs"]),
+    )
+    | st.binary()
+)
+keys = st.recursive(
+    finite | st.floats() | st.complex_numbers(),
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
+    max_leaves=5,
+)
+values = st.recursive(
+    keys,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            keys,
+            inner,
+            max_size=3,
+        )
+        | st.sets(keys, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(values)
+def test_a_gold_asks_for_the_value_that_it_was_made_of(value: object) -> None:
+    gold = CodeGold(function="f", cases=(call_case((value,), value),))
+    read = CodeGold.model_validate_json(gold.model_dump_json()).cases[0]
+    assert isinstance(read, CallCase)
+    check(read.expected)
+    assert same(read.expected, to_json(value))
+    assert same(read.arguments, [to_json(value)])
+    assert same(to_json(from_json(read.expected)), read.expected)
+    assert not same(read.expected, to_json([value]))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), float("inf"), float("-inf"), [float("inf")], {"a": float("nan")}],
+)
+def test_a_gold_that_is_no_finite_number_is_passed_by_it_and_not_by_none(
+    runner: CaseRunner,
+    value: object,
+) -> None:
+    text = CodeGold(
+        function="f",
+        cases=(call_case((), value), call_case((value,), True)),
+    ).model_dump_json()
+    gold = CodeGold.model_validate_json(text)
+    program = "from math import inf, nan\ndef f(*given):\n    return any(given) if given else "
+    verdicts = [
+        [
+            str(run.verdict)
+            for run in runner.run(
+                program + told,
+                gold,
+                [LIMIT_S] * 2,
+            )
+        ]
+        for told in (repr(value), "None")
+    ]
+    assert verdicts == [["pass", "pass"], ["wrong", "pass"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,10 +11,10 @@ import pytest
 from round_factories import ENGINE, make_engines, make_plan, make_prompts, play
 
 from artifacts.records import Generated, Group, Request, Response, Score
-from tasks.engines.base import EngineLost
+from tasks.engines.base import EngineLost, EngineStats
 from tasks.engines.round_records import RoundResult
 from tasks.engines.sampling import SamplingConfig
-from tasks.engines.simulated import SimulatedEngine
+from tasks.engines.simulated import LengthModel, SimulatedEngine
 from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.virtual_time import run_virtual
 from tasks.scheduling.events import RoundPlan
@@ -166,6 +167,46 @@ def test_a_fully_recorded_round_asks_no_engine() -> None:
     assert len({one.response_id for one in result.generated}) == len(result.generated)
 
 
+def recorded_round(plan: RoundPlan) -> list[Response]:
+    """The records of a round in which every verdict is the same."""
+    feed = SimulatedFeed(SimulatedRewardConfig(ok_share=1.0))
+    result = run_virtual(play(plan, make_engines(2), feed))
+    scores = {(score.prompt_id, score.index): score for score in result.scores}
+    told = [(response, (response.prompt_id, response.index)) for response in result.generated]
+    return [Response(generated=response, score=scores.get(name)) for response, name in told]
+
+
+def test_a_long_reserve_of_recorded_groups_that_agree_is_replayed() -> None:
+    plan = make_plan(domains=("a",), reserve=("a",) * 250)
+    result = drive(plan, recorded=recorded_round(plan))
+    assert [len(result.filtered), len(result.groups)] == [250, 1]
+
+
+def test_recorded_groups_of_a_short_round_are_decided_one_after_the_other() -> None:
+    domains = ("a", "b") * 4
+    plan = make_plan("short", domains, 4, launch_per_prompt=3, reserve=domains)
+    result = drive(plan, recorded=recorded_round(plan))
+    assert len(result.groups) == 4
+    assert whole_groups(result.groups, plan)
+
+
+def test_losses_that_are_found_out_while_an_answer_is_carried_out_wait_for_their_turn() -> None:
+    """Every submission finds another engine dead, hundreds of times."""
+
+    class Fragile(SimulatedEngine):
+        async def submit(self, requests: Sequence[Request]) -> None:
+            self.fail()
+            await super().submit(requests)
+
+    async def lose_all_but_one() -> RoundResult:
+        fragile = [Fragile(f"engine-{place}", ENGINE) for place in range(300)]
+        plan = make_plan(domains=("a",), accept_per_prompt=301)
+        return await play(plan, [*fragile, SimulatedEngine("engine-300", ENGINE)])
+
+    result = run_virtual(lose_all_but_one())
+    assert {response.engine for response in result.generated} == {"engine-300"}
+
+
 def test_a_lost_engine_s_responses_are_generated_by_the_others() -> None:
     async def lose_one() -> RoundResult:
         engines = make_engines(3)
@@ -228,6 +269,72 @@ def test_a_round_without_progress_says_what_it_waited_for() -> None:
     assert "60 s" in message
     assert "6 groups are missing; undecided: p0 (0 of 4 scored, 4 running, 0 unscored)" in message
     assert "engine-0" in message
+
+
+TWENTY_THOUSAND = ENGINE.model_copy(
+    update={
+        "step_s": 0.03,  # 33 tokens a second
+        "lengths": LengthModel(median_tokens=20_000, sigma=0),
+    }
+)
+TWO_RESPONSES = make_plan(domains=("a",), accept_per_prompt=2)
+
+
+def test_a_round_that_generates_goes_on_for_longer_than_its_deadline() -> None:
+    async def generate() -> float:
+        engines = make_engines(1, TWENTY_THOUSAND)
+        await play(TWO_RESPONSES, engines, max_response_tokens=20_000, deadline_s=300)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(generate()) > 600
+
+
+def test_a_round_whose_engine_stalls_in_the_middle_says_how_far_it_came() -> None:
+    class Stalling(SimulatedEngine):
+        """Generates nothing more after 500 s, but answers."""
+
+        def _now(self) -> float:
+            return min(500.0, super()._now())
+
+        def _schedule(self) -> None:
+            if self._now() < 500:
+                super()._schedule()
+
+    async def wait() -> float:
+        stalling = Stalling("engine-0", TWENTY_THOUSAND)
+        with pytest.raises(TimeoutError) as caught:
+            await play(TWO_RESPONSES, [stalling], max_response_tokens=20_000, deadline_s=300)
+        message = str(caught.value)
+        assert "waited 300 s without a token, a response or a verdict for 1 groups are" in message
+        assert re.search(r"alive: engine-0 \(2 running, 33\d\d\d tokens\)", message)
+        assert "0 responses with 0 tokens have come" in message
+        return asyncio.get_running_loop().time()
+
+    assert 800 <= run_virtual(wait()) <= 500 + 300 + 300 / 4 + 40
+
+
+def test_a_busy_round_asks_no_engine_how_far_it_is() -> None:
+    class Unread(SimulatedEngine):
+        async def stats(self) -> EngineStats:
+            raise AssertionError("a reading costs a call")
+
+    assert len(run_virtual(play(SYNC, [Unread("engine-0", ENGINE)])).groups) == 6
+
+
+def test_an_engine_that_is_found_lost_by_a_look_at_it_is_replaced_by_the_others() -> None:
+    class Hung(SimulatedEngine):
+        """Takes requests and says nothing; only a reading finds that out."""
+
+        async def collect(self, wait_s: float) -> list[Generated]:
+            await asyncio.sleep(wait_s)
+            return []
+
+        async def stats(self) -> EngineStats:
+            raise EngineLost(f"{self.name} did not answer stats")
+
+    engines = [Hung("engine-0", ENGINE), SimulatedEngine("engine-1", ENGINE)]
+    result = run_virtual(play(SYNC, engines, deadline_s=300))
+    assert {response.engine for response in result.generated} == {"engine-1"}
 
 
 @pytest.mark.parametrize("plan", [SYNC, SHORT], ids=["sync", "short"])

@@ -54,6 +54,17 @@ def test_training_in_mid_round_is_told() -> None:
     assert told == "on devices freed when 20% to 50% of the groups are accepted and at most 3 responses run on each engine that stays"
 
 
+def test_a_clip_that_cannot_act_is_told() -> None:
+    told = dict(algebra_rows(configured()))["policy loss"]
+    assert told.startswith("ppo_clip: weights learner/engine are truncated at 2; ")
+    assert told.endswith("clip_low and clip_high do nothing")
+    clipped = configured(learner={"loss": {"old_policy": "engine"}})
+    assert "clipped to 0.8 to 1.28" in dict(algebra_rows(clipped))["policy loss"]
+    reinforced = configured(learner={"loss": {"kind": "reinforce"}})
+    told = dict(algebra_rows(reinforced))["policy loss"]
+    assert told == "reinforce: weights learner/engine are truncated at 2"
+
+
 def test_evaluations_on_the_way_are_told() -> None:
     assert dict(algebra_rows(configured("one-gpu")))["evaluation"].endswith("before, every 50 steps, and after")
 

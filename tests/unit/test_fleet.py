@@ -1,16 +1,22 @@
-"""What an engine of several devices is told: its size, all cores or GPUs of its workers, and nobody else's."""
+"""What an engine of several devices is told, which processes a recovery renews, and how a run ends
+when some of its actors are gone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
+
+from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import ClusterConfig, engine_members, worker_specs
 from tasks.cluster.fleet import Fleet
 from tasks.engines.judge_remote import JudgeActor
 from tasks.engines.remote import EngineActor
 from tasks.engines.vllm_engine import EngineConfig
 from tasks.learner.trainer import LearnerConfig
+from tasks.plan import BUFFER
 from tests.unit.judge_factories import make_config
 from tests.unit.plan_factories import CONTEXT
 
@@ -69,3 +75,96 @@ def test_a_judge_gets_its_own_model_and_the_cores_of_its_device() -> None:
     run = replace(CONTEXT, devices=devices, rewards={"*": judge}, judges=("judge-0",), judge_model_path="judge-model")
     made = Fleet(WorkersWithGpus(), run, worker_specs(cluster), EngineConfig(), LearnerConfig(), start_s=9.0)._recipe("judge-0")
     assert made == (JudgeActor, (judge.engine, "judge-model", "judge-0", (1,), True, 9.0))
+
+
+class Actors:
+    """Actors that answer or do not, in the place of their registry."""
+
+    def __init__(self, *lost: str, never_made: Sequence[str] = ()) -> None:
+        self._lost, self._never_made, self.done = lost, never_made, list[str]()
+        self.names = frozenset((BUFFER, "engine-0", "engine-1", *LEARNERS)) - set(never_made)
+
+    async def lost(self) -> tuple[str, ...]:
+        return tuple(set(self._lost) - set(self._never_made))
+
+    def restart_living(self, names: Sequence[str], deadline_s: float) -> None:
+        self.done.append(f"restart {' '.join(names)}")
+
+    def accounts(self) -> tuple[str, ...]:
+        return ()
+
+    def environment(self, workers: Sequence[str], variable: str) -> tuple[str, ...]:
+        return ("",) * len(workers)
+
+    def create_all(
+        self,
+        workers: Mapping[str, str],
+        actors: Mapping[str, object],
+        deadline_s: float,
+    ) -> None:
+        self.done.append(f"make {' '.join(actors)}")
+        self.names |= set(actors)
+        self._lost = ()
+
+    def remote(self, name: str) -> SimpleNamespace:
+        async def call(method: str, *args: object, deadline_s: float) -> str:
+            if name in self._lost:
+                raise ActorLost(f"{name} was lost during {method}")
+            self.done.append(f"{method} {name}")
+            return "tcp://meeting-point"
+
+        if name not in self.names:
+            raise ActorLost(f"{name} is not there")
+        return SimpleNamespace(call=call)
+
+
+LEARNERS = ("learner-0", "learner-1")
+
+
+def fleet_of(actors: Actors) -> Fleet:
+    """Two engines and two learners."""
+    cluster = ClusterConfig(num_devices=2, roles="rollout: 0-1, learner: 0-1")
+    specs = worker_specs(cluster)
+    devices = {spec.name: spec.device or "host" for spec in specs}
+    run = replace(CONTEXT, devices=devices, engines=("engine-0", "engine-1"), learners=LEARNERS)
+    client = SimpleNamespace(status="running")
+    made = Fleet(client, run, specs, EngineConfig(), LearnerConfig(), start_s=1.0)
+    made._registry = actors  # type: ignore[assignment]  # as much of it as is asked
+    return made
+
+
+async def test_ranks_that_lost_each_other_all_get_new_processes() -> None:
+    """Each of them lives and reports the loss of its peer."""
+    actors = Actors()
+    fleet = fleet_of(actors)
+    await fleet.start()
+    actors._lost = LEARNERS
+    actors.done.clear()
+    assert await fleet.replace_lost() == LEARNERS
+    assert actors.done[:2] == ["restart learner-0 learner-1", "make learner-0 learner-1"]
+    assert actors.done[2:] == ["rendezvous learner-0", "join learner-0", "join learner-1"]
+
+
+async def test_a_lost_engine_leaves_the_learners_alone() -> None:
+    actors = Actors()
+    fleet = fleet_of(actors)
+    await fleet.start()
+    actors._lost = ("engine-1",)
+    actors.done.clear()
+    assert await fleet.replace_lost() == ("engine-1",)
+    assert actors.done == ["restart ", "make engine-1"]
+
+
+async def test_a_start_that_ended_before_the_learners_met_is_gone_on_with() -> None:
+    actors = Actors(never_made=("engine-1",))
+    lost = await fleet_of(actors).replace_lost()
+    assert lost == ("engine-1", *LEARNERS)
+    assert actors.done[0] == "restart learner-0 learner-1"
+    assert actors.done[-2:] == ["join learner-0", "join learner-1"]
+
+
+@pytest.mark.parametrize("never_made", [(), (BUFFER,)])
+async def test_without_a_buffer_all_others_are_closed(never_made: Sequence[str]) -> None:
+    actors = Actors(BUFFER, "learner-1", never_made=never_made)
+    await fleet_of(actors)._end()
+    assert sorted(actors.done) == ["close engine-0", "close engine-1", "close learner-0"]

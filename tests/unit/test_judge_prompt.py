@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from artifacts.character_tokenizer import character_tokenizer
 from artifacts.judgements import Question
 from tasks.engines.judge_tokens import QuestionEncoder, head_and_tail, verdict_tokens
-from tasks.rewards.judge import exact_rule, question_of
+from tasks.rewards.base import wrong
+from tasks.rewards.judge import exact_rule, question_of, verdict_unasked
 from tasks.rewards.judge_prompt import shown_part
 from tests.unit.judge_factories import make_config, make_generated, make_prompt
 
@@ -35,9 +36,7 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def asked(text: str, **changes: object) -> Question:
-    question = question_of(make_config(**changes), make_prompt(), make_generated(text))
-    assert question is not None
-    return question
+    return question_of(make_config(**changes), make_prompt(), make_generated(text))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,8 @@ def test_only_the_final_answer_is_shown(text: str, answer: str) -> None:
 @pytest.mark.parametrize("shown", ["final_answer", "response"])
 @pytest.mark.parametrize("text", ["", " \n ", "<|im_end|>Yes"])
 def test_an_empty_response_is_no_question(text: str, shown: str) -> None:
-    assert question_of(make_config(shown=shown), make_prompt(), make_generated(text)) is None
+    verdict = verdict_unasked(make_config(shown=shown), make_prompt(), make_generated(text))
+    assert verdict == wrong("no_answer")
 
 
 def test_a_long_response_keeps_head_and_tail() -> None:
@@ -72,10 +72,9 @@ def test_a_long_response_keeps_head_and_tail() -> None:
 @given(st.text(max_size=200))
 def test_no_answer_contains_its_own_fence(text: str) -> None:
     question = question_of(WHOLE, make_prompt(), make_generated(text))
-    if question is not None:
-        fence = re.findall(r"<(answer-[0-9a-f]{16})>", question.before)[-1]
-        assert f"</{fence}>" in question.after
-        assert fence not in question.answer
+    fence = re.findall(r"<(answer-[0-9a-f]{16})>", question.before)[-1]
+    assert f"</{fence}>" in question.after
+    assert fence not in question.answer
 
 
 def test_the_same_answer_is_the_same_question_and_another_is_another() -> None:
@@ -139,8 +138,21 @@ def test_verdicts_are_first_tokens_otherwise_and_must_differ() -> None:
 
 @pytest.mark.parametrize(
     ("gold", "text", "expected"),
-    [("8", "Answer: 8", True), ("8", "Answer: 8.0", True), ("8", "Answer: 9", False), ("8", "no", False),
-     ("8", r"\boxed{2 \times 4}", None), (r"\frac{x}{2}", r"\boxed{x}", None)],
+    [("8", "Answer: 8", True), ("8", "Answer: 8.0", True), ("8", "Answer: 9", False), ("8", "no", None),
+     ("8", r"\boxed{2 \times 4}", None), (r"\frac{x}{2}", r"\boxed{x}", None),
+     ("0.5", r"\boxed{50\%}", None), ("50%", r"\boxed{40\%}", False),
+     ("5", "Answer: 10/2", True), ("5", "**Answer: 5**", True), ("5", "Answer: 4 + 1 = 5", None),
+     ("5", "Answer: 3 apples and 2 pears, that is 5", None), ("3", "Answer: 1.5 + 1.5", None),
+     ("8", "Answer: 2 to the third, 8", None), ("5", "Answer: 4 apples", None),
+     ("3.14", "Answer: 3.14159", None), ("3.14159", "Answer: 3.14.", None),
+     ("0.3333", "Answer: 1/3", None),
+     ("1/3", r"\boxed{0.333}", None), ("2/3", r"\boxed{0.66}", False),
+     ("2/3", r"\boxed{.67}", None),
+     ("3.14", r"\boxed{3}", False), ("3", r"\boxed{3.14}", False), ("5", r"\boxed{4.9}", False),
+     (r"6.022 \times 10^{23}", r"\boxed{-6.02 \times 10^{23}}", False),
+     ("2.5%", r"\boxed{2.46\%}", None),
+     (r"6.022 \times 10^{23}", r"\boxed{6.02 \times 10^{23}}", None),
+     ("1,234.5", "Answer: 1234.54", None)],
 )  # fmt: skip
 def test_the_exact_rule_tells_where_both_are_numbers(gold: str, text: str, expected: bool | None) -> None:
     assert exact_rule(gold, text) is expected

@@ -36,7 +36,8 @@ def test_ppo_clips_only_where_the_ratio_has_gone_too_far(ratio: float, advantage
     result = ppo.token_loss(torch.tensor([-2.0 + math.log(ratio)]), token(-2.0, advantage))
     assert result.loss.item() == pytest.approx(loss, rel=1e-5)
     assert bool(result.clipped) is clipped
-    assert result.ratio.item() == pytest.approx(ratio, rel=1e-5)
+    assert result.importance.item() == pytest.approx(ratio, rel=1e-5)
+    assert not bool(result.truncated)
     assert (derivative(ppo, -2.0 + math.log(ratio), token(-2.0, advantage)) == 0) is clipped
 
 
@@ -49,8 +50,17 @@ def test_importance_weights_are_truncated_and_constant(engine_over: float, weigh
 
 def test_the_learners_own_ratio_is_one_and_never_clipped() -> None:
     result = PpoClipLoss().token_loss(torch.tensor([-2.0]), token(-9.0, 1.0))
-    assert result.ratio.item() == 1.0
+    assert result.loss.item() == -2.0, "the weight, as it was truncated, times a ratio of 1"
     assert not bool(result.clipped)
+
+
+@pytest.mark.parametrize("loss", [PpoClipLoss(), ReinforceLoss()])
+def test_truncated_weights_are_told_whatever_the_loss(loss: PpoClipLoss | ReinforceLoss) -> None:
+    for engine_over, truncated in ((0.0, False), (math.log(1.9), False), (math.log(2.1), True)):
+        result = loss.token_loss(torch.tensor([-2.0]), token(-2.0 - engine_over, 1.0))
+        assert bool(result.truncated) is truncated
+        assert result.importance.item() == pytest.approx(math.exp(engine_over), rel=1e-5)
+        assert not bool(result.clipped)
 
 
 def test_k3_is_zero_for_equal_policies_and_positive_otherwise() -> None:

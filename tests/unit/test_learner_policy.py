@@ -13,7 +13,7 @@ from tasks.learner.advantage import GrpoAdvantage
 from tasks.learner.loss import ReinforceLoss, SequenceMean, k3
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.packing import Sample, micro_batches, pack_samples
-from tasks.learner.policy import Policy
+from tasks.learner.policy import Policy, load_reference
 from tasks.learner.samples import training_set
 
 
@@ -28,7 +28,7 @@ def test_packed_gradients_equal_naive_gradients(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(head, "ROWS_PER_CHUNK", 24)
     path = make_model(tmp_path, tied)
     policy = Policy(path, "fp32", "cpu", 1)
-    step = MicroStep(ReinforceLoss(), 0.1, 0.8, policy, Policy(path, "fp32", "cpu", 1))
+    step = MicroStep(ReinforceLoss(), 0.1, 0.8, policy, load_reference(path, "fp32", "cpu"))
     total = sum(step.run(batch).loss_sum for batch in micro_batches(samples(3), max_tokens))
 
     model = naive_model(path)

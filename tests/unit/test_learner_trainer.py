@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from pathlib import Path
 
@@ -107,6 +108,37 @@ def test_a_kl_term_reports_the_distance_from_the_start_and_pulls_back(model_path
     assert first.num_responses_skipped == 0
 
 
+def held_bytes(path: str, config: LearnerConfig) -> tuple[int, LearnerRank]:
+    """Bytes of all tensors that a new learner keeps, and the learner."""
+
+    def storages() -> dict[int, int]:
+        gc.collect()
+        tensors = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
+        stores = [tensor.untyped_storage() for tensor in tensors]
+        return {store.data_ptr(): store.nbytes() for store in stores}
+
+    before = storages()
+    rank = learner(path, config)
+    added = storages().items() - before.items()
+    return sum(size for _, size in added), rank
+
+
+@pytest.mark.parametrize(("compute", "bytes_each"), [("bf16", 2), ("fp32", 4)])
+def test_a_reference_holds_its_weights_once_in_the_compute_dtype_and_nothing_else(
+    model_path: str,
+    compute: str,
+    bytes_each: int,
+) -> None:
+    plain = CONFIG.model_copy(update={"compute": compute})
+    without, alone = held_bytes(model_path, plain)
+    held, rank = held_bytes(model_path, plain.model_copy(update={"kl_coefficient": 0.1}))
+    reference = rank._micro_step._reference
+    assert reference is not None
+    assert reference.flat.values.nbytes == bytes_each * alone._policy.flat.values.numel()
+    buffers = sum(buffer.nbytes for buffer in reference._backbone.buffers())
+    assert held - without == reference.flat.values.nbytes + buffers
+
+
 def test_a_checkpoint_restores_bit_by_bit(model_path: str, tmp_path: Path) -> None:
     original = learner(model_path)
     original.accumulate(pack(random_groups(7)))
@@ -162,10 +194,10 @@ def test_bf16_gradients_point_where_fp32_gradients_do(model_path: str) -> None:
 
 
 def test_reports_add_up() -> None:
-    total = AccumulateReport(num_tokens=1, ratio_max=2.0, busy=((0.0, 1.0),)) + AccumulateReport(
-        num_tokens=2, ratio_max=1.0, busy=((1.0, 3.0),)
+    total = AccumulateReport(num_tokens=1, importance_max=2.0, busy=((0.0, 1.0),)) + AccumulateReport(
+        num_tokens=2, importance_max=1.0, busy=((1.0, 3.0),)
     )
-    assert (total.num_tokens, total.ratio_max, total.busy_s) == (3, 2.0, 3.0)
+    assert (total.num_tokens, total.importance_max, total.busy_s) == (3, 2.0, 3.0)
 
 
 def test_a_missing_model_and_foreign_tokens_are_named(model_path: str, tmp_path: Path) -> None:

@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from artifacts.records import Request, WeightsRef
 from flows import train
+from tasks import durable
 from tasks.cluster.actors import ActorLost
-from tasks.engines.base import EngineLost
+from tasks.engines.base import EngineLost, EngineStats
+from tasks.engines.simulated import SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.virtual_time import run_virtual
+from tasks.learner.sharding import PeerLost
+from tasks.plan import BUFFER, RunContext
+from tests.unit.plan_factories import CONTEXT
+
+RUN = SimpleNamespace(
+    context=CONTEXT,
+    config=SimpleNamespace(keep=SimpleNamespace(checkpoints=2)),
+    weights_of=lambda step: WeightsRef(version=step, path="", digest="committed"),
+)
+SAMPLED = Request(prompt_id="0/1", index=0, prompt_tokens=(1, 2), max_new_tokens=400, temperature=1.0, top_p=1.0, seed=0)
+
+
+def learner_at(version: int) -> SimpleNamespace:
+    """A rank that has made the update of this step."""
+
+    async def call(method: str, deadline_s: float) -> int:
+        return version
+
+    return SimpleNamespace(call=call)
 
 
 async def test_a_worker_lost_while_weights_are_restored_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,9 +40,12 @@ async def test_a_worker_lost_while_weights_are_restored_is_replaced(monkeypatch:
 
     async def restore_policy(context: str, step: int, keep_checkpoints: int, committed: str) -> SimpleNamespace:
         done.append(f"{context} to step {step} as {committed}")
-        if len(done) == 1:
+        if "replaced" not in done:
             raise ActorLost("learner-0 was lost during load_checkpoint")
         return SimpleNamespace(weights="weights-4")
+
+    async def start() -> None:
+        done.append("started")
 
     async def replace_lost() -> tuple[str, ...]:
         done.append("replaced")
@@ -27,9 +54,107 @@ async def test_a_worker_lost_while_weights_are_restored_is_replaced(monkeypatch:
     monkeypatch.setattr(train, "restore_policy", restore_policy)
     config = SimpleNamespace(max_recoveries=1, keep=SimpleNamespace(checkpoints=2))
     run = SimpleNamespace(config=config, weights_of=lambda step: f"committed-{step}")
-    fleet = SimpleNamespace(run="run", replace_lost=replace_lost)
+    fleet = SimpleNamespace(run="run", start=start, replace_lost=replace_lost)
     assert await train.restored(run, fleet, 4) == "weights-4"  # type: ignore[arg-type, comparison-overlap]
-    assert done == ["run to step 4 as committed-4", "replaced", "run to step 4 as committed-4"]
+    restored = "run to step 4 as committed-4"
+    assert done == ["started", restored, "replaced", restored]
+
+
+async def test_a_worker_lost_while_the_actors_start_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    async def start() -> None:
+        done.append("started")
+        raise PeerLost("rank 0 lost another rank during join")
+
+    async def replace_lost() -> tuple[str, ...]:
+        done.append("replaced")
+        return ("learner-0", "learner-1")
+
+    async def restore(run: object, fleet: object, step: int) -> str:
+        return f"weights-{step}"
+
+    monkeypatch.setattr(train, "restore", restore)
+    run: Any = SimpleNamespace(config=SimpleNamespace(max_recoveries=1))
+    fleet: Any = SimpleNamespace(run="run", start=start, replace_lost=replace_lost)
+    assert str(await train.restored(run, fleet, 4)) == "weights-4"
+    assert done == ["started", "replaced"]
+
+
+def test_recovering_ends_what_a_lost_coordinator_left_in_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control worker dies in mid-round: engines that live on go on with its requests, and would
+    refuse to load."""
+
+    async def recover() -> EngineStats:
+        engine = SimulatedEngine("engine-0", SimulatedEngineConfig())
+
+        async def publish(context: RunContext) -> SimpleNamespace:
+            weights = WeightsRef(version=3, path="", digest="committed")
+            await engine.load_weights(weights, 0, ())
+            return SimpleNamespace(weights=weights)
+
+        async def replace_lost() -> tuple[str, ...]:
+            return (BUFFER,)
+
+        monkeypatch.setattr(train, "restore_policy", durable.restore_policy.fn)
+        monkeypatch.setattr(durable, "learner_ranks", lambda run: [learner_at(3)])
+        monkeypatch.setattr(durable, "publish", publish)
+        await engine.submit([SAMPLED])
+        fleet = SimpleNamespace(run=CONTEXT, replace_lost=replace_lost)
+        await train.recover(RUN, fleet, 3)  # type: ignore[arg-type]
+        return await engine.stats()
+
+    stats = run_virtual(recover())
+    assert (stats.version, stats.num_running, stats.num_waiting) == (3, 0, 0)
+
+
+async def test_learners_that_an_earlier_attempt_left_without_their_replay_are_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That attempt made new learners, which begin at version 0, and died of an engine; this one has
+    lost the engine alone."""
+    told: list[str] = []
+
+    async def replace_lost() -> tuple[str, ...]:
+        return ("engine-0",)
+
+    async def replay(run: RunContext, store: object, kept: object, step: int, at: object) -> None:
+        told.append(f"replay to step {step} from {at}")
+
+    async def publish(context: RunContext) -> SimpleNamespace:
+        told.append("publish")
+        return SimpleNamespace(weights=WeightsRef(version=3, path="", digest="committed"))
+
+    monkeypatch.setattr(train, "restore_policy", durable.restore_policy.fn)
+    monkeypatch.setattr(durable, "learner_ranks", lambda run: [learner_at(0)])
+    monkeypatch.setattr(durable, "_replay", replay)
+    monkeypatch.setattr(durable, "publish", publish)
+    fleet = SimpleNamespace(run=CONTEXT, replace_lost=replace_lost)
+    await train.recover(RUN, fleet, 3)  # type: ignore[arg-type]
+    assert told == ["replay to step 3 from [0]", "publish"]
+
+
+@pytest.mark.parametrize("version", [3, 4])
+async def test_weights_of_the_step_must_be_the_committed_ones_and_later_ones_may_be_published(
+    monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    async def publish(context: RunContext) -> SimpleNamespace:
+        return SimpleNamespace(weights=WeightsRef(version=version, path="", digest="other"))
+
+    monkeypatch.setattr(durable, "learner_ranks", lambda run: [learner_at(version)])
+    monkeypatch.setattr(durable, "publish", publish)
+    committed = WeightsRef(version=3, path="", digest="committed")
+    if version == 4:  # step 4 was updated when the attempt was lost
+        assert await durable.restore_policy.fn(CONTEXT, 3, 2, committed)
+    else:
+        with pytest.raises(durable.ReplayDiffers, match="older version of this code"):
+            await durable.restore_policy.fn(CONTEXT, 3, 2, committed)
+
+
+def test_a_lost_peer_is_recovered_from_as_a_lost_actor_is() -> None:
+    assert {ActorLost, EngineLost, PeerLost} <= set(train.RECOVERABLE)
 
 
 async def test_after_the_last_recovery_the_loss_is_raised_and_other_errors_at_once() -> None:

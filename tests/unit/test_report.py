@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from learner_factories import make_group
-from plan_factories import make_report, make_step_plan, span
+from plan_factories import CONTEXT, make_report, make_step_plan, span
 
+from artifacts.commit import StepCommit
 from artifacts.records import Group, Span
-from tasks.learner.reports import AccumulateReport
-from tasks.report import STAGES, reward_exposed_s, stage_times, step_metrics
+from artifacts.store import Store
+from flows import reporter
+from tasks.learner.reports import AccumulateReport, Skipped, token_means
+from tasks.report import STAGES, running_totals, stage_times, step_metrics
 from tasks.rewards.judge_desk import JudgeSpan, JudgingReport
 from tasks.scheduling.events import PromptRef
+from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.rounds import QueueState
 
 moments = st.floats(-5, 15, allow_nan=False)
@@ -84,17 +90,6 @@ def test_metrics_have_their_stable_names_and_values() -> None:
     assert all(re.fullmatch(r"[a-z]+/[a-z0-9_]+", name) for name in metrics)
 
 
-def test_exposed_reward_time_runs_from_the_last_token_to_the_last_verdict_that_was_trained() -> None:
-    group = make_group((1, 2), [(3,), (4, 5)], [1.0, 0.0])
-    late = tuple(
-        replace(one, score=replace(one.score, finished_s=float(place))) for place, one in enumerate(group.responses, 9) if one.score
-    )
-    report = make_report((span("rollout", 0, 8),), finished_s=8.0)
-    assert reward_exposed_s(report, (group, replace(group, responses=late))) == 2.0
-    assert reward_exposed_s(report, (group,)) == 0.0
-    assert reward_exposed_s(report, ()) == 0.0
-
-
 def test_a_step_without_a_response_has_figures_too() -> None:
     metrics = step_metrics(make_report((), lengths=()), QueueState(), ())
     assert (metrics["rollout/tokens_per_s"], metrics["reward/mean"], metrics["rollout/response_tokens_max"]) == (0, 0, 0)
@@ -129,3 +124,56 @@ def test_judges_have_figures_in_a_run_that_has_judges() -> None:
     }
     assert {name: metrics[name] for name in expected} == expected
     assert "reward/judge_agreement" not in step_metrics(report, QueueState(), ())
+
+
+def test_truncated_weights_have_a_share_and_a_clip_only_where_it_can_act() -> None:
+    truncating = AccumulateReport(num_tokens_scored=8, num_tokens_truncated=2, importance_sum=12.0)
+    clipping = AccumulateReport(num_tokens_scored=8, num_tokens_clippable=8, num_tokens_clipped=4)
+    figures = token_means(truncating)
+    assert (figures["train/truncated_fraction"], figures["train/importance_mean"]) == (0.25, 1.5)
+    assert not [name for name in figures if "ratio" in name or "clip" in name]
+    assert token_means(clipping)["train/clip_fraction"] == 0.5
+
+
+def test_counters_are_the_totals_of_the_run_up_to_the_step() -> None:
+    made = make_report(())
+    update = replace(made.policy.update, skipped=Skipped.NONFINITE)
+    skipped = replace(made, policy=replace(made.policy, update=update))
+    state = QueueState(num_drawn=9, num_trained=7)
+    steps = [step_metrics(report, state, ()) for report in (made, skipped, made)]
+    assert running_totals(steps, state) == {
+        "prompts_drawn": 9,
+        "prompts_trained": 7,
+        "responses_finished": 6,
+        "updates_made": 2,
+        "updates_skipped_empty": 0,
+        "updates_skipped_flat": 0,
+        "updates_skipped_nonfinite": 1,
+        "tokens_trained": 60,
+        "tokens_aborted": 12,
+        "tokens_discarded": 0,
+        "tokens_filtered": 0,
+        "tokens_stale": 0,
+        "tokens_evaluated": 0,
+        "tokens_judged": 0,
+    }
+
+
+def test_counters_go_on_where_an_earlier_attempt_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "get_client", lambda: None)
+    config = SimpleNamespace(num_steps=9, seed=0, rewards=CONTEXT.rewards)
+    given = {"config": config, "context": CONTEXT, "store": Store.open("memory://counters")}
+    nothing = SimpleNamespace(read_groups=lambda step: [])
+
+    def committed(commits: tuple[StepCommit, ...]) -> StepCommit:
+        run: Any = SimpleNamespace(commits=commits, **given)  # Any: stands in for an open run
+        teller = reporter.RunReporter(run)
+        monkeypatch.setattr(teller, "_journal", nothing)
+        plan = make_step_plan(len(commits) + 1)
+        planner = PlannerState(kinds={})
+        return teller.commit_record(make_report((), plan=plan), QueueState(), planner, None)
+
+    first = committed(())
+    resumed = committed((first,))
+    assert (first.counters["tokens_trained"], resumed.counters["tokens_trained"]) == (20, 40)
+    assert resumed.counters["updates_made"] == 2

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import random
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.code_cases import CodeGold, call_case
+from artifacts.code_cases import AssertionCase, CodeGold, StdioCase, call_case
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.adaptive_timeout import AdaptiveTimeoutConfig, Anchor, TimeoutBook
-from tasks.rewards.base import RewardUnavailable
-from tasks.rewards.code_tests import CodeTestsConfig
+from tasks.rewards.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.custom import CustomConfig
+from tasks.rewards.interrupt import Interrupted
 from tasks.rewards.math_answer import MathAnswerConfig
 from tasks.rewards.registry import RewardConfig
 from tasks.rewards.reward_pool import RewardPool, close_pools, next_kind, pool_of
+from tasks.rewards.sandbox.case_runner import CaseRunner
 
 WAIT_S = 60.0
+Found = TypeVar("Found")
 
 
 def prompt(domain: str) -> Prompt:
@@ -114,8 +124,110 @@ def test_no_verdict_waits_for_a_second_look_and_the_end_of_the_run_does_not_eith
         assert pool.look_again([killed]) == []  # as many as there are workers, no more
         assert pool.submit(killed[0], response("def work(): return 1")).result(WAIT_S).reward == 1.0
         assert not look.done()
-    assert look.cancelled() or isinstance(look.exception(), RewardUnavailable)
+    assert look.cancelled() or isinstance(look.exception(), Interrupted)
     assert pool.relearned() == {}
+
+
+LONG = AdaptiveTimeoutConfig(floor_s=600.0, ceiling_s=600.0)  # than anybody here waits
+PATIENT = CodeTestsConfig(timeout=LONG)
+CALLED = CodeGold(function="add", cases=(call_case((2, 3), 5),)).model_dump_json()
+ADD = Prompt(prompt_id="0/1", domain="code", token_ids=(1,), text="q", gold=CALLED)
+STATEMENT = AssertionCase(statement="assert add(2, 3) == 5")
+ASSERTED = replace(ADD, gold=CodeGold(function="add", cases=(STATEMENT,) * 2).model_dump_json())
+PRINTING = CodeGold(cases=(StdioCase(stdin="", stdout="5"),) * 2)
+PRINTED = replace(ADD, gold=PRINTING.model_dump_json())
+RIGHT = response("def add(a, b): return a + b")
+
+
+def runner_of(pool: RewardPool) -> CaseRunner:
+    """The runner of a pool of one kind and one worker, once it has begun."""
+    (kind,) = pool._kinds.values()
+    (job,) = until(lambda: tuple(kind.running))
+    reward = until(lambda: job.verdict._reward)
+    assert isinstance(reward, CodeTests)
+    return reward._runner
+
+
+def until(look: Callable[[], Found | None]) -> Found:
+    """What `look` finds, as soon as it finds anything."""
+    ends_s = time.monotonic() + WAIT_S
+    while not (found := look()):
+        assert time.monotonic() < ends_s
+        os.sched_yield()
+    return found
+
+
+def running_program(runner: CaseRunner) -> psutil.Process:
+    """The process that executes a program."""
+    until(lambda: (candidate := runner._programs._candidate) and candidate.has_program)
+    return psutil.Process(runner._programs.pid).children(recursive=True)[-1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "program"),
+    [
+        (ADD, "while True: pass"),
+        (ADD, "def add(a, b):\n    while True: pass"),
+        (ASSERTED, "def add(a, b):\n    while True: pass"),
+        (PRINTED, "while True: pass"),
+    ],
+)
+def test_a_cancelled_program_is_gone_before_the_next_verdict(asked: Prompt, program: str) -> None:
+    with closing(make_pool({"*": PATIENT}, num_workers=1)) as pool:
+        endless = pool.submit(asked, response(program))
+        runner = runner_of(pool)
+        process = running_program(runner)
+        endless.cancel()
+        assert pool.submit(ADD, RIGHT).result(WAIT_S).reward == 1.0
+        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        assert runner._programs.num_starts == 1  # the sandbox goes on
+
+
+def test_a_coroutine_that_gives_up_on_a_verdict_ends_the_program() -> None:
+    async def round_that_closes(pool: RewardPool) -> None:
+        verdict = asyncio.wrap_future(pool.submit(ADD, response("while True: pass")))
+        waiting = asyncio.create_task(asyncio.wait_for(verdict, WAIT_S))
+        await asyncio.to_thread(lambda: running_program(runner_of(pool)))
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    with closing(make_pool({"*": PATIENT}, num_workers=1)) as pool:
+        asyncio.run(round_that_closes(pool))
+        assert pool.submit(ADD, RIGHT).result(WAIT_S).reward == 1.0
+
+
+def test_the_end_of_a_pool_ends_what_runs() -> None:
+    pool = make_pool({"*": PATIENT}, num_workers=2)
+    endless = [pool.submit(ADD, response("while True: pass")) for _ in range(3)]
+    until(lambda: endless[1].running())
+    pool.close()
+    assert [verdict.cancelled() or verdict.done() for verdict in endless] == [True] * 3
+
+
+def test_cancelling_one_verdict_changes_no_other() -> None:
+    chance = random.Random(7)
+    with closing(make_pool({"*": PATIENT}, num_workers=2)) as pool:
+        kept = []
+        for _ in range(60):
+            unneeded = pool.submit(ADD, response("while True: pass"))
+            kept.append(pool.submit(ADD, RIGHT))
+            for _ in range(chance.randrange(3000)):  # at one time or another of its life
+                os.sched_yield()
+            unneeded.cancel()
+        assert [verdict.result(WAIT_S).reward for verdict in kept] == [1.0] * len(kept)
+
+
+def test_a_users_reward_that_nobody_needs_is_ended(tmp_path: Path) -> None:
+    source, entered = tmp_path / "own.py", tmp_path / "entered"
+    enters = f"open({str(entered)!r}, 'w').close()"
+    waits = "while response == 'wait': pass"
+    source.write_text(f"def waits(prompt, response, gold):\n    {enters}\n    {waits}\n    return 1\n")
+    config = CustomConfig(path=f"{source}:waits", timeout_s=600.0)
+    with closing(make_pool({"*": config}, num_workers=1)) as pool:
+        endless = pool.submit(prompt("x"), response("wait"))
+        until(entered.exists)
+        endless.cancel()
+        assert pool.submit(prompt("x"), response("go")).result(WAIT_S).reward == 1.0
 
 
 def test_a_run_keeps_its_pool_and_the_next_run_ends_it() -> None:

@@ -65,7 +65,7 @@ FAST_ROWS = [
     ("M11-braces-that-fit", "42", box("{" * 100 + "42" + "}" * 100), WRONG, "too_complex"),
     ("M12-5k-digits", "42", box("1" * 5_000), WRONG, "no_answer"),
     ("M12-3k-digits", "42", box("1" * 3_000), WRONG, "too_complex"),
-    ("M12-3k-digits-on-a-line", "42", "Answer: " + "1" * 3_000, WRONG, "not_a_number"),
+    ("M12-3k-digits-on-a-line", "42", "Answer: " + "1" * 3_000, WRONG, "too_complex"),
     ("M12-100k-digits", "42", "Answer: " + "1" * 100_000, WRONG, "no_answer"),
     ("M13-50k-zeros", "42", box("42." + "0" * 50_000), WRONG, "no_answer"),
     ("M13-3k-zeros", "42", box("42." + "0" * 3_000), WRONG, "too_complex"),
@@ -79,7 +79,7 @@ FAST_ROWS = [
     ("M17-backslashes", "42", "\\" * 20_000 + "{" * 50, WRONG, "no_answer"),
     ("M17-answers-and-blanks", "42", ("answer" + " " * 500) * 200, WRONG, "no_answer"),
     ("M18-full-width", "42", box("４２"), OK, "exact"),
-    ("M19-arabic-indic", "42", box("٤٢"), WRONG, "not_a_number"),
+    ("M19-arabic-indic", "42", box("٤٢"), WRONG, "unreadable"),
     ("M19-superscript", "42", box("4²"), WRONG, "unevaluated"),
     ("M19-mixed-vulgar-fraction", "11/2", box("1½"), WRONG, None),
     ("M20-minus", "-42", box("\N{MINUS SIGN}42"), OK, "exact"),
@@ -89,23 +89,23 @@ FAST_ROWS = [
     ("M21-leading-zeros", "42", box("0042"), OK, "exact"),
     ("M21-decimal", "42", box("42.0"), OK, "exact"),
     ("M21-plus", "42", box("+42"), OK, "exact"),
-    ("M22-comma-digits-on-a-line", "1", "Answer: 1,0,0,0", WRONG, "not_a_number"),
+    ("M22-comma-digits-on-a-line", "1", "Answer: 1,0,0,0", WRONG, "unequal"),
     ("M22-many", "4", box("4," * 5_000), WRONG, "no_answer"),
     ("M22-many-that-fit", "4", box("4," * 1_000), WRONG, "too_complex"),
     ("M23-percent", "42", box(r"42\%"), WRONG, "unequal"),
     ("M23-percent-on-a-line", "42", "Answer: 42%", WRONG, "unequal"),
     ("M23-percent-in-gold", r"42\%", box("42%"), OK, "exact"),
-    ("M23-dollar", "42", box(r"\$42"), OK, "exact"),
+    ("M23-dollar", "42", box(r"\$42"), OK, "identical"),
     ("M23-unit-on-a-line", "42", "Answer: 42 cm", OK, "exact"),
     ("M24-product", "42", box(r"6 \times 7"), WRONG, "unevaluated"),
     ("M24-sum", "42", box("41+1"), WRONG, "unevaluated"),
-    ("M24-sum-on-a-line", "42", "Answer: 41+1", WRONG, "unequal"),
+    ("M24-sum-on-a-line", "42", "Answer: 41+1", WRONG, "unevaluated"),
     ("M25-nan", "42", box("nan"), WRONG, "not_a_number"),
     ("M25-inf", "42", "Answer: inf", WRONG, "no_answer"),
     ("M25-zero-by-zero", "42", box("0/0"), WRONG, "unevaluated"),
-    ("M25-overflow", "42", box("1e309"), WRONG, "unevaluated"),
-    ("M25-exponent", "1000000000", box("1e9"), WRONG, "unevaluated"),
-    ("M25-exponent-on-a-line", "1", "Answer: 1e9", WRONG, "not_a_number"),
+    ("M25-overflow", "42", box("1e309"), WRONG, "unequal"),
+    ("M25-exponent", "1000000000", box("1e9"), OK, "exact"),
+    ("M25-exponent-on-a-line", "1", "Answer: 1e9", WRONG, "unequal"),
     ("M27-nul-after", "42", box("42") + "\0", OK, "exact"),
     ("M27-nul-inside", "42", box("4\x002"), WRONG, "unprintable"),
     ("M27-surrogate", "42", box("42\udc80"), WRONG, "unprintable"),
@@ -124,10 +124,6 @@ FAST_ROWS = [
     ("closed-form-on-a-line", r"\frac{x}{2}", "Answer: 0.5x", OK, "identical"),
     ("closed-form-wrong", "x+1", box("x-1"), WRONG, "unequal"),
     ("closed-form-of-high-degree", "a+b", box("(a+b)^{400}"), WRONG, "unequal"),
-    ("M32-empty-gold", "", box("42"), Outcome.INFRA, "bad_gold"),
-]  # fmt: skip
-
-WORKER_ROWS = [
     ("M5-or", "42", box("41 or 42"), WRONG, "unequal"),
     ("M5-or-reversed", "42", box("42 or 41"), WRONG, "unequal"),
     ("M5-set", "42", box(r"\{41,42\}"), WRONG, "unequal"),
@@ -135,17 +131,44 @@ WORKER_ROWS = [
     ("M6-interval", "42", box("[0,100]"), WRONG, "unequal"),
     ("M6-inequality", "42", box(r"x \geq 42"), WRONG, "unequal"),
     ("M22-comma-digits", "1000", box("1,0,0,0"), WRONG, "unequal"),
-    ("M23-unit", "42", box(r"42 \text{ cm}"), OK, "verified"),
-    ("M26-import", "42", box("__import__('os').system('touch canary')42"), WRONG, None),
-    ("M32-no-gold", "@@@", box("1"), Outcome.INFRA, "bad_gold"),
-    ("assignment", "42", box("x = 42"), OK, "verified"),
-    ("function", r"\sin(2x)", box(r"2\sin(x)\cos(x)"), OK, "verified"),
+    ("M23-unit", "42", box(r"42 \text{ cm}"), OK, "identical"),
+    ("assignment", "42", box("x = 42"), OK, "identical"),
+    ("function", r"\sin(2x)", box(r"2\sin(x)\cos(x)"), OK, "identical"),
     ("function-wrong", r"\sin(2x)", box(r"\sin(3x)"), WRONG, "unequal"),
     ("line-wrong", "y=2x+1", box("y=2x-1"), WRONG, "unequal"),
     ("interval-wrong", "[1,2]", box("(1,2)"), WRONG, "unequal"),
-    ("set", r"\{1,2\}", box(r"\{2, 1\}"), OK, "verified"),
-    ("letter-that-is-a-unit", "5c", box("5"), OK, "verified"),
-    ("power", "e^{x^2}", box("e^{x^2}"), OK, "verified"),
+    ("set", r"\{1,2\}", box(r"\{2, 1\}"), OK, "identical"),
+    ("letter-that-is-no-unit", "5c", box("5"), WRONG, "unequal"),
+    ("power", "e^{x^2}", box("e^{x^2}"), OK, "identical"),
+    ("tiny-scientific", r"6.63 \times 10^{-34}", box("0.0"), WRONG, "unequal"),
+    ("tiny-power", "2^{-30}", box("0.0"), WRONG, "unequal"),
+    ("tiny-fraction", r"(1/6)^{10}", box("0.0"), WRONG, "unequal"),
+    ("tiny-exponential", "e^{-50}", box("e^{-60}"), WRONG, "unequal"),
+    ("no-real-solution", "x^2+1=0", box("x^2+4=0"), WRONG, "unequal"),
+    ("other-base", "42", box("42_8"), WRONG, "unequal"),
+    ("either-or", "42", box(r"41 \lor 42"), WRONG, "unequal"),
+    ("not-in", "42", box(r"41 \notin 42"), WRONG, "unreadable"),
+    ("false-equation", "42", box("41 = 42"), WRONG, "unequal"),
+    ("former-prime", r"\sqrt2", box(rf"{2**127 - 2721}+\sqrt2"), WRONG, "unequal"),
+    ("vanishing-term", "e", box(r"e + 10^{-90}"), WRONG, "unreadable"),
+    ("upright-variable", "5", box(r"5\mathbf{y}"), WRONG, None),
+    ("upright-unit", "5", box(r"5\text{ m}"), OK, "identical"),
+    ("percent-of-a-decimal", "0.5", box(r"50\%"), OK, "exact"),
+    ("percent-of-a-fraction", r"50\%", box(r"\frac{1}{2}"), OK, "exact"),
+    ("M32-empty-gold", "", box("42"), Outcome.INFRA, "bad_gold"),
+]  # fmt: skip
+
+WORKER_ROWS = [
+    ("M26-import", "f(x)", box("__import__('os').system('touch canary')42"), WRONG, None),
+    ("M32-no-gold", "@@@", box("1"), Outcome.INFRA, "bad_gold"),
+    ("integral", r"\int_0^1 x^2 dx", box(r"\frac{1}{3}"), OK, "verified"),
+    ("integral-wrong", r"\int_0^1 x^2 dx", box(r"\frac{1}{4}"), WRONG, "unequal"),
+    ("sum", r"\sum_{k=1}^{n} k", box(r"\frac{n(n+1)}{2}"), OK, "verified"),
+    ("sum-wrong", r"\sum_{k=1}^{n} k", box(r"\frac{n(n-1)}{2}"), WRONG, "unequal"),
+    ("unknown-function", "f(x)+1", box("1+f(x)"), OK, "verified"),
+    ("unknown-function-wrong", "f(x)+1", box("2+f(x)"), WRONG, "unequal"),
+    ("letter-after-a-function", "f(t)+2t", box("f(t)+2"), WRONG, "unequal"),
+    ("relation-to-a-function", "f(x)+1", box("41 = f(x)+1"), WRONG, "unreadable"),
 ]  # fmt: skip
 
 SLOW_ROWS = [
@@ -196,6 +219,13 @@ def test_unevaluated_answer_can_be_left_to_math_verify() -> None:
     reward.close()
 
 
+def test_percent_sign_can_be_part_of_the_answer() -> None:
+    reward = MathAnswer(MathAnswerConfig(percent="sign"))
+    assert reward.judge("0.5", box(r"50\%")).reward == 0.0
+    assert reward.judge(r"50\%", box("0.5")).reward == 0.0
+    assert reward.judge(r"50\%", box("50%")).reward == 1.0
+
+
 def test_truncated_response_without_the_right_answer_is_truncated(reward: MathAnswer) -> None:
     for text in ("2 + 2 = 4, so", "Answer: 41"):
         score = reward.score(prompt("42"), response(text, "length"))
@@ -227,6 +257,48 @@ def test_unusable_gold_is_rejected_when_the_data_set_is_read(reward: MathAnswer,
 
 def test_no_verdict_is_reached_when_no_worker_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
-    score = MathAnswer(MathAnswerConfig()).score(prompt(r"\sin x"), response(box(r"\cos x")))
+    score = MathAnswer(MathAnswerConfig()).score(prompt("f(x)+1"), response(box("1+f(x)")))
     assert (score.reward, score.outcome) == (None, Outcome.INFRA)
     assert "could not be started" in score.detail
+
+
+LINES_OF_ANOTHER_NUMBER = [
+    "42 or 43", "42 + 5t", "42!", "42_8", r"42 \cdot 3", r"42 \times 2", "42 + 1", "42x", "42, 43",
+    "42 = 43", "42 million", r"42\pi", r"42 \ne x", r"42\sqrt{2}", "42 is wrong, it is 43", "42^2",
+    "42/x", "42:30", "42 1/2", r"42\frac{1}{2}", "42i", "42, or more", "42, forty-three", "√42",
+    "42e1", "42 dozen", "42%", "42 thirds", "42, thirds", "42 as two", "42 in base nine", "42 so far wrong",
+    r"-\$42", "42'", "42; 43", r"\{42, 43\}", "(42, 43)",
+]  # fmt: skip
+LINES_OF_THE_NUMBER = [
+    "42", "42.", "42 ", "**42**", "**42**.", "$42$", r"\(42\)", "42 pens", "42 pens.", "42?", "42)",
+    "<42>", "42 as wanted.", "42 pens in total", "42 in all.", "42 because he lost some",
+    "42, I think", "42. No doubt.", "42\nNext: 43", "42.\n\nWhat is 7?", "42.0", "84/2", "$42",
+    r"\$42.00", "42 = 42", "40 + 2 = 42", "42 cm", "042", '"42"', "[42]", "42;",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES_OF_ANOTHER_NUMBER)
+def test_line_that_only_starts_with_the_gold_is_wrong(line: str) -> None:
+    assert MathAnswer(MathAnswerConfig()).judge("42", f"So\nAnswer: {line}").reward == 0.0
+
+
+@pytest.mark.parametrize("line", LINES_OF_THE_NUMBER)
+def test_line_that_states_the_gold_is_right(line: str) -> None:
+    assert MathAnswer(MathAnswerConfig()).judge("42", f"So\nAnswer: {line}").reward == 1.0
+
+
+@pytest.mark.parametrize("answer", [r"\sqrt[3+0i]{8}", r"x=\sqrt[3+0i]{8}=42", r"42, \sqrt[3+0i]{8}<x"])
+def test_answer_that_cannot_be_computed_is_wrong(answer: str) -> None:
+    reward = MathAnswer(MathAnswerConfig())
+    for gold in ("42", "x+1"):
+        for text in (box(answer), f"Answer: {answer}"):
+            assert reward.score(prompt(gold), response(text)).outcome is WRONG
+
+
+def test_failure_of_a_reader_is_an_unreadable_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr("tasks.rewards.math_answer.same_answer", fail)
+    score = MathAnswer(MathAnswerConfig()).score(prompt("x+1"), response(box("1+x")))
+    assert (score.reward, score.outcome, score.detail) == (0.0, WRONG, "unreadable")

@@ -13,7 +13,8 @@ import pytest
 
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.custom import CustomConfig, CustomReward
-from tasks.rewards.verify_worker import VerifyWorker, WorkerStartError
+from tasks.rewards.interrupt import Interrupted
+from tasks.rewards.verify_worker import VerifyWorker, WorkerStartError, without_value
 
 REWARD_FUNCTIONS = """
 import os, signal, sys, time
@@ -38,6 +39,7 @@ def bomb(prompt, response, gold):
 def nan(prompt, response, gold): return float("nan")
 def text(prompt, response, gold): return "1.0"
 def nothing(prompt, response, gold): return None
+def huge(prompt, response, gold): return 10 ** 400
 def pair(prompt, response, gold): return (1.0, 2.0)
 def numpy_number(prompt, response, gold):
     import numpy
@@ -51,6 +53,32 @@ def call_count(prompt, response, gold):
     global calls
     calls += 1
     return float(calls)
+def naps(prompt, response, gold):
+    time.sleep(0.6)
+    return 1.0
+def stops(prompt, response, gold):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return 1.0
+def stops_once(prompt, response, gold):
+    if not os.path.exists(gold):
+        open(gold, "w").close()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return 1.0
+def is_killed(prompt, response, gold): os.kill(os.getpid(), signal.SIGKILL)
+def is_killed_once(prompt, response, gold):
+    signal_number = signal.SIGKILL if os.path.exists(gold) else signal.SIGSTOP
+    open(gold, "w").close()
+    os.kill(os.getpid(), signal_number)
+def rehearses_twice(prompt, response, gold):
+    with open(gold, "a") as calls:
+        calls.write(response or ".")
+    if response or os.path.getsize(gold) > 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+def crashes(prompt, response, gold): os.kill(os.getpid(), signal.SIGSEGV)
+def hangs_on(prompt, response, gold):
+    while response == gold: pass
+    return 1.0
 constant = 3
 """
 
@@ -105,11 +133,13 @@ def test_numpy_numbers_are_numbers(custom: Callable[..., CustomReward]) -> None:
     [
         ("raises", "KeyError"),
         ("exits", "SystemExit: 3"),
-        ("dies", "exit code 3"),
+        ("dies", "ended with exit status 3"),
+        ("is_killed", "was killed, twice"),
         ("nan", "a finite number"),
         ("text", "a finite number"),
         ("nothing", "a finite number"),
         ("pair", "tuple, not a number"),
+        ("huge", "int, not a number that a float can hold"),
     ],
 )
 def test_custom_reward_that_fails_is_infra_with_one_sentence(custom: Callable[..., CustomReward], name: str, says: str) -> None:
@@ -120,14 +150,25 @@ def test_custom_reward_that_fails_is_infra_with_one_sentence(custom: Callable[..
     assert verdict.detail.isprintable()
 
 
-def test_custom_reward_that_hangs_is_a_timeout_of_zero(custom: Callable[..., CustomReward]) -> None:
+def test_custom_reward_that_stalls_has_no_verdict(custom: Callable[..., CustomReward]) -> None:
     verdict = score(custom("hangs", timeout_s=0.5))
-    assert (verdict.reward, verdict.outcome, verdict.detail) == (0.0, Outcome.TIMEOUT, "verify_timeout")
+    assert (verdict.reward, verdict.outcome) == (None, Outcome.INFRA)
+    assert "raise its timeout_s" in verdict.detail
 
 
-def test_memory_bomb_costs_the_response_and_not_the_parent(custom: Callable[..., CustomReward]) -> None:
+def test_custom_reward_that_stalls_once_is_asked_once_more(
+    custom: Callable[..., CustomReward],
+    tmp_path: Path,
+) -> None:
+    assert score(custom("slow_once", timeout_s=2.0), gold=str(tmp_path / "entered")).reward == 1.0
+
+
+def test_memory_bomb_has_no_verdict_and_costs_the_parent_nothing(
+    custom: Callable[..., CustomReward],
+) -> None:
     verdict = score(custom("bomb", timeout_s=60.0))
-    assert (verdict.reward, verdict.outcome, verdict.detail) == (0.0, Outcome.WRONG, "verify_memory")
+    assert (verdict.reward, verdict.outcome) == (None, Outcome.INFRA)
+    assert "raise its memory_bytes" in verdict.detail
 
 
 @pytest.mark.parametrize(
@@ -192,6 +233,83 @@ def test_worker_that_is_killed_leaves_no_process(functions: Path) -> None:
     assert worker.call("", "", "").kind == "timeout"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_limit_in_processor_time_does_not_count_what_others_take(functions: Path) -> None:
+    worker = VerifyWorker(f"{functions}:naps", timeout_s=0.2)
+    assert worker.call("", "", "").value == 1.0
+    worker.close()
+
+
+def test_a_stopped_worker_is_replaced_and_the_call_repeated(functions: Path, tmp_path: Path) -> None:
+    worker = VerifyWorker(f"{functions}:stops_once", timeout_s=20.0)
+    assert worker.call("", "", str(tmp_path / "entered")).value == 1.0
+    assert worker.num_starts == 2
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "outcome", "reward"),
+    [
+        ("hangs", "timeout", Outcome.TIMEOUT, 0.0),  # it computed as long as it may
+        ("bomb", "memory", Outcome.WRONG, 0.0),
+        ("crashes", "died", Outcome.WRONG, 0.0),
+        ("stops", "lost", Outcome.INFRA, None),
+        ("is_killed", "killed", Outcome.WRONG, 0.0),  # as one that takes the machine's memory is
+        ("is_killed_once", "lost", Outcome.INFRA, None),
+    ],
+)
+def test_only_what_a_text_does_to_a_scorer_is_the_texts_fault(
+    functions: Path,
+    tmp_path: Path,
+    name: str,
+    kind: str,
+    outcome: Outcome,
+    reward: float | None,
+) -> None:
+    limit_s = 20.0 if name == "bomb" else 0.5
+    worker = VerifyWorker(f"{functions}:{name}", timeout_s=limit_s, memory_bytes=1 << 30)
+    reply = worker.call("", "", str(tmp_path / "entered"))
+    assert reply.kind == kind
+    assert (without_value(reply).outcome, without_value(reply).reward) == (outcome, reward)
+    assert (worker.pid is None) == (kind != "killed")
+    worker.close()
+
+
+def test_whoever_is_killed_without_a_text_too_is_not_killed_by_it(
+    functions: Path,
+    tmp_path: Path,
+) -> None:
+    rehearsal = ("", "", str(tmp_path / "calls"))
+    scorer = f"{functions}:rehearses_twice"
+    worker = VerifyWorker(scorer, timeout_s=20.0, rehearsals=[rehearsal])
+    with pytest.raises(WorkerStartError, match="its first call ended with killed"):
+        worker.call("", "text", rehearsal[-1])
+    assert worker.pid is None
+
+
+def test_a_call_that_nobody_needs_ends_with_its_process(functions: Path) -> None:
+    worker = VerifyWorker(f"{functions}:hangs_on", timeout_s=600.0)
+    worker.warm()
+    pid = worker.pid
+    assert pid is not None
+    worker.interrupt.set()
+    with pytest.raises(Interrupted):
+        worker.call("", "same", "same")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    worker.interrupt.clear()
+    assert worker.call("", "one", "another").value == 1.0
+    worker.close()
+
+
+def test_a_call_that_is_about_to_end_is_not_worth_its_process(functions: Path) -> None:
+    worker = VerifyWorker(f"{functions}:call_count", timeout_s=600.0)
+    worker.warm()
+    worker.interrupt.set()
+    assert [worker.call("", "", "").value for _ in range(2)] == [1.0, 2.0]
+    assert worker.num_starts == 1
+    worker.close()
 
 
 def test_worker_gets_no_secrets_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from artifacts.records import Request
 from tasks.engines.router import Router
@@ -41,6 +42,26 @@ def test_a_finished_response_makes_room_on_its_replica() -> None:
     router.finish("p1:0")
     assert router.assign(request(2)) == "b"
     assert (router.num_running("a"), router.num_running("b")) == (1, 1)
+
+
+def test_the_cost_of_a_replica_that_has_nothing_to_do_is_nothing() -> None:
+    router = Router(["a"])
+    requests = [request(place % 3, place, num_prompt_tokens=7 + place) for place in range(12)]
+    kept = replace(request(3), kept_tokens=(1,) * 33)
+    for one in (*requests, kept):
+        router.assign(one)
+    assert router.cost("a") == 13 * 1000 - 330 + 33 + 10 + (7 + 8 + 9)  # each prompt's prefill once
+    for one in (kept, *reversed(requests)):
+        router.finish(one.response_id)
+    assert router.cost("a") == 0
+
+
+def test_a_long_prompt_that_is_answered_counts_no_more() -> None:
+    router = Router(["a", "b"])
+    assert router.assign(request(0, num_prompt_tokens=5000)) == "a"
+    assert router.assign(request(1)) == "b"
+    router.finish("p0:0")
+    assert router.assign(request(2)) == "a"
 
 
 def test_a_removed_replica_gives_back_what_it_owed_in_order() -> None:

@@ -178,6 +178,8 @@ def test_a_run_name_that_would_leave_its_folder_is_refused(name: str) -> None:
 def test_parts_that_do_not_fit_together_are_refused() -> None:
     assert "sampling.max_response_tokens must leave room for a prompt" in refusal("sampling.max_response_tokens=256")
     assert "learner.temperature must be sampling.temperature (0.7), got 1" in refusal("sampling.temperature=0.7")
+    assert "engine.sleep_mode needs GPUs that rollout and learner share" in refusal("engine.sleep_mode=true")
+    assert "sampling.top_p must be 1, got 0.9" in refusal("sampling.top_p=0.9")
     values = assemble("tiny", "", ["sampling.temperature=0.7", "learner.temperature=0.7"])
     assert RunConfig.model_validate(values).learner.temperature == 0.7
 

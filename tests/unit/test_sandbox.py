@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -13,19 +15,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from artifacts.code_cases import AssertionCase, CallCase, CodeGold, StdioCase, call_case
 from artifacts.records import CaseVerdict, Generated, Outcome, Prompt, Score
 from tasks.rewards.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, observed
+from tasks.rewards.child_process import start_child
 from tasks.rewards.code_tests import CodeTests, CodeTestsConfig, program_of
-from tasks.rewards.sandbox import self_test
-from tasks.rewards.sandbox.candidate_process import Command
+from tasks.rewards.interrupt import Interrupt, Interrupted
+from tasks.rewards.sandbox import isolation, self_test
+from tasks.rewards.sandbox.candidate_process import CandidateProcess
 from tasks.rewards.sandbox.case_runner import CaseRunner, TestsBroken
-from tasks.rewards.sandbox.isolation import Isolation
+from tasks.rewards.sandbox.command import Command
+from tasks.rewards.sandbox.isolation import ENTRY, Isolation
 from tasks.rewards.sandbox.limits import SandboxLimits
 from tasks.rewards.sandbox.sandbox import Sandbox, SandboxUnavailable
-from tasks.rewards.sandbox.seccomp import assemble, refused_calls
+from tasks.rewards.sandbox.user_map import UserMap, is_needed
 
 LIMIT_S = 20.0  # of programs that end by themselves, however busy the machine is
 ADD = CodeGold(function="add", cases=(call_case((2, 3), 5), call_case((-1, 1), 0)))
@@ -72,6 +78,7 @@ def replace_cases(gold: CodeGold, cases: tuple[CallCase, ...]) -> CodeGold:
         ("def add(a, b): return add(a, b)", "exception"),
         ("import ctypes\ndef add(a, b): return ctypes.string_at(0)", "crash"),
         ("def add(a, b): return 10**5000", "exception"),
+        ("import sys\nsys.set_int_max_str_digits(0)\ndef add(a, b): return 10**5000", "exception"),
     ],
 )
 def test_what_a_program_does_has_a_verdict(runner: CaseRunner, program: str, verdict: str) -> None:
@@ -146,6 +153,176 @@ def test_a_sandbox_that_is_killed_is_replaced_and_the_program_run_again(runner: 
     killer.join()
 
 
+# --- causes and outcomes: the table of docs/code-rewards.md -----------------------------------
+
+RIGHT = "def add(a, b):\n    return a + b"
+FRAMED = "import os, struct\ndef frame(body): os.write(4, struct.pack('>I', len(body)) + body)\n"
+
+
+def inside(runner: CaseRunner) -> list[psutil.Process]:
+    """The programs' sandbox: its first process and the fork server, and a candidate, if any yet."""
+    runner.warm()
+    return psutil.Process(runner._programs.pid).children(recursive=True)
+
+
+def ends(process: psutil.Process) -> bool:
+    """Whether a process that was killed is gone, or waits for nothing but to be reaped."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline_s:
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("sent", [signal.SIGSTOP, signal.SIGKILL])
+def test_no_program_is_slow_for_a_stopped_or_dead_host_process(sent: signal.Signals) -> None:
+    runner = CaseRunner(Isolation.NAMESPACES, SandboxLimits())
+    first, origin, *_ = inside(runner)
+    os.kill(origin.pid, sent)
+    assert [verdicts(runner, RIGHT, ADD, 600.0) for _ in range(3)] == [["pass", "pass"]] * 3
+    assert runner._programs.num_starts == 2
+    assert all(map(ends, (first, origin)))
+    runner.close()
+
+
+def test_a_stopped_sandbox_is_gone_once_it_is_closed() -> None:
+    runner = CaseRunner(Isolation.NAMESPACES, SandboxLimits())
+    processes = inside(runner)
+    os.kill(processes[1].pid, signal.SIGSTOP)
+    runner.close()
+    assert all(map(ends, processes))
+
+
+def with_candidates_that(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    """Have the fork server's children do something before they build their walls."""
+    prepared, _, _ = ENTRY.partition("from ")
+    imports = "import os, time; from tasks.rewards.sandbox import fork_server as server; "
+    patch = f"run = server.run_program; server.run_program = lambda *given: ({first}, run(*given)); "
+    monkeypatch.setattr(isolation, "ENTRY", f"{prepared}{imports}{patch}server.main()")
+
+
+def test_a_programs_time_begins_when_its_process_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_candidates_that(monkeypatch, "time.sleep(0.6)")
+    runner = CaseRunner(Isolation.NAMESPACES, SandboxLimits())
+    runs = runner.run(RIGHT, ADD, [0.3, 0.3])
+    runner.close()
+    assert [str(run.verdict) for run in runs] == ["pass", "pass"]
+    assert runs[0].wall_s < 0.3
+
+
+def test_a_process_whose_walls_cannot_be_built_gets_no_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_candidates_that(monkeypatch, "os.closerange(0, 3), setattr(os, 'dup2', None)")
+    runner = CaseRunner(Isolation.NAMESPACES, SandboxLimits())
+    with pytest.raises(SandboxUnavailable, match="refused to run a program: TypeError"):
+        runner.run(RIGHT, ADD, [LIMIT_S] * 2)
+    runner.close()
+
+
+def test_candidates_that_die_before_they_have_a_program_are_no_fault_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_candidates_that(monkeypatch, "os._exit(3)")
+    runner = CaseRunner(Isolation.NAMESPACES, SandboxLimits())
+    with pytest.raises(SandboxUnavailable, match="ended before it had a program"):
+        runner.run(RIGHT, ADD, [LIMIT_S] * 2)
+    runner.close()
+
+
+def lose_the_sandbox(monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox, mark: bytes) -> None:
+    """As if the walls had a hole: a program with this mark in it ends the processes that host it."""
+    send = CandidateProcess._send
+
+    def attacked(self: CandidateProcess, body: bytes, deadline_s: float) -> bool:
+        if mark in body and self is sandbox._candidate:
+            (first,) = psutil.Process(sandbox.pid).children()
+            first.kill()
+            first.wait()
+        return send(self, body, deadline_s)
+
+    monkeypatch.setattr(CandidateProcess, "_send", attacked)
+
+
+def test_a_program_that_loses_every_sandbox_is_a_violation(
+    reward: CodeTests,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lose_the_sandbox(monkeypatch, reward._runner._programs, b"attack")
+    score = reward.score(PROMPT, fenced(f"{RIGHT}\n# attack"))
+    assert (score.reward, score.outcome) == (0.0, Outcome.VIOLATION)
+    assert score.detail.startswith("sabotage: case 0: the sandbox was lost under a program")
+    assert reward.score(PROMPT, fenced(RIGHT)).reward == 1.0
+
+
+def test_a_sandbox_that_harmless_programs_lose_too_is_no_verdict(
+    reward: CodeTests,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as attacked:
+        lose_the_sandbox(attacked, reward._runner._programs, b"")
+        score = reward.score(PROMPT, fenced(RIGHT))
+    assert (score.reward, score.outcome) == (None, Outcome.INFRA)
+    assert reward.score(PROMPT, fenced(RIGHT)).reward == 1.0
+
+
+def test_tests_that_lose_their_own_sandbox_are_no_fault_of_the_program(
+    reward: CodeTests,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gold = CodeGold(function="add", cases=(AssertionCase(statement="assert add(1, 1) == 2"),))
+    lose_the_sandbox(monkeypatch, reward._runner._tests, b"assert add")
+    score = reward.score(replace(PROMPT, gold=gold.model_dump_json()), fenced(RIGHT))
+    assert (score.reward, score.outcome) == (None, Outcome.INFRA)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        FRAMED + "frame(b'no walls')\ndef add(a, b): return a + b",
+        FRAMED + "frame(b'')\ndef add(a, b): return a + b",
+        FRAMED + 'def add(a, b): frame(b\'{"unconfined": "x"}\'); return a + b',
+        FRAMED + "def add(a, b): frame(b''); return a + b",
+    ],
+)
+def test_no_program_says_that_its_walls_do_not_stand(runner: CaseRunner, program: str) -> None:
+    assert verdicts(runner, program, ADD)[0] == "forged"
+
+
+def test_a_program_that_is_interrupted_leaves_a_sandbox_for_the_next(runner: CaseRunner) -> None:
+    runner.interrupt.set()
+    with pytest.raises(Interrupted):
+        runner.run("while True: pass", ADD, [600.0] * 2)
+    runner.interrupt.clear()
+    assert verdicts(runner, RIGHT, ADD) == ["pass", "pass"]
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+def test_a_process_that_dies_before_its_program_is_there_costs_the_program_nothing(
+    isolation: Isolation,
+) -> None:
+    runner = CaseRunner(isolation, SandboxLimits())
+    assert verdicts(runner, "def add(a, b):\n    return a + b", ADD) == ["pass", "pass"]
+    waiting, pid = runner._programs._candidate, runner._programs.pid
+    assert waiting is not None
+    assert pid is not None
+    select.select([waiting._replies], [], [], LIMIT_S)  # its walls stand
+    max(psutil.Process(pid).children(recursive=True), key=lambda child: child.create_time()).kill()
+    waiting._await_end(LIMIT_S)
+    assert verdicts(runner, "def add(a, b):\n    return a + b", ADD) == ["pass", "pass"]
+    assert runner._programs.num_starts == 2
+    runner.close()
+
+
+def test_no_program_is_handed_over_where_its_walls_cannot_be_built() -> None:
+    sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits(tmp_bytes=-1))
+    with pytest.raises(SandboxUnavailable, match=r"refused to run a program: .* no private /tmp"):
+        sandbox.start("x = 1", limit_s=LIMIT_S)
+    assert sandbox.pid is None
+
+
 def test_a_closed_sandbox_leaves_no_process() -> None:
     sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits())
     sandbox.start("x = 1", limit_s=LIMIT_S)
@@ -155,6 +332,54 @@ def test_a_closed_sandbox_leaves_no_process() -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert sandbox.send(Command(message={"statement": "x"}, limit_s=1)).kind == "not_run"
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+def test_a_closed_sandbox_leaves_no_process_not_even_a_stopped_one(isolation: Isolation) -> None:
+    sandbox = Sandbox(isolation, SandboxLimits())
+    sandbox.start("x = 1", limit_s=LIMIT_S, keep=True)
+    processes = psutil.Process(sandbox.pid).children(recursive=True)
+    for process in processes:
+        process.suspend()
+    sandbox.close()
+    assert psutil.wait_procs(processes, timeout=LIMIT_S)[1] == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user's sandbox has no other user")
+@pytest.mark.parametrize("isolation", Isolation)
+def test_no_program_of_root_is_root(isolation: Isolation) -> None:
+    sandbox = Sandbox(isolation, SandboxLimits())
+    sandbox.start("x = 1", limit_s=LIMIT_S, keep=True)
+    outermost = psutil.Process(sandbox.pid)
+    origin, candidate = [outermost, *outermost.children(recursive=True)][-2:]
+    assert set(origin.uids()) == set(candidate.uids()) == set(candidate.gids()) == {65534}
+    sandbox.close()
+
+
+def test_only_root_needs_a_map_of_users() -> None:
+    for root in ("0 0 4294967295\n", "0 1000 1\n1 100000 65535\n", "0 100000 65536\n", "0 0 1\n"):
+        assert is_needed(0, root)
+        assert not is_needed(1000, root)
+    assert not is_needed(0, "0 1000 1\n")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root's sandbox has a map")
+def test_root_that_may_not_become_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.rewards.sandbox.user_map.MAP", "0 0 1\n1 0 1\n")  # twice the same: the kernel refuses
+    sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits())
+    with pytest.raises(SandboxUnavailable, match="could not become nobody"):
+        sandbox.warm()
+    assert sandbox.pid is None
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+def test_arguments_that_a_program_does_not_take_end_with_its_time(isolation: Isolation) -> None:
+    deaf = "import time\nimport tasks.rewards.sandbox.candidate as harness\nharness._read = lambda _: time.sleep(60)"
+    gold = CodeGold(function="length", cases=(call_case(("x" * (1 << 20),), 1 << 20),))
+    runner = CaseRunner(isolation, SandboxLimits())
+    assert verdicts(runner, deaf, gold, 0.3) == ["timeout"]
+    assert verdicts(runner, "length = len", gold) == ["pass"]
+    runner.close()
 
 
 @pytest.mark.parametrize("isolation", Isolation)
@@ -173,22 +398,50 @@ def test_a_fork_server_ends_with_its_host_even_under_an_endless_program() -> Non
     process = sandbox._process
     asker = threading.Thread(target=_run_for_ever, args=(sandbox,))
     asker.start()
-    process.hang_up()  # whatever the program was at, if it had begun
+    process.stream.shutdown(socket.SHUT_RDWR)  # whatever the program was at, if it had begun
     asker.join()
     assert process.popen.wait(timeout=20) is not None
 
 
-def test_a_sandbox_that_is_abandoned_half_built_leaves_nothing_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    half_built = ["sh", "-c", "sleep 600 & sleep 600"]  # a child that outlives its parent, with the parent's standard error
+def test_a_sandbox_that_is_interrupted_half_built_leaves_nothing_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    half_built = ["sh", "-c", "sleep 600 & sleep 600"]  # a child that outlives its parent
     monkeypatch.setattr("tasks.rewards.sandbox.sandbox.command", lambda *_: half_built)
-    sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits())
+    interrupt = Interrupt()
+    sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits(), interrupt)
     with ThreadPoolExecutor(1) as thread:
         start = thread.submit(sandbox.warm)
-        while sandbox.pid is None:
-            time.sleep(0.01)
-        sandbox.abandon()
-        with pytest.raises(SandboxUnavailable, match="ended before it was ready"):
-            start.result(LIMIT_S)  # which reads standard error to its end: nobody has it any more
+        interrupt.set()
+        with pytest.raises(Interrupted):
+            start.result(LIMIT_S)
+    assert sandbox.pid is None
+
+
+def test_a_child_that_is_killed_leaves_nothing_open() -> None:
+    child = start_child(lambda _: ["sleep", "600"], env={}, is_silent=True)
+    child.kill()
+    assert child.popen.stderr is not None
+    assert child.popen.stderr.closed
+    assert child.stream.fileno() == -1
+
+
+@pytest.mark.parametrize("told", [b"", b"{", b'{"child-pid": 12', b"{}"])
+def test_a_bubblewrap_that_ends_while_it_tells_its_process_has_its_own_words(told: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with UserMap() as users, ours, theirs:
+        os.write(users.descriptors[0], told)
+        users.grant(ours.fileno(), LIMIT_S, Interrupt())
+
+
+def test_an_end_by_any_signal_is_told() -> None:
+    sandbox = Sandbox(Isolation.LANDLOCK, SandboxLimits())
+    sandbox.start("x = 1", limit_s=LIMIT_S, keep=True)
+    children = psutil.Process(sandbox.pid).children(recursive=True)
+    max(children, key=lambda child: child.create_time()).send_signal(signal.SIGRTMIN + 2)
+    reply = sandbox.send(Command(message={"statement": "pass"}, limit_s=LIMIT_S))
+    assert (reply.kind, reply.detail) == ("died", "was killed by signal 36")
+    sandbox.close()
 
 
 def _run_for_ever(sandbox: Sandbox) -> None:
@@ -209,6 +462,17 @@ def test_machine_without_the_isolation_is_refused_with_the_cure(monkeypatch: pyt
         self_test.holds.cache_clear()
 
 
+def test_a_sandbox_without_the_standard_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test, "IMPORT", "import a_module_out_of_reach")
+    self_test.holds.cache_clear()
+    try:
+        assert "cannot read Python beneath" in self_test.holds(Isolation.LANDLOCK)
+        with pytest.raises(ValueError, match=r"No module named .* where everybody may read it"):
+            self_test.check_isolation(Isolation.LANDLOCK)
+    finally:
+        self_test.holds.cache_clear()
+
+
 def test_the_weaker_isolation_is_tried_out_too() -> None:
     reason = self_test.holds(Isolation.LANDLOCK)
     if reason:
@@ -219,14 +483,6 @@ def test_the_weaker_isolation_is_tried_out_too() -> None:
     assert verdicts(runner, "def add(a, b):\n    return a + b", ADD) == ["pass", "pass"]
     assert verdicts(runner, f"def add(a, b):\n    return open({sys.prefix!r} + '/pyvenv.cfg').read()", ADD)[0] == "exception"
     runner.close()
-
-
-def test_the_filter_knows_every_call_on_both_machines() -> None:
-    assert len(refused_calls("x86_64")) > len(refused_calls("aarch64")) > 90
-    assert len(assemble("x86_64")) % 8 == 0
-    assert len(assemble("x86_64")) // 8 < 256  # jumps are 8 bits wide
-    with pytest.raises(ValueError, match="this machine is riscv64"):
-        assemble("riscv64")
 
 
 # --- the reward -----------------------------------------------------------------------------------------------------------
@@ -244,6 +500,10 @@ RESPONSE = Generated(
     prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(), finish_reason="stop", text="", engine="engine-0",
     submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
 )  # fmt: skip
+
+
+FORGE = "import os, struct\ndef add(a, b):\n    os.write(4, struct.pack('>I', len(body)) + body)\n"
+NO_WALLS = f"""body = b'{{"unconfined": "x"}}'\n{FORGE}"""
 
 
 def fenced(program: str) -> Generated:
@@ -265,6 +525,8 @@ def test_reward_is_one_when_every_case_passes_and_records_them(reward: CodeTests
         ("def add(a, b):\n    raise KeyError(chr(0xd800))", Outcome.WRONG, "exception: case 0: KeyError"),
         ("def add(a, b):\n    while True: pass", Outcome.TIMEOUT, "timeout: case 0 after 1.5 s"),
         ("def add(a, b):\n    return 'x' * 400_000", Outcome.VIOLATION, "output: case 0"),
+        (NO_WALLS, Outcome.VIOLATION, "forged: case 0"),
+        (f"{NO_WALLS}add(1, 2)", Outcome.VIOLATION, "forged: case 0"),
         ("", Outcome.WRONG, "no_code"),
         ("#" * (1 << 19), Outcome.WRONG, "too_long"),
     ],

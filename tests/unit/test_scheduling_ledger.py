@@ -26,9 +26,15 @@ def response(index: int, num_tokens: int, reason: FinishReason = "stop") -> Gene
 
 def test_each_response_is_booked_by_its_fate() -> None:
     generated = [response(0, 5), response(1, 7, "aborted"), response(2, 11, "length"), response(3, 2)]
-    ledger = account_tokens(generated, trained={"0/1:0"}, filtered={"0/1:3"}, judged_tokens=4)
-    assert ledger == TokenLedger(trained=5, aborted=7, discarded=11, filtered=2, judged=4)
-    assert ledger.total == 29
+    ledger = account_tokens(
+        generated,
+        trained={"0/1:0"},
+        filtered={"0/1:3"},
+        stale_tokens=3,
+        judged_tokens=4,
+    )
+    assert ledger == TokenLedger(trained=5, aborted=7, discarded=11, filtered=2, stale=3, judged=4)
+    assert ledger.total == 32
     assert sum(ledger.shares().values()) == pytest.approx(1.0)
 
 

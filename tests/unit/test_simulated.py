@@ -74,6 +74,19 @@ def test_an_abort_hands_back_the_partial_response_once() -> None:
     run_virtual(abort())
 
 
+def test_a_load_drops_what_a_lost_coordinator_asked_for() -> None:
+    async def lose_the_coordinator() -> None:
+        engine = SimulatedEngine("engine-0", PLAIN)
+        await engine.submit([request(0, max_new_tokens=10), request(1), request(2)])
+        await asyncio.sleep(0.5)  # the first has finished, and nobody has asked for it
+        await engine.load_weights(WeightsRef(version=1, path="", digest=""), 0, ())
+        assert await engine.collect(10.0) == []
+        await engine.submit([request(1)])
+        assert [response.versions[0].version for response in await collect_all(engine, 1)] == [1]
+
+    run_virtual(lose_the_coordinator())
+
+
 def test_kept_tokens_are_not_generated_again() -> None:
     async def resume() -> None:
         engine = SimulatedEngine("engine-0", PLAIN, version=3)
@@ -119,13 +132,36 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
         run_virtual(submit())
 
 
-def test_weights_load_only_into_an_idle_engine_and_mark_the_tokens() -> None:
+def test_loading_weights_drops_what_an_earlier_attempt_left() -> None:
     async def load() -> None:
         engine, weights = SimulatedEngine("engine-0", PLAIN), WeightsRef(version=5, path="", digest="")
+        await engine.submit([request(0, max_new_tokens=20), request(1)])
+        await asyncio.sleep(0.5)  # one has finished, one runs, nobody has collected
+        await engine.load_weights(weights, seed=0, probes=())
+        stats = await engine.stats()
+        assert (stats.num_running, stats.num_waiting, stats.progress) == (0, 0, {})
+        assert await engine.collect(10.0) == []
+
+    run_virtual(load())
+
+
+def test_a_wait_that_began_before_the_weights_came_takes_nothing_of_what_follows() -> None:
+    async def abandon() -> None:
+        engine = SimulatedEngine("engine-0", PLAIN)
+        abandoned = asyncio.create_task(engine.collect(1000.0))
+        await asyncio.sleep(0.1)
+        await engine.load_weights(WeightsRef(version=1, path="", digest=""), seed=0, probes=())
         await engine.submit([request(0)])
-        with pytest.raises(RuntimeError, match="must be idle to load version 5, but it has 1 requests"):
-            await engine.load_weights(weights, seed=0, probes=())
-        await collect_all(engine, 1)
+        assert [response.index for response in await collect_all(engine, 1)] == [0]
+        assert await abandoned == []
+
+    run_virtual(abandon())
+
+
+def test_weights_mark_the_tokens() -> None:
+    async def load() -> None:
+        engine = SimulatedEngine("engine-0", PLAIN)
+        weights = WeightsRef(version=5, path="", digest="")
         attestation = await engine.load_weights(weights, seed=0, probes=((1, 2, 3),))
         assert (attestation.version, attestation.probe_logprobs) == (5, ((-1.0, -1.0),))
         await engine.submit([request(1)])

@@ -91,6 +91,18 @@ async def test_a_cancelled_or_timed_out_collect_loses_nothing(thread: Thread) ->
     assert [generated.index for generated in await thread.collect(5)] == [4]
 
 
+async def test_a_clearing_forgets_what_nobody_collected_and_ends_waits(thread: Thread) -> None:
+    abandoned = asyncio.create_task(thread.collect(5))
+    await asyncio.sleep(0)
+    thread.clear()
+    thread.deliver([make_generated(1)])
+    assert await abandoned == []
+    assert [generated.index for generated in await thread.collect(5)] == [1]
+    thread.deliver([make_generated(2)])
+    thread.clear()
+    assert await thread.collect(0.0) == []
+
+
 async def test_a_user_error_leaves_the_thread_alive(thread: Thread) -> None:
     def refuse(core: CountdownCore) -> None:
         raise ValueError("not this one")

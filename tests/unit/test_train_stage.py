@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,16 +15,20 @@ import pytest
 from learner_factories import make_model, random_groups
 from plan_factories import CONTEXT, make_step_plan
 
-from artifacts.records import Group
+from artifacts.records import Group, VersionSpan, WeightsRef, unpack
 from artifacts.sample_buffer import RoundAborted
 from artifacts.store import Store
+from artifacts.weights import fingerprints
 from tasks import train
+from tasks.engines.base import Attestation
 from tasks.learner.remote import LearnerActor
+from tasks.learner.streaming import one_shot
 from tasks.learner.trainer import LearnerConfig
-from tasks.plan import StepPlan, store_of
+from tasks.learner.weight_sync import GateFailed
+from tasks.plan import RunContext, StepPlan, store_of
 from tasks.sample_stream import CAPACITIES, BufferActor, SampleStream, root_cause, round_key
 from tasks.scheduling.stream_training import ScaleDown
-from tasks.train import GradientReport, read_split, replay_gradients
+from tasks.train import GradientReport, read_split, replay_gradients, write_split
 
 GROUPS = random_groups(3, num_groups=8)
 FREED = ScaleDown(engines=("engine-0",), learners=("learner-0",))
@@ -115,6 +121,25 @@ def test_what_a_lost_attempt_accumulated_is_discarded(learner: LearnerActor, mod
     assert weights(learner) == weights(undisturbed)
 
 
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_a_response_of_weights_that_the_round_does_not_allow_is_not_trained(
+    learner: LearnerActor, tmp_path: Path, is_decided: bool
+) -> None:
+    """As a closed round may hold it that another version of the code has written."""
+    first = GROUPS[0].responses[0]
+    versions = (VersionSpan(version=3, num_tokens=len(first.generated.token_ids)),)
+    other = replace(first, generated=replace(first.generated, versions=versions))
+    groups = (replace(GROUPS[0], responses=(other, *GROUPS[0].responses[1:])), *GROUPS[1:])
+    plan = make_plan(tmp_path)
+    if is_decided:
+        write_split(store_of(plan), 1, one_shot(groups, 1, flat_costs=False))
+    words = rf"versions \[0\] alone, response {first.generated.response_id} has versions \[3\]"
+    with pytest.raises((ValueError, ExceptionGroup)) as caught:
+        asyncio.run(play(plan, BufferActor(CAPACITIES), groups))
+    assert re.search(words, str(root_cause(caught.value)))
+    assert learner._rank._normaliser == 0
+
+
 async def replayed(actor: LearnerActor, plan: StepPlan, groups: Sequence[Group]) -> None:
     """The step's gradients from its records, in another learner."""
     with pytest.MonkeyPatch.context() as patch:
@@ -129,6 +154,23 @@ def test_a_replay_comes_to_the_very_weights_of_the_streamed_step(learner: Learne
     again = new_learner(model_path)
     asyncio.run(replayed(again, plan, GROUPS[::-1]))
     assert weights(again) == expected
+
+
+def test_a_replay_skips_the_update_that_was_skipped(
+    learner: LearnerActor,
+    model_path: str,
+    tmp_path: Path,
+) -> None:
+    first = GROUPS[0].responses[0]
+    logprobs = (math.nan,) * len(first.generated.logprobs)
+    sick = replace(first, generated=replace(first.generated, logprobs=logprobs))
+    groups = (replace(GROUPS[0], responses=(sick, *GROUPS[0].responses[1:])), *GROUPS[1:])
+    plan, before = make_plan(tmp_path), learner._rank.fingerprints()
+    asyncio.run(play(plan, BufferActor(CAPACITIES), groups))
+    again = new_learner(model_path)
+    asyncio.run(replayed(again, plan, groups[::-1]))
+    assert weights(learner) == weights(again) == before
+    assert (learner._version, again._version) == (1, 1)
 
 
 def test_a_repeated_stage_follows_the_split_that_was_decided(learner: LearnerActor, tmp_path: Path) -> None:
@@ -159,6 +201,68 @@ def test_a_step_that_was_updated_is_not_trained_again(learner: LearnerActor, tmp
     assert [one.num_groups for one in report.ranks] == [0]
     assert report.spans == ()
     assert learner._rank._normaliser == 0
+
+
+def publish_of(
+    learners: Sequence[LearnerActor],
+    tmp_path: Path,
+    patch: pytest.MonkeyPatch,
+) -> list[str]:
+    """Publish through the gate to an engine that holds the file; which ranks were asked probes."""
+    probed: list[str] = []
+    names = tuple(f"learner-{rank}" for rank in range(len(learners)))
+
+    @dataclass(frozen=True, slots=True)
+    class Rank(Local):
+        async def call(self, method: str, *args: object, deadline_s: float) -> Any:  # Any: as Local
+            if method == "attest" and unpack(args[0]):  # type: ignore[arg-type]  # packed probes
+                probed.append(self.name)
+            return await Local.call(self, method, *args, deadline_s=deadline_s)
+
+    async def load_engines(run: RunContext, weights: WeightsRef) -> dict[str, Attestation]:
+        held = Attestation(
+            version=weights.version,
+            fingerprints=fingerprints(weights.path),
+            probe_logprobs=learners[0]._rank.probe(run.probes),
+        )
+        return {"engine-0": held}
+
+    ranks = [Rank(*pair) for pair in zip(names, learners, strict=True)]
+    patch.setattr(train, "learner_ranks", lambda run: ranks)
+    patch.setattr(train, "load_engines", load_engines)
+    devices = dict.fromkeys((*names, "engine-0"), "cpu:0")
+    run = replace(CONTEXT, learners=names, weights_dir=str(tmp_path), devices=devices)
+    asyncio.run(train.publish(replace(run, probes=((1, 2, 3),))))
+    return probed
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_the_gate_sees_every_rank_and_asks_the_last_one_the_probes(
+    model_path: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_ranks: int,
+) -> None:
+    learners = [new_learner(model_path) for _ in range(num_ranks)]
+    assert publish_of(learners, tmp_path, monkeypatch) == [f"learner-{num_ranks - 1}"]
+    for rank in range(num_ranks if num_ranks > 1 else 0):
+        element = learners[rank]._rank._policy.flat.view("model.norm.weight")[3]
+        kept = element.clone()
+        element += 1
+        with pytest.raises(GateFailed, match=r"must hold the learner's model\.norm\.weight"):
+            publish_of(learners, tmp_path, monkeypatch)
+        element.copy_(kept)
+
+
+def test_a_rank_of_another_version_is_named(
+    model_path: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learners = [new_learner(model_path) for _ in range(3)]
+    learners[1]._version = 4
+    with pytest.raises(GateFailed, match="learner-1 must hold version 0, it holds 4"):
+        publish_of(learners, tmp_path, monkeypatch)
 
 
 def test_a_replay_without_a_recorded_split_deals_as_a_plain_step_does(learner: LearnerActor, tmp_path: Path) -> None:

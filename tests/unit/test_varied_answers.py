@@ -32,7 +32,7 @@ def test_every_verdict_is_right() -> None:
     judged = [judge(reward, answer) for answer in varied_answers(5, 200) if answer.kind != "endless"]
     reward.close()
     assert [one.answer for one in judged if one.is_mistaken or one.is_crash] == []
-    assert reward.num_verified > 30
+    assert reward.num_verified >= 3
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,11 @@ def test_short_look_ahead_reads_what_the_full_one_reads(latex: str) -> None:
         ("y=2x+1", "y=2x-1", "different"),
         (r"\frac{1}{3}", "0.333333", "equal"),
         (r"9\%", "9", "equal"),
+        ("2^{-30}", "0.0", "different"),
+        (r"6.63 \times 10^{-34}", "0.0", "different"),
+        ("e^{-50}", "e^{-60}", "different"),
+        ("x^2+1=0", "x^2+4=0", "different"),
+        *((f"2+5{letter}", "2+5", "different") for letter in "cdghlmost"),
         ("e", "E", "equal"),
         ("@@@", "1", "bad_gold"),
     ],

@@ -3,27 +3,31 @@
     host --pipes' and files' far ends--> origin --fork--> candidate      host == frames over the pipes ==> candidate
     host --a byte, past a limit--> origin --SIGKILL--> candidate         host <== number and exit code === origin
 
-The process is there, walled in, before its program is: asking for it costs no response any time. Whoever holds a `CandidateProcess`
-may be told anything by it: replies of known shapes pass, and nothing else.
+The process is there, walled in, before its program is: asking for it costs no response any time.
+It says once that its walls stand, and is believed because nothing else is in it yet. From then on
+whoever holds a `CandidateProcess` may be told anything by it: replies of known shapes pass, and
+nothing else.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
-import signal
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from tasks.cluster.deaths import manner
 from tasks.rewards.frames import Json
-from tasks.rewards.sandbox.candidate import LENGTH
+from tasks.rewards.interrupt import Interrupt, Interrupted
+from tasks.rewards.sandbox.candidate import CONFINED, LENGTH
+from tasks.rewards.sandbox.command import Command, framed
 from tasks.rewards.sandbox.fork_server import END, FORK, STATUS
-from tasks.rewards.sandbox.reply import GOES_ON, MAX_REPLY_BYTES, Reply, read_reply
+from tasks.rewards.sandbox.reply import GOES_ON, MAX_REPLY_BYTES, Kind, Reply, read_reply
 
-SEND_S = 10.0  # for a candidate to read what does not fit its pipe
+WALLS_S = 30.0  # to a process whose walls stand
+WATCH_S = 0.1  # between two looks at an origin that is slow to fork
 DYING_S = 0.5  # between the closing of a process's pipes and its end
 GRACE_S = 5.0  # for the origin to tell an end
 PIPE_BYTES = 32 << 10  # that surely fit a pipe
@@ -33,30 +37,35 @@ class OriginLost(ConnectionError):
     """The process that forks candidates is gone, or does not answer."""
 
 
+class Unconfined(Exception):
+    """Its walls cannot be built; it was given no program."""
+
+
 class CandidateDead(Exception):
     """It ended, or closed its pipes, which is its end too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """Something for a running program to do."""
-
-    message: dict[str, Json]  # {"function", "arguments", "named"}, {"statement"}, or the {"value"} or {"raised"} of an "ask"
-    limit_s: float  # seconds it may take
-
-    @classmethod
-    def call(cls, function: str, arguments: Json, named: Json, limit_s: float) -> Command:
-        """Call a function of the program; arguments as `plain_values` writes a list and a dict."""
-        return cls(message={"function": function, "arguments": arguments, "named": named}, limit_s=limit_s)
-
-
 class CandidateProcess:
-    """One program's process, for one caller; what it cannot do for the origin's sake raises OriginLost."""
+    """One program's process, for one caller. OriginLost where the fault is the origin's.
 
-    def __init__(self, control: socket.socket, number: int) -> None:
-        """Ask the origin at the other end of `control` for its `number`-th child. OSError if there is no asking."""
+    Every wait for it raises Interrupted once the interrupt is set.
+    """
+
+    def __init__(
+        self,
+        control: socket.socket,
+        number: int,
+        interrupt: Interrupt,
+        is_stopped: Callable[[], bool],
+    ) -> None:
+        """Ask the origin at the other end of `control` for its `number`-th child.
+
+        OSError if it cannot be asked.
+        `is_stopped`: whether a signal has stopped the origin, as far as the host can see.
+        """
         self.is_running, self.has_program = True, False
         self._control, self._number = control, number
+        self._interrupt, self._is_stopped = interrupt, is_stopped
         self._received = bytearray()  # of a reply that is not complete
         self._exit_code: int | None = None
         self._stdin, self._stdout = os.memfd_create("stdin"), os.memfd_create("stdout")
@@ -73,14 +82,18 @@ class CandidateProcess:
             os.close(give_replies)
 
     def start(self, message: dict[str, Json], stdin: str, limit_s: float) -> Reply:
-        """Hand the program over, its input into the file that it has as standard input, and await the end of its text."""
+        """Hand the program over, with its input as standard input, and await the end of its text.
+
+        Unconfined, or OriginLost, if the process is not fit for a program.
+        """
+        self._await_walls()
         self.has_program = True
         os.pwrite(self._stdin, stdin.encode("utf-8", "surrogatepass"), 0)
-        return self._timed(_framed(message), limit_s)
+        return self._timed(framed(message), limit_s)
 
     def obey(self, commands: Sequence[Command]) -> list[Reply]:
         """The replies to commands, in order; none after the one that ended the program."""
-        bodies = [_framed(command.message) for command in commands]
+        bodies = [framed(command.message) for command in commands]
         if sum(map(len, bodies)) <= PIPE_BYTES:  # then it need not wait for us between two commands
             bodies = [b"".join(bodies), *[b""] * len(bodies)][: len(bodies)]
         replies: list[Reply] = []
@@ -106,37 +119,69 @@ class CandidateProcess:
         if self._exit_code is None and descriptors[0] >= 0:
             _tell_origin(self._control)
 
+    def _await_walls(self) -> None:
+        """Hear that it is confined, before there is a program that could say so.
+
+        A program's time begins no earlier.
+        """
+        deadline_s, told = time.monotonic() + WALLS_S, self._hear_walls()
+        while told == "timeout" and time.monotonic() < deadline_s:
+            if self._is_stopped():
+                raise OriginLost("the process that forks candidates was stopped")
+            told = self._hear_walls()
+        if not isinstance(told, bytes):
+            raise OriginLost(f"a candidate's walls did not stand after {WALLS_S:.0f} s")
+        if told != CONFINED:
+            raise Unconfined(told.decode("utf-8", "replace"))
+        self._await_end(0.0)  # it may have been ended since, which is no program's doing
+        if self._exit_code is not None:
+            raise OriginLost("a candidate was ended before it had a program")
+
+    def _hear_walls(self) -> bytes | Kind:
+        try:
+            return self._receive(time.monotonic() + WATCH_S)
+        except CandidateDead:
+            cause = self._cause_of_death().detail
+            raise OriginLost(f"a candidate ended before it had a program: {cause}") from None
+
     def _timed(self, body: bytes, limit_s: float) -> Reply:
         """Send something and await the reply to it, stamped with the time both took."""
         started_s = time.monotonic()
+        deadline_s = started_s + limit_s
         try:
-            self._send(body)
-            reply = self._await_reply(started_s + limit_s)
+            is_sent = self._send(body, deadline_s)
+            reply = self._await_reply(deadline_s) if is_sent else Reply(kind="timeout")
         except CandidateDead:
             reply = self._cause_of_death()
         self.is_running = reply.kind in GOES_ON
         return replace(reply, wall_s=time.monotonic() - started_s)
 
-    def _send(self, body: bytes) -> None:
-        """Write commands; one that reads nothing for so long is as good as dead."""
+    def _send(self, body: bytes, deadline_s: float) -> bool:
+        """Write commands; whether they were taken before the deadline."""
         left = memoryview(body)
         while left:
             try:
                 left = left[os.write(self._commands, left) :]
             except BlockingIOError:
-                if not self._wait(self._commands, select.POLLOUT, time.monotonic() + SEND_S):
-                    raise CandidateDead from None
+                if not self._wait(self._commands, select.POLLOUT, deadline_s):
+                    return False
             except BrokenPipeError:
                 raise CandidateDead from None
+        return True
 
     def _await_reply(self, deadline_s: float) -> Reply:
-        """The candidate's next message, or a "timeout" past the deadline."""
+        """The reply that the candidate's next message is."""
+        told = self._receive(deadline_s)
+        return read_reply(told) if isinstance(told, bytes) else Reply(kind=told)
+
+    def _receive(self, deadline_s: float) -> bytes | Kind:
+        """The candidate's next message; "timeout" past the deadline, "too_long" if it is."""
         found = self._received
         while len(found) < LENGTH.size or len(found) < LENGTH.size + LENGTH.unpack_from(found)[0]:
             if len(found) >= LENGTH.size and LENGTH.unpack_from(found)[0] > MAX_REPLY_BYTES:
-                return Reply(kind="too_long")
+                return "too_long"
             if not self._wait(self._replies, select.POLLIN, deadline_s):
-                return Reply(kind="timeout")
+                return "timeout"
             chunk = os.read(self._replies, 1 << 16)
             if not chunk:
                 raise CandidateDead
@@ -144,17 +189,20 @@ class CandidateProcess:
         end = LENGTH.size + LENGTH.unpack_from(found)[0]
         body = bytes(found[LENGTH.size : end])
         del found[:end]
-        return read_reply(body)
+        return body
 
     def _wait(self, descriptor: int, event: int, deadline_s: float) -> bool:
         """Whether a pipe is ready before the deadline. CandidateDead when it never will be."""
         poller = select.poll()
         poller.register(descriptor, event)
+        poller.register(self._interrupt.fileno(), select.POLLIN)
         if self._exit_code is None:
             poller.register(self._control.fileno(), select.POLLIN)
         while True:
             left_s = 0.0 if self._exit_code is not None else max(0.0, deadline_s - time.monotonic())
-            ready = [one for one, _ in poller.poll(1000 * left_s)]
+            ready = [readable for readable, _ in poller.poll(1000 * left_s)]
+            if self._interrupt.fileno() in ready:
+                raise Interrupted("nobody needs the verdict")
             if descriptor in ready or not ready:
                 break
             self._hear_origin()
@@ -172,8 +220,7 @@ class CandidateProcess:
             self._await_end(GRACE_S)
         if self._exit_code is None:
             raise OriginLost(f"no end of a candidate told for {GRACE_S:.0f} s")
-        code = self._exit_code
-        return Reply(kind="died", detail=signal.Signals(-code).name if code < 0 else f"exit status {code}")
+        return Reply(kind="died", detail=manner(self._exit_code))
 
     def _await_end(self, limit_s: float) -> None:
         poller, deadline_s = select.poll(), time.monotonic() + limit_s
@@ -197,8 +244,3 @@ def _tell_origin(control: socket.socket) -> None:
         control.sendall(END)
     except OSError:
         return
-
-
-def _framed(message: dict[str, Json]) -> bytes:
-    body = json.dumps(message).encode("ascii")
-    return LENGTH.pack(len(body)) + body

@@ -11,17 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from artifacts.code_cases import AssertionCase, CallCase, CodeGold, StdioCase, expected_value
-from artifacts.plain_values import from_json, same
+from artifacts.code_cases import AssertionCase, CallCase, CodeGold, StdioCase
+from artifacts.plain_values import same
 from artifacts.records import CaseVerdict
+from tasks.cluster.deaths import manner
 from tasks.rewards.frames import Json
-from tasks.rewards.sandbox.candidate_process import Command
+from tasks.rewards.interrupt import Interrupt
+from tasks.rewards.sandbox.command import Command
 from tasks.rewards.sandbox.isolation import Isolation
 from tasks.rewards.sandbox.limits import SandboxLimits
 from tasks.rewards.sandbox.reply import Kind, Reply
-from tasks.rewards.sandbox.sandbox import Sandbox, SandboxLost, SandboxUnavailable
+from tasks.rewards.sandbox.sandbox import (
+    START_S,
+    LostUnderProgram,
+    Sandbox,
+    SandboxLost,
+    SandboxUnavailable,
+)
 
 TEST_S = 10.0  # for the statements of a test, the calls of the program apart
 NO_NAMES: Json = {"dict": []}  # named arguments, none
@@ -60,8 +67,9 @@ class CaseRunner:
     """Executes programs against their cases, one at a time; holds one sandbox, and a second from the first assertion on."""
 
     def __init__(self, isolation: Isolation, limits: SandboxLimits) -> None:
-        self._programs = Sandbox(isolation, limits)
-        self._tests = Sandbox(isolation, limits)
+        self.interrupt = Interrupt()
+        self._programs = Sandbox(isolation, limits, self.interrupt)
+        self._tests = Sandbox(isolation, limits, self.interrupt, is_trusted=True)
 
     def warm(self) -> None:
         """Have the programs' sandbox running now; SandboxUnavailable if it cannot."""
@@ -72,18 +80,25 @@ class CaseRunner:
         self._programs.close()
         self._tests.close()
 
-    def abandon(self) -> None:
-        """From another thread: end what runs, for good; that call of `run` raises SandboxLost."""
-        self._programs.abandon()
-        self._tests.abandon()
-
     def run(self, program: str, gold: CodeGold, limits_s: Sequence[float]) -> list[CaseRun]:
-        """A run for every case of the gold, in order, `limits_s` seconds each. A sandbox that is lost under it is replaced once."""
-        text = f"{gold.preamble}\n{program}" if gold.preamble else program
+        """A run for every case of the gold, in order, `limits_s` seconds each.
+
+        A sandbox that is lost is replaced once. A program that loses the second one, too, has done
+        so itself if one that does nothing loses none: could it bring about that there is no
+        verdict, it would be taken out of its group by it.
+        """
         try:
-            return self._run(text, gold, limits_s)
+            return self._run(program, gold, limits_s)
         except SandboxLost:
-            return self._run(text, gold, limits_s)
+            pass
+        try:
+            return self._run(program, gold, limits_s)
+        except LostUnderProgram as error:
+            (control,) = self._programs.start("", limit_s=START_S)
+            if control.kind != "value":
+                raise
+            sabotage = CaseRun(verdict=CaseVerdict.SABOTAGE, wall_s=0.0, detail=str(error))
+            return [sabotage, *[NOT_RUN] * (len(gold.cases) - 1)]
 
     def _run(self, program: str, gold: CodeGold, limits_s: Sequence[float]) -> list[CaseRun]:
         runs: dict[int, CaseRun] = {}
@@ -91,30 +106,54 @@ class CaseRunner:
         calls = [(number, case, limit) for number, case, limit in numbered if isinstance(case, CallCase)]
         statements = [(number, case, limit) for number, case, limit in numbered if isinstance(case, AssertionCase)]
         if calls:
-            found = self._run_calls(program, gold.function, [case for _, case, _ in calls], [limit for _, _, limit in calls])
-            runs |= dict(zip((number for number, _, _ in calls), found, strict=True))
+            numbers, cases, limits = zip(*calls, strict=True)
+            found = self._run_calls(program, gold, cases, limits)
+            runs |= dict(zip(numbers, found, strict=True))
         if statements:
             found = self._run_statements(program, gold, [case for _, case, _ in statements], [limit for _, _, limit in statements])
             runs |= dict(zip((number for number, _, _ in statements), found, strict=True))
         for number, case, limit in numbered:
             if isinstance(case, StdioCase):
                 ended = any(run.verdict is CaseVerdict.TIMEOUT for run in runs.values())
-                runs[number] = NOT_RUN if ended else self._run_whole(program, case, limit)
+                runs[number] = NOT_RUN if ended else self._run_whole(program, gold, case, limit)
         return [runs[number] for number in range(len(gold.cases))]
 
-    def _run_calls(self, program: str, function: str, cases: Sequence[CallCase], limits_s: Sequence[float]) -> list[CaseRun]:
-        commands = [Command.call(function, case.arguments, NO_NAMES, limit) for case, limit in zip(cases, limits_s, strict=True)]
-        start, *replies = self._programs.start(program, limit_s=limits_s[0], commands=commands)
+    def _run_calls(
+        self,
+        program: str,
+        gold: CodeGold,
+        cases: Sequence[CallCase],
+        limits_s: Sequence[float],
+    ) -> list[CaseRun]:
+        timed, name = zip(cases, limits_s, strict=True), gold.function
+        commands = [Command.call(name, case.arguments, NO_NAMES, limit) for case, limit in timed]
+        start, *replies = self._programs.start(
+            program,
+            preamble=gold.preamble,
+            limit_s=limits_s[0],
+            commands=commands,
+        )
         if start.kind != "value":
             return [_ended(start), *[NOT_RUN] * (len(cases) - 1)]
         runs = [_judge_call(case, reply) for case, reply in zip(cases, replies, strict=False)]
         runs[0] = CaseRun(verdict=runs[0].verdict, wall_s=start.wall_s + runs[0].wall_s, detail=runs[0].detail)
         return runs + [NOT_RUN] * (len(cases) - len(runs))
 
-    def _run_whole(self, program: str, case: StdioCase, limit_s: float) -> CaseRun:
-        (reply,) = self._programs.start(program, limit_s=limit_s, stdin=case.stdin)
-        ended_well = reply.kind in ("value", "exited") or (reply.kind == "died" and reply.detail == "exit status 0")
-        if not ended_well:
+    def _run_whole(
+        self,
+        program: str,
+        gold: CodeGold,
+        case: StdioCase,
+        limit_s: float,
+    ) -> CaseRun:
+        (reply,) = self._programs.start(
+            program,
+            preamble=gold.preamble,
+            limit_s=limit_s,
+            stdin=case.stdin,
+        )
+        is_quiet = reply.kind == "died" and reply.detail == manner(0)
+        if not (is_quiet or reply.kind in ("value", "exited")):
             return _ended(reply)
         if reply.stdout is None:
             return CaseRun(verdict=CaseVerdict.OUTPUT, wall_s=reply.wall_s)
@@ -122,7 +161,12 @@ class CaseRunner:
         return CaseRun(verdict=CaseVerdict.PASS if right else CaseVerdict.WRONG, wall_s=reply.wall_s)
 
     def _run_statements(self, program: str, gold: CodeGold, cases: Sequence[AssertionCase], limits_s: Sequence[float]) -> list[CaseRun]:
-        (start,) = self._programs.start(program, limit_s=limits_s[0], keep=True)
+        (start,) = self._programs.start(
+            program,
+            preamble=gold.preamble,
+            limit_s=limits_s[0],
+            keep=True,
+        )
         try:
             if start.kind != "value":
                 return [_ended(start), *[NOT_RUN] * (len(cases) - 1)]
@@ -131,44 +175,59 @@ class CaseRunner:
                 raise TestsBroken(f"the tests of {gold.function} cannot be set up: {setup.value} {setup.detail}")
             runs: list[CaseRun] = []
             for case, limit in zip(cases, limits_s, strict=True):
-                ended = bool(runs) and runs[-1].verdict in (CaseVerdict.TIMEOUT, CaseVerdict.MEMORY, CaseVerdict.CRASH, CaseVerdict.NOT_RUN)
-                runs.append(NOT_RUN if ended else self._run_statement(gold.function, case, limit))
-            return runs
+                run, goes_on = self._run_statement(gold.function, case, limit)
+                runs.append(run)
+                if not goes_on:
+                    break
+            return runs + [NOT_RUN] * (len(cases) - len(runs))
         finally:
             self._programs.end()
             self._tests.end()
 
-    def _run_statement(self, function: str, case: AssertionCase, limit_s: float) -> CaseRun:
-        """One statement, its calls carried over to the program, which has `limit_s` for all of them together."""
+    def _run_statement(
+        self,
+        function: str,
+        case: AssertionCase,
+        limit_s: float,
+    ) -> tuple[CaseRun, bool]:
+        """One statement, its calls carried over to the program, which has `limit_s` for all.
+
+        And whether there can be a next: not while the test waits for an answer that never comes.
+        """
         spent_s, raised = 0.0, ""
         reply = self._tests.send(Command(message={"statement": case.statement}, limit_s=TEST_S))
         while reply.kind == "ask":
             assert isinstance(reply.value, dict)
-            answer = self._programs.send(
-                Command.call(function, reply.value["arguments"], reply.value["named"], max(0.0, limit_s - spent_s))
-            )
+            arguments, named = reply.value["arguments"], reply.value["named"]
+            left_s = max(0.0, limit_s - spent_s)
+            call = Command.call(function, arguments, named, left_s, is_exact=False)
+            answer = self._programs.send(call)
             spent_s += answer.wall_s
-            if answer.kind == "raised":
-                raised = _words(answer)
-                message: dict[str, Any] = {"raised": answer.value}  # Any: JSON
-            elif answer.kind == "value" and _is_plain(answer.value):
-                message = {"value": answer.value}
-            else:
-                return CaseRun(verdict=ENDINGS.get(answer.kind, CaseVerdict.FORGED), wall_s=spent_s, detail=_words(answer))
-            reply = self._tests.send(Command(message=message, limit_s=TEST_S))
-        if reply.kind == "value":
-            return CaseRun(verdict=CaseVerdict.PASS, wall_s=spent_s)
-        failed = reply.kind == "raised" and reply.value != "AssertionError" and raised
-        return CaseRun(verdict=CaseVerdict.EXCEPTION if failed else CaseVerdict.WRONG, wall_s=spent_s, detail=raised or _words(reply))
+            if answer.kind not in ("value", "raised"):
+                return CaseRun(
+                    verdict=ENDINGS[answer.kind],
+                    wall_s=spent_s,
+                    detail=_words(answer),
+                ), False
+            raised = _words(answer) if answer.kind == "raised" else raised
+            told: dict[str, Json] = {answer.kind: answer.value, "message": answer.detail}
+            reply = self._tests.send(Command(message=told, limit_s=TEST_S))
+        return _judge_statement(reply, raised, spent_s), reply.kind in ("value", "raised")
+
+
+def _judge_statement(reply: Reply, raised: str, wall_s: float) -> CaseRun:
+    """The tests' own reply decides; `raised`: what the program raised last, in words."""
+    if reply.kind == "value":
+        return CaseRun(verdict=CaseVerdict.PASS, wall_s=wall_s)
+    failed = reply.kind == "raised" and reply.value != "AssertionError" and raised
+    verdict = CaseVerdict.EXCEPTION if failed else CaseVerdict.WRONG
+    return CaseRun(verdict=verdict, wall_s=wall_s, detail=raised or _words(reply))
 
 
 def _judge_call(case: CallCase, reply: Reply) -> CaseRun:
     if reply.kind != "value":
         return _ended(reply)
-    try:
-        right = same(expected_value(case), from_json(reply.value), case.tolerance)
-    except (ValueError, TypeError, RecursionError, OverflowError):  # JSON that `plain_values` does not write: the program's own
-        return CaseRun(verdict=CaseVerdict.FORGED, wall_s=reply.wall_s)
+    right = same(case.expected, reply.value, case.tolerance)
     return CaseRun(verdict=CaseVerdict.PASS if right else CaseVerdict.WRONG, wall_s=reply.wall_s)
 
 
@@ -179,14 +238,6 @@ def _ended(reply: Reply) -> CaseRun:
 def _words(reply: Reply) -> str:
     name = f"{reply.value} " if reply.kind == "raised" else ""
     return f"{name}{reply.detail}".strip()
-
-
-def _is_plain(value: object) -> bool:
-    try:
-        from_json(value)
-    except (ValueError, TypeError, RecursionError):
-        return False
-    return True
 
 
 def _lines(text: str) -> list[str]:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from tasks.rewards.frames import send_frame
 from tasks.rewards.sandbox.candidate import run_program
 from tasks.rewards.sandbox.landlock import restrict_to_reading
+from tasks.rewards.sandbox.namespaces import Fork, become_nobody, forking_apart, settle
 from tasks.rewards.sandbox.seccomp import Filter
 
 PRELOADED = (
@@ -29,13 +30,12 @@ PRELOADED = (
     "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "queue", "random",
     "re", "statistics", "string", "textwrap", "time", "types", "typing", "unicodedata",
 )  # fmt: skip
-NOBODY = 65534
 FORK, END = b"F", b"E"  # what a host says: a candidate for these four descriptors; the running one is to end
 STATUS = struct.Struct(">Ii")  # what it is told: number of a candidate from 1, its exit code as `waitstatus_to_exitcode` has it
 NUM_STREAMS = 4  # standard input, standard output, commands, replies
 
 
-def serve(control: socket.socket, run: Callable[[tuple[int, ...]], None]) -> None:
+def serve(control: socket.socket, fork: Fork, run: Callable[[tuple[int, ...]], None]) -> None:
     """Fork a process that calls `run` for every one that the host asks for, one at a time, until the host is gone."""
     number = 0
     while True:
@@ -45,7 +45,7 @@ def serve(control: socket.socket, run: Callable[[tuple[int, ...]], None]) -> Non
         if order != FORK:  # the end of one that had ended
             continue
         number += 1
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             run(tuple(streams))
         for descriptor in streams:
@@ -66,13 +66,14 @@ def _await_end(control: socket.socket, pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _confine_without_namespaces(readable: list[str]) -> None:
-    """The weaker isolation: an unprivileged user, and files out of reach by Landlock."""
-    if os.getuid() == 0:
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
-    restrict_to_reading(readable)
+def _confine(readable: list[str]) -> Fork:
+    """Confine this process and its children, by Landlock where paths are given; how to fork."""
+    if readable:
+        become_nobody()
+        restrict_to_reading(readable)
+        return os.fork
+    settle()
+    return forking_apart()
 
 
 def main() -> None:
@@ -82,13 +83,12 @@ def main() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     try:
-        calls, nothing = Filter(), os.open("/dev/null", os.O_RDWR)
-        if len(sys.argv) > 4:
-            _confine_without_namespaces(sys.argv[4:])
+        calls = Filter(has_files=tmp_bytes > 0)
+        fork = _confine(sys.argv[4:])
     except (OSError, ValueError) as error:
         send_frame(control, {"unavailable": str(error)})
         return
     gc.collect()
     gc.freeze()
     send_frame(control, {"ready": True})
-    serve(control, lambda streams: run_program(memory_bytes, tmp_bytes, (*streams[:2], nothing, *streams[2:]), calls))
+    serve(control, fork, lambda streams: run_program(memory_bytes, tmp_bytes, streams, calls))

@@ -1,7 +1,9 @@
-"""The system calls that a candidate program may not make. Runs inside the sandbox: standard library only.
+"""The system calls that a candidate program may make. Runs inside: standard library only.
 
-A filter that allows by default and refuses what starts processes or threads, reaches other processes, the network or kernel
-interfaces: a list of what is allowed would break with every C library. Namespaces, limits and mounts refuse the rest.
+A list of what CPython and its library need of the kernel to compute, to keep the time and to use
+files; everything else is refused, what a later kernel brings included. So no process or thread is
+started, no other process signalled, stopped or slowed, and no network or kernel interface reached,
+however the kernel spells it. Namespaces, limits and mounts refuse the rest.
 """
 
 from __future__ import annotations
@@ -13,32 +15,58 @@ import struct
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, MODE_FILTER = 38, 22, 2
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
-LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+NUMBER, ARCHITECTURE = 0, 4  # where `struct seccomp_data` has them
+ARGUMENTS = 16  # and these, two words each, the lower one first
 X32_BIT = 0x40000000
+FIRST_PROBED = 435  # clone3: from here on a C library falls back where the kernel has no such call
+
+Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
+_REFUSE_OR_ALLOW: list[Instruction] = [(RETURN, 0, 0, REFUSE | errno.EPERM), (RETURN, 0, 0, ALLOW)]
 
 # Name, number on x86_64, number on aarch64; -1 where the machine has no such call.
-_REFUSED = """
-fork 57 -1 vfork 58 -1 clone 56 220 execve 59 221 execveat 322 281 kill 62 129 tkill 200 130 tgkill 234 131
-rt_sigqueueinfo 129 138 rt_tgsigqueueinfo 297 240 pidfd_send_signal 424 424 pidfd_open 434 434 pidfd_getfd 438 438
-ptrace 101 117 process_vm_readv 310 270 process_vm_writev 311 271 process_madvise 440 440 kcmp 312 272
-socket 41 198 socketpair 53 199 connect 42 203 accept 43 202 accept4 288 242 bind 49 200 listen 50 201
-sendto 44 206 recvfrom 45 207 sendmsg 46 211 recvmsg 47 212 sendmmsg 307 269 recvmmsg 299 243
-mount 165 40 umount2 166 39 pivot_root 155 41 chroot 161 51 open_tree 428 428 move_mount 429 429 fsopen 430 430
-fsconfig 431 431 fsmount 432 432 fspick 433 433 mount_setattr 442 442 unshare 272 97 setns 308 268
-bpf 321 280 perf_event_open 298 241 io_uring_setup 425 425 io_uring_enter 426 426 io_uring_register 427 427
-userfaultfd 323 282 add_key 248 217 request_key 249 218 keyctl 250 219 shmget 29 194 shmat 30 196 shmctl 31 195
-semget 64 190 semop 65 193 semctl 66 191 semtimedop 220 192 msgget 68 186 msgsnd 69 189 msgrcv 70 188 msgctl 71 187
-mq_open 240 180 mq_unlink 241 181 memfd_create 319 279 memfd_secret 447 447 prlimit64 302 261 setrlimit 160 164
-setsid 112 157 setpgid 109 154 setuid 105 146 setgid 106 144 setreuid 113 145 setregid 114 143 setresuid 117 147
-setresgid 119 149 setgroups 116 159 capset 126 91 personality 135 92 prctl 157 167 seccomp 317 277
-init_module 175 105 finit_module 313 273 delete_module 176 106 kexec_load 246 104 kexec_file_load 320 294 reboot 169 142
-swapon 167 224 swapoff 168 225 sethostname 170 161 setdomainname 171 162 iopl 172 -1 ioperm 173 -1 modify_ldt 154 -1
-quotactl 179 60 name_to_handle_at 303 264 open_by_handle_at 304 265 settimeofday 164 170 clock_settime 227 112
-adjtimex 159 171 syslog 103 116 acct 163 89 fanotify_init 300 262 mlock 149 228 mlock2 325 284 mlockall 151 230
-sched_setaffinity 203 122 sched_setscheduler 144 119 setpriority 141 140 ioprio_set 251 30
+_ALLOWED = """
+read 0 63 write 1 64 readv 19 65 writev 20 66 pread64 17 67 pwrite64 18 68 preadv 295 69
+pwritev 296 70 lseek 8 62 close 3 57 close_range 436 436 dup 32 23 dup2 33 -1 dup3 292 24
+pipe 22 -1 pipe2 293 59 sendfile 40 71 copy_file_range 326 285 open 2 -1 openat 257 56 stat 4 -1
+fstat 5 80 lstat 6 -1 newfstatat 262 79 statx 332 291 access 21 -1 faccessat 269 48
+faccessat2 439 439 readlink 89 -1 readlinkat 267 78 getdents 78 -1 getdents64 217 61 statfs 137 43
+fstatfs 138 44 mkdir 83 -1 mkdirat 258 34 rmdir 84 -1 unlink 87 -1 unlinkat 263 35 rename 82 -1
+renameat 264 38 renameat2 316 276 link 86 -1 linkat 265 37 symlink 88 -1 symlinkat 266 36
+ftruncate 77 46 fallocate 285 47 fsync 74 82 fdatasync 75 83 getcwd 79 17 chdir 80 49 fchdir 81 50
+umask 95 166 brk 12 214 munmap 11 215 mremap 25 216 mprotect 10 226 msync 26 227 poll 7 -1
+ppoll 271 73 select 23 -1 pselect6 270 72 pause 34 -1 futex 202 98 set_robust_list 273 99
+set_tid_address 218 96 rseq 334 293 sched_yield 24 124 rt_sigaction 13 134 rt_sigprocmask 14 135
+rt_sigreturn 15 139 rt_sigpending 127 136 rt_sigsuspend 130 133 rt_sigtimedwait 128 137
+sigaltstack 131 132 restart_syscall 219 128 alarm 37 -1 setitimer 38 103 getitimer 36 102
+clock_gettime 228 113 clock_getres 229 114 clock_nanosleep 230 115 nanosleep 35 101
+gettimeofday 96 169 time 201 -1 times 100 153 getrusage 98 165 getcpu 309 168 getpid 39 172
+getppid 110 173 gettid 186 178 getuid 102 174 geteuid 107 175 getgid 104 176 getegid 108 177
+getresuid 118 148 getresgid 120 150 getgroups 115 158 getpgrp 111 -1 getpgid 121 155
+getsid 124 156 uname 63 160 sysinfo 99 179 sched_getaffinity 204 123 getpriority 140 141
+getrandom 318 278 getrlimit 97 163 exit 60 93 exit_group 231 94
 """
-_CLONE3 = 435  # answered with "no such call", so that the C library falls back to clone
-_MACHINES = {"x86_64": (0xC000003E, 1), "aarch64": (0xC00000B7, 2)}  # audit architecture, column of the table
+# For a program with files of its own. Landlock does not bound these to the paths that it allows.
+_ALLOWED_WITH_FILES = """
+truncate 76 45 chmod 90 -1 fchmod 91 52 fchmodat 268 53 utime 132 -1 utimes 235 -1
+futimesat 261 -1 utimensat 280 88 getxattr 191 8 lgetxattr 192 9 fgetxattr 193 10 listxattr 194 11
+llistxattr 195 12 flistxattr 196 13
+"""
+# Allowed with some arguments, `_CHECKS` says which.
+_BOUNDED = "fcntl 72 25 ioctl 16 29 mmap 9 222 madvise 28 233 prlimit64 302 261"
+
+F_SETFL, O_ASYNC = 4, 0x2000
+# Duplicate, flags, locks, a pipe's size. Not: receiver of signals, leases, notices, new size.
+FCNTL_COMMANDS = (0, 1, 2, 3, 5, 6, 7, 1030, 1032)
+# Is it a terminal, its size, bytes to be read, do not block, close in a new program or not.
+# Not: FIOASYNC, FIOSETOWN and whatever devices know.
+IOCTL_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# Normal, random, sequential, needed, not needed, free, huge pages or none.
+# Not: what takes pages that others share from them.
+MADVICE = (0, 1, 2, 3, 4, 8, 14, 15)
+MAP_LOCKED, MAP_HUGETLB = 0x2000, 0x40000  # memory that others could not get
+# Audit architecture, column of the tables.
+_MACHINES = {"x86_64": (0xC000003E, 1), "aarch64": (0xC00000B7, 2)}
 
 
 class Program(ctypes.Structure):
@@ -47,30 +75,97 @@ class Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
 
 
-def refused_calls(machine: str) -> dict[str, int]:
-    """Numbers of the refused calls by name. ValueError for a machine whose numbers are not known."""
+def allowed_calls(machine: str, *, has_files: bool) -> dict[str, int]:
+    """Numbers of the calls that pass with any argument. ValueError for an unknown machine."""
+    return _numbers(_ALLOWED + _ALLOWED_WITH_FILES if has_files else _ALLOWED, machine)
+
+
+def _numbers(table: str, machine: str) -> dict[str, int]:
     if machine not in _MACHINES:
-        raise ValueError(f"system calls can be filtered on {' and '.join(_MACHINES)}, this machine is {machine}")
-    words, column = _REFUSED.split(), _MACHINES[machine][1]
+        known = " and ".join(_MACHINES)
+        raise ValueError(f"system calls can be filtered on {known}, this machine is {machine}")
+    words, column = table.split(), _MACHINES[machine][1]
     rows = [words[start : start + 3] for start in range(0, len(words), 3)]
     return {row[0]: int(row[column]) for row in rows if int(row[column]) >= 0}
 
 
-def assemble(machine: str) -> bytes:
-    """The filter as BPF instructions: foreign architectures die, refused calls return EPERM, all others pass."""
-    numbers = sorted(set(refused_calls(machine).values()))
-    code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, _MACHINES[machine][0]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
-    code += [(AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL), (EQUAL, 0, 1, _CLONE3), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]
-    code += [(EQUAL, len(numbers) - place, 0, number) for place, number in enumerate(numbers)]
-    code += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE | errno.EPERM)]
-    return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
+def assemble(machine: str, *, has_files: bool) -> bytes:
+    """The filter as BPF instructions: foreign architectures die, what is on no list is refused."""
+    verdicts = _verdicts(set(allowed_calls(machine, has_files=has_files).values()))
+    code: list[Instruction] = [
+        (LOAD, 0, 0, ARCHITECTURE),
+        (EQUAL, 1, 0, _MACHINES[machine][0]),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER),
+    ]
+    for name, number in _numbers(_BOUNDED, machine).items():
+        check = _CHECKS[name]
+        code += [(EQUAL, 0, len(check), number), *check]
+    return b"".join(struct.pack("HBBI", *instruction) for instruction in [*code, *_tree(verdicts)])
+
+
+def _verdicts(allowed: set[int]) -> list[tuple[int, int]]:
+    """The numbers from which on another verdict holds, and which; the first is 0."""
+    found: list[tuple[int, int]] = []
+    for number in range(max(*allowed, FIRST_PROBED) + 2):
+        refused = REFUSE | (errno.ENOSYS if number >= FIRST_PROBED else errno.EPERM)
+        verdict = ALLOW if number in allowed else refused
+        if not found or found[-1][1] != verdict:
+            found.append((number, verdict))
+    return [*found, (X32_BIT, KILL)]
+
+
+def _tree(verdicts: list[tuple[int, int]]) -> list[Instruction]:
+    """Search by halves: at every installation the kernel tries each number, so length costs."""
+    if len(verdicts) == 1:
+        return [(RETURN, 0, 0, verdicts[0][1])]
+    lower, upper = verdicts[: len(verdicts) // 2], verdicts[len(verdicts) // 2 :]
+    below = _tree(lower)
+    return [(AT_LEAST, len(below), 0, upper[0][0]), *below, *_tree(upper)]
+
+
+def _lower(argument: int) -> Instruction:
+    """Load the lower word, all that the kernel reads of an `int`: the upper one changes nothing."""
+    return (LOAD, 0, 0, ARGUMENTS + 8 * argument)
+
+
+def _one_of(argument: int, values: tuple[int, ...]) -> list[Instruction]:
+    """Pass with one of these values, an `int`; the end of a check."""
+    jumps = [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+    return [_lower(argument), *jumps, *_REFUSE_OR_ALLOW]
+
+
+def _without(argument: int, bits: int) -> list[Instruction]:
+    """Pass without any of these bits; the end of a check."""
+    return [_lower(argument), (ANY_BIT, 0, 1, bits), *_REFUSE_OR_ALLOW]
+
+
+def _null(argument: int) -> list[Instruction]:
+    """Pass with a null pointer, both words of it; the end of a check."""
+    upper = (LOAD, 0, 0, ARGUMENTS + 8 * argument + 4)
+    return [_lower(argument), (EQUAL, 0, 2, 0), upper, (EQUAL, 1, 0, 0), *_REFUSE_OR_ALLOW]
+
+
+_SETTING_FLAGS = _without(2, O_ASYNC)
+_CHECKS = {
+    "fcntl": [
+        _lower(1),
+        (EQUAL, 0, len(_SETTING_FLAGS), F_SETFL),
+        *_SETTING_FLAGS,
+        *_one_of(1, FCNTL_COMMANDS),
+    ],
+    "ioctl": _one_of(1, IOCTL_COMMANDS),
+    "mmap": _without(3, MAP_LOCKED | MAP_HUGETLB),
+    "madvise": _one_of(2, MADVICE),
+    "prlimit64": _null(2),  # limits may be read
+}
 
 
 class Filter:
     """The filter, assembled once and installed in every candidate's process."""
 
-    def __init__(self) -> None:
-        code = assemble(platform.machine())
+    def __init__(self, *, has_files: bool) -> None:
+        code = assemble(platform.machine(), has_files=has_files)
         self._code = ctypes.create_string_buffer(code, len(code))
         self._program = Program(len(code) // 8, ctypes.addressof(self._code))
         self._libc = ctypes.CDLL(None, use_errno=True)

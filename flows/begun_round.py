@@ -1,0 +1,54 @@
+"""The round of a step, kept from the step's beginning on: a resume plays the round that was begun,
+whatever it changes in the plan of later ones.
+
+    plan_round ──▶ plans/00007.json ──▶ half played, killed ──▶ resumed ──▶ the same round
+
+Evaluations keep none: who asks other held-out prompts asks them all anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
+
+from artifacts import layout
+from artifacts.store import Store
+from tasks.scheduling.events import RoundPlan
+from tasks.scheduling.queue_state import QueueState, row_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunRound:
+    """A step's round."""
+
+    before: QueueState  # where the prompts stood when it was planned
+    plan: RoundPlan  # what it launches and brings home
+
+
+_JSON = TypeAdapter(BegunRound)
+
+
+def keep_round(store: Store, begun: BegunRound) -> BegunRound:
+    """Keep the round as that of its step."""
+    store.write(layout.plan_file(begun.plan.step), _JSON.dump_json(begun, indent=1))
+    return begun
+
+
+def begun_round(
+    store: Store,
+    step: int,
+    num_steps: int,
+    unfit: Collection[int],
+) -> BegunRound | None:
+    """The kept round of a step; None if there is none, or if it was not closed and its plan cannot
+    be followed: it asks rows that are unfit, or something new after the last step."""
+    name = layout.plan_file(step)
+    if not store.exists(name):
+        return None
+    begun = _JSON.validate_json(store.read(name))
+    asks_unfit = any(row_of(ref) in unfit for ref in begun.plan.candidates)
+    is_over = step > num_steps and begun.plan.kind != "drain"
+    is_closed = store.exists(layout.round_file(step))
+    return begun if is_closed or not (asks_unfit or is_over) else None

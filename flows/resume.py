@@ -1,0 +1,69 @@
+"""What a resumed run goes on with: the configuration it was started with, and of what is given
+beside `resume` whatever may change.
+
+What may not change decides what has been learned and recorded: model, seed, task, rewards, batch,
+scheduling, learner, devices. A replay would come to other weights, or the stream of prompts to
+other questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from artifacts.tracking import flatten
+from flows.config import RunConfig
+from flows.overlay import overlay
+
+Json = Mapping[str, Any]  # Any: JSON values
+
+CHANGEABLE = (  # fields, or groups of fields, that may stand in a run's way
+    "num_steps", "max_recoveries", "max_infra_fraction", "reward_workers", "unfit_prompts",
+    "sampling.max_response_tokens", "evaluation.every_steps", "learner.max_nonfinite_steps",
+    "engine.max_model_len", "engine.max_num_seqs", "engine.max_batched_tokens",
+    "engine.kv_cache_gb", "engine.gpu_memory_utilization", "engine.enforce_eager",
+    "engine.start_deadline_s", "engine.call_deadline_s", "engine.load_deadline_s",
+    "cluster.scheduler_address", "cluster.dashboard_port", "cluster.start_deadline_s",
+    "cluster.coordinator_slots",
+    "planner", "stream_trainer", "gate", "deadlines", "keep",
+)  # fmt: skip
+# they say which run is meant, and change nothing in it
+OF_THE_ATTEMPT = ("preset", "run_name", "resume")
+
+
+def resumed_config(given: RunConfig, started: Json) -> RunConfig:
+    """The configuration to go on with. ValueError for a given field that must stay as the run was
+    started."""
+    kept = RunConfig.model_validate(started).model_dump(mode="json", exclude={"resume"})
+    asked = given.model_dump(mode="json", exclude_unset=True, exclude=set(OF_THE_ATTEMPT))
+    wanted = overlay(kept, asked)
+    for field, (before, after) in _differences(kept, wanted).items():
+        if not any(f"{field}.".startswith(f"{name}.") for name in CHANGEABLE):
+            raise ValueError(
+                f"{field} must stay what the run was started with ({before}), got {after} beside "
+                "resume; "
+                f"leave it out, or start a new run. What may change: {', '.join(CHANGEABLE)}"
+            )
+    found_at = {"keep": {"artifact_root": given.keep.artifact_root}}
+    config = RunConfig.model_validate(overlay(wanted, found_at))
+    return config.model_copy(update={"resume": given.resume})
+
+
+def changes_of(started: Json, config: RunConfig, step: int) -> tuple[Mapping[str, str | int], ...]:
+    """A record of every field that the configuration changes, from the step after this one on."""
+    kept = RunConfig.model_validate(started).model_dump(mode="json", exclude={"resume"})
+    now = config.model_dump(mode="json", exclude={"resume"})
+    differences = _differences(kept, now)
+    return tuple(
+        {"after_step": step, "field": field, "before": before, "after": after}
+        for field, (before, after) in differences.items()
+    )  # fmt: skip
+
+
+def _differences(before: Json, after: Json) -> dict[str, tuple[str, str]]:
+    """Values that differ, as text, by dotted field; a field that only one has is nothing in the
+    other."""
+    old, new = dict(flatten(before)), dict(flatten(after))
+    names = [*old, *(name for name in new if name not in old)]
+    values = {name: (old.get(name, ""), new.get(name, "")) for name in names}
+    return {name: (before, after) for name, (before, after) in values.items() if before != after}

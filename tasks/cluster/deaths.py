@@ -1,0 +1,58 @@
+"""How a process ended, in one sentence: by which signal, what it wrote last, and what to try. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+FATAL = "Fatal Python error"  # where faulthandler's report begins
+NUM_TOLD = 4  # lines of a report that a sentence holds
+
+CURES: Mapping[str, str] = {
+    "SIGILL": "the processor lacks an instruction that a library uses; "
+    "'python -m flows.doctor' names the attention path, and dtype float32 takes another",
+    "SIGKILL": "most often the system ends a process like that for want of memory (dmesg says so); "
+    "free some, or lower engine.kv_cache_gb or the batch",
+    "SIGBUS": "most often memory under /dev/shm or a disk is full; free some",
+    "SIGTERM": "somebody ended it; resume the run",
+    "SIGINT": "somebody ended it; resume the run",
+}
+OTHER = "mend what its last lines say and resume the run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """The end of a worker's process."""
+
+    exit_code: int  # as `subprocess` counts: minus the signal's number if a signal ended it
+    lines: tuple[str, ...]  # what it wrote last, stdout and stderr together
+    at_s: float  # when, seconds since the epoch
+
+
+def manner(exit_code: int) -> str:
+    """What an exit code means: "was killed by SIGILL", or "ended with exit status 3"."""
+    if exit_code >= 0:
+        return f"ended with exit status {exit_code}"
+    return f"was killed by {_signal(exit_code)}"
+
+
+def account(exit_code: int, lines: Sequence[str]) -> str:
+    """The end in words: manner, last lines where there are any, what to try."""
+    told = _told(lines)
+    wrote = f"it wrote last: {' | '.join(told)}; " if told else ""
+    return f"its process {manner(exit_code)}; {wrote}{CURES.get(_signal(exit_code), OTHER)}"
+
+
+def _signal(exit_code: int) -> str:
+    known = -exit_code in {number.value for number in signal.Signals}
+    return signal.Signals(-exit_code).name if known else f"signal {-exit_code}"
+
+
+def _told(lines: Sequence[str]) -> tuple[str, ...]:
+    """The head of faulthandler's report where there is one, because its end lists modules; else the last lines."""
+    said = [" ".join(line.split()) for line in lines if line.strip()]
+    fatal = max((row for row, line in enumerate(said) if line.startswith(FATAL)), default=None)
+    if fatal is None:
+        return tuple(said[-NUM_TOLD:])
+    return tuple(said[fatal : fatal + NUM_TOLD])

@@ -1,0 +1,57 @@
+"""How one thread tells another that nobody needs what it waits for.
+
+    pool: interrupt.set() --> the thread that scores, in poll: Interrupted --> ends what ran, is free
+
+The thread that waits is the one that ends what it waits for, so that no other ever touches its
+processes and pipes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import weakref
+from collections.abc import Sequence
+
+
+class Interrupted(Exception):
+    """Nobody needs what was waited for."""
+
+
+class Interrupt:
+    """A flag that a thread can wait on together with pipes and sockets, by its descriptor."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def fileno(self) -> int:
+        """Readable while the flag is set."""
+        return self._descriptor
+
+    def set(self) -> None:
+        """From another thread: whoever waits, or is about to, raises Interrupted until `clear`."""
+        os.eventfd_write(self._descriptor, 1)
+
+    def clear(self) -> None:
+        """Take it back; harmless when it is not set."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._descriptor)
+
+    def wait(self, descriptor: int, limit_s: float) -> bool:
+        """Whether there is something to read within the limit. Interrupted when the flag is set."""
+        return bool(self.wait_any((descriptor,), limit_s))
+
+    def wait_any(self, descriptors: Sequence[int], limit_s: float) -> list[int]:
+        """Those of the descriptors with something to read, or hung up; empty past the limit.
+
+        Interrupted when the flag is set.
+        """
+        poller = select.poll()
+        for descriptor in (self._descriptor, *descriptors):
+            poller.register(descriptor, select.POLLIN)
+        ready = [found for found, _ in poller.poll(1000 * max(0.0, limit_s))]
+        if self._descriptor in ready:
+            raise Interrupted("nobody needs the verdict")
+        return ready

@@ -1,0 +1,62 @@
+"""python -m tests.engine.first_attention KIND MODEL: a process whose first attention has few rows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from artifacts.judgements import Question
+from artifacts.models import PathConfig
+from flows.experiments.bare_llm import bare_llm
+from tasks.engines.judge_engine import JudgeEngine, JudgeEngineConfig
+from tasks.engines.vllm_core import build_core
+from tasks.engines.vllm_engine import EngineConfig, pin_this_thread
+
+CORES = tuple(sorted(os.sched_getaffinity(0)))[:2]
+
+
+def engine(model: str, ranks: int = 1) -> None:
+    """Its warm-up begins with four tokens."""
+    pin_this_thread(CORES, ranks)
+    build_core(_config(ranks), model, "engine-0", 1).close()
+
+
+def ranks(model: str) -> None:
+    engine(model, ranks=2)
+
+
+def judge(model: str) -> None:
+    config = JudgeEngineConfig(model=PathConfig(path=model), max_model_len=64, kv_cache_gb=0.05)
+    started = JudgeEngine(config, model, "judge-0", CORES, has_tokenizer=False)
+    started.start(240)
+    short = Question(
+        key="k",
+        before="a",
+        answer="",
+        after="",
+        mode="yes_no",
+        yes="Yes",
+        no="No",
+        max_new_tokens=1,
+    )
+    asyncio.run(started.decide([short]))
+    started.close()
+
+
+def by_hand(model: str) -> None:
+    from vllm import SamplingParams
+
+    llm = bare_llm(_config(1), model, 1, CORES)
+    params = SamplingParams(max_tokens=3, detokenize=False)
+    llm.generate([{"prompt_token_ids": [5]}], params, use_tqdm=False)
+
+
+def _config(ranks: int) -> EngineConfig:
+    return EngineConfig(max_num_seqs=4, max_model_len=64, kv_cache_gb=0.05, tensor_parallel_size=ranks)
+
+
+if __name__ == "__main__":
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    {"engine": engine, "ranks": ranks, "judge": judge, "by_hand": by_hand}[sys.argv[1]](sys.argv[2])
+    print("DONE")

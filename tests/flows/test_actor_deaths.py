@@ -1,0 +1,64 @@
+"""An actor whose process dies is accounted for in one sentence: which, by what signal, its last words, what to try."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+from tasks.cluster.actors import ActorLost, ActorRegistry
+from tasks.cluster.dask_cluster import open_cluster
+from tasks.cluster.devices import ClusterConfig
+from tests.flows.dying_actors import Doomed, Healthy, Unlucky
+
+pytestmark = pytest.mark.flow
+
+WORKERS = {name: name for name in ("engine-0", "learner-0")}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    config = ClusterConfig(num_devices=1, roles="rollout: 0, learner: 0", dashboard_port=0)
+    with open_cluster(config, tmp_path_factory.mktemp("scratch")) as client:
+        yield client
+
+
+@pytest.fixture
+def registry(client: Client) -> Iterator[ActorRegistry]:
+    registry = ActorRegistry(client, "run")
+    yield registry
+    registry.close()
+
+
+def test_an_actor_that_dies_of_its_building_ends_in_one_sentence(registry: ActorRegistry) -> None:
+    with pytest.raises(ActorLost) as lost:
+        registry.create_all(WORKERS, {"engine-0": (Doomed, (signal.SIGILL,))}, deadline_s=120)
+    said = str(lost.value)
+    assert said.startswith("engine-0 died while it was built: its process was killed by SIGILL; it")
+    assert "Fatal Python error: Illegal instruction" in said
+    assert "python -m flows.doctor" in said
+    assert "\n" not in said
+
+
+def test_a_worker_that_is_killed_once_while_it_builds_costs_no_start(registry: ActorRegistry, tmp_path: Path) -> None:
+    recipes = {
+        "engine-0": (Unlucky, (str(tmp_path / "died"),)),
+        "learner-0": (Healthy, ()),
+    }
+    registry.create_all(WORKERS, recipes, deadline_s=120)
+    assert registry.names == set(WORKERS)
+    assert registry.accounts() == ()
+
+
+async def test_an_actor_that_dies_in_a_call_is_accounted_for(registry: ActorRegistry) -> None:
+    recipes = dict.fromkeys(WORKERS, (Healthy, ()))
+    registry.create_all(WORKERS, recipes, deadline_s=120)
+    with pytest.raises(ActorLost, match="learner-0 was lost during die"):
+        await registry.remote("learner-0").call("die", signal.SIGKILL, deadline_s=60)
+    (said,) = registry.accounts()
+    assert said.startswith("learner-0 is lost: its process was killed by SIGKILL; it wrote last: ")
+    assert "the last thing I say" in said
+    assert "want of memory" in said

@@ -1,0 +1,46 @@
+"""Runs on a Dask cluster that is not theirs: one after the other, after a flow that was killed, and
+after the death of its scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.flows.conftest import Launcher, joined_cluster, wait_for
+
+pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
+
+
+def committed(run: Path) -> list[int]:
+    """Steps that are committed."""
+    return [int(json.loads(path.read_text())["step"]) for path in sorted((run / "steps").glob("*.json"))]
+
+
+def test_a_cluster_serves_run_after_run_and_a_dead_scheduler_costs_a_resume(launcher: Launcher, tmp_path: Path) -> None:
+    """With two learners, whose process group no process can enter twice."""
+    root, run = tmp_path / "runs", tmp_path / "runs" / "joined"
+    with joined_cluster(launcher.environment, tmp_path / "first") as cluster:
+        address = f"cluster.scheduler_address={cluster.address}"
+        process = launcher.start(root, f'run_name="{run.name}"', address)
+        wait_for(run / "steps" / "00001.json", process)
+        os.kill(process.pid, signal.SIGKILL)  # its actors work on, in the second step
+        process.communicate()
+        resumed = launcher.run(root, address, resume=run.name)
+        assert resumed.code == 0, resumed.err
+        patience = "cluster.start_deadline_s=30"  # for how long a lost scheduler is looked for
+        longer = launcher.start(root, address, "num_steps=4", patience, resume=run.name)
+        wait_for(run / "steps" / "00003.json", longer)
+        cluster.scheduler.kill()
+        _, err = longer.communicate(timeout=280)
+        assert longer.returncode != 0
+        assert "start the cluster again and resume the run" in err, err
+    with joined_cluster(launcher.environment, tmp_path / "second") as cluster:
+        ended = launcher.run(root, f"cluster.scheduler_address={cluster.address}", "num_steps=4", resume=run.name)
+    assert ended.code == 0, ended.err
+    assert committed(run) == [1, 2, 3, 4]
+    changes = json.loads((run / "manifest.json").read_text())["changes"]
+    assert [change["after"] for change in changes if change["field"] == "num_steps"] == ["4"]

@@ -1,0 +1,26 @@
+"""The walls of `landlock` are tried on every machine, also where root's programs, as nobody, cannot
+reach the interpreter's library: a run is refused it there, but a wall is a wall."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tasks.rewards.sandbox import self_test
+from tasks.rewards.sandbox.isolation import Isolation
+
+OUT_OF_REACH = "a program cannot read Python"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def landlock_without_a_library() -> Iterator[None]:
+    """Where that alone speaks against it, the self-test does not ask for it."""
+    if not self_test.holds(Isolation.LANDLOCK).startswith(OUT_OF_REACH):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(self_test, "IMPORT", "pass")
+        self_test.holds.cache_clear()
+        yield
+    self_test.holds.cache_clear()

@@ -1,0 +1,138 @@
+"""Prompts that cannot be asked are found before a run starts: refused with the first of them, or
+passed over and counted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from judge_factories import make_config
+from plan_factories import CONTEXT
+
+from artifacts.character_tokenizer import character_tokenizer
+from artifacts.commit import StepCommit
+from artifacts.records import WeightsRef
+from flows.config import RunConfig
+from flows.evaluate import evaluation_round
+from flows.run import _fitting
+from tasks.engines.judge_engine import JudgeEngineConfig
+from tasks.fitting import Examination
+from tasks.plan import RunContext, dataset_of
+from tasks.scheduling.events import PromptRef
+from tasks.scheduling.queue_state import QueueState, without_unfit
+
+NUM_ROWS = 40
+ROOM = 128  # what the tiny preset leaves for a prompt
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("model")
+    character_tokenizer().save_pretrained(directory)
+    return str(directory)
+
+
+def config_over(path: Path, **values: object) -> RunConfig:
+    """A run over a file of questions, half of them held out."""
+    task = {"kind": "jsonl", "path": str(path), "heldout_fraction": 0.5}
+    small = {
+        "num_steps": 2,
+        "batch": {"prompts_per_step": 4},
+        "evaluation": {"num_prompts": 4},
+        "scheduling": {"kind": "sync"},
+    }
+    return RunConfig.model_validate({"preset": "tiny", "task": task} | small | values)
+
+
+def write_rows(path: Path, long_rows: set[int] = frozenset(), texts: dict[int, str] = {}) -> None:  # noqa: B006  # never changed
+    """Rows with a question each; those of long_rows are longer than there is room for."""
+    questions = {row: f"{row}+1=" + "1" * (ROOM if row in long_rows else 0) for row in range(NUM_ROWS)} | texts
+    path.write_text("".join(json.dumps({"prompt": text, "answer": "1"}) + "\n" for text in questions.values()))
+
+
+def context_of(config: RunConfig, model_path: str) -> RunContext:
+    return replace(CONTEXT, task=config.task, seed=config.seed, model_path=model_path, max_prompt_tokens=ROOM)
+
+
+def long_ones(context: RunContext) -> set[int]:
+    """Rows of the training side whose question is too long, by reading them."""
+    return {number for number, row in enumerate(dataset_of(context).rows) if len(row.text) > ROOM}
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_anything_starts(model_path: str, tmp_path: Path) -> None:
+    write_rows(path := tmp_path / "rows.jsonl", long_rows=set(range(0, NUM_ROWS, 2)))
+    config = config_over(path, num_steps=50)
+    with pytest.raises(ValueError, match=r"do not; the first: a prompt must fit in 128 tokens.*unfit_prompts=skip"):
+        _fitting(config, context_of(config, model_path), ())
+
+
+def test_prompts_that_are_passed_over_are_never_planned(model_path: str, tmp_path: Path) -> None:
+    write_rows(path := tmp_path / "rows.jsonl", long_rows=set(range(0, NUM_ROWS, 3)))
+    config = config_over(path, num_steps=50, unfit_prompts="skip")
+    run = _fitting(config, context_of(config, model_path), ())
+    assert run.unfit == long_ones(run)
+    heldout = dataset_of(run).heldout
+    asked = evaluation_round(run, 0, config.evaluation.num_prompts, 1).prompts
+    assert len(asked) == 4
+    assert all(len(heldout[int(ref.prompt_id.partition("/")[2])].text) <= ROOM for ref in asked)
+
+
+def test_only_rows_that_the_run_can_come_to_are_rendered(model_path: str, tmp_path: Path) -> None:
+    write_rows(path := tmp_path / "rows.jsonl")
+    examination = Examination(context_of(config_over(path), model_path))
+    examination.examine_stream(QueueState(), 6)
+    assert examination.num_examined == 6
+    examination.examine_stream(QueueState(num_drawn=2), 6)
+    assert examination.num_examined == 8
+    examination.examine_stream(QueueState(), 10_000)
+    assert examination.num_examined == NUM_ROWS // 2
+
+
+@pytest.mark.parametrize("text", ["\ud800", "3+4=\udfff"])
+def test_a_row_that_the_tokenizer_refuses_is_unfit_too(model_path: str, tmp_path: Path, text: str) -> None:
+    write_rows(path := tmp_path / "rows.jsonl", texts=dict.fromkeys(range(0, NUM_ROWS, 2), text))
+    config = config_over(path, num_steps=50)
+    with pytest.raises(ValueError, match="text and roles that the model's tokenizer takes"):
+        _fitting(config, context_of(config, model_path), ())
+
+
+def test_a_question_that_leaves_its_judge_no_room_is_unfit(model_path: str, tmp_path: Path) -> None:
+    write_rows(path := tmp_path / "rows.jsonl")
+    config = config_over(path)
+    small = JudgeEngineConfig.model_validate({"model": {"kind": "tiny_llama"}, "max_model_len": 200})
+    rewards = {"*": make_config().model_copy(update={"engine": small})}
+    run = replace(context_of(config, model_path), rewards=rewards, judge_model_path=model_path)
+    with pytest.raises(ValueError, match="room for an answer in the judge's context of 200 tokens"):
+        _fitting(config, run, ())
+
+
+def test_too_few_prompts_that_fit_are_an_error(model_path: str, tmp_path: Path) -> None:
+    write_rows(path := tmp_path / "rows.jsonl", long_rows=set(range(3, NUM_ROWS)))
+    config = config_over(path, unfit_prompts="skip")
+    with pytest.raises(ValueError, match=r"that fit|that can be asked|as many rows"):
+        _fitting(config, context_of(config, model_path), ())
+
+
+def test_what_waits_in_a_resumed_run_is_examined_again(model_path: str, tmp_path: Path) -> None:
+    write_rows(path := tmp_path / "rows.jsonl", long_rows=set(range(0, NUM_ROWS, 3)))
+    config = config_over(path, unfit_prompts="skip", num_steps=1)
+    context = context_of(config, model_path)
+    row = min(long_ones(context))
+    queue = (PromptRef(prompt_id=f"0/{row}", domain="jsonl"),)
+    commit = StepCommit(
+        step=1,
+        kind="short",
+        weights=WeightsRef(version=1, path="", digest=""),
+        queue=QueueState(queue=queue, num_drawn=5).to_json(),
+        seeds={},
+        counters={},
+        metrics={},
+        timings={},
+        checkpoint=None,
+    )
+    run = _fitting(config, context, (commit,))
+    assert row in run.unfit
+    state = without_unfit(QueueState(queue=queue, num_drawn=5), run.unfit)
+    assert (state.queue, state.num_unfit) == ((), 1)
