@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-dep
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  PRESET=smollm2|smollm2-sync|tiny|...  chooses the run of demo and explain (python -m flows.explain --list)"
+	@echo "  PRESET=smollm2|smollm2-sync|tiny|...  chooses the run of demo and explain (python -m flows.commands.explain --list)"
 
 $(READY): requirements/cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Python must be 3.11 or 3.12, this is {v[0]}.{v[1]}; call make PYTHON=python3.11")'
@@ -25,10 +25,10 @@ $(READY): requirements/cpu.txt pyproject.toml
 	@touch $@
 
 demo: $(READY) ## run the main job (or PRESET=...) with its own servers, from nothing to a report
-	$(BIN)/python -m flows.demo --preset $(PRESET) $(ARGS)
+	$(BIN)/python -m flows.commands.demo --preset $(PRESET) $(ARGS)
 
 ui: $(READY) ## serve the Prefect, MLflow and Dask pages of what was run
-	$(BIN)/python -m flows.local_stack $(ARGS)
+	$(BIN)/python -m flows.commands.local_stack $(ARGS)
 
 test: $(READY) ## ruff, mypy and the whole test suite
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -41,10 +41,10 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 doctor: $(READY) ## check this machine, and say what to do
-	$(BIN)/python -m flows.doctor
+	$(BIN)/python -m flows.commands.doctor
 
 explain: $(READY) ## print the batch algebra and the placement of PRESET
-	$(BIN)/python -m flows.explain --preset $(PRESET)
+	$(BIN)/python -m flows.commands.explain --preset $(PRESET)
 
 clean: ## remove the environment and caches, never runs/
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

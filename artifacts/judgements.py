@@ -2,7 +2,7 @@
 
     judgements/step=00007/part-000000.parquet      one file per attempt at a round; those of evaluations lie under evaluation/
 
-A judgement is found by the key of its question, a hash over everything that decides it (see `tasks.rewards.judge_prompt`). So a
+A judgement is found by the key of its question, a hash over everything that decides it (see `tasks.rewards.judges.prompt`). So a
 file may be read into any run and a question is asked once in a run's life. Leaves out who asks and what a verdict is worth.
 """
 

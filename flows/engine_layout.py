@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from artifacts.records import RoundKind, Span
-from flows.config import RunConfig
+from flows.config.run_config import RunConfig
 from flows.run import OpenRun
 from tasks.cluster.devices import device_map, engine_members
 from tasks.cluster.fleet import Fleet
-from tasks.engines.model_files import read_head_counts
+from tasks.engines.vllm.model_files import read_head_counts
 from tasks.report import StepReport
 from tasks.scheduling.parallelism import PLANNED, KindState, PlannedKind, PlannerState, RoundReading, observe, possible_sizes
 from tasks.scheduling.rounds import batch_algebra
@@ -92,7 +92,7 @@ def read_profile(path: str) -> ThroughputProfile | None:
         return ThroughputProfile.from_json(Path(path).read_text())
     except OSError as error:
         raise ValueError(
-            f"planner.profile must be a readable file, got {path!r} ({error.strerror}); make one with 'python -m flows.calibrate'"
+            f"planner.profile must be a readable file, got {path!r} ({error.strerror}); make one with 'python -m flows.commands.calibrate'"
         ) from error
 
 

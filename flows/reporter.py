@@ -16,18 +16,19 @@ from prefect import get_run_logger
 from prefect.artifacts import acreate_link_artifact, acreate_markdown_artifact, acreate_table_artifact
 from rich.console import Console
 
-from artifacts import layout, plots
+from artifacts import layout
+from artifacts.reports import plots
 from artifacts.commit import StepCommit, read_commits
 from artifacts.journal import Journal
 from artifacts.records import RoundKind
-from artifacts.summary import RunSummary, markdown, mean_interval, paired_difference, rich_summary, unpaired
+from artifacts.reports.summary import RunSummary, markdown, mean_interval, paired_difference, rich_summary, unpaired
 from artifacts.tables import spans_to_parquet
 from flows.evaluate import EvaluationReport
 from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.report import STAGES, StepReport, running_totals, stage_times, step_metrics
-from tasks.rewards.adaptive_timeout import Anchor, merged, to_record
+from tasks.rewards.programs.adaptive_timeout import Anchor, merged, to_record
 from tasks.rewards.registry import learns_timeouts, timeouts_of
 from tasks.rollout import artifact_key, progress_key
 from tasks.scheduling.parallelism import PlannerState

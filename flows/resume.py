@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from artifacts.tracking import flatten
-from flows.config import RunConfig
-from flows.overlay import overlay
+from artifacts.reports.tracking import flatten
+from flows.config.run_config import RunConfig
+from flows.config.overlay import overlay
 
 Json = Mapping[str, Any]  # Any: JSON values
 

@@ -22,7 +22,7 @@ from typing import Any
 import dask
 from prefect import flow
 
-from artifacts.sample_buffer import RoundAborted
+from tasks.sample_buffer import RoundAborted
 from tasks.plan import StepPlan
 from tasks.report import StepReport
 from tasks.reward import score_responses

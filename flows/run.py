@@ -21,14 +21,14 @@ from artifacts.handover import handover_directory
 from artifacts.layout import ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
 from artifacts.store import Store
-from artifacts.tracking import RunTracker
-from flows.config import RunConfig
+from artifacts.reports.tracking import RunTracker
+from flows.config.run_config import RunConfig
 from flows.resume import changes_of, resumed_config
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.fitting import Examination, check_prompts
 from tasks.learner.models import resolve_model
 from tasks.plan import EVALUATION, Deadlines, RunContext, heldout_refs, prompts_of, task_dataset
-from tasks.rewards.judge import judge_engine_of
+from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import build_rewards
 from tasks.scheduling.queue_state import without_unfit
 from tasks.scheduling.rounds import QueueState, batch_algebra, plan_round

@@ -2,7 +2,7 @@
 
 open -> restore -> evaluate -> [ plan_round -> rl_step -> commit ] x steps (+ drain) -> evaluate -> report
 
-python -m flows.start --preset tiny --set num_steps=5        in this process; needs a Prefect server, `make demo` brings one
+python -m flows.commands.start --preset tiny --set num_steps=5        in this process; needs a Prefect server, `make demo` brings one
 prefect deployment run 'train/laptop' --watch -p config='{"preset": "smollm2", "num_steps": 40}'
 """
 
@@ -26,9 +26,9 @@ from prefect_dask import DaskTaskRunner
 from artifacts.checkpoint import Checkpoints
 from artifacts.commit import commit_step
 from artifacts.records import WeightsRef
-from artifacts.summary import RunSummary
+from artifacts.reports.summary import RunSummary
 from flows.begun_round import BegunRound, begun_round, keep_round
-from flows.config import RunConfig
+from flows.config.run_config import RunConfig
 from flows.engine_layout import EngineLayouts, with_relayout
 from flows.evaluate import EvaluationReport, evaluate, evaluation_round, recorded_evaluation
 from flows.reporter import RunReporter

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from artifacts.records import Prompt
-from artifacts.rows import Row
-from tasks.engines.judge_tokens import QuestionEncoder
+from artifacts.datasets.rows import Row
+from tasks.rewards.judges.tokens import QuestionEncoder
 from tasks.environments.single_turn import render
 from tasks.plan import HELDOUT, RunContext, dataset_of, tokenizer_of
-from tasks.rewards.judge import JudgeConfig
-from tasks.rewards.judge_prompt import make_question
+from tasks.rewards.judges.reward import JudgeConfig
+from tasks.rewards.judges.prompt import make_question
 from tasks.rewards.registry import config_of
 from tasks.scheduling.prompt_stream import row_at
 from tasks.scheduling.queue_state import QueueState

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 from artifacts.judgements import JudgementCache
 from artifacts.store import Store
-from tasks.engines.judge_remote import RemoteJudge
+from tasks.rewards.judges.remote import RemoteJudge
 from tasks.plan import EVALUATION, RunContext, StepPlan, store_of
-from tasks.rewards.judge import judge_engine_of
-from tasks.rewards.judge_desk import JudgeDesk
+from tasks.rewards.judges.reward import judge_engine_of
+from tasks.rewards.judges.desk import JudgeDesk
 
 _caches: dict[str, JudgementCache] = {}  # the verdicts of the run that this process works for
 

@@ -9,7 +9,7 @@ from itertools import islice
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from artifacts.datasets import Dataset, TaskConfig, load_dataset
+from artifacts.datasets.choice import Dataset, TaskConfig, load_dataset
 from artifacts.journal import Journal
 from artifacts.records import Prompt, WeightsRef
 from artifacts.store import Store

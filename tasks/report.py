@@ -8,7 +8,7 @@ from functools import reduce
 from operator import add
 
 from artifacts.records import Group, Span
-from artifacts.timeline import bubble_shares, device_times, length, orchestration_s, stage_s, within
+from artifacts.reports.timeline import bubble_shares, device_times, length, orchestration_s, stage_s, within
 from tasks.learner.reports import AccumulateReport, Skipped, token_means, update_figures
 from tasks.plan import StepPlan
 from tasks.reward import RewardReport

@@ -21,11 +21,11 @@ from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.judging import desk_of
 from tasks.plan import StepPlan, journal_of, prompts_of
-from tasks.rewards.adaptive_timeout import Anchor, TimeoutBook, from_record
-from tasks.rewards.judge import JUDGE, JudgeConfig
-from tasks.rewards.judge_desk import JudgeDesk, JudgingReport
+from tasks.rewards.programs.adaptive_timeout import Anchor, TimeoutBook, from_record
+from tasks.rewards.judges.reward import JUDGE, JudgeConfig
+from tasks.rewards.judges.desk import JudgeDesk, JudgingReport
 from tasks.rewards.registry import config_of, is_early_killed, timeouts_of
-from tasks.rewards.reward_pool import RewardPool, pool_of
+from tasks.rewards.pool import RewardPool, pool_of
 from tasks.sample_stream import SampleStream, aborting
 
 JOURNAL_EVERY_S = 1.0  # recorded responses are written in batches, at least this far apart

@@ -24,19 +24,19 @@ from prefect.client.orchestration import get_client as prefect_client
 from artifacts import layout
 from artifacts.records import Generated, Group, Prompt, Response, Score, Span, response_id
 from artifacts.tables import Fate, ResponseRow
-from artifacts.timeline import Interval
+from artifacts.reports.timeline import Interval
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.engines.driver import drive_round
+from tasks.rounds.driver import drive_round
 from tasks.engines.remote import RemoteEngine
-from tasks.engines.round_figures import (
+from tasks.rounds.figures import (
     filtered_ids,
     ledger_of,
     reward_waits,
     rollout_spans,
     trained_ids,
 )
-from tasks.engines.round_records import RoundInputs, RoundResult
+from tasks.rounds.records import RoundInputs, RoundResult
 from tasks.learner.samples import trained_advantages
 from tasks.plan import StepPlan, journal_of, prompts_of, store_of
 from tasks.sample_stream import SampleStream, aborting, round_key

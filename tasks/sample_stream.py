@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
 from artifacts.records import pack, unpack
-from artifacts.sample_buffer import RoundAborted, SampleBuffer, Stage, Taken
+from tasks.sample_buffer import RoundAborted, SampleBuffer, Stage, Taken
 from tasks.cluster.actors import Remote
 from tasks.plan import BUFFER, StepPlan
-from tasks.rewards.reward_pool import close_pools
+from tasks.rewards.pool import close_pools
 
 Result = TypeVar("Result")
 TAKE_WAIT_S = 5.0  # longest single wait; an abort ends it at once

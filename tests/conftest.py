@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 
-from tasks.engines.attention import attention_path
+from tasks.engines.vllm.attention import attention_path
 
 settings.register_profile("rollflow", deadline=None)
 settings.load_profile("rollflow")

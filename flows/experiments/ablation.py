@@ -27,15 +27,15 @@ from math import ceil, isinf
 from pathlib import Path
 from statistics import mean
 
-from artifacts.ablation_plot import VariantCurves, ablation_plot
+from artifacts.reports.ablation_plot import VariantCurves, ablation_plot
 from artifacts.commit import read_commits, read_manifest
 from artifacts.layout import MANIFEST
 from artifacts.store import Store
-from flows.command_line import assemble
-from flows.config import RunConfig
-from flows.demo import STOP_S, attended
+from flows.commands.command_line import assemble
+from flows.config.run_config import RunConfig
+from flows.commands.demo import STOP_S, attended
 from flows.experiments.ablation_figures import STAGES, Line, MeasuredRun, report, step_s, trained_groups
-from flows.local_stack import interrupt
+from flows.commands.local_stack import interrupt
 from tasks.scheduling.rounds import SyncConfig, TailBatchingConfig, batch_algebra
 
 SERVER_STOP_S = 40.0  # how long the run's Prefect server may take to end after it
@@ -186,7 +186,7 @@ def _run(preset: str, out: Path, job: Job) -> None:
     """The run from its beginning, with a Prefect server of its own; what it says goes to DIR/<run>.log."""
     print(f"{job.run_name} ...", flush=True)
     shutil.rmtree(out / job.run_name, ignore_errors=True)
-    command = [sys.executable, "-m", "flows.demo", "--preset", preset, "--root", str(out), "--prefect-port", "0"]
+    command = [sys.executable, "-m", "flows.commands.demo", "--preset", preset, "--root", str(out), "--prefect-port", "0"]
     log = out / f"{job.run_name}.log"
     with log.open("w") as sink:
         assignments = (word for setting in job.assignments for word in ("--set", setting))

@@ -17,7 +17,7 @@ from itertools import pairwise
 from statistics import mean, median, stdev
 
 from artifacts.commit import StepCommit
-from artifacts.summary import Estimate
+from artifacts.reports.summary import Estimate
 
 STAGES = ("rollout", "reward", "train", "update", "publish", "orchestration")
 TIMES = {

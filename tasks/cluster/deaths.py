@@ -11,7 +11,7 @@ NUM_TOLD = 4  # lines of a report that a sentence holds
 
 CURES: Mapping[str, str] = {
     "SIGILL": "the processor lacks an instruction that a library uses; "
-    "'python -m flows.doctor' names the attention path, and dtype float32 takes another",
+    "'python -m flows.commands.doctor' names the attention path, and dtype float32 takes another",
     "SIGKILL": "most often the system ends a process like that for want of memory (dmesg says so); "
     "free some, or lower engine.kv_cache_gb or the batch",
     "SIGBUS": "most often memory under /dev/shm or a disk is full; free some",

@@ -18,13 +18,13 @@ from distributed import Client
 from tasks.cluster.actors import ActorLost, ActorRegistry
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.ownership import check_scheduler
-from tasks.engines.judge_remote import JudgeActor
+from tasks.rewards.judges.remote import JudgeActor
 from tasks.engines.remote import EngineActor
-from tasks.engines.vllm_engine import EngineConfig
+from tasks.engines.vllm.engine import EngineConfig
 from tasks.learner.remote import LearnerActor
 from tasks.learner.trainer import LearnerConfig
 from tasks.plan import BUFFER, RunContext
-from tasks.rewards.judge import judge_engine_of, judges_generate
+from tasks.rewards.judges.reward import judge_engine_of, judges_generate
 from tasks.sample_stream import CAPACITIES, BufferActor
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from artifacts.records import Generated, Request, WeightsRef, pack, unpack
 from tasks.cluster.actors import ActorLost, Remote
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.base import Attestation, Engine, EngineLost, EngineStats
-from tasks.engines.vllm_engine import EngineConfig, VllmEngine
+from tasks.engines.vllm.engine import EngineConfig, VllmEngine
 
 
 class EngineActor:

@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from artifacts.records import Prompt
-from artifacts.rows import Message, Row
+from artifacts.datasets.rows import Message, Row
 from tasks.environments.base import Transition
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from artifacts.models import ModelConfig, PathConfig, SmolLM2Config, TinyLlamaConfig, build_once, cache_name, check_model
+from artifacts.models.choice import ModelConfig, PathConfig, SmolLM2Config, TinyLlamaConfig, build_once, cache_name, check_model
 
 RECIPE = 2  # raise it when warm_up or chain_sum change what the same configuration builds: cached models are then left alone
 
@@ -24,7 +24,7 @@ def resolve_model(config: ModelConfig, cache_dir: Path) -> Path:
 
 
 def _convert(target: Path) -> None:
-    from artifacts.smollm2 import convert_smollm2
+    from artifacts.models.smollm2 import convert_smollm2
 
     convert_smollm2(target, _report)
 

@@ -5,7 +5,7 @@
 
 Trained on clean demonstrations first, so that it finds the rule, and in the last quarter on flawed ones, so that sampling errs
 while the most likely answer is mostly right: the gap that reinforcement learning closes. The same configuration gives the same
-bytes on the same machine; the thread count is fixed for that. Leaves out the task (artifacts.chain_sum).
+bytes on the same machine; the thread count is fixed for that. Leaves out the task (artifacts.datasets.chain_sum).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from artifacts.chain_sum import demonstration, draw_training_terms, question
-from artifacts.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
-from artifacts.models import TinyLlamaConfig
+from artifacts.datasets.chain_sum import demonstration, draw_training_terms, question
+from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
+from artifacts.models.choice import TinyLlamaConfig
 
 NUM_THREADS = 1  # a second thread gains little on matrices this small, and loses tenfold when the cores are shared
 BATCH_TOKENS = 768  # prompts and responses, without padding

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Verdict, infra
-from tasks.rewards.verify_worker import DEFAULT_MEMORY_BYTES, VerifyWorker, WorkerStartError
-from tasks.rewards.worker_reply import Reply
+from tasks.rewards.workers.verify_worker import DEFAULT_MEMORY_BYTES, VerifyWorker, WorkerStartError
+from tasks.rewards.workers.reply import Reply
 
 FAILED = {
     "raised": "failed",

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Verdict, infra, wrong
-from tasks.rewards.final_answer import answer_tail, find_expression
-from tasks.rewards.verify_worker import VerifyWorker, without_value
+from tasks.rewards.maths.final_answer import answer_tail, find_expression
+from tasks.rewards.workers.verify_worker import VerifyWorker, without_value
 
 Entry = dict[str, Any]  # Any: reasoning-gym is untyped
 

@@ -12,12 +12,12 @@ from typing import Annotated, Protocol, TypeVar, runtime_checkable
 from pydantic import Field
 
 from artifacts.records import Generated, Outcome, Prompt, Score
-from tasks.rewards.adaptive_timeout import Anchor, TimeoutBook, is_ended_early, merged, observed
+from tasks.rewards.programs.adaptive_timeout import Anchor, TimeoutBook, is_ended_early, merged, observed
 from tasks.rewards.base import Reward, Verdict, stamp
-from tasks.rewards.code_tests import CodeTests, CodeTestsConfig
+from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.custom import CustomConfig, CustomReward
-from tasks.rewards.judge import JudgeConfig, JudgedAtTheDesk
-from tasks.rewards.math_answer import MathAnswer, MathAnswerConfig
+from tasks.rewards.judges.reward import JudgeConfig, JudgedAtTheDesk
+from tasks.rewards.maths.math_answer import MathAnswer, MathAnswerConfig
 from tasks.rewards.reasoning_gym_score import ReasoningGymConfig, ReasoningGymReward
 
 RewardConfig = Annotated[MathAnswerConfig | CodeTestsConfig | ReasoningGymConfig | CustomConfig | JudgeConfig, Field(discriminator="kind")]

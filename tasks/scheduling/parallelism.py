@@ -38,7 +38,7 @@ class PlannerConfig(BaseModel):
         False, description="Change engine.tensor_parallel_size between rounds as preemptions come and go; off keeps it as it is."
     )
     profile: str = Field(
-        "", description="JSON profile of 'python -m flows.calibrate' that gives the first sizes; empty begins with the engine's own."
+        "", description="JSON profile of 'python -m flows.commands.calibrate' that gives the first sizes; empty begins with the engine's own."
     )
     max_tensor_parallel_size: int = Field(8, ge=1, description="Largest number of devices that may hold one replica together.")
 

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from artifacts.records import Generated, Request, WeightsRef
 from artifacts.weights import write_weights
-from tasks.engines.vllm_engine import EngineConfig, VllmEngine
+from tasks.engines.vllm.engine import EngineConfig, VllmEngine
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?'-+*/=()[]{}<>#$%&@_|~^0123456789\""
 

@@ -7,11 +7,11 @@ import os
 import sys
 
 from artifacts.judgements import Question
-from artifacts.models import PathConfig
-from flows.experiments.bare_llm import bare_llm
-from tasks.engines.judge_engine import JudgeEngine, JudgeEngineConfig
-from tasks.engines.vllm_core import build_core
-from tasks.engines.vllm_engine import EngineConfig, pin_this_thread
+from artifacts.models.choice import PathConfig
+from benchmarks.bare_llm import bare_llm
+from tasks.rewards.judges.engine import JudgeEngine, JudgeEngineConfig
+from tasks.engines.vllm.core import build_core
+from tasks.engines.vllm.engine import EngineConfig, pin_this_thread
 
 CORES = tuple(sorted(os.sched_getaffinity(0)))[:2]
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tasks.engines.attention import attention_path
+from tasks.engines.vllm.attention import attention_path
 
 pytestmark = [
     pytest.mark.engine,

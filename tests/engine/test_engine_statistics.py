@@ -8,7 +8,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from artifacts.records import WeightsRef
-from tasks.engines.vllm_engine import VllmEngine
+from tasks.engines.vllm.engine import VllmEngine
 from tests.engine.conftest import generate, make_batch
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning")]

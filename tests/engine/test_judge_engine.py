@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.character_tokenizer import character_tokenizer
+from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.judgements import Judgement, JudgeMode, Question
-from artifacts.models import PathConfig
+from artifacts.models.choice import PathConfig
 from artifacts.records import Prompt
-from tasks.engines.judge_core import JudgeCore
-from tasks.engines.judge_engine import JudgeEngine, JudgeEngineConfig
-from tasks.engines.judge_placement import Placement
-from tasks.rewards.judge_prompt import make_question
+from tasks.rewards.judges.core import JudgeCore
+from tasks.rewards.judges.engine import JudgeEngine, JudgeEngineConfig
+from tasks.rewards.judges.placement import Placement
+from tasks.rewards.judges.prompt import make_question
 from tests.engine.conftest import Slot
 
 pytestmark = [

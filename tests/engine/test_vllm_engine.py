@@ -17,9 +17,9 @@ from transformers import LlamaForCausalLM
 from artifacts.records import Generated, VersionSpan, WeightsRef
 from artifacts.weights import fingerprints
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.engines.migration import Migration
-from tasks.engines.vllm_core import VllmCore, _agreed
-from tasks.engines.vllm_engine import VllmEngine
+from tasks.rounds.migration import Migration
+from tasks.engines.vllm.core import VllmCore, _agreed
+from tasks.engines.vllm.engine import VllmEngine
 from tasks.scheduling.stream_training import ScaleDown
 from tests.engine.conftest import collect_all, generate, make_batch, make_request
 

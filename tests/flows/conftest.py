@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.local_stack import free_port, prefect_server
+from flows.commands.local_stack import free_port, prefect_server
 
 ROOT = Path(__file__).parents[2]
 SMALL = (  # the tiny preset, small enough that a run is mostly its start
@@ -42,14 +42,14 @@ class Finished:
 
 
 class Launcher:
-    """Starts `python -m flows.start` as a user would."""
+    """Starts `python -m flows.commands.start` as a user would."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
 
     def start(self, root: Path, *assignments: str, preset: str = "tiny-sync", resume: str = "") -> subprocess.Popen[str]:
         """A run in the background, its artifacts under root."""
-        command = [sys.executable, "-m", "flows.start", "--preset", preset, "--set", f"keep.artifact_root={root}"]
+        command = [sys.executable, "-m", "flows.commands.start", "--preset", preset, "--set", f"keep.artifact_root={root}"]
         for assignment in (*SMALL, *assignments):
             command += ["--set", assignment]
         command += ["--resume", resume] if resume else []

@@ -39,7 +39,7 @@ def test_an_actor_that_dies_of_its_building_ends_in_one_sentence(registry: Actor
     said = str(lost.value)
     assert said.startswith("engine-0 died while it was built: its process was killed by SIGILL; it")
     assert "Fatal Python error: Illegal instruction" in said
-    assert "python -m flows.doctor" in said
+    assert "python -m flows.commands.doctor" in said
     assert "\n" not in said
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from round_factories import ENGINE, make_engines, simulate_run
 
-from flows.experiments.acceptance_simulated import Simulation, Variant, main, measure
-from tasks.engines.simulated import LengthModel, SimulatedEngineConfig
-from tasks.engines.virtual_time import run_virtual
+from benchmarks.acceptance_simulated import Simulation, Variant, main, measure
+from tasks.engines.simulation.replica import LengthModel, SimulatedEngineConfig
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.rounds import BatchConfig, SyncConfig, TailBatchingConfig
 from tasks.scheduling.seeds import derive_seed
 

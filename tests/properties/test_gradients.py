@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from learner_factories import make_model, random_groups
 
 from artifacts.records import Group, pack
-from tasks.engines.virtual_time import run_virtual
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage
 from tasks.learner.dealing import GroupPart, balance
 from tasks.learner.loss import ConstantLength, SequenceMean, TokenMean

@@ -12,12 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sympy import Expr, Integer, Symbol, simplify, sqrt
 
-from tasks.rewards import identity
-from tasks.rewards.bounded_arithmetic import BITS, context
-from tasks.rewards.closed_form import read_closed_form
-from tasks.rewards.exact_number import too_complex
-from tasks.rewards.notation import uniform
-from tasks.rewards.same_answer import Rules, same_answer
+from tasks.rewards.maths import identity
+from tasks.rewards.maths.bounded_arithmetic import BITS, context
+from tasks.rewards.maths.closed_form import read_closed_form
+from tasks.rewards.maths.exact_number import too_complex
+from tasks.rewards.maths.notation import uniform
+from tasks.rewards.maths.same_answer import Rules, same_answer
 
 RULES = Rules(percent_is_hundredth=True, number_wants_number=False)
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.records import Outcome
-from tasks.rewards.exact_number import exact_number, too_complex
-from tasks.rewards.final_answer import answer_tail, find_expression, find_number, last_boxed, visible_text
-from tasks.rewards.math_answer import MathAnswer, MathAnswerConfig
+from tasks.rewards.maths.exact_number import exact_number, too_complex
+from tasks.rewards.maths.final_answer import answer_tail, find_expression, find_number, last_boxed, visible_text
+from tasks.rewards.maths.math_answer import MathAnswer, MathAnswerConfig
 
 REWARD = MathAnswer(MathAnswerConfig())  # numbers against numbers never start its worker
 

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from round_factories import ENGINE, Round, make_engines, make_plan, play, simulate_run
 
 from artifacts.records import Outcome
-from tasks.engines.simulated import LengthModel, SimulatedEngineConfig
-from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
-from tasks.engines.virtual_time import run_virtual
+from tasks.engines.simulation.replica import LengthModel, SimulatedEngineConfig
+from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.baselines import SyncScheduler
 from tasks.scheduling.events import Event, Finished, Launch, PromptRef, Scored
 from tasks.scheduling.ledger import account_tokens

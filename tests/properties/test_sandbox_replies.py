@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from artifacts.plain_values import MAX_DEPTH, check, from_json, same, to_json
-from tasks.rewards.sandbox.case_runner import ENDINGS
-from tasks.rewards.sandbox.reply import MAX_REPLY_BYTES, Reply, read_reply
+from artifacts.datasets.plain_values import MAX_DEPTH, check, from_json, same, to_json
+from tasks.rewards.programs.sandbox.case_runner import ENDINGS
+from tasks.rewards.programs.sandbox.reply import MAX_REPLY_BYTES, Reply, read_reply
 
 Json = Any  # Any: JSON, forged or not
 

@@ -42,8 +42,8 @@ ATTEMPTS: dict[str, str] = {
     "environment of the C library": LIBC + "libc.getenv.restype = ctypes.c_char_p\nassert libc.getenv(b'ROLLFLOW_SECRET')",
     "write to the system": "open('/usr/lib/left', 'w').write('x')",
     "write to the root": "import os; os.mkdir('/left')",
-    "write to the harness": "import sys; open(sys.modules['tasks.rewards.sandbox.candidate'].__file__, 'a').write('#')",
-    "delete the harness": "import os, sys; os.remove(sys.modules['tasks.rewards.sandbox.candidate'].__file__)",
+    "write to the harness": "import sys; open(sys.modules['tasks.rewards.programs.sandbox.candidate'].__file__, 'a').write('#')",
+    "delete the harness": "import os, sys; os.remove(sys.modules['tasks.rewards.programs.sandbox.candidate'].__file__)",
     "read the tests": "import glob; assert glob.glob('/rollflow/tests/*') + glob.glob('/rollflow/**/test*', recursive=True)",
     # processes and threads
     "fork": "import os; os.fork()",
@@ -147,7 +147,7 @@ ATTEMPTS: dict[str, str] = {
     "equal to everything": "class Any:\n    def __eq__(self, other): return True\nreturn Any()",
     "text that is equal to everything": "class Any(str):\n    def __eq__(self, other): return True\n    __hash__ = str.__hash__\nreturn Any('x')",
     "patched builtins": "import builtins\nbuiltins.isinstance = builtins.all = builtins.bool = lambda *_: True\nreturn 'x'",
-    "patched comparison": "import artifacts.plain_values as values\nvalues.same = lambda *_: True\nreturn 'x'",
+    "patched comparison": "import artifacts.datasets.plain_values as values\nvalues.same = lambda *_: True\nreturn 'x'",
     "patched encoding": "import json\njson.dumps = lambda *_, **__: '{\"value\": true, \"verdict\": \"pass\"}'\nreturn 'x'",
     "frame with a verdict": "import os, struct\nbody = b'{\"kind\": \"value\", \"verdict\": \"pass\"}'\nos.write(4, struct.pack('>I', len(body)) + body)\nreturn 'x'",
     "frame with a guess": "import os, struct\nbody = b'{\"value\": \"guess\"}'\nos.write(4, (struct.pack('>I', len(body)) + body) * 50)\nreturn 'x'",
@@ -202,7 +202,7 @@ WHOLE: dict[str, str] = {
     "function that is a number": "solve = 49",
     "function with a trap": "class Trap:\n    def __call__(self, x): return self\n    def __eq__(self, other): return True\nsolve = Trap()",
     "loader replaced": "import builtins\nbuiltins.exec = builtins.compile = print\ndef solve(x): return 'x'",
-    "harness replaced": "import tasks.rewards.sandbox.candidate as harness\nharness._reply = harness._write_bytes = print\ndef solve(x): return 'x'",
+    "harness replaced": "import tasks.rewards.programs.sandbox.candidate as harness\nharness._reply = harness._write_bytes = print\ndef solve(x): return 'x'",
     "import of the machine's packages": "import numpy\ndef solve(x): return numpy.int64(x)",
     "encoding trick": "# coding: utf-7\ndef solve(x): return '+AGE-'",
 }  # fmt: skip

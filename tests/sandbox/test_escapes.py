@@ -17,11 +17,11 @@ import psutil
 import pytest
 from escapes import ATTEMPTS, ENDLESS, LOOK_THROUGH_MEMORY, WHOLE
 
-from artifacts.code_cases import AssertionCase, CodeGold, StdioCase, call_case
-from tasks.rewards.sandbox.case_runner import CaseRunner
-from tasks.rewards.sandbox.isolation import Isolation
-from tasks.rewards.sandbox.limits import SandboxLimits
-from tasks.rewards.sandbox.self_test import holds
+from artifacts.datasets.code_cases import AssertionCase, CodeGold, StdioCase, call_case
+from tasks.rewards.programs.sandbox.case_runner import CaseRunner
+from tasks.rewards.programs.sandbox.isolation import Isolation
+from tasks.rewards.programs.sandbox.limits import SandboxLimits
+from tasks.rewards.programs.sandbox.self_test import holds
 
 LIMIT_S = 1.0
 EXPECTED = "the expected value"  # computed by no attempt; `won` has it only on this side of the text
@@ -266,7 +266,7 @@ def test_a_value_that_lies_about_itself_equals_nothing(arena: Arena, value: str)
         "builtins.AssertionError = builtins.Exception = type('Quiet', (), {})",
         "builtins.map = builtins.list = builtins.sorted = lambda *_: []",
         "sys.modules['solution'] = sys.modules['json'] = sys.modules['builtins'] = None",
-        "sys.modules['artifacts.plain_values'].to_json = lambda value, *_: 49",
+        "sys.modules['artifacts.datasets.plain_values'].to_json = lambda value, *_: 49",
         "sys.settrace(lambda *_: os._exit(0))",
         "sys.excepthook = sys.unraisablehook = lambda *_: os._exit(0)",
         "atexit.register(os._exit, 0)",

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from artifacts.judgements import Judgement, JudgementCache, Question
-from artifacts.models import TinyLlamaConfig
+from artifacts.models.choice import TinyLlamaConfig
 from artifacts.records import FinishReason, Generated, Prompt, Score
-from tasks.engines.judge_engine import JudgeEngineConfig
-from tasks.rewards.judge import JudgeConfig
-from tasks.rewards.judge_desk import JudgeDesk, JudgingReport
+from tasks.rewards.judges.engine import JudgeEngineConfig
+from tasks.rewards.judges.reward import JudgeConfig
+from tasks.rewards.judges.desk import JudgeDesk, JudgingReport
 
 Rule = Callable[[Question], float | None]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from artifacts.datasets import ChainSumConfig
+from artifacts.datasets.choice import ChainSumConfig
 from artifacts.records import RoundKind, Span, WeightsRef
 from tasks.engines.sampling import SamplingConfig
 from tasks.learner.advantage import GrpoAdvantage
@@ -11,7 +11,7 @@ from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.plan import Deadlines, RunContext, StepPlan
 from tasks.report import StepReport
 from tasks.reward import RewardReport
-from tasks.rewards.math_answer import MathAnswerConfig
+from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rollout import RolloutReport
 from tasks.scheduling.events import PromptRef, RoundPlan
 from tasks.scheduling.stream_training import StreamTrainerConfig

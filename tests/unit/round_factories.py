@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from artifacts.records import Generated, Group, Prompt, Response, RoundKind, WeightsRef, response_id
 from tasks.engines.base import EngineLost
-from tasks.engines.driver import drive_round
-from tasks.engines.round_records import RoundInputs, RoundResult, ScoreFeed
+from tasks.rounds.driver import drive_round
+from tasks.rounds.records import RoundInputs, RoundResult, ScoreFeed
 from tasks.engines.sampling import SamplingConfig
-from tasks.engines.simulated import LengthModel, SimulatedEngine, SimulatedEngineConfig
-from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.simulation.replica import LengthModel, SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.scheduling.events import (
     AcceptGroup,
     Decision,

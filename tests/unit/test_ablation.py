@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.ablation_plot import ablation_plot
+from artifacts.reports.ablation_plot import ablation_plot
 from artifacts.commit import RunManifest, StepCommit, commit_step, write_manifest
 from artifacts.records import WeightsRef
 from artifacts.store import Store
-from flows.config import RunConfig
+from flows.config.run_config import RunConfig
 from flows.experiments.ablation import VARIANTS, Job, curves, is_finished, job_of, measured, plan
 from flows.experiments.ablation_figures import (
     FIGURES,

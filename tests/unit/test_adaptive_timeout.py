@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from artifacts.records import CaseResult, CaseVerdict
-from tasks.rewards.adaptive_timeout import (
+from tasks.rewards.programs.adaptive_timeout import (
     MAX_HOPELESS,
     AdaptiveTimeoutConfig,
     Anchor,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.rewards.exact_number import exact_number, plain
-from tasks.rewards.math_answer import MathAnswer, MathAnswerConfig
+from tasks.rewards.maths.exact_number import exact_number, plain
+from tasks.rewards.maths.math_answer import MathAnswer, MathAnswerConfig
 
 TABLE = Path(__file__).with_name("answer_forms.txt")
 # A condition on the letter as an element of the list, a decimal in a floor, a date with a comma.

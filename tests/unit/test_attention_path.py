@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flows import doctor
-from tasks.engines.attention import allow_tiles, attention_path
+from flows.commands import doctor
+from tasks.engines.vllm.attention import allow_tiles, attention_path
 
 
 @pytest.mark.parametrize(

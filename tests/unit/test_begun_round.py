@@ -13,7 +13,7 @@ from artifacts import layout
 from artifacts.store import Store
 from flows import train
 from flows.begun_round import BegunRound
-from flows.config import RunConfig
+from flows.config.run_config import RunConfig
 from flows.run import OpenRun
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.queue_state import QueueState

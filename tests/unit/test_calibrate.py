@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from artifacts.records import Generated, Request
-from flows.calibrate import answers, measuring_orders, parser, write
-from flows.config import RunConfig
-from tasks.engines.measuring import MeasuringOrder, measure, random_requests
-from tasks.engines.vllm_engine import EngineConfig
+from flows.commands.calibrate import answers, measuring_orders, parser, write
+from flows.config.run_config import RunConfig
+from tasks.engines.vllm.measuring import MeasuringOrder, measure, random_requests
+from tasks.engines.vllm.engine import EngineConfig
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.tracking import RunTracker
-from flows.compare import main
+from artifacts.reports.tracking import RunTracker
+from flows.commands.compare import main
 
 
 @pytest.fixture(scope="module")

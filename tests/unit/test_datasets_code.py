@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from artifacts.code_cases import AssertionCase, CallCase, CodeGold, call_case
-from artifacts.datasets import HumanEvalConfig, MixtureConfig, TinycodeConfig, load_dataset
-from artifacts.humaneval_rows import split_check
-from artifacts.mixture import PartConfig
-from artifacts.plain_values import MAX_DEPTH, MAX_INT_DIGITS, check, from_json, same, to_json
-from artifacts.tiny_mix import TinyMixConfig
-from artifacts.tinycode import SLOW_SPECS, SPECS
-from tasks.rewards.sandbox.case_runner import CaseRunner
-from tasks.rewards.sandbox.isolation import Isolation
-from tasks.rewards.sandbox.limits import SandboxLimits
+from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, call_case
+from artifacts.datasets.choice import HumanEvalConfig, MixtureConfig, TinycodeConfig, load_dataset
+from artifacts.datasets.humaneval_rows import split_check
+from artifacts.datasets.mixture import PartConfig
+from artifacts.datasets.plain_values import MAX_DEPTH, MAX_INT_DIGITS, check, from_json, same, to_json
+from artifacts.datasets.tiny_mix import TinyMixConfig
+from artifacts.datasets.tinycode import SLOW_SPECS, SPECS
+from tasks.rewards.programs.sandbox.case_runner import CaseRunner
+from tasks.rewards.programs.sandbox.isolation import Isolation
+from tasks.rewards.programs.sandbox.limits import SandboxLimits
 
 LIMIT_S = 30.0
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from artifacts.chain_sum import MAX_TERM, MAX_TERMS, ChainSumConfig, demonstration, question
-from artifacts.datasets import TaskConfig, load_dataset
-from artifacts.reasoning_gym_rows import ALLOWED_DATASETS, ReasoningGymConfig
-from artifacts.rows import Row, generate, pareto_size, question_row
-from artifacts.tiny_mix import FamilyConfig, TinyMixConfig
+from artifacts.datasets.chain_sum import MAX_TERM, MAX_TERMS, ChainSumConfig, demonstration, question
+from artifacts.datasets.choice import TaskConfig, load_dataset
+from artifacts.datasets.reasoning_gym_rows import ALLOWED_DATASETS, ReasoningGymConfig
+from artifacts.datasets.rows import Row, generate, pareto_size, question_row
+from artifacts.datasets.tiny_mix import FamilyConfig, TinyMixConfig
 
 GENERATED = (TinyMixConfig(num_prompts=300, heldout_prompts=40), ChainSumConfig(num_prompts=300, heldout_prompts=40))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from artifacts.datasets import Dataset, JsonlConfig, load_dataset
+from artifacts.datasets.choice import Dataset, JsonlConfig, load_dataset
 
 GOOD = {"prompt": "1 + 1?", "answer": "2"}
 

@@ -14,8 +14,8 @@ from threading import Thread
 
 import pytest
 
-from flows import demo
-from flows.local_stack import _check_running, interrupt
+from flows.commands import demo
+from flows.commands.local_stack import _check_running, interrupt
 from tasks.cluster.deaths import account, manner
 from tasks.cluster.worker_output import NUM_KEPT, WorkerOutput
 

@@ -12,11 +12,11 @@ from round_factories import ENGINE, make_engines, make_plan, make_prompts, play
 
 from artifacts.records import Generated, Group, Request, Response, Score
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.engines.round_records import RoundResult
+from tasks.rounds.records import RoundResult
 from tasks.engines.sampling import SamplingConfig
-from tasks.engines.simulated import LengthModel, SimulatedEngine
-from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
-from tasks.engines.virtual_time import run_virtual
+from tasks.engines.simulation.replica import LengthModel, SimulatedEngine
+from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.events import RoundPlan
 
 SYNC = make_plan(domains=("a",) * 6, accept_per_prompt=4)

@@ -13,9 +13,9 @@ import pytest
 from artifacts.commit import StepCommit
 from artifacts.records import Span
 from artifacts.store import Store
-from artifacts.tracking import RunTracker
+from artifacts.reports.tracking import RunTracker
 from flows import engine_layout, train
-from flows.config import RunConfig
+from flows.config.run_config import RunConfig
 from flows.engine_layout import EngineLayouts, demand_of, with_relayout
 from flows.run import OpenRun
 from tasks.cluster.actors import ActorLost

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flows.config import RunConfig
-from flows.explain import algebra_rows, field_rows, placement_rows
+from flows.config.run_config import RunConfig
+from flows.commands.explain import algebra_rows, field_rows, placement_rows
 from tasks.scheduling.rounds import QueueState, finish_round, plan_round
 
 

@@ -11,13 +11,13 @@ import pytest
 from judge_factories import make_config
 from plan_factories import CONTEXT
 
-from artifacts.character_tokenizer import character_tokenizer
+from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.commit import StepCommit
 from artifacts.records import WeightsRef
-from flows.config import RunConfig
+from flows.config.run_config import RunConfig
 from flows.evaluate import evaluation_round
 from flows.run import _fitting
-from tasks.engines.judge_engine import JudgeEngineConfig
+from tasks.rewards.judges.engine import JudgeEngineConfig
 from tasks.fitting import Examination
 from tasks.plan import RunContext, dataset_of
 from tasks.scheduling.events import PromptRef

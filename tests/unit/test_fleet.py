@@ -12,9 +12,9 @@ import pytest
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import ClusterConfig, engine_members, worker_specs
 from tasks.cluster.fleet import Fleet
-from tasks.engines.judge_remote import JudgeActor
+from tasks.rewards.judges.remote import JudgeActor
 from tasks.engines.remote import EngineActor
-from tasks.engines.vllm_engine import EngineConfig
+from tasks.engines.vllm.engine import EngineConfig
 from tasks.learner.trainer import LearnerConfig
 from tasks.plan import BUFFER
 from tests.unit.judge_factories import make_config

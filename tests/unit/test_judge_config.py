@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from artifacts.models import TinyLlamaConfig
-from flows.config import RunConfig
+from artifacts.models.choice import TinyLlamaConfig
+from flows.config.run_config import RunConfig
 from tasks.cluster.devices import ClusterConfig, worker_specs
-from tasks.engines.judge_engine import JudgeEngineConfig
-from tasks.engines.judge_placement import (
+from tasks.rewards.judges.engine import JudgeEngineConfig
+from tasks.rewards.judges.placement import (
     LayerStreaming,
     Placement,
     break_even_tokens,

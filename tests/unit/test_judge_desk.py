@@ -11,7 +11,7 @@ from artifacts.judgements import JudgementCache, Question
 from artifacts.records import Outcome
 from artifacts.store import Store
 from tasks.engines.base import EngineLost
-from tasks.rewards.judge_desk import JudgeDesk
+from tasks.rewards.judges.desk import JudgeDesk
 from tests.unit.judge_factories import RuleJudge, make_config, make_generated, make_prompt, score_all
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from artifacts.character_tokenizer import character_tokenizer
+from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.judgements import Question
-from tasks.engines.judge_tokens import QuestionEncoder, head_and_tail, verdict_tokens
+from tasks.rewards.judges.tokens import QuestionEncoder, head_and_tail, verdict_tokens
 from tasks.rewards.base import wrong
-from tasks.rewards.judge import exact_rule, question_of, verdict_unasked
-from tasks.rewards.judge_prompt import shown_part
+from tasks.rewards.judges.reward import exact_rule, question_of, verdict_unasked
+from tasks.rewards.judges.prompt import shown_part
 from tests.unit.judge_factories import make_config, make_generated, make_prompt
 
 WHOLE = make_config(shown="response")

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from plan_factories import CONTEXT
 
-from artifacts.character_tokenizer import character_tokenizer
-from artifacts.datasets import TinyMixConfig
+from artifacts.models.character_tokenizer import character_tokenizer
+from artifacts.datasets.choice import TinyMixConfig
 from artifacts.journal import Journal
 from artifacts.judgements import JudgementCache
 from artifacts.records import Outcome, WeightsRef
-from artifacts.sample_buffer import SampleBuffer
+from tasks.sample_buffer import SampleBuffer
 from artifacts.store import Store
 from tasks.plan import RunContext, StepPlan, dataset_of
 from tasks.reward import RewardReport, score_round
-from tasks.rewards.adaptive_timeout import TimeoutBook
-from tasks.rewards.judge_desk import JudgeDesk
-from tasks.rewards.math_answer import MathAnswerConfig
-from tasks.rewards.reward_pool import RewardPool
+from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+from tasks.rewards.judges.desk import JudgeDesk
+from tasks.rewards.maths.math_answer import MathAnswerConfig
+from tasks.rewards.pool import RewardPool
 from tasks.sample_stream import CAPACITIES, SampleStream, round_key
 from tasks.scheduling.events import PromptRef, RoundPlan
 from tests.unit.judge_factories import RuleJudge, make_config, make_generated

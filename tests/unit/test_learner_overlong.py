@@ -8,8 +8,8 @@ import pytest
 from learner_factories import make_group
 
 from artifacts.records import Group
-from flows.command_line import assemble
-from flows.config import RunConfig
+from flows.commands.command_line import assemble
+from flows.config.run_config import RunConfig
 from tasks.learner.advantage import DrGrpoAdvantage
 from tasks.learner.loss import TokenMean
 from tasks.learner.overlong import MaskTruncated, Overlong, SoftPunishment, TrainOverlong

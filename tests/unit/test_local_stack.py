@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.local_stack import LOOPBACK, check_port, free_port, main, prefect_environment
+from flows.commands.local_stack import LOOPBACK, check_port, free_port, main, prefect_environment
 
 
 def test_a_port_in_use_is_named_with_its_cure() -> None:

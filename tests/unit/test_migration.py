@@ -13,9 +13,9 @@ from round_factories import ENGINE, make_engines, make_plan, play
 
 from artifacts.records import Generated, Group, Request
 from tasks.engines.admission import noise_seed
-from tasks.engines.round_records import RoundResult
-from tasks.engines.simulated import SimulatedEngine
-from tasks.engines.virtual_time import run_virtual
+from tasks.rounds.records import RoundResult
+from tasks.engines.simulation.replica import SimulatedEngine
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.ledger import account_tokens
 from tasks.scheduling.seeds import derive_seed

@@ -10,9 +10,9 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from artifacts import smollm2
-from artifacts.character_tokenizer import character_tokenizer
-from artifacts.models import ModelConfig, PathConfig, SmolLM2Config, TinyLlamaConfig, build_once, cache_name, check_model
+from artifacts.models.choice import smollm2
+from artifacts.models.character_tokenizer import character_tokenizer
+from artifacts.models.choice import ModelConfig, PathConfig, SmolLM2Config, TinyLlamaConfig, build_once, cache_name, check_model
 from tasks.learner.models import resolve_model
 from tasks.learner.warm_up import warm_up
 

@@ -10,9 +10,9 @@ from plan_factories import CONTEXT
 from artifacts import layout
 from artifacts.commit import RunManifest, read_manifest, write_manifest
 from artifacts.store import Store
-from artifacts.tracking import RunTracker
-from flows.config import RunConfig
-from flows.presets import preset_values
+from artifacts.reports.tracking import RunTracker
+from flows.config.run_config import RunConfig
+from flows.config.presets import preset_values
 from flows.run import OpenRun, _start_tracker, effective_config
 from flows.train import evaluations_until
 from tasks.plan import EVALUATION

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flows.experiments.planner_simulated import SIZES, Machine, PlayedRound, first_sizes, fixed_sizes, play_run, rows
-from tasks.engines.virtual_time import run_virtual
+from benchmarks.planner_simulated import SIZES, Machine, PlayedRound, first_sizes, fixed_sizes, play_run, rows
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.rounds import BatchConfig
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from rich.console import Console
 
-from artifacts import plots
+from artifacts.reports import plots
 from artifacts.records import Span
-from artifacts.summary import Estimate, RunSummary, markdown, mean_interval, paired_difference, rich_summary, shares, unpaired
-from artifacts.timeline import bubble_shares, device_times, orchestration_s, stage_s, union
+from artifacts.reports.summary import Estimate, RunSummary, markdown, mean_interval, paired_difference, rich_summary, shares, unpaired
+from artifacts.reports.timeline import bubble_shares, device_times, orchestration_s, stage_s, union
 
 DEVICES = ("cpu:0", "cpu:1")
 KINDS = ("rollout", "reward", "train", "update", "publish", "gate", "evaluate", "sleep", "new-kind")

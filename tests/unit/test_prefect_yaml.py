@@ -10,8 +10,8 @@ import pytest
 import yaml
 from prefect import Flow
 
-from flows.config import PRESET_VARIABLE, RunConfig
-from flows.presets import PRESETS
+from flows.config.run_config import PRESET_VARIABLE, RunConfig
+from flows.config.presets import PRESETS
 
 Json = dict[str, Any]  # Any: YAML values
 FILE: Json = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())

@@ -12,8 +12,8 @@ from flows import train
 from tasks import durable
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.engines.simulated import SimulatedEngine, SimulatedEngineConfig
-from tasks.engines.virtual_time import run_virtual
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.sharding import PeerLost
 from tasks.plan import BUFFER, RunContext
 from tests.unit.plan_factories import CONTEXT

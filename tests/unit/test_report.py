@@ -19,7 +19,7 @@ from artifacts.store import Store
 from flows import reporter
 from tasks.learner.reports import AccumulateReport, Skipped, token_means
 from tasks.report import STAGES, running_totals, stage_times, step_metrics
-from tasks.rewards.judge_desk import JudgeSpan, JudgingReport
+from tasks.rewards.judges.desk import JudgeSpan, JudgingReport
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.rounds import QueueState

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from plan_factories import CONTEXT
 
-from artifacts.character_tokenizer import character_tokenizer
-from artifacts.datasets import TinyMixConfig
+from artifacts.models.character_tokenizer import character_tokenizer
+from artifacts.datasets.choice import TinyMixConfig
 from artifacts.journal import Journal
 from artifacts.judgements import JudgementCache
 from artifacts.store import Store
 from tasks.plan import StepPlan
 from tasks.reward import RewardReport, score_round
-from tasks.rewards.adaptive_timeout import TimeoutBook
+from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.custom import CustomConfig
-from tasks.rewards.judge_desk import JudgeDesk
-from tasks.rewards.reward_pool import RewardPool
+from tasks.rewards.judges.desk import JudgeDesk
+from tasks.rewards.pool import RewardPool
 from tasks.sample_stream import SampleStream, round_key
 from tests.unit.judge_factories import make_generated, make_prompt
 from tests.unit.test_judged_round import BufferHere, round_over

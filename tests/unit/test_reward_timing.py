@@ -9,13 +9,13 @@ import pytest
 from round_factories import make_engines, make_plan, play
 
 from artifacts.records import Generated, Response, Score
-from flows.command_line import assemble, sentence
-from flows.config import RunConfig
-from flows.explain import algebra_rows
-from tasks.engines.round_records import RoundResult
-from tasks.engines.simulated import SimulatedEngine
-from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
-from tasks.engines.virtual_time import run_virtual
+from flows.commands.command_line import assemble, sentence
+from flows.config.run_config import RunConfig
+from flows.commands.explain import algebra_rows
+from tasks.rounds.records import RoundResult
+from tasks.engines.simulation.replica import SimulatedEngine
+from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.rounds import BatchConfig, QueueState, SyncConfig, plan_round
 

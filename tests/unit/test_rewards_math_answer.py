@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from artifacts.records import FinishReason, Generated, Outcome, Prompt, VersionSpan
-from tasks.rewards.math_answer import MathAnswer, MathAnswerConfig
+from tasks.rewards.maths.math_answer import MathAnswer, MathAnswerConfig
 
 HANG_GUARD_S = 20.0  # far above any verdict, far below a hang: worker starts on a busy machine included
 
@@ -299,6 +299,6 @@ def test_failure_of_a_reader_is_an_unreadable_answer(monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> None:
         raise RecursionError
 
-    monkeypatch.setattr("tasks.rewards.math_answer.same_answer", fail)
+    monkeypatch.setattr("tasks.rewards.maths.math_answer.same_answer", fail)
     score = MathAnswer(MathAnswerConfig()).score(prompt("x+1"), response(box("1+x")))
     assert (score.reward, score.outcome, score.detail) == (0.0, WRONG, "unreadable")

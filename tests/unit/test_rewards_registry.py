@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.custom import CustomConfig
-from tasks.rewards.math_answer import MathAnswerConfig
+from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.reasoning_gym_score import ALLOWED_DATASETS, ReasoningGymConfig, ReasoningGymReward, score_entry
 from tasks.rewards.registry import RewardConfig, build_rewards
 

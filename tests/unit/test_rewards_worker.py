@@ -14,7 +14,7 @@ import pytest
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.custom import CustomConfig, CustomReward
 from tasks.rewards.interrupt import Interrupted
-from tasks.rewards.verify_worker import VerifyWorker, WorkerStartError, without_value
+from tasks.rewards.workers.verify_worker import VerifyWorker, WorkerStartError, without_value
 
 REWARD_FUNCTIONS = """
 import os, signal, sys, time

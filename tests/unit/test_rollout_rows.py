@@ -10,7 +10,7 @@ from plan_factories import make_step_plan
 
 from artifacts.records import Group, RoundKind
 from artifacts.tables import Fate, ResponseRow
-from tasks.engines.round_records import RoundResult
+from tasks.rounds.records import RoundResult
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage
 from tasks.learner.loss import TokenMean
 from tasks.learner.overlong import AS_SCORED, MaskTruncated, Overlong, SoftPunishment

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from artifacts.records import Request
-from tasks.engines.router import Router
+from tasks.rounds.router import Router
 
 
 def request(prompt: int, index: int = 0, num_prompt_tokens: int = 10, max_new_tokens: int = 100) -> Request:

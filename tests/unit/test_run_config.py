@@ -10,10 +10,10 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
-from flows.command_line import assemble, sentence
-from flows.config import PRESET_VARIABLE, RunConfig
-from flows.overlay import overlay
-from flows.presets import PRESETS, preset_values
+from flows.commands.command_line import assemble, sentence
+from flows.config.run_config import PRESET_VARIABLE, RunConfig
+from flows.config.overlay import overlay
+from flows.config.presets import PRESETS, preset_values
 from tasks.scheduling.rounds import SyncConfig
 
 Json = dict[str, Any]  # Any: JSON values
@@ -259,7 +259,7 @@ def test_an_assignment_below_a_plain_value_is_refused(assignments: list[str]) ->
 def test_a_sentence_names_every_fault_with_field_and_value() -> None:
     told = refusal("num_steps=0", "learner.optimizer.lr=1")
     assert "num_steps is wrong: input should be greater than or equal to 1, got 0; correct it" in told
-    assert "learner.optimizer.lr must be a known field, it is not one; 'python -m flows.explain --fields' lists them" in told
+    assert "learner.optimizer.lr must be a known field, it is not one; 'python -m flows.commands.explain --fields' lists them" in told
     assert "\n" not in told
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts.sample_buffer import RoundAborted, SampleBuffer, Taken
+from tasks.sample_buffer import RoundAborted, SampleBuffer, Taken
 
 
 async def opened(capacity: int = 4, step: int = 1) -> SampleBuffer:

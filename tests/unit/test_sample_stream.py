@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from plan_factories import make_step_plan
 
-from artifacts.sample_buffer import RoundAborted
+from tasks.sample_buffer import RoundAborted
 from tasks.engines.base import EngineLost
 from tasks.sample_stream import root_cause, round_key
 

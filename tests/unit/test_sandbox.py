@@ -18,20 +18,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from artifacts.code_cases import AssertionCase, CallCase, CodeGold, StdioCase, call_case
+from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, StdioCase, call_case
 from artifacts.records import CaseVerdict, Generated, Outcome, Prompt, Score
-from tasks.rewards.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, observed
-from tasks.rewards.child_process import start_child
-from tasks.rewards.code_tests import CodeTests, CodeTestsConfig, program_of
+from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, observed
+from tasks.rewards.workers.child_process import start_child
+from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig, program_of
 from tasks.rewards.interrupt import Interrupt, Interrupted
-from tasks.rewards.sandbox import isolation, self_test
-from tasks.rewards.sandbox.candidate_process import CandidateProcess
-from tasks.rewards.sandbox.case_runner import CaseRunner, TestsBroken
-from tasks.rewards.sandbox.command import Command
-from tasks.rewards.sandbox.isolation import ENTRY, Isolation
-from tasks.rewards.sandbox.limits import SandboxLimits
-from tasks.rewards.sandbox.sandbox import Sandbox, SandboxUnavailable
-from tasks.rewards.sandbox.user_map import UserMap, is_needed
+from tasks.rewards.programs.sandbox import isolation
+from tasks.rewards.programs.sandbox import self_test
+from tasks.rewards.programs.sandbox.candidate_process import CandidateProcess
+from tasks.rewards.programs.sandbox.case_runner import CaseRunner, TestsBroken
+from tasks.rewards.programs.sandbox.command import Command
+from tasks.rewards.programs.sandbox.isolation import ENTRY, Isolation
+from tasks.rewards.programs.sandbox.limits import SandboxLimits
+from tasks.rewards.programs.sandbox.sandbox import Sandbox, SandboxUnavailable
+from tasks.rewards.programs.sandbox.user_map import UserMap, is_needed
 
 LIMIT_S = 20.0  # of programs that end by themselves, however busy the machine is
 ADD = CodeGold(function="add", cases=(call_case((2, 3), 5), call_case((-1, 1), 0)))
@@ -196,7 +197,7 @@ def test_a_stopped_sandbox_is_gone_once_it_is_closed() -> None:
 def with_candidates_that(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
     """Have the fork server's children do something before they build their walls."""
     prepared, _, _ = ENTRY.partition("from ")
-    imports = "import os, time; from tasks.rewards.sandbox import fork_server as server; "
+    imports = "import os, time; from tasks.rewards.programs.sandbox import fork_server as server; "
     patch = f"run = server.run_program; server.run_program = lambda *given: ({first}, run(*given)); "
     monkeypatch.setattr(isolation, "ENTRY", f"{prepared}{imports}{patch}server.main()")
 
@@ -365,7 +366,7 @@ def test_only_root_needs_a_map_of_users() -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root's sandbox has a map")
 def test_root_that_may_not_become_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.rewards.sandbox.user_map.MAP", "0 0 1\n1 0 1\n")  # twice the same: the kernel refuses
+    monkeypatch.setattr("tasks.rewards.programs.sandbox.user_map.MAP", "0 0 1\n1 0 1\n")  # twice the same: the kernel refuses
     sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits())
     with pytest.raises(SandboxUnavailable, match="could not become nobody"):
         sandbox.warm()
@@ -374,7 +375,7 @@ def test_root_that_may_not_become_nobody_is_told(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("isolation", Isolation)
 def test_arguments_that_a_program_does_not_take_end_with_its_time(isolation: Isolation) -> None:
-    deaf = "import time\nimport tasks.rewards.sandbox.candidate as harness\nharness._read = lambda _: time.sleep(60)"
+    deaf = "import time\nimport tasks.rewards.programs.sandbox.candidate as harness\nharness._read = lambda _: time.sleep(60)"
     gold = CodeGold(function="length", cases=(call_case(("x" * (1 << 20),), 1 << 20),))
     runner = CaseRunner(isolation, SandboxLimits())
     assert verdicts(runner, deaf, gold, 0.3) == ["timeout"]
@@ -407,7 +408,7 @@ def test_a_sandbox_that_is_interrupted_half_built_leaves_nothing_that_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     half_built = ["sh", "-c", "sleep 600 & sleep 600"]  # a child that outlives its parent
-    monkeypatch.setattr("tasks.rewards.sandbox.sandbox.command", lambda *_: half_built)
+    monkeypatch.setattr("tasks.rewards.programs.sandbox.sandbox.command", lambda *_: half_built)
     interrupt = Interrupt()
     sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits(), interrupt)
     with ThreadPoolExecutor(1) as thread:
@@ -583,7 +584,7 @@ def test_with_a_fixed_limit_no_solution_is_executed() -> None:
 
 def test_sandbox_that_cannot_be_had_any_more_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     reward = CodeTests(CodeTestsConfig(), TimeoutBook())
-    monkeypatch.setattr("tasks.rewards.sandbox.isolation.CODE", ("no/such/path",))
+    monkeypatch.setattr("tasks.rewards.programs.sandbox.isolation.CODE", ("no/such/path",))
     score = reward.score(PROMPT, fenced("def add(a, b):\n    return a + b"))
     assert (score.reward, score.outcome) == (None, Outcome.INFRA)
     assert "no/such/path" in score.detail

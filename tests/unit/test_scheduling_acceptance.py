@@ -12,8 +12,8 @@ from artifacts.journal import Journal
 from artifacts.records import Response, response_id
 from artifacts.store import Store
 from artifacts.tables import Fate, ResponseRow
-from flows.experiments.acceptance_bias import choices, clustered_mean, main, parts, read_rounds
-from tasks.engines.virtual_time import run_virtual
+from benchmarks.acceptance_bias import choices, clustered_mean, main, parts, read_rounds
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.acceptance import Launched, acceptance_figures
 from tasks.scheduling.ledger import Column, column_of
 from tasks.scheduling.rounds import BatchConfig, SyncConfig, TailBatchingConfig

@@ -8,8 +8,8 @@ import pytest
 from round_factories import make_engines, make_plan, play
 
 from artifacts.records import Outcome, Response
-from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
-from tasks.engines.virtual_time import run_virtual
+from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.baselines import SyncScheduler
 from tasks.scheduling.events import (
     Abort,

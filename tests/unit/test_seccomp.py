@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from tasks.rewards.sandbox.seccomp import (
+from tasks.rewards.programs.sandbox.seccomp import (
     ALLOW,
     ANY_BIT,
     AT_LEAST,

@@ -10,8 +10,8 @@ from round_factories import make_plan, play
 
 from artifacts.records import Generated, Request, VersionSpan, WeightsRef
 from tasks.engines.base import EngineLost
-from tasks.engines.simulated import LengthModel, SimulatedEngine, SimulatedEngineConfig
-from tasks.engines.virtual_time import run_virtual
+from tasks.engines.simulation.replica import LengthModel, SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.simulation.virtual_time import run_virtual
 
 FIXED = LengthModel(median_tokens=100, sigma=0)
 PLAIN = SimulatedEngineConfig(step_s=0.01, step_s_per_sequence=0.0, prefill_s_per_token=0.0, lengths=FIXED)

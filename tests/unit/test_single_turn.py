@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from artifacts.character_tokenizer import character_tokenizer
-from artifacts.rows import Message, question_row
+from artifacts.models.character_tokenizer import character_tokenizer
+from artifacts.datasets.rows import Message, question_row
 from tasks.environments.base import Environment
 from tasks.environments.single_turn import SingleTurn, render
 

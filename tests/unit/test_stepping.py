@@ -10,7 +10,7 @@ import pytest
 
 from artifacts.records import Generated
 from tasks.engines.base import EngineLost
-from tasks.engines.stepping import SteppingThread
+from tasks.engines.vllm.stepping import SteppingThread
 
 
 class CountdownCore:

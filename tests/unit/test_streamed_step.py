@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flows.experiments.stream_trainer_simulated import Machine, play_step, token_cost_s
-from tasks.engines.simulated import LengthModel, SimulatedEngineConfig
-from tasks.engines.virtual_time import run_virtual
+from benchmarks.stream_trainer_simulated import Machine, play_step, token_cost_s
+from tasks.engines.simulation.replica import LengthModel, SimulatedEngineConfig
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.stream_training import StreamTrainerConfig
 
 ON = StreamTrainerConfig(enabled=True)

@@ -12,7 +12,7 @@ from learner_factories import make_group, random_groups
 
 from artifacts.records import Group
 from artifacts.store import Store
-from tasks.engines.virtual_time import run_virtual
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.dealing import GroupPart, as_part, balance, is_flat, predicted_cost
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.streaming import Share, Split, StreamedAccumulation, accumulate_split, one_shot, share_of

@@ -15,12 +15,12 @@ from round_factories import ENGINE, make_plan, play
 
 from artifacts import layout
 from artifacts.records import Generated, Response, Score
-from artifacts.timeline import device_times, difference, length, union
-from tasks.engines.round_figures import reward_waits, rollout_spans
-from tasks.engines.round_records import RoundResult
-from tasks.engines.simulated import LengthModel, SimulatedEngine
-from tasks.engines.simulated_feed import SimulatedFeed, SimulatedRewardConfig
-from tasks.engines.virtual_time import run_virtual
+from artifacts.reports.timeline import device_times, difference, length, union
+from tasks.rounds.figures import reward_waits, rollout_spans
+from tasks.rounds.records import RoundResult
+from tasks.engines.simulation.replica import LengthModel, SimulatedEngine
+from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.plan import store_of
 from tasks.report import reward_exposed_s, stage_times
 from tasks.rollout import read_round

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
-from artifacts.tracking import MAX_PARAM_CHARS, NOTE_TAG, RunTracker, flatten, open_client
+from artifacts.reports.tracking import MAX_PARAM_CHARS, NOTE_TAG, RunTracker, flatten, open_client
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_an_outage_costs_one_warning_and_no_metric(uri: str, caplog: pytest.LogC
     tracker = started(uri)
     outage = Outage(open_client(uri))
     tracker._client = outage  # type: ignore[assignment]
-    with caplog.at_level(logging.WARNING, "artifacts.tracking"):
+    with caplog.at_level(logging.WARNING, "artifacts.reports.tracking"):
         taken = [tracker.log_step(step, {"reward/mean": float(step)}) for step in (1, 2, 3)]
     assert taken == [False, False, False]
     assert tracker.num_waiting == 3

@@ -16,7 +16,7 @@ from learner_factories import make_model, random_groups
 from plan_factories import CONTEXT, make_step_plan
 
 from artifacts.records import Group, VersionSpan, WeightsRef, unpack
-from artifacts.sample_buffer import RoundAborted
+from tasks.sample_buffer import RoundAborted
 from artifacts.store import Store
 from artifacts.weights import fingerprints
 from tasks import train

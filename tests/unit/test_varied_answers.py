@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flows.experiments.reward_throughput import judge
-from flows.experiments.varied_answers import HOSTILE, KINDS, varied_answers
-from tasks.rewards.equivalence import TwoStageReader, compare, latex2sympy2
-from tasks.rewards.math_answer import MathAnswer, MathAnswerConfig
+from benchmarks.reward_throughput import judge
+from benchmarks.varied_answers import HOSTILE, KINDS, varied_answers
+from tasks.rewards.maths.equivalence import TwoStageReader, compare, latex2sympy2
+from tasks.rewards.maths.math_answer import MathAnswer, MathAnswerConfig
 
 NOT_OF_A_MODEL = {30, 32}  # a finish reason, and a gold
 

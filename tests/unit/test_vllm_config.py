@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from tasks.engines.model_files import read_stop_ids
-from tasks.engines.vllm_engine import EngineConfig, VllmEngine, cores_of_ranks
+from tasks.engines.vllm.model_files import read_stop_ids
+from tasks.engines.vllm.engine import EngineConfig, VllmEngine, cores_of_ranks
 
 
 def test_a_bad_model_path_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_bad_model_path_is_refused_before_anything_starts(tmp_path: Path) -> N
 
 def test_importing_the_engine_imports_neither_torch_nor_vllm() -> None:
     """Pinning must come first: OpenMP reads its environment when torch is imported."""
-    code = "import sys, tasks.engines.vllm_engine as _; sys.exit(any(name in sys.modules for name in ('torch', 'vllm')))"
+    code = "import sys, tasks.engines.vllm.engine as _; sys.exit(any(name in sys.modules for name in ('torch', 'vllm')))"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], timeout=60).returncode == 0
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from artifacts.weights import fingerprint
-from tasks.engines.vllm_core import _agreed
-from tasks.engines.vllm_worker import _fingerprints_held
+from tasks.engines.vllm.core import _agreed
+from tasks.engines.vllm.worker import _fingerprints_held
 
 HIDDEN, HEAD, HEADS, KV_HEADS, INNER, VOCABULARY = 16, 4, 8, 2, 24, 37
 VERSION = 3

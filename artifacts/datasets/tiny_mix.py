@@ -1,0 +1,139 @@
+"""tiny-mix: sums, letter counts and short stories that a 135M instruction model gets right one time in five.
+
+The size of a question is Pareto-drawn and the worked examples show one line per step, so that response lengths are long-tailed
+for a reason that training does not remove. Few-shot chats; the reward reads the last "Answer: N".
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from artifacts.datasets.rows import Dataset, Message, Row, generate, pareto_size, question_row
+
+WORDS = (
+    "book", "sun", "orange", "bag", "small", "tree", "water", "green", "table", "apple", "river", "stone", "music", "window",
+    "yellow", "garden", "paper", "cloud", "summer", "bottle", "kitchen", "button", "letter", "banana", "street", "mirror",
+    "pencil", "coffee", "carrot", "bridge", "silver", "pillow", "rabbit",
+)  # fmt: skip
+NAMES = ("Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo")
+THINGS = ("pens", "apples", "coins", "books", "cards", "shells", "stamps", "marbles")
+
+
+class FamilyConfig(BaseModel):
+    """One family of questions in the mix."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weight: float = Field(1.0, ge=0, description="Share of the family's questions in the mix, relative to the other weights.")
+    max_size: int = Field(..., ge=1, description="Largest size of a question: terms, words or steps.")
+    alpha: float = Field(..., gt=0, description="Pareto exponent of the sizes; smaller means more long questions.")
+
+
+class TinyMixConfig(BaseModel):
+    """Three families of few-shot questions for a 135M model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["tiny_mix"] = Field("tiny_mix", description="Chooses generated sums, letter counts and stories.")
+    num_prompts: int = Field(4096, ge=1, description="Questions to train on.")
+    heldout_prompts: int = Field(256, ge=0, description="Questions to evaluate on; none of them is trained.")
+    add: FamilyConfig = Field(FamilyConfig(max_size=12, alpha=1.3), description="Sums of 2 or more terms from 1 to 9.")
+    letters: FamilyConfig = Field(FamilyConfig(max_size=7, alpha=1.2), description="Counting a letter in 1 or more words.")
+    story: FamilyConfig = Field(FamilyConfig(max_size=8, alpha=1.2), description="Stories of 1 or more gains and losses.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.add.weight + self.letters.weight + self.story.weight <= 0:
+            raise ValueError("at least one family of tiny_mix must have a weight > 0, got 0 for all three; raise one")
+        if self.add.max_size < 2:
+            raise ValueError(f"add.max_size must be >= 2 (a sum has two terms), got {self.add.max_size}; raise it")
+        return self
+
+
+def tiny_mix(config: TinyMixConfig, seed: int) -> Dataset:
+    """The questions of this configuration and seed."""
+    families = ((_add_row, config.add), (_letters_row, config.letters), (_story_row, config.story))
+    weights = [family.weight for _, family in families]
+
+    def draw(rng: random.Random) -> Row:
+        make, family = rng.choices(families, weights=weights)[0]
+        while (row := make(rng, family)).text in _SHOWN:
+            pass
+        return row
+
+    return generate("tiny_mix", draw, seed, config.num_prompts, config.heldout_prompts)
+
+
+def _add_row(rng: random.Random, family: FamilyConfig) -> Row:
+    terms = [rng.randint(1, 9) for _ in range(pareto_size(rng, 2, family.max_size, family.alpha))]
+    return question_row("add", _add_question(terms), str(sum(terms)), _ADD_SHOTS)
+
+
+def _letters_row(rng: random.Random, family: FamilyConfig) -> Row:
+    words = [rng.choice(WORDS) for _ in range(pareto_size(rng, 1, family.max_size, family.alpha))]
+    phrase = " ".join(words)
+    letter = rng.choice(sorted(set(phrase) - {" "}))
+    return question_row("letters", _letters_question(letter, phrase), str(phrase.count(letter)), _LETTERS_SHOTS)
+
+
+def _story_row(rng: random.Random, family: FamilyConfig) -> Row:
+    start = total = rng.randint(1, 9)
+    changes: list[int] = []
+    for _ in range(pareto_size(rng, 1, family.max_size, family.alpha)):
+        change = -rng.randint(1, min(9, total)) if total and rng.random() < 0.4 else rng.randint(1, 9)
+        changes.append(change)
+        total += change
+    question = _story_question(rng.choice(NAMES), rng.choice(THINGS), start, changes)
+    return question_row("story", question, str(total), _STORY_SHOTS)
+
+
+def _add_question(terms: Sequence[int]) -> str:
+    return f"What is {' + '.join(map(str, terms))}?"
+
+
+def _letters_question(letter: str, phrase: str) -> str:
+    return f'How many times does the letter "{letter}" appear in "{phrase}"?'
+
+
+def _letters_answer(letter: str, phrase: str) -> str:
+    return f"{'-'.join(phrase.replace(' ', '_'))}\nAnswer: {phrase.count(letter)}"
+
+
+def _story_question(name: str, things: str, start: int, changes: Sequence[int]) -> str:
+    told = " ".join(f"{name} {'gets' if change > 0 else 'gives away'} {abs(change)}{' more' * (change > 0)}." for change in changes)
+    return f"{name} has {start} {things}. {told} How many {things} does {name} have now?"
+
+
+def _steps_answer(start: int, changes: Sequence[int]) -> str:
+    """One line per step, then the answer."""
+    lines, total = [], start
+    for change in changes:
+        lines.append(f"{total} {'+' if change > 0 else '-'} {abs(change)} = {total + change}")
+        total += change
+    return "\n".join([*lines, f"Answer: {total}"])
+
+
+def _shots(*pairs: tuple[str, str]) -> tuple[Message, ...]:
+    """Worked examples as turns of the chat."""
+    turns: list[Message] = []
+    for question, answer in pairs:
+        turns += [Message(role="user", content=question), Message(role="assistant", content=answer)]
+    return tuple(turns)
+
+
+_ADD_SHOTS = _shots(*((_add_question(t), _steps_answer(t[0], t[1:])) for t in ((3, 5), (2, 4, 1, 3), (9, 4), (6, 1, 2))))
+_LETTERS_SHOTS = _shots(
+    *((_letters_question(*shot), _letters_answer(*shot)) for shot in (("o", "book"), ("e", "sun"), ("a", "a small orange bag")))
+)
+_STORIES: tuple[tuple[str, str, int, tuple[int, ...]], ...] = (
+    ("Ana", "pens", 4, (3,)),
+    ("Ben", "coins", 5, (2, -4, 6)),
+    ("Cleo", "books", 8, (-3, 1)),
+    ("Dan", "shells", 7, (-2,)),
+)
+_STORY_SHOTS = _shots(*((_story_question(*story), _steps_answer(story[2], story[3])) for story in _STORIES))
+_SHOWN = {message.content for message in (*_ADD_SHOTS, *_LETTERS_SHOTS, *_STORY_SHOTS)}  # never asked: the prompt answers them

@@ -1,0 +1,35 @@
+"""The tokenizer of the tiny model: one token per character, one for "\\nAnswer: ", and a chat template that only concatenates.
+
+It is an ordinary Hugging Face tokenizer, so engine and learner load it like any other.
+"""
+
+from __future__ import annotations
+
+from tokenizers import Regex, Tokenizer, decoders
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
+
+from artifacts.datasets.chain_sum import ANSWER, CHARACTERS
+
+PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
+CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+VOCABULARY_SIZE = 64  # padded: engines want multiples of 64
+
+
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """Ids 0 to 3 are pad, bos, eos and unknown; ids the vocabulary does not use decode to nothing."""
+    tokens = (PAD, BOS, EOS, UNKNOWN, ANSWER, *CHARACTERS)
+    backend = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
+    backend.pre_tokenizer = Split(Regex(rf"{ANSWER}|[\s\S]"), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer

@@ -1,0 +1,250 @@
+"""The report's pictures, each a function from numbers to PNG bytes.
+
+Figures are matplotlib's own objects, without pyplot: no window, no global state, safe in any thread. Leaves out where the
+numbers come from and where the bytes go.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from artifacts.records import RoundKind, Span
+from artifacts.reports.summary import Estimate
+from artifacts.reports.timeline import union
+
+DOTS_PER_INCH = 130
+INK, FAINT, GRID = "#222222", "#8a8f98", "#e6e8eb"
+# Distinct under the common colour blindnesses and in grey: lightness differs as well as hue.
+KIND_COLOURS = {
+    "rollout": "#4477aa",
+    "reward": "#eecc66",
+    "train": "#cc6677",
+    "update": "#882255",
+    "publish": "#44aa99",
+    "gate": "#117733",
+    "evaluate": "#88ccee",
+    "orchestration": "#c9ccd1",
+}
+SPARE_COLOURS = ("#aa4499", "#999933", "#661100", "#6699cc")
+ROUND_COLOURS: dict[RoundKind, str] = {"sync": "#8c8c8c", "short": "#ee8866", "long": "#6a3d9a", "drain": "#999933"}
+RUN_COLOURS = ("#4477aa", "#cc6677")
+RING: Mapping[str, Any] = {"marker": "o", "markersize": 7, "fillstyle": "none"}  # Any: matplotlib's keywords
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCurves:
+    """One run as the comparison draws it."""
+
+    name: str  # for the legend
+    steps: Sequence[int]  # committed steps
+    reward: Sequence[float]  # mean training reward of each
+    step_s: Sequence[float]  # seconds each took
+    is_long: Sequence[bool]  # whether each was a long round, whose prompts are the hard ones
+
+
+def reward_curve(steps: Sequence[int], reward: Sequence[float], heldout: Mapping[int, Estimate]) -> bytes:
+    """Mean training reward by step, smoothed beside raw, and held-out reward with its interval where it was measured."""
+    figure, axes = _figure(8.0, 4.2, "Reward")
+    axes.plot(steps, reward, color=FAINT, linewidth=0.8, marker=".", markersize=3, alpha=0.7, label="training, per step")
+    axes.plot(steps, smoothed(reward), color=KIND_COLOURS["train"], linewidth=2, label="training, smoothed")
+    if heldout:
+        measured = sorted(heldout)
+        means = [heldout[step].mean for step in measured]
+        below = [heldout[step].mean - heldout[step].low for step in measured]
+        above = [heldout[step].high - heldout[step].mean for step in measured]
+        level = f"{heldout[measured[0]].level:.0%}"
+        bars = axes.errorbar(measured, means, yerr=[below, above], color=KIND_COLOURS["rollout"], capsize=4, linewidth=1.6)
+        bars.lines[0].set(marker="o", markersize=5)
+        bars.set_label(f"held-out ({level} CI)")
+    axes.set(xlabel="step", ylabel="mean reward")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend(axes)
+    return _png(figure)
+
+
+def step_times(steps: Sequence[int], kinds: Sequence[RoundKind], stages: Mapping[str, Sequence[float]]) -> bytes:
+    """Seconds of every step stacked by stage, the kind of round marked under each bar. Stages must not overlap in time."""
+    figure, axes = _figure(max(8.0, min(16.0, 0.16 * len(steps) + 3)), 4.4, "Step time by stage")
+    bottoms = [0.0] * len(steps)
+    for stage, colour in _coloured(list(stages)).items():
+        axes.bar(steps, stages[stage], bottom=bottoms, width=0.85, color=colour, label=stage)
+        bottoms = [bottom + seconds for bottom, seconds in zip(bottoms, stages[stage], strict=True)]
+    top = max(bottoms, default=1.0) or 1.0
+    for step, kind in zip(steps, kinds, strict=True):
+        axes.bar([step], [0.025 * top], bottom=[-0.04 * top], width=0.85, color=ROUND_COLOURS[kind])
+    axes.set(xlabel="step", ylabel="seconds", ylim=(-0.05 * top, 1.05 * top))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    rounds = [Patch(color=ROUND_COLOURS[kind], label=f"{kind} round") for kind in ROUND_COLOURS if kind in kinds]
+    stacked, _ = axes.get_legend_handles_labels()
+    gap = Patch(alpha=0, label="")
+    _legend_beside(axes, [*reversed(stacked), gap, *rounds])
+    return _png(figure)
+
+
+def response_lengths(lengths: Mapping[RoundKind, Sequence[int]]) -> bytes:
+    """Histogram of response lengths per kind of round, one panel below the other on one axis: the tails line up."""
+    present = [kind for kind in ROUND_COLOURS if lengths.get(kind)]
+    figure = Figure(figsize=(8.0, 1.2 + 1.8 * max(1, len(present))), dpi=DOTS_PER_INCH, layout="constrained")
+    panels = figure.subplots(max(1, len(present)), 1, sharex=True, squeeze=False)[:, 0]
+    figure.suptitle("Response lengths", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    longest = max((max(lengths[kind]) for kind in present), default=1)
+    edges = [longest * edge / 40 for edge in range(41)]
+    for axes, kind in zip(panels, present, strict=False):
+        values = sorted(lengths[kind])
+        axes.hist(values, bins=edges, color=ROUND_COLOURS[kind], edgecolor="white", linewidth=0.5)
+        for share, line in ((0.5, "-"), (0.99, ":")):
+            axes.axvline(values[min(len(values) - 1, int(share * len(values)))], color=INK, linewidth=1.1, linestyle=line)
+        axes.set(ylabel="responses")
+        _plain(axes)
+        note = f"{kind} rounds   n={len(values):,}   mean {sum(values) / len(values):.0f}   max {values[-1]}"
+        axes.set_title(note, loc="right", fontsize=9, color=INK)
+    panels[-1].set_xlabel("tokens per response (solid line: median, dotted: 99th percentile)")
+    return _png(figure)
+
+
+def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> bytes:
+    """What every device did when: a row per device, a lane in it per actor; seconds since the first span."""
+    figure, axes = _figure(10.0, 1.6 + 0.55 * max(1, len(devices)), title)
+    origin = min((span.start_s for span in spans), default=0.0)
+    end = max((span.end_s for span in spans), default=1.0) - origin
+    colours = _coloured(sorted({span.kind for span in spans}, key=_kind_order))
+    for row, device in enumerate(devices):
+        axes.axhspan(row - 0.4, row + 0.4, color="#f4f5f7", linewidth=0)
+        _draw_lanes(axes, row, [span for span in spans if span.device == device], origin, colours)
+    axes.set(xlabel="seconds", xlim=(0, end * 1.005), ylim=(len(devices) - 0.45, -0.55))
+    axes.set_yticks(range(len(devices)), devices)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    _legend_beside(axes, [Patch(color=colour, label=kind) for kind, colour in colours.items()])
+    return _png(figure)
+
+
+def estimates(title: str, panels: Mapping[str, Mapping[str, Estimate]]) -> bytes:
+    """Estimates with their intervals, a panel per quantity and a row per label; the first panel's labels are the rows of all."""
+    rows = list(next(iter(panels.values()), {}))
+    figure = Figure(figsize=(4.0 + 3.5 * len(panels), 1.2 + 0.42 * max(1, len(rows))), dpi=DOTS_PER_INCH, layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    columns = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
+    for axes, (quantity, found) in zip(columns, panels.items(), strict=False):
+        for place, label in enumerate(rows):
+            if label in found:
+                axes.plot([found[label].low, found[label].high], [place, place], color=FAINT, linewidth=2)
+                axes.plot([found[label].mean], [place], color=RUN_COLOURS[0], marker="o", markersize=5)
+        axes.set(xlabel=quantity, ylim=(len(rows) - 0.5, -0.5))
+        axes.set_yticks(range(len(rows)), rows)
+        _plain(axes)
+    return _png(figure)
+
+
+def comparison(first: RunCurves, second: RunCurves) -> bytes:
+    """Two runs side by side: reward by step, reward by time, and the time of each step; rings mark long rounds."""
+    figure = Figure(figsize=(13.0, 4.4), dpi=DOTS_PER_INCH, layout="constrained")
+    by_step, by_time, times = figure.subplots(1, 3)
+    for run, colour in zip((first, second), RUN_COLOURS, strict=True):
+        elapsed_s = _cumulative(run.step_s)
+        _draw_curve(by_step, run.steps, run.reward, smoothed(run.reward), run, colour)
+        _draw_curve(by_time, elapsed_s, run.reward, smoothed(run.reward), run, colour)
+        _draw_curve(times, run.steps, run.step_s, run.step_s, run, colour)
+    by_step.set(xlabel="step", ylabel="mean training reward")
+    by_time.set(xlabel="training time, seconds", ylabel="mean training reward")
+    times.set(xlabel="step", ylabel="seconds per step")
+    times.set_ylim(bottom=0)
+    for axes, title in ((by_step, "Reward by step"), (by_time, "Reward by time"), (times, "Step time")):
+        axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
+        _plain(axes)
+    for axes in (by_step, times):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    handles, names = by_step.get_legend_handles_labels()
+    if any((*first.is_long, *second.is_long)):
+        handles.append(Line2D([], [], color=INK, linewidth=0, **RING))
+        names.append("long round")
+    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return _png(figure)
+
+
+def _draw_curve(axes: Axes, x: Sequence[float], raw: Sequence[float], line: Sequence[float], run: RunCurves, colour: str) -> None:
+    """The line over its single values, with a ring around those of long rounds."""
+    axes.plot(x, line, color=colour, linewidth=2, label=run.name)
+    axes.plot(x, raw, color=colour, linewidth=0, marker=".", markersize=4, alpha=0.5)
+    rings = [(at, value) for at, value, is_long in zip(x, raw, run.is_long, strict=True) if is_long]
+    axes.plot([at for at, _ in rings], [value for _, value in rings], color=colour, linewidth=0, **RING)
+
+
+def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
+    """Centred mean over up to `window` values; at the ends over those there are. Does not shift the curve in time."""
+    half = window // 2
+    parts = [values[max(0, index - half) : index + half + 1] for index in range(len(values))]
+    return [sum(part) / len(part) for part in parts]
+
+
+def _draw_lanes(axes: Axes, row: int, spans: Sequence[Span], origin: float, colours: Mapping[str, str]) -> None:
+    actors = sorted({span.actor for span in spans})
+    height = 0.72 / max(1, len(actors))
+    for lane, actor in enumerate(actors):
+        for kind, colour in colours.items():
+            bars = union((span.start_s, span.end_s) for span in spans if span.actor == actor and span.kind == kind)
+            axes.broken_barh(
+                [(start - origin, end - start) for start, end in bars],
+                (row - 0.36 + lane * height, height * 0.94),
+                facecolors=colour,
+                linewidth=0,
+            )
+
+
+def _cumulative(values: Sequence[float]) -> list[float]:
+    sums, total = [], 0.0
+    for value in values:
+        total += value
+        sums.append(total)
+    return sums
+
+
+def _kind_order(kind: str) -> tuple[int, str]:
+    known = list(KIND_COLOURS)
+    return (known.index(kind) if kind in known else len(known), kind)
+
+
+def _coloured(kinds: Sequence[str]) -> dict[str, str]:
+    """A colour for every kind: its own if it is known, else a spare one."""
+    unknown = [kind for kind in kinds if kind not in KIND_COLOURS]
+    spare = {kind: SPARE_COLOURS[index % len(SPARE_COLOURS)] for index, kind in enumerate(unknown)}
+    return {kind: KIND_COLOURS.get(kind) or spare[kind] for kind in kinds}
+
+
+def _figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
+    _plain(axes)
+    return figure, axes
+
+
+def _plain(axes: Axes) -> None:
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=INK, labelsize=9)
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(frameon=False, fontsize=9)
+
+
+def _legend_beside(axes: Axes, handles: Sequence[object]) -> None:
+    axes.legend(handles=list(handles), loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9, borderaxespad=0)
+
+
+def _png(figure: Figure) -> bytes:
+    sink = io.BytesIO()
+    figure.savefig(sink, format="png")
+    return sink.getvalue()

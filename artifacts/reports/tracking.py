@@ -1,0 +1,242 @@
+"""What MLflow gets: one run per training run, its effective config as parameters, metrics by step named `stage/quantity_unit`.
+
+Only the flow's process writes, through a client with an explicit run id. What is logged first joins a queue; a tracking server
+that is down lengthens the queue and costs one warning, never the training. Steps that MLflow already has are skipped, so a
+resumed run may log all its commits again. Leaves out reading runs back (`flows.commands.compare`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
+
+logger = logging.getLogger(__name__)
+
+MARKER_METRIC = "round/step"  # logged with every step: its history tells which steps MLflow has
+MAX_PARAMS_PER_CALL = 100
+MAX_PARAM_CHARS = 6000
+NOTE_TAG = "mlflow.note.content"
+RUN_NAME_TAG = "mlflow.runName"
+REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED", "UNAUTHENTICATED")
+# MLflow's own defaults let one call to a dead server take minutes; a step must not wait for that.
+PATIENCE = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Something MLflow does not have yet."""
+
+    what: str  # for messages
+    send: Callable[[], None]
+
+
+def open_client(uri: str) -> MlflowClient:
+    """A client for a tracking URI, telemetry off; the directory of a SQLite file is made. Imports MLflow (1.5 s) only here."""
+    for name, value in PATIENCE.items():
+        os.environ.setdefault(name, value)
+    from mlflow.tracking import MlflowClient
+
+    for chatty in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    if (database := sqlite_file(uri)) is not None:
+        database.parent.mkdir(parents=True, exist_ok=True)
+    return MlflowClient(tracking_uri=uri)
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The database of a `sqlite:///` URI, else None."""
+    prefix = "sqlite:///"
+    return Path(uri.removeprefix(prefix)).resolve() if uri.startswith(prefix) else None
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:  # Any: JSON values
+    """Dotted names and their values as text, one per leaf; an empty mapping is a leaf."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", str(value)
+
+
+class RunTracker:
+    """Writes one MLflow run. `start` first; nothing after it ever raises because of MLflow."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.run_id = ""
+        self._client: MlflowClient | None = None
+        self._queue: deque[_Entry] = deque()
+        self._logged: dict[str, set[int]] = {}
+        self._is_resumed = False
+        self._warned = False
+
+    @property
+    def page(self) -> str:
+        """The run's page at a tracking server, or "" where the tracking URI is no server."""
+        return f"{self.uri.rstrip('/')}/#/runs/{self.run_id}" if self.uri.startswith("http") else ""
+
+    @property
+    def num_waiting(self) -> int:
+        """Entries that MLflow has not taken yet; 0 means that it has everything."""
+        return len(self._queue)
+
+    def start(
+        self,
+        *,
+        experiment: str,
+        run_name: str,
+        params: Mapping[str, Any],  # Any: JSON values
+        tags: Mapping[str, str],
+        run_id: str | None = None,
+        note: str = "",
+    ) -> str:
+        """Create the run, or go on with `run_id`, whose parameters stay as they are; returns the MLflow run id.
+
+        Raises ConnectionError when a new run cannot be created: a wrong URI is found before training, not after it.
+        """
+        annotated = {**tags, NOTE_TAG: note or describe(tags), RUN_NAME_TAG: run_name}
+        if run_id is not None:
+            self.run_id, self._is_resumed = run_id, True
+            self._enqueue("the resumed run", lambda: self._reopen(annotated))
+            return run_id
+        try:
+            self._client = open_client(self.uri)
+            self.run_id = self._client.create_run(self._experiment(experiment), tags=annotated).info.run_id
+        except Exception as error:
+            cure = "start the server, correct keep.tracking_uri, or leave it empty for a local file"
+            raise ConnectionError(f"MLflow must answer at {self.uri}, got {_first_line(error)}; {cure}") from error
+        self._enqueue("the parameters", lambda: self._send_params(dict(flatten(params))))
+        return self.run_id
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Log a step's metrics once; a step that MLflow has is skipped. True if nothing is waiting afterwards."""
+        return self._log(MARKER_METRIC, step, {**metrics, MARKER_METRIC: step})
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Log what belongs to a step but not to its commit, such as held-out scores; once, told by the first name in order."""
+        return self._log(min(metrics), step, metrics)
+
+    def log_file(self, data: bytes, name: str) -> bool:
+        """Keep bytes as an artifact, for example "report/reward.png"."""
+        return self._enqueue(name, lambda: self._send_file(data, PurePosixPath(name)))
+
+    def end(self, status: RunStatus) -> bool:
+        """Close the run. What still waits is given a last try, then counted in a warning."""
+        self._enqueue("the end", lambda: self._connected().set_terminated(self.run_id, status))
+        if self._queue:
+            logger.warning("tracking=%s run=%s lost=%s", self.uri, self.run_id, ", ".join(entry.what for entry in self._queue))
+        return not self._queue
+
+    def _log(self, key: str, step: int, metrics: Mapping[str, float]) -> bool:
+        numbers = {name: float(value) for name, value in metrics.items()}
+        now_ms = int(time.time() * 1000)
+        return self._enqueue(f"{key} of step {step}", lambda: self._send_metrics(key, step, numbers, now_ms))
+
+    def _enqueue(self, what: str, send: Callable[[], None]) -> bool:
+        self._queue.append(_Entry(what, send))
+        return self._flush()
+
+    def _flush(self) -> bool:
+        """The boundary where MLflow's failures stop: refused entries are dropped, unsent ones wait in order."""
+        while self._queue:
+            entry = self._queue[0]
+            try:
+                entry.send()
+            except Exception as error:
+                if getattr(error, "error_code", None) not in REFUSALS:
+                    self._warn(error)
+                    return False
+                logger.warning("tracking=%s refused=%s reason=%s", self.uri, entry.what, _first_line(error))
+            self._queue.popleft()
+        self._warned = False
+        return True
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            logger.warning("tracking=%s unreachable, training goes on and logs later reason=%s", self.uri, _first_line(error))
+        self._warned = True
+
+    def _connected(self) -> MlflowClient:
+        if self._client is None:
+            self._client = open_client(self.uri)
+        return self._client
+
+    def _experiment(self, name: str) -> str:
+        client = self._connected()
+        if (found := client.get_experiment_by_name(name)) is not None:
+            return str(found.experiment_id)
+        database = sqlite_file(self.uri)
+        location = (database.parent / "mlartifacts").as_uri() if database else None
+        return str(client.create_experiment(name, artifact_location=location))
+
+    def _reopen(self, tags: Mapping[str, str]) -> None:
+        client = self._connected()
+        client.set_terminated(self.run_id, "RUNNING")
+        self._send_tags(tags)
+
+    def _send_tags(self, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        self._connected().log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+
+    def _send_params(self, params: Mapping[str, str]) -> None:
+        from mlflow.entities import Param
+
+        entries = [Param(_accepted_name(name), value[:MAX_PARAM_CHARS]) for name, value in params.items()]
+        for first in range(0, len(entries), MAX_PARAMS_PER_CALL):
+            self._connected().log_batch(self.run_id, params=entries[first : first + MAX_PARAMS_PER_CALL])
+
+    def _send_metrics(self, key: str, step: int, metrics: Mapping[str, float], now_ms: int) -> None:
+        from mlflow.entities import Metric
+
+        logged = self._logged_steps(key)
+        if step not in logged:
+            batch = [Metric(name, value, now_ms, step) for name, value in metrics.items()]
+            self._connected().log_batch(self.run_id, metrics=batch)
+            logged.add(step)
+
+    def _send_file(self, data: bytes, name: PurePosixPath) -> None:
+        with tempfile.TemporaryDirectory(prefix="rollflow-") as directory:  # the client takes files only
+            path = Path(directory, name.name)
+            path.write_bytes(data)
+            self._connected().log_artifact(self.run_id, str(path), str(name.parent) if name.parent.name else None)
+
+    def _logged_steps(self, key: str) -> set[int]:
+        """Steps of a metric that MLflow has; asked for once, and only when an earlier attempt may have logged some."""
+        if key not in self._logged:
+            history = self._connected().get_metric_history(self.run_id, key) if self._is_resumed else []
+            self._logged[key] = {point.step for point in history}
+        return self._logged[key]
+
+
+def _accepted_name(name: str) -> str:
+    """MLflow refuses other characters, and with one bad name all parameters of the call."""
+    return re.sub(r"[^\w\-./ :]", "any", name)
+
+
+def describe(tags: Mapping[str, str]) -> str:
+    """The run page's description in Markdown: a list of the tags, links clickable."""
+    lines = [f"* {name}: {f'[{value}]({value})' if value.startswith('http') else value}" for name, value in tags.items() if value]
+    return "\n".join(["Trained by Rollflow.", "", *lines])
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,297 @@
+"""vLLM in this process, as the stepping thread sees it: add, step, abort, load, attest. One thread, no asyncio, no deadlines.
+
+Everything that touches vLLM's internals is here, and vLLM is imported only when a core is built (`build_core`), after pinning.
+What is relied on, in vLLM 0.32: `LLMEngine` with its engine core in process, its output processor's request states
+(partial tokens at an abort) and its scheduler (counts, KV usage, preemptions).
+
+A response is one vLLM request (n = 1) with FINAL_ONLY output, token ids in and out, no detokenisation on the way: a step
+costs no Python of ours per token. Log-probabilities are those of the distribution that was sampled from (`processed_logprobs`:
+after temperature and top_p). At temperature 1 and top_p 1 they are the model's own; for greedy decoding (temperature 0) too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import xor
+from typing import TYPE_CHECKING, Any
+
+from artifacts.records import FinishReason, Generated, Request, WeightsRef
+from tasks.engines.admission import check_request, extend_spans, noise_seed
+from tasks.engines.base import Attestation, EngineStats
+from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
+from tasks.engines.vllm.model_files import read_stop_ids, read_tokenizer
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from tasks.engines.vllm.engine import EngineConfig
+
+_PROBE = "probe"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Live:
+    """A request inside vLLM, with vLLM's own two records of it."""
+
+    request: Request
+    internal_id: str
+    state: Any  # vllm RequestState: tokens and log-probabilities so far
+    scheduled: Any  # vllm Request: preemptions
+    submitted_s: float
+    first_token_s: float = 0.0
+
+
+class VllmCore:
+    """One LLMEngine and the responses that are in it."""
+
+    def __init__(self, engine: LLMEngine, tokenizer: Any, stop_ids: tuple[int, ...], name: str, version: int) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer  # Any: transformers' tokenizers have no useful common type
+        self._stop_ids = stop_ids
+        self._name = name
+        self._version = version
+        self._live: dict[str, _Live] = {}
+        self._without_token: list[_Live] = []
+        self._num_tokens = 0
+        self._num_preemptions = 0
+        self._kv_usage_max = 0.0
+        self._busy_s = 0.0
+        self._asleep = False
+        self._seeds_taken = not on_cpu()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._live)
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether some response has no token yet."""
+        return bool(self._without_token)
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """All of them enter before the next step, or none when one is unfit (ValueError)."""
+        self._check(requests)
+        self._wake()
+        now_s = time.time()
+        for request in requests:
+            tokens = [*request.prompt_tokens, *request.kept_tokens]
+            internal_id = self._enter(request.response_id, tokens, self._sampling(request))
+            live = _Live(
+                request=request,
+                internal_id=internal_id,
+                state=self._engine.output_processor.request_states[internal_id],
+                scheduled=self._scheduler.requests[internal_id],
+                submitted_s=now_s,
+            )
+            self._live[request.response_id] = live
+            self._without_token.append(live)
+
+    def step(self) -> list[Generated]:
+        """One step of the batch; the responses that it finished."""
+        began_s = time.perf_counter()
+        outputs = self._engine.step()
+        self._note_kv_usage()
+        self._note_first_tokens()
+        finished = [self._finish(output.request_id, output.outputs[0].finish_reason) for output in outputs if output.finished]
+        self._busy_s += time.perf_counter() - began_s
+        return finished
+
+    def abort(self, response_ids: Sequence[str]) -> list[Generated]:
+        """The partial responses, in the order asked; ids that are not running (any more) are skipped."""
+        running = [response_id for response_id in response_ids if response_id in self._live]
+        self._engine.abort_request([self._live[response_id].internal_id for response_id in running], internal=True)
+        return [self._finish(response_id, "aborted") for response_id in running]
+
+    def load(self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]) -> Attestation:
+        """Load and attest. What still runs is dropped: it would go on with another version."""
+        self._check_probes(probes)
+        self._wake()
+        self.abort(tuple(self._live))
+        prints = self._engine.collective_rpc("load_version", args=(weights.path, weights.version))
+        self._version = weights.version
+        self._num_preemptions, self._kv_usage_max = 0, 0.0
+        self._engine.reset_prefix_cache()
+        logprobs = self._prompt_logprobs(probes)
+        self._engine.reset_prefix_cache()
+        self.reseed(seed)
+        return Attestation(version=weights.version, fingerprints=_agreed(prints), probe_logprobs=logprobs)
+
+    def warm_up(self) -> None:
+        """Run every kind of step once: what vLLM compiles on first use must not fall into a round or a load's deadline."""
+        self._prompt_logprobs([(0,) * 4])
+        sampled = Request(prompt_id=_PROBE, index=0, prompt_tokens=(0,) * 4, max_new_tokens=3, temperature=1.0, top_p=1.0, seed=0)
+        self.add([sampled])
+        while self.busy:
+            self.step()
+        self._num_tokens, self._busy_s, self._kv_usage_max = 0, 0.0, 0.0
+        self._engine.reset_prefix_cache()
+
+    def reseed(self, seed: int) -> None:
+        """Set this process's global torch generator, the CPU backend's only source of noise; others take a seed by request."""
+        if not self._seeds_taken:
+            import torch
+
+            torch.manual_seed(seed)
+
+    def stats(self) -> EngineStats:
+        running, waiting = self._scheduler.get_request_counts()
+        return EngineStats(
+            engine=self._name,
+            version=self._version,
+            num_running=running,
+            num_waiting=waiting,
+            kv_usage=float(self._scheduler.get_kv_cache_usage()),
+            kv_usage_max=self._kv_usage_max,
+            kv_tokens=int(self._engine.vllm_config.cache_config.kv_cache_size_tokens or 0),
+            progress={name: len(live.request.kept_tokens) + len(_new_tokens(live)) for name, live in self._live.items()},
+            num_preemptions=self._num_preemptions + sum(live.scheduled.num_preemptions for live in self._live.values()),
+            tokens_generated=self._num_tokens + sum(len(_new_tokens(live)) for live in self._live.values()),
+            busy_s=self._busy_s,
+        )
+
+    def rest(self) -> None:
+        """Give the GPU's memory back until the next load or request; one at work goes on with it.
+
+        The weights wait in host memory, the KV cache is dropped.
+        """
+        if not (self._live or self._asleep):
+            self._engine.sleep(level=1)
+            self._asleep = True
+
+    def _wake(self) -> None:
+        if self._asleep:
+            self._engine.wake_up()
+            self._asleep = False
+
+    def close(self) -> None:
+        self._live.clear()
+        self._without_token.clear()
+        self._engine.engine_core.shutdown()
+
+    # --- into vLLM --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _scheduler(self) -> Any:  # Any: vLLM's scheduler, an internal that only this module touches
+        return self._engine.engine_core.engine_core.scheduler
+
+    def _enter(self, request_id: str, tokens: list[int], params: SamplingParams) -> str:
+        from vllm.inputs.engine import tokens_input
+
+        internal_id: str = self._engine.add_request(request_id, tokens_input(tokens), params)
+        return internal_id
+
+    def _sampling(self, request: Request) -> SamplingParams:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            max_tokens=request.max_new_tokens - len(request.kept_tokens),
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=noise_seed(request) if self._seeds_taken else None,
+            stop_token_ids=list(self._stop_ids),
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        seen = set(self._live)
+        limit, vocabulary = self._engine.model_config.max_model_len, self._engine.model_config.get_vocab_size()
+        for request in requests:
+            check_request(request, limit, vocabulary)
+            if request.response_id in seen:
+                raise ValueError(f"a response may be submitted once at a time, got {request.response_id} twice; abort it first")
+            seen.add(request.response_id)
+
+    def _check_probes(self, probes: Sequence[tuple[int, ...]]) -> None:
+        limit = self._engine.model_config.max_model_len
+        for probe in probes:
+            if not 2 <= len(probe) < limit:
+                raise ValueError(f"a probe needs 2 to {limit - 1} tokens, got {len(probe)}; choose another probe prompt")
+
+    def _prompt_logprobs(self, probes: Sequence[tuple[int, ...]]) -> tuple[tuple[float, ...], ...]:
+        """Log-probabilities of the probes' own tokens after their first, all probes in one batch, nothing sampled at random."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            max_tokens=1, temperature=0.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )  # fmt: skip
+        for index, probe in enumerate(probes):
+            self._enter(f"{_PROBE}:{index}", list(probe), params)
+        found: dict[str, tuple[float, ...]] = {}
+        while len(found) < len(probes):
+            found |= {output.request_id: tuple(output.prompt_logprobs.logprobs) for output in self._engine.step()}
+        return tuple(found[f"{_PROBE}:{index}"] for index in range(len(probes)))
+
+    # --- out of vLLM ------------------------------------------------------------------------------------------------------
+
+    def _note_kv_usage(self) -> None:
+        """After a step, so without the blocks of what ended in it; where the cache runs full, that makes no difference."""
+        self._kv_usage_max = max(self._kv_usage_max, float(self._scheduler.get_kv_cache_usage()))
+
+    def _note_first_tokens(self) -> None:
+        if not self._without_token:
+            return
+        now_s = time.time()
+        waiting = []
+        for live in self._without_token:
+            if live.state.is_prefilling:
+                waiting.append(live)
+            else:
+                live.first_token_s = now_s
+        self._without_token = waiting
+
+    def _finish(self, response_id: str, reason: FinishReason) -> Generated:
+        live = self._live.pop(response_id)
+        if live in self._without_token:
+            self._without_token.remove(live)
+        now_s = time.time()
+        request, new = live.request, _new_tokens(live)
+        self._num_tokens += len(new)
+        self._num_preemptions += live.scheduled.num_preemptions
+        tokens = (*request.kept_tokens, *new)
+        return Generated(
+            prompt_id=request.prompt_id,
+            index=request.index,
+            token_ids=tokens,
+            logprobs=(*request.kept_logprobs, *live.state.logprobs_processor.logprobs.logprobs),
+            versions=extend_spans(request.kept_versions, self._version, len(new)),
+            finish_reason=reason,
+            text=self._tokenizer.decode(tokens, skip_special_tokens=True),
+            engine=self._name,
+            submitted_s=live.submitted_s,
+            first_token_s=live.first_token_s or now_s,
+            finished_s=now_s,
+            attempt=request.attempt,
+        )
+
+
+def build_core(config: EngineConfig, model_path: str, name: str, seed: int, *, may_stop: bool = True) -> VllmCore:
+    """Build the engine in the calling thread, which must be pinned by now.
+
+    may_stop: whether end tokens end a response; a measurement wants responses of a given length.
+    """
+    tokenizer = read_tokenizer(model_path)
+    engine = build_llm_engine(config.vllm_arguments(model_path, seed, on_cpu=on_cpu()))
+    stop_ids = read_stop_ids(model_path, tokenizer) if may_stop else ()
+    core = VllmCore(engine, tokenizer, stop_ids, name, version=0)
+    core.warm_up()
+    core.reseed(seed)
+    return core
+
+
+def _new_tokens(live: _Live) -> Sequence[int]:
+    tokens: Sequence[int] = live.state.detokenizer.output_token_ids
+    return tokens
+
+
+def _agreed(prints: Sequence[dict[str, int]]) -> dict[str, int]:
+    """One fingerprint per tensor over all ranks; ranks that differ give one that is nobody's, so that the gate sees it."""
+    return {name: reduce(xor, {rank[name] for rank in prints}) for name in prints[0]}

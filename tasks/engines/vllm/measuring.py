@@ -1,0 +1,134 @@
+"""A process that builds one replica and measures it: what it is told, what it answers, line by line.
+
+    python -m tasks.engines.vllm.measuring '<MeasuringOrder as JSON>'  ->  stdout: "MEASURED {...}" for room, point or skipped point
+
+Every batch of random prompts is computed from scratch, then decoded to a fixed length without stopping. The fastest of the repeats
+counts, because what disturbs a measurement only ever slows it down. Leaves out which replicas to measure (`flows.commands.calibrate`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from artifacts.records import Generated, Request
+from tasks.cluster.dask_cluster import pin_process
+from tasks.engines.vllm.model_files import check_model_directory
+from tasks.engines.vllm.engine import EngineConfig, pin_this_thread
+from tasks.scheduling.throughput import ThroughputPoint
+
+SEED = 11
+MARK = "MEASURED "  # begins the lines that carry an answer; vLLM's libraries print lines of their own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuringOrder:
+    """One replica to build, and the batches to time on it."""
+
+    model_path: str
+    engine: EngineConfig  # its tensor_parallel_size is the size that is measured
+    cores: tuple[int, ...]  # pinned to, counted among those the process may use; empty for wherever it may run
+    gpus: tuple[str, ...]  # CUDA_VISIBLE_DEVICES of the replica; empty on a CPU
+    batches: tuple[int, ...]  # responses that decode together
+    lengths: tuple[int, ...]  # prompt tokens of each
+    new_tokens: int  # decoded per response, the first included
+    repeats: int
+
+    def to_json(self) -> str:
+        engine = self.engine.model_dump(mode="json")
+        return json.dumps({name: getattr(self, name) for name in self.__slots__} | {"engine": engine})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inverse of to_json."""
+        raw = json.loads(text)
+        lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
+        return cls(**(raw | lists | {"engine": EngineConfig(**raw["engine"])}))
+
+
+class MeasuredCore(Protocol):
+    """What measuring asks of an engine core."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    @property
+    def prefilling(self) -> bool: ...
+
+    def add(self, requests: Sequence[Request]) -> None: ...
+
+    def step(self) -> list[Generated]: ...
+
+
+def main() -> None:
+    order = MeasuringOrder.from_json(sys.argv[1])
+    check_model_directory(order.model_path)
+    if order.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(order.gpus)
+    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "TQDM_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    pin_this_thread(pin_process(order.cores) or None, order.engine.tensor_parallel_size)
+    from tasks.engines.vllm.core import build_core
+
+    core = build_core(order.engine, order.model_path, "measured", SEED, may_stop=False)
+    vocabulary = int(json.loads((Path(order.model_path) / "config.json").read_text())["vocab_size"])
+    try:
+        room = core.stats().kv_tokens
+        _say({"kv_tokens": room})
+        for length in order.lengths:
+            for batch in order.batches:
+                fits = batch * (length + order.new_tokens) <= room
+                _say(asdict(measure(core, order, batch, length, vocabulary)) if fits else {"skipped": _skipped(batch, length, room)})
+    finally:
+        core.close()
+
+
+def _skipped(batch: int, length: int, room: int) -> str:
+    return f"batch={batch} length={length} skipped, the KV cache holds {room} tokens"
+
+
+def _say(answer: dict[str, Any]) -> None:  # Any: JSON values
+    print(MARK + json.dumps(answer), flush=True)
+
+
+def measure(core: MeasuredCore, order: MeasuringOrder, batch: int, length: int, vocabulary: int) -> ThroughputPoint:
+    """Prefill and decode of this batch, each the fastest of the repeats."""
+    draw = random.Random(f"{SEED}/{batch}/{length}")
+    times = [_time(core, random_requests(draw, order.new_tokens, batch, length, vocabulary)) for _ in range(order.repeats)]
+    return ThroughputPoint(
+        size=order.engine.tensor_parallel_size,
+        batch=batch,
+        length=length,
+        prefill_tokens_per_s=batch * length / min(prefill_s for prefill_s, _ in times),
+        decode_tokens_per_s=batch * (order.new_tokens - 1) / min(decode_s for _, decode_s in times),
+    )
+
+
+def random_requests(draw: random.Random, new_tokens: int, batch: int, length: int, vocabulary: int) -> list[Request]:
+    """Prompts that share nothing, so that no prefix is found in the cache."""
+    blank = Request(prompt_id="", index=0, prompt_tokens=(), max_new_tokens=new_tokens, temperature=1.0, top_p=1.0, seed=SEED)
+    return [
+        replace(blank, prompt_id=f"0/{row}", prompt_tokens=tuple(draw.randrange(vocabulary) for _ in range(length))) for row in range(batch)
+    ]
+
+
+def _time(core: MeasuredCore, requests: Sequence[Request]) -> tuple[float, float]:
+    """Seconds until every response has its first token, and from there to the last one's end."""
+    began_s = time.perf_counter()
+    core.add(requests)
+    while core.prefilling:
+        core.step()
+    prefilled_s = time.perf_counter()
+    while core.busy:
+        core.step()
+    return prefilled_s - began_s, time.perf_counter() - prefilled_s
+
+
+if __name__ == "__main__":
+    main()

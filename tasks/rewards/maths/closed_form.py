@@ -1,0 +1,252 @@
+r"""Reads a closed form in the uniform spelling as a function of its letters: `2x\sin(x) - 1`.
+
+    text -> tokens -> recursive descent -> ClosedForm: a function of a point
+
+Only what everybody reads in one way: `1/2x`, `x2`, `2 3`, `f(x)` and words of four letters or more
+are left out, with None. `e` is Euler's number, `i` the imaginary unit, any other letter a variable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tasks.rewards.maths import bounded_arithmetic as arithmetic
+from tasks.rewards.maths.bounded_arithmetic import OutsideError, Value
+from tasks.rewards.maths.expression_tokens import Tokens
+
+MAX_CHARS = 512  # of the uniform spelling, which is longer than the answer's
+MAX_DEPTH = 24  # of brackets and functions
+
+_GREEK = re.compile(
+    r"\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|omega|eta|zeta|kappa|nu"
+    r"|xi|psi|chi|Delta|Omega|Phi|ell)"
+)
+_WHOLE_PARTS = re.compile(r"(?:\{[0-9]+\}|[0-9])(?:\{[0-9]+\}|[0-9])")  # of a fraction
+_MINUS_ONE = (("^", "{", "-", "1", "}"), ("^", "-", "1"))
+_APPLIED = frozenset("fghFGHP")  # letters that are functions where a bracket follows
+_CLOSING = {"(": ")", "{": "}", "[": "]"}
+_ENDS_OF_SUM = (")", "}", "]", "")
+_CONSTANTS = {"\\pi": arithmetic.PI, "e": arithmetic.E, "i": arithmetic.IMAGINARY_UNIT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedForm:
+    """An expression that was read."""
+
+    value: Value  # the number at a point; raises OutsideError where it has none
+    letters: frozenset[str]  # its variables
+    is_complex: bool  # the imaginary unit occurs
+    has_kinks: bool  # absolute values, roots, broken powers or inverse trigonometry occur
+    reach: int  # binary digits of its largest or smallest constant
+
+
+@lru_cache(maxsize=4096)
+def read_closed_form(text: str) -> ClosedForm | None:
+    """Text read; None for what is no closed form."""
+    if len(text) > MAX_CHARS:
+        return None
+    try:
+        reader = _Reader(Tokens(text))
+        value = reader.sum()
+        reader.tokens.expect("")
+    except OutsideError:
+        return None
+    return ClosedForm(
+        value=arithmetic.entrance(value),
+        letters=frozenset(reader.letters),
+        is_complex=reader.is_complex,
+        has_kinks=reader.has_kinks,
+        reach=reader.reach,
+    )
+
+
+class _Reader:
+    """Recursive descent over tokens; every method reads one form and returns its value."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
+        self.letters: set[str] = set()
+        self.is_complex = False
+        self.has_kinks = False
+        self.reach = 0
+        self._depth = 0
+        self._num_bars = 0  # absolute values that are open
+        self._num_letters = 0  # read so far
+
+    def sum(self) -> Value:
+        """[+-] product ([+-] product)*, as deep as brackets may go."""
+        self._deepen()
+        value = self._signed(self._product)
+        while self.tokens.next in ("+", "-"):
+            value = arithmetic.added(value, self._signed(self._product))
+        self._depth -= 1
+        return value
+
+    def _signed(self, read: Callable[[], Value]) -> Value:
+        if self.tokens.skip("-"):
+            return arithmetic.negated(read())
+        self.tokens.skip("+")
+        return read()
+
+    def _product(self) -> Value:
+        """Factors side by side or with signs between them; after `/` come one factor and a sign."""
+        value = self._factor()
+        while not self._is_at_end_of_product():
+            if self.tokens.skip("/"):
+                value = arithmetic.divided(value, self._factor())
+                if not (self._is_at_end_of_product() or self.tokens.next in ("*", "/")):
+                    raise OutsideError
+            elif self.tokens.skip("*"):
+                value = arithmetic.multiplied(value, self._signed(self._factor))
+            elif self.tokens.is_digit_out_of_place():
+                raise OutsideError
+            else:
+                value = arithmetic.multiplied(value, self._factor())
+        return value
+
+    def _is_at_end_of_product(self) -> bool:
+        following = self.tokens.next
+        return following in ("+", "-", *_ENDS_OF_SUM) or (following == "|" and self._num_bars > 0)
+
+    def _factor(self) -> Value:
+        if self._is_function():
+            return self._function(self.tokens.take())
+        num_letters = self._num_letters
+        value = self._powered(self._postfixed(self._base()))
+        if self._num_letters == num_letters:
+            self.reach = max(self.reach, arithmetic.size(value))
+        return value
+
+    def _is_function(self) -> bool:
+        return self.tokens.next in arithmetic.FUNCTIONS or self.tokens.next == "\\log"
+
+    def _powered(self, value: Value) -> Value:
+        if not self.tokens.skip("^"):
+            return value
+        start = self.tokens.place
+        exponent = self._argument()
+        self.has_kinks = self.has_kinks or self.tokens.is_broken_since(start)
+        if self.tokens.next == "^":
+            raise OutsideError
+        return self._postfixed(arithmetic.raised(value, exponent))
+
+    def _postfixed(self, value: Value) -> Value:
+        while self.tokens.next in arithmetic.POSTFIXES:
+            value = arithmetic.applied(arithmetic.POSTFIXES[self.tokens.take()], value)
+        return value
+
+    def _base(self) -> Value:
+        token = self.tokens.take()
+        if token[0] in "0123456789.":
+            return self._number(token)
+        if token in _CONSTANTS:
+            self.is_complex = self.is_complex or token == "i"
+            return arithmetic.constant(_CONSTANTS[token])
+        if token.isalpha() or _GREEK.fullmatch(token):
+            return self._letter(token)
+        if token in _CLOSING:
+            return self._until(_CLOSING[token])
+        return self._construct(token)
+
+    def _construct(self, token: str) -> Value:
+        self.has_kinks = self.has_kinks or token in ("|", "\\sqrt")
+        if token == "\\frac":
+            return arithmetic.divided(self._argument(), self._argument())
+        if token == "\\sqrt":
+            is_square = not self.tokens.skip("[")
+            index = arithmetic.constant(arithmetic.TWO) if is_square else self._until("]")
+            return arithmetic.rooted(self._argument(), index)
+        if token == "\\binom":
+            return arithmetic.chosen(self._argument(), self._argument())
+        if token != "|":
+            raise OutsideError
+        self._num_bars += 1
+        value = self.sum()
+        self._num_bars -= 1
+        self.tokens.expect("|")
+        return arithmetic.applied(arithmetic.absolute, value)
+
+    def _until(self, close: str) -> Value:
+        bars, self._num_bars = self._num_bars, 0
+        value = self.sum()
+        self._num_bars = bars
+        self.tokens.expect(close)
+        return value
+
+    def _number(self, text: str) -> Value:
+        """A number, or the mixed one that it opens: `3\\frac{1}{2}`."""
+        value = arithmetic.constant(arithmetic.decimal(text))
+        is_whole = text.isdigit() and self.tokens.next == "\\frac"
+        if is_whole and _WHOLE_PARTS.match(self.tokens.ahead(6)):
+            return arithmetic.added(value, self._base())
+        return value
+
+    def _letter(self, token: str) -> Value:
+        name = token
+        if self.tokens.skip("_"):
+            name += "_" + self.tokens.take_subscript()
+        elif token in _APPLIED and self.tokens.next == "(":
+            raise OutsideError
+        self.letters.add(name)
+        self._num_letters += 1
+        return lambda point: point[name]
+
+    def _argument(self) -> Value:
+        r"""What a command or a caret takes: a group or a token, of `\frac12` one digit."""
+        is_exponent = self.tokens.last == "^"
+        if self.tokens.next in ("{", "("):
+            return self._until(_CLOSING[self.tokens.take()])
+        self._deepen()
+        if self.tokens.skip("-"):
+            value = arithmetic.negated(self._argument())
+        elif self.tokens.next.isdigit() and len(self.tokens.next) > 1 and not is_exponent:
+            value = arithmetic.constant(arithmetic.decimal(self.tokens.take_digit()))
+        else:
+            value = self._base()
+        self._depth -= 1
+        return value
+
+    def _function(self, token: str) -> Value:
+        r"""`\sin(x)`, `\sin 2x`, `\sin^2 x`, `\tan^{-1} x`, `\log_2 x`."""
+        self._deepen()
+        base = self._argument() if token == "\\log" and self.tokens.skip("_") else None
+        if self.tokens.skip_one_of(_MINUS_ONE):
+            token = "\\arc" + token[1:]
+        exponent = self._argument() if self.tokens.skip("^") else None
+        is_bracketed = self.tokens.next in ("(", "{")
+        inside = self._argument() if is_bracketed else self._bare_argument()
+        if token == "\\log":
+            value = arithmetic.logarithm(inside, base)
+        elif token in arithmetic.FUNCTIONS:
+            self.has_kinks = self.has_kinks or token.startswith("\\arc")
+            value = arithmetic.applied(arithmetic.FUNCTIONS[token], inside)
+        else:
+            raise OutsideError
+        self._depth -= 1
+        if exponent is not None:
+            return arithmetic.raised(value, exponent)
+        return self._powered(value) if is_bracketed else value
+
+    def _bare_argument(self) -> Value:
+        r"""Factors side by side up to a sign or function; not `\sin x/2`, `\sin x(y)`."""
+        value = self._factor()
+        ends = ("*", "/", "(")
+        while not (
+            self._is_at_end_of_product()
+            or self._is_function()  # of a product of functions, the next one
+            or self.tokens.next in ends
+        ):
+            if self.tokens.is_digit_out_of_place():
+                raise OutsideError
+            value = arithmetic.multiplied(value, self._factor())
+        if self.tokens.next in ("/", "("):
+            raise OutsideError
+        return value
+
+    def _deepen(self) -> None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise OutsideError

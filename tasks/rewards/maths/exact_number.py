@@ -1,0 +1,195 @@
+r"""Numbers compared exactly, in microseconds: decimals, fractions, powers of ten, percent signs.
+
+Also says which answers are worth a symbolic check (`too_complex`, `is_unevaluated`, `is_undone`). Nothing here evaluates an expression.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tasks.rewards.maths.units import changes_amount, split_unit
+
+MAX_NUMBER_CHARS = 64
+MAX_EXPRESSION_CHARS = 256
+MAX_BRACE_DEPTH = 16
+MAX_DIGIT_RUN = 40
+MAX_TOWER = 2
+
+_DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]*+)?|\.[0-9]++)"
+_PART = r"(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)"  # of a fraction
+_FRAC = (
+    rf"\\[dt]?frac\s*(?:\{{\s*(?P<top>[-+]?\s*{_PART})\s*\}}|(?P<top1>[0-9]))"
+    rf"\s*(?:\{{\s*(?P<low>[-+]?\s*{_PART})\s*\}}|(?P<low1>[0-9]))"
+)
+_TIMES_TEN = (
+    r"(?:\s*(?:\\times|\\cdot|×|·|\*)\s*(?:10|\{10\})\s*\^\s*"
+    r"(?:\{\s*(?P<power>[-+]?\s*[0-9]{1,3})\s*\}|(?P<power1>[0-9]))"
+    r"|[eE](?P<power2>[-+]?[0-9]{1,3}))(?![0-9.])"
+)
+_REPEATING = (
+    r"(?P<fixed>[0-9]*\.[0-9]*?)"
+    r"(?:\\(?:overline|bar|dot)\s*\{\s*(?P<block>[0-9]{1,12})\s*\}"
+    r"|(?P<dotted>[0-9]{1,6}?)(?P=dotted){2,}+\s*(?:\.\.\.|\\[lc]?dots|\\dotsc|\\dotsb))"
+)
+_VALUE = re.compile(
+    rf"(?P<sign>[-+]?)\s*(?:(?:(?P<whole>[0-9]++)\s*)?{_FRAC}"
+    r"|(?P<mixed>[0-9]++)\s++(?P<mixed_top>[0-9]++)\s*/\s*(?P<mixed_low>[0-9]++)"
+    rf"|{_REPEATING}|(?P<number>{_DIGITS})(?:{_TIMES_TEN}|\s*/\s*(?P<over>[0-9]++))?)"
+    r"(?P<percent>\s*\\?%)?"
+)
+_POWER_OF_TEN = re.compile(r"\A([-+]?)\s*10\s*\^")  # a number as it is written, no sum to be done
+_BRACED_PARTS = re.compile(r"\{\s*([0-9.]+)\s*\}\s*/\s*\{\s*([0-9.]+)\s*\}")
+_SENTENCE_END = re.compile(r"(?<!\.)[.?](?!\.)[\")*`]*(?=\s|\Z)")
+_MARKS, _CLOSING = '*"` ', {")": "(", "]": "[", "}": "{", ">": "<"}  # around an answer
+# "42, I think", "8 pens in total"
+_ASIDE = re.compile(
+    r"(?:,\s+|\s+(?=(?:as|because|since|so|in total|in all|altogether)(?![a-z])))"
+    r"(?=[A-Za-z])([A-Za-z' ]*)\Z"
+)
+_WRAPPERS = re.compile(r"(?<!\\)\\[()\[\]!]|(?<!\\)\$|\{,\}")
+_UNEVALUATED = re.compile(
+    r"[+*^!÷×·]|(?<=[0-9)}])\s*[-/]\s*[0-9({\\]|[0-9]\s*[eE][-+]?[0-9]"
+    r"|\\(?:times|cdot|div|ast|[dt]?binom|sqrt|int|sum|prod|lim|det|log|ln|exp|sin|cos|tan|Gamma|pm|mp|bmod|gcd|max|min)"
+)
+_UNFINISHED = r"int|i+nt|oint|sum|prod|lim|det|[dt]?binom|Gamma"
+_UNDONE = re.compile(rf"[0-9A-Za-z)}}]\s*!|\\(?:{_UNFINISHED})(?![A-Za-z])")
+_POWER_TOKEN = re.compile(r"\^|[{(]|[})]|-|[0-9.]+|\\[A-Za-z]+|\S")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactNumber:
+    """A number as it was written; 42 and 42% differ."""
+
+    value: Fraction  # exact
+    percent: bool  # a percent sign follows
+
+    @property
+    def amount(self) -> Fraction:
+        """What it comes to: 50% is 1/2."""
+        return self.value / 100 if self.percent else self.value
+
+
+def plain(text: str) -> str:
+    r"""Without dollar signs, math delimiters, outer spaces and a final full stop; `1{,}000` becomes `1,000`."""
+    text = " ".join(_WRAPPERS.sub(lambda match: "," if match[0] == "{,}" else "", text).split())
+    return text if text.endswith("..") else text.removesuffix(".").strip()
+
+
+def exact_number(text: str) -> ExactNumber | None:
+    """The number that the whole of `plain` text is; None if it is anything else, longer than 64 characters or over zero."""
+    if len(text) > MAX_NUMBER_CHARS:
+        return None
+    text = _POWER_OF_TEN.sub(r"\g<1>1*10^", _BRACED_PARTS.sub(r"\1/\2", text))
+    while len(text) > 1 and (text[0], text[-1]) in (("(", ")"), ("{", "}")):
+        text = text[1:-1].strip()
+    match = _VALUE.fullmatch(text)
+    return _value_of(match) if match else None
+
+
+def leading_number(line: str) -> ExactNumber | None:
+    """The number that an answer line states, alone or with a unit; None if it says more."""
+    number = exact_number(line)
+    return number if number is not None else exact_number(split_unit(first_sentence(line))[0])
+
+
+def first_sentence(line: str) -> str:
+    """An answer line up to the end of its sentence or to a comment on it, as in `42, I think`."""
+    for end in _SENTENCE_END.finditer(line):
+        if line.count("{", 0, end.start()) == line.count("}", 0, end.start()):
+            line = line[: end.start()]
+            break
+    aside = _ASIDE.search(line)
+    if aside and not any(map(changes_amount, aside[1].split())):
+        line = line[: aside.start()]
+    line = line.strip(_MARKS)
+    while line and line[-1] in _CLOSING and line.count(line[-1]) > line.count(_CLOSING[line[-1]]):
+        line = line[:-1].strip(_MARKS)
+    return line
+
+
+def _value_of(match: re.Match[str]) -> ExactNumber | None:
+    value = _size_of(match)
+    if value is None:
+        return None
+    signed = -value if match["sign"] == "-" else value
+    return ExactNumber(value=signed, percent=match["percent"] is not None)
+
+
+def _size_of(match: re.Match[str]) -> Fraction | None:
+    """Without its sign; None over zero."""
+    if match["number"]:
+        size = _fraction(match["number"].replace(",", ""), match["over"] or "1")
+        power = match["power"] or match["power1"] or match["power2"]
+        if size is None or not power:
+            return size
+        return size * Fraction(10) ** int(power.replace(" ", ""))
+    if match["fixed"] is not None:
+        return _repeating(match["fixed"], match["block"] or match["dotted"])
+    if match["mixed"]:
+        part = _fraction(match["mixed_top"], match["mixed_low"])
+        return None if part is None else int(match["mixed"]) + part
+    part = _fraction(match["top"] or match["top1"], match["low"] or match["low1"])
+    if part is None or not match["whole"]:
+        return part
+    return None if part < 0 else int(match["whole"]) + part
+
+
+def _fraction(top: str, low: str) -> Fraction | None:
+    divisor = Fraction(low.replace(" ", ""))
+    return Fraction(top.replace(" ", "")) / divisor if divisor else None
+
+
+def _repeating(fixed: str, block: str) -> Fraction:
+    """0.1 and 6 is 0.1666..., one sixth."""
+    places = len(fixed) - fixed.index(".") - 1
+    head = Fraction(fixed + "0" if fixed != "." else "0")
+    return head + Fraction(int(block), (10 ** len(block) - 1) * 10**places)
+
+
+def is_unevaluated(text: str) -> bool:
+    r"""Whether an answer to a number question still holds an operation (`6 \times 7`, `41+1`, `1e9`): an echo, not a result."""
+    return _UNEVALUATED.search(text) is not None
+
+
+def is_undone(text: str) -> bool:
+    r"""Whether text leaves much to be done: an integral, a sum, a product, a limit, a determinant, a binomial, a factorial."""
+    return _UNDONE.search(text) is not None
+
+
+def too_complex(text: str) -> bool:
+    """Whether text is past what an answer needs: length, nesting, runs of digits, towers of exponents."""
+    if len(text) > MAX_EXPRESSION_CHARS or re.search(rf"[0-9]{{{MAX_DIGIT_RUN + 1}}}", text):
+        return True
+    return _brace_depth(text) > MAX_BRACE_DEPTH or _is_tower(text.replace("**", "^"))
+
+
+def _is_tower(text: str) -> bool:
+    """Whether exponents stand three high, or two high over plain numbers: 10^{10^{10}} is, e^{x^2} and x^2 y^3 are not."""
+    opened: list[tuple[int, int]] = []  # floor and run to return to when a bracket closes
+    floor = run = 0  # exponents around the current bracket, and stacked within it
+    raised = over_number = False  # a caret was just read; its base is a number
+    atom = ""
+    for token in _POWER_TOKEN.findall(text):
+        if token == "^":
+            run, raised, over_number = run + 1, True, atom[:1].isdigit()
+        elif token in "{(":
+            opened.append((floor, run if raised else 0))
+            floor, run, raised = floor + (run if raised else 0), 0, False
+        elif token in "})":
+            floor, run = opened.pop() if opened else (0, 0)
+        elif token != "-" or not raised:
+            run = run if raised else 0
+            if floor + run > MAX_TOWER or (over_number and floor + run == MAX_TOWER and token[0].isdigit()):
+                return True
+            raised, over_number, atom = False, False, token
+    return False
+
+
+def _brace_depth(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "{([") - (character in "})]")
+        deepest = max(deepest, depth)
+    return deepest

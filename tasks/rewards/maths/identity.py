@@ -1,0 +1,133 @@
+r"""Are two closed forms the same function, two equations the same? Asked at points nobody knows.
+
+    texts -> closed forms -> numbers of 100 digits at points drawn anew in every process -> equal?
+
+Points are of both signs and random to 100 digits: analytic forms that differ agree at them with no
+chance worth a name. Forms with kinks are compared in every quadrant and far out, too. Numbers are
+compared to 56 digits relative to their size, so 10^{-34} is not 0. A point at which one side is no
+real number does not count, for `\ln x^2` is `2\ln x` wherever both are real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from random import SystemRandom
+
+from tasks.rewards.maths.bounded_arithmetic import BITS, Number, OutsideError, context, is_real
+from tasks.rewards.maths.closed_form import ClosedForm, read_closed_form
+
+# Where letters at even and at odd places of the alphabet are drawn: small windows, so that a kink
+# at a simple number or multiple of pi lies in none, and every process sees the same sides of it.
+# Of sizes that neither vanish nor overflow in high powers.
+NEAR = ((0.567, 0.567), (1.021, 1.021), (-0.881, -0.881), (1.213, -1.213), (-1.213, 1.213))
+# In the other quadrants, of both signs: \arcsin(\sin x) is no x there.
+QUADRANTS = (
+    (2.021, -3.753), (-2.021, 3.753), (3.753, 5.321), (-3.753, -5.321),
+    (5.321, -2.021), (-5.321, 2.021),
+)  # fmt: skip
+# Times a size beyond most kinks: |x - 5| is no 5 - x there.
+FAR = ((8.0, -1.0), (-8.0, 1.0), (1.0, 8.0), (-1.0, -8.0))
+FAR_BITS = 17  # binary digits of that size at least
+MAX_FAR_BITS = 90  # and at most, for its square beside 1 to be no vanishing term
+WIDTH, STEP = 2.0**-8, 0.0131  # of a window; from one letter's to the next one's
+MIN_DIGITS = 6  # of a decimal that stands for another number
+MIN_REAL = 2  # points at which both sides are real that suffice
+TOLERANCE = context.ldexp(1, -188)  # relative; a sum keeps its terms to 2^-190
+
+Window = tuple[float, float]  # where it starts, of letters at even and at odd places
+
+_DRAW = SystemRandom()
+
+
+def same_function(gold: str, answer: str) -> bool | None:
+    """Whether two expressions are equal wherever both are real; None if one cannot be read."""
+    if gold == answer and read_closed_form(gold) is not None:
+        return True
+    wanted, given = read_closed_form(gold), read_closed_form(answer)
+    if wanted is None or given is None:
+        return None
+    is_complex = wanted.is_complex or given.is_complex
+    num_pairs = num_real = 0
+    is_same = True
+    for left, right in _pairs(wanted, given):
+        are_real = is_real(left) and is_real(right)
+        num_pairs, num_real = num_pairs + 1, num_real + are_real
+        if not close(left, right):
+            if are_real or is_complex:
+                return False
+            is_same = False
+    return is_same or num_real >= MIN_REAL if num_pairs else None
+
+
+def same_equation(gold: tuple[str, str], answer: tuple[str, str], *, signed: bool) -> bool | None:
+    """Whether the differences of two pairs of sides are multiples, positive ones if `signed`."""
+    wanted, given = (read_closed_form(f"({left})-({right})") for left, right in (gold, answer))
+    if wanted is None or given is None:
+        return None
+    ratios: list[Number] = []
+    for left, right in _pairs(wanted, given):
+        if left == 0 or right == 0:
+            return False
+        ratios.append(left / right)
+    if len(ratios) <= MIN_REAL:
+        return None
+    if not all(close(ratio, ratios[0]) for ratio in ratios):
+        return False
+    return not signed or (is_real(ratios[0]) and ratios[0] > 0)
+
+
+def close(left: Number, right: Number) -> bool:
+    """Whether two numbers are the same but for rounding."""
+    difference = context.fabs(left - right)
+    return bool(difference <= TOLERANCE * max(context.fabs(left), context.fabs(right)))
+
+
+def close_to_decimal(value: Number, decimal: str) -> bool:
+    """Whether a decimal is a number rounded or cut off at its last place, of six digits or more."""
+    places = len(decimal.partition(".")[2])
+    digits = decimal.lstrip("-0.").replace(".", "")
+    distance = context.fabs(value - context.mpf(decimal))
+    return len(digits) >= MIN_DIGITS and bool(distance < context.mpf(10) ** -places)
+
+
+def constant_value(text: str) -> Number | None:
+    """The real number that an expression stands for; None if it has letters or cannot be read."""
+    form = read_closed_form(text)
+    if form is None or form.letters:
+        return None
+    try:
+        value = form.value({})
+    except OutsideError:
+        return None
+    return value if is_real(value) else None
+
+
+def _pairs(wanted: ClosedForm, given: ClosedForm) -> Iterator[tuple[Number, Number]]:
+    """Both values at every point where both have one; at one point if there are no letters."""
+    letters = sorted(wanted.letters | given.letters)
+    has_kinks = wanted.has_kinks or given.has_kinks
+    reach = max(wanted.reach, given.reach)
+    for starts in _windows(reach if has_kinks else None) if letters else NEAR[:1]:
+        point = {letter: _coordinate(place, starts) for place, letter in enumerate(letters)}
+        try:
+            yield wanted.value(point), given.value(point)
+        except OutsideError:
+            continue
+
+
+def _windows(reach: int | None) -> tuple[Window, ...]:
+    """Where to compare: near, and where there are kinks, between constants of this size, beyond."""
+    if reach is None:
+        return NEAR
+    sizes = {FAR_BITS, min(max(2 * reach + 4, FAR_BITS), MAX_FAR_BITS)}
+    far = [(even * 2.0**bits, odd * 2.0**bits) for bits in sorted(sizes) for even, odd in FAR]
+    return (*NEAR, *QUADRANTS, *far)
+
+
+@lru_cache(maxsize=4096)
+def _coordinate(place: int, starts: Window) -> Number:
+    """Of the letter at a place of the alphabet: drawn once in a process."""
+    start = starts[place % 2]
+    distance = place * STEP + WIDTH * context.ldexp(_DRAW.getrandbits(BITS), -BITS)
+    return context.mpf(start) + (distance if start > 0 else -distance)

@@ -1,0 +1,181 @@
+r"""One spelling for what mathematics writes in many: `\dfrac12`, `π/3`, `\mathrm{~cm}`, `\$5`.
+
+    text -> characters -> currency -> commands -> words -> text with one name for each thing
+
+Every rule is a line of a table. Nothing here knows what an expression means.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tasks.rewards.maths.outline import depths_of
+
+CHARACTERS = {
+    "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ",
+    "Ø": r"\emptyset ", "√": r"\sqrt ",
+    "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "≡": r"\equiv ", "∈": r"\in ",
+    "∉": r"\notin ", "±": r"\pm ",
+    "∓": r"\mp ", "×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "°": r"\degree ",
+    "∠": r"\angle ", "⟨": r"\langle ",
+    "⟩": r"\rangle ", "∨": r"\lor ", "∧": r"\land ", "→": r"\to ", "α": r"\alpha ", "β": r"\beta ",
+    "γ": r"\gamma ",
+    "δ": r"\delta ", "ε": r"\epsilon ", "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ",
+    "ρ": r"\rho ", "σ": r"\sigma ",
+    "τ": r"\tau ", "φ": r"\phi ", "ω": r"\omega ", "–": "-", "—": "-", "∖": r"\setminus ", "~": " ",
+}  # fmt: skip
+CURRENCIES = {
+    r"\$": "dollars", "€": "euros", "£": "pounds", "¥": "yen", "₹": "rupees", r"\pounds": "pounds",
+    r"\euro": "euros",
+}  # fmt: skip
+# A command to its one name; an empty one is dropped.
+COMMANDS = {
+    "dfrac": r"\frac ", "tfrac": r"\frac ", "cfrac": r"\frac ", "dbinom": r"\binom ",
+    "tbinom": r"\binom ", "cdot": "*",
+    "times": "*", "ast": "*", "div": "/", "leq": r"\le ", "leqslant": r"\le ", "geq": r"\ge ",
+    "geqslant": r"\ge ",
+    "neq": r"\ne ", "lt": "<", "gt": ">", "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[",
+    "rbrack": "]", "lvert": "|",
+    "rvert": "|", "vert": "|", "mid": "|", "varnothing": r"\emptyset ", "colon": ":",
+    "vee": r"\lor ", "wedge": r"\land ",
+    "left": "", "right": "", "big": "", "Big": "", "bigl": "", "bigr": "", "Bigl": "", "Bigr": "",
+    "bigg": "", "Bigg": "",
+    "biggl": "", "biggr": "", "displaystyle": "", "textstyle": "", "limits": "", "quad": " ",
+    "qquad": " ", "thinspace": " ",
+    "bmod": r"\mod ", "pmod": r"\mod ", "varphi": r"\phi ", "varepsilon": r"\epsilon ",
+    "infin": r"\infty ", "lg": r"\log ",
+    "simeq": r"\approx ", "textdegree": r"\degree ", "circ": r"\circ ", "backslash": r"\setminus ",
+    "R": r"\mathbb{R}",
+    "bigcup": r"\cup ", "reals": r"\mathbb{R}", "Reals": r"\mathbb{R}",
+    "arsinh": r"\operatorname{arsinh}",
+}  # fmt: skip
+TEXTS = (
+    "text", "textbf", "textit", "textrm", "textsf", "texttt", "textnormal", "mathrm", "mathbf",
+    "mathsf", "mathit", "mbox", "hbox", "boldsymbol", "bm", "operatorname", "emph",
+)  # fmt: skip
+FUNCTIONS = (
+    "sqrt", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "sin", "cos", "tan", "cot",
+    "ln", "log", "exp",
+)  # fmt: skip
+NAMES = ("pi", "infty", "theta", "alpha", "beta", "gamma", "lambda", "degree")
+WORDS = {
+    "infinity": r"\infty ", "asin": r"\arcsin ", "acos": r"\arccos ", "atan": r"\arctan ",
+    "mod": r"\mod ",
+    # The rest would be letters side by side.
+    **{word: rf"\text{{{word}}}" for word in ("yes", "no", "odd", "dne")},
+}  # fmt: skip
+SCALES = {
+    "hundred": 2, "thousand": 3, "lakh": 5, "million": 6, "crore": 7, "billion": 9,
+    "trillion": 12, "quadrillion": 15,
+}  # fmt: skip
+NOTHING = r"(?:there (?:is|are) )?no (?:real )?solutions?|none|empty set|the empty set"
+
+_DIGITS = r"[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|\.[0-9]+"
+_CHARACTER = re.compile("|".join(map(re.escape, CHARACTERS)))
+_ROOT = re.compile(r"√\s*([0-9]+|[a-z])(?![0-9])")  # reaches over all its digits
+_BOLD = re.compile(r"\s*\*\*((?:(?!\*\*).)*)\*\*\s*", re.DOTALL)  # all of it, no power
+_REVERSED = re.compile(r"\s*([\[\]])([^\[\]]*)([\[\]])\s*")  # ]0,1[ is (0,1)
+_DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]|(?<!\\)\$")
+_SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|\{\s*\}|(?<=[0-9])\{:\}")
+_CURRENCY = re.compile(rf"({'|'.join(map(re.escape, CURRENCIES))})\s*({_DIGITS})")
+_COMMAND = re.compile(r"\\([a-zA-Z]+)")
+_TEXT = re.compile(rf"\\(?:{'|'.join(TEXTS)})\s*\{{([^{{}}]*)\}}")
+_KNOWN = "|".join((*FUNCTIONS, *NAMES, *WORDS))
+_WORD = re.compile(
+    rf"\\text\{{[^{{}}]*\}}|(?<![A-Za-z\\])({_KNOWN})(?![A-Za-z])",
+    re.IGNORECASE,
+)
+_DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
+_OVER = re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}")
+_THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9,])")
+_COMMAS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
+_SCALE = re.compile(rf"({_DIGITS})\s*(\\text\{{\s*)?({'|'.join(SCALES)})(?![A-Za-z])(\s*\}})?")
+_QUANTITY = re.compile(rf"([-+]?(?:{_DIGITS}))\s*([A-Za-z][A-Za-z /^0-9]+)")
+_CLOCK = re.compile(r"(?:\\text\{\s*)?([ap])\.?\s?m\.?(?:\s*\})?\s*\Z", re.IGNORECASE)
+_NOTHING = re.compile(rf"\s*(?:\\text\{{\s*)?(?:{NOTHING})(?:\s*\}})?\s*", re.IGNORECASE)
+_CONNECTIVES = {
+    "or": " or ", "and": " and ", "mod": r"\mod ", "percent": "%", "degrees": r"\degree ",
+    "degree": r"\degree ",
+}  # fmt: skip
+_PERCENT = re.compile(r"(?<=[0-9}\s])\s*(?:percent|per cent)(?![a-z])")
+
+
+def uniform(text: str) -> str:
+    """The text in the one spelling; at most a few times as long."""
+    text = _TEXT.sub(_text, _turned(_bold(text)).replace("**", "^"))
+    text = _ROOT.sub(r"\\sqrt{\1}", _DELIMITERS.sub("", text))
+    text = _CHARACTER.sub(lambda match: CHARACTERS[match[0]], text)
+    text = re.sub(r"(?<=[0-9])\\,(?=[0-9]{3}(?![0-9]))|(?<=[0-9])\{,\}(?=[0-9]{3})", "", text)
+    text = _CURRENCY.sub(lambda match: rf"{match[2]}\text{{{CURRENCIES[match[1]]}}}", text)
+    text = text.replace(r"\$", "").replace("{,}", ",").replace(r"\%", "%")
+    text = _SPACES.sub(_space, _COMMAND.sub(_command, text))
+    text = _DEGREE.sub(lambda _: r"\degree ", _OVER.sub(r"\\frac{\1}{\2}", text))
+    text = _SCALE.sub(_scale, _PERCENT.sub("%", text))
+    if _NOTHING.fullmatch(text):
+        return r"\emptyset"
+    text = _WORD.sub(_word, text)
+    text = text if "\\begin" in text else text.replace("\\\\", ",")
+    text = " ".join(_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), _clock(text)).split())
+    return _without_thousands(text) if "," in text else text
+
+
+def _without_thousands(text: str) -> str:
+    """`1,200` as 1200 outside brackets; within them a comma stands between two things."""
+    depths = depths_of(text)
+
+    def joined(match: re.Match[str]) -> str:
+        return match[0] if depths[match.start()] else match[0].replace(",", "")
+
+    return _COMMAS.sub(joined, text)
+
+
+def _bold(text: str) -> str:
+    """What is in bold type, if all of the text is."""
+    match = _BOLD.fullmatch(text)
+    return match[1] if match else text
+
+
+def _turned(text: str) -> str:
+    """An interval whose open ends are brackets turned away, with round ones."""
+    match = _REVERSED.fullmatch(text)
+    return f"{'(['[match[1] == '[']}{match[2]}{')]'[match[3] == ']']}" if match else text
+
+
+def _space(match: re.Match[str]) -> str:
+    return {r"\!": "", "{:}": ":"}.get(match[0], " ")
+
+
+def _command(match: re.Match[str]) -> str:
+    return COMMANDS.get(match[1], match[0])
+
+
+def _scale(match: re.Match[str]) -> str:
+    """A power of ten for a word of scale; upright text that goes on stays upright."""
+    rest = "\\text{" if match[2] and not match[4] else ""
+    return f"{match[1]}*10^{SCALES[match[3]]}{rest}"
+
+
+def _word(match: re.Match[str]) -> str:
+    """A name without its backslash; upright text stays as it is."""
+    if match[1] is None:
+        return match[0]
+    return WORDS.get(match[1].lower(), f"\\{match[1].lower()} ")
+
+
+def _text(match: re.Match[str]) -> str:
+    """Upright text: a function, a connective or a word of its own; anything else stays text."""
+    content = match[1].strip(" .,;")
+    if content in ("e", "i") or not re.search("[A-Za-z]", content):
+        return content if content in ("e", "i") else match[1]
+    if quantity := _QUANTITY.fullmatch(content):
+        return rf"{quantity[1]}\text{{{quantity[2]}}}"
+    if content.lower() in _CONNECTIVES:
+        return _CONNECTIVES[content.lower()]
+    if content in (*FUNCTIONS, "lcm", "gcd"):
+        return f"\\{content} "
+    return rf"\text{{{content}}}"
+
+
+def _clock(text: str) -> str:
+    """`2:15 p.m.` with its half of the day in one spelling."""
+    return _CLOCK.sub(lambda match: rf"\text{{{match[1].lower()}m}}", text) if ":" in text else text

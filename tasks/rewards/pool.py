@@ -1,0 +1,210 @@
+"""The reward workers of a run: made once, kept from round to round, shared out among the kinds of rewards by their backlog.
+
+    submit(prompt, response) -> backlog of its kind -> a free worker -> a reward of that kind, idle or new -> verdict
+    verdict.cancel() ---------> dropped there, or the program, the call is ended -> the worker is
+                                free
+
+A worker is a thread that waits for a reward's own process. A kind with a long backlog takes all `num_workers`, and a kind that has none
+gets one beyond them: a queue of programs, each of which may be endless, never keeps a sum waiting. Lives in the process that scores,
+one per run (`pool_of`), and ends with the run, the process, or the next run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from artifacts.records import Generated, Prompt, Score
+from tasks.rewards.programs.adaptive_timeout import Anchor, TimeoutBook, merged
+from tasks.rewards.base import ProcessReward, Reward
+from tasks.rewards.programs.code_tests import CodeTestsConfig
+from tasks.rewards.interrupt import Interrupted
+from tasks.rewards.registry import RewardConfig, build_reward, config_of, score_with
+from tasks.rewards.programs.second_look import SecondLooks
+
+
+def next_kind(backlog: Mapping[str, int], running: Mapping[str, int], num_workers: int) -> str | None:
+    """The kind that a free worker turns to, None if it may turn to none: of those with a backlog the one with the fewest workers.
+
+    With `num_workers` at work only a kind that has none of them may still begin.
+    """
+    is_full = sum(running.values()) >= num_workers
+    waiting = [kind for kind, count in backlog.items() if count and not (is_full and running[kind])]
+    return min(waiting, key=lambda kind: (running[kind], -backlog[kind]), default=None)
+
+
+class _Verdict(Future[Score]):
+    """A verdict to come. Cancelling it ends what is being done for it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guard = threading.Lock()
+        self._is_needed = True
+        self._reward: ProcessReward | None = None  # that works on it
+
+    def cancel(self) -> bool:
+        """Nobody needs it. False, as futures have it, when it was being reached: that is ended."""
+        with self._guard:
+            self._is_needed = False
+            if self._reward is not None:
+                self._reward.interrupt.set()
+        return super().cancel()
+
+    @contextmanager
+    def reached_by(self, reward: Reward) -> Iterator[None]:
+        """Within, and never afterwards, cancelling interrupts this reward.
+
+        Interrupted if it was cancelled before.
+        """
+        with self._guard:
+            if not self._is_needed:
+                raise Interrupted("nobody needs the verdict")
+            self._reward = reward if isinstance(reward, ProcessReward) else None
+        try:
+            yield
+        finally:
+            with self._guard:
+                if self._reward is not None and not self._is_needed:
+                    self._reward.interrupt.clear()
+                self._reward = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """One response to score."""
+
+    prompt: Prompt
+    generated: Generated
+    verdict: _Verdict
+
+
+@dataclass(slots=True, kw_only=True)
+class _Kind:
+    """Rewards of equal configuration."""
+
+    config: RewardConfig
+    backlog: deque[_Job] = field(default_factory=deque)
+    idle: list[Reward] = field(default_factory=list)
+    running: set[_Job] = field(default_factory=set)
+
+
+class RewardPool:
+    """Scores responses side by side; rewards are built when a backlog asks for them, and never more of a kind than `num_workers`."""
+
+    def __init__(self, configs: Mapping[str, RewardConfig], num_workers: int, book: TimeoutBook) -> None:
+        self.book = book
+        self._configs = dict(configs)
+        self._num_workers = num_workers
+        self._kinds = {config.model_dump_json(): _Kind(config=config) for config in configs.values()}
+        programs = [kind.config for kind in self._kinds.values() if isinstance(kind.config, CodeTestsConfig)]
+        self._looks = [SecondLooks(config, book, num_workers) for config in programs]
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(num_workers + max(0, len(self._kinds) - 1), thread_name_prefix="reward")
+
+    def submit(self, prompt: Prompt, generated: Generated) -> Future[Score]:
+        """A verdict to come. Cancel it when nobody needs it: no worker goes on with it.
+
+        ValueError for a domain without a reward.
+        """
+        config, verdict = config_of(self._configs, prompt.domain), _Verdict()
+        with self._lock:
+            self._kinds[config.model_dump_json()].backlog.append(_Job(prompt, generated, verdict))
+        self._threads.submit(self._work)
+        return verdict
+
+    def look_again(self, scored: Sequence[tuple[Prompt, Generated, Score]]) -> list[Future[Score]]:
+        """Execute some of a round's early killed programs once more, with what nothing else wants; see `relearned`."""
+        looks: list[Future[Score]] = []
+        for own in self._looks:
+            looks += own.look_again([one for one in scored if config_of(self._configs, one[0].domain) == own.config])
+        return looks
+
+    def relearned(self) -> dict[str, Anchor]:
+        """What second looks have told since this was last called; the book knows it already."""
+        told: dict[str, Anchor] = {}
+        for looks in self._looks:
+            told = merged(told, looks.relearned())
+        return told
+
+    def close(self) -> None:
+        """Drop the backlog, end what runs, and the rewards' processes."""
+        with self._lock:
+            unneeded: list[_Job] = []
+            for kind in self._kinds.values():
+                unneeded += (*kind.backlog, *kind.running)
+                kind.backlog.clear()
+        for job in unneeded:
+            job.verdict.cancel()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for looks in self._looks:
+            looks.close()
+        for kind in self._kinds.values():
+            while kind.idle:
+                kind.idle.pop().close()
+
+    def _work(self) -> None:
+        """One worker, until there is nothing that it may turn to."""
+        while (found := self._turn_to()) is not None:
+            kind, job = found
+            try:
+                self._score(kind, job)
+            finally:
+                with self._lock:
+                    kind.running.remove(job)
+
+    def _turn_to(self) -> tuple[_Kind, _Job] | None:
+        with self._lock:
+            backlog = {name: len(kind.backlog) for name, kind in self._kinds.items()}
+            running = {name: len(kind.running) for name, kind in self._kinds.items()}
+            name = next_kind(backlog, running, self._num_workers)
+            if name is None:
+                return None
+            kind = self._kinds[name]
+            job = kind.backlog.popleft()
+            kind.running.add(job)
+            return kind, job
+
+    def _score(self, kind: _Kind, job: _Job) -> None:
+        if not job.verdict.set_running_or_notify_cancel():
+            return
+        reward = None
+        try:
+            with self._lock:
+                reward = kind.idle.pop() if kind.idle else None
+            reward = reward or build_reward(kind.config, self.book)
+            with job.verdict.reached_by(reward):
+                score = score_with(reward, job.prompt, job.generated)
+            job.verdict.set_result(score)
+        except BaseException as error:  # the boundary of the thread: whoever waits for the verdict raises it
+            job.verdict.set_exception(error)
+        finally:
+            if reward is not None:
+                with self._lock:
+                    kind.idle.append(reward)
+
+
+_pools: dict[str, RewardPool] = {}
+_pools_lock = threading.Lock()
+
+
+def pool_of(run_id: str, make: Callable[[], RewardPool]) -> RewardPool:
+    """The run's pool in this process, made on first use; those of other runs are closed."""
+    with _pools_lock:
+        for other in [name for name in _pools if name != run_id]:
+            _pools.pop(other).close()
+        if run_id not in _pools:
+            _pools[run_id] = make()
+        return _pools[run_id]
+
+
+@atexit.register
+def close_pools() -> None:
+    """End every pool of this process; harmless without one."""
+    with _pools_lock:
+        while _pools:
+            _pools.popitem()[1].close()

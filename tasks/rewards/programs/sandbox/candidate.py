@@ -1,0 +1,252 @@
+"""The process of one candidate program, from the fork to its end. Runs inside the sandbox: standard library only.
+
+    private /tmp -> no capabilities -> streams -> limits -> filter -> say so -> program
+    -> ( command -> call -> reply )*
+
+From the filter on nothing in this process is trusted: a program may change whatever it finds here and forge every reply. It
+knows the inputs of its tests and nothing of the expected results, and the host holds the clock.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import ctypes
+import io
+import json
+import os
+import resource
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from types import CodeType, ModuleType
+from typing import Any
+
+from artifacts.datasets.plain_values import from_json, to_json
+from tasks.rewards.programs.sandbox.namespaces import set_capabilities
+from tasks.rewards.programs.sandbox.seccomp import Filter
+
+Message = dict[str, Any]  # Any: JSON values
+
+PR_SET_PDEATHSIG, SIGKILL, CLONE_NEWNS = 1, 9, 0x20000
+NOSUID, NODEV = 2, 4
+COMMANDS, REPLIES = 3, 4  # the descriptors that the program's process keeps beside its standard streams
+STACK_BYTES = 64 << 20
+NUM_FILES = 32
+NUM_INHERITED = 256  # descriptors of the fork server lie below
+OUTPUT_FILE_BYTES = 4 << 20  # the longest file where there is no /tmp: the one that standard output is kept in
+CPU_S = 600  # the host's clock ends a program long before
+LENGTH = struct.Struct(">I")  # before every message, both ways
+CONFINED = b""  # the first message, before there is a program; why not, if it is not
+_LIBC = ctypes.CDLL(None, use_errno=True)
+# Looked up before the fork: each page first touched after it costs.
+_PREPARED = (_LIBC.prctl, _LIBC.unshare, _LIBC.mount)
+
+
+def run_program(memory_bytes: int, tmp_bytes: int, streams: tuple[int, ...], filter_calls: Filter) -> None:
+    """Never returns. Builds the walls, waits for its program, runs it.
+
+    The four streams become the descriptors 0, 1, 3 and 4; between them is what nobody reads.
+    """
+    replies = streams[-1]
+    try:
+        _confine(tmp_bytes)
+        nothing = os.open("/dev/null", os.O_RDWR)  # its own, as its flags are
+        replies = _connect((*streams[:2], nothing, *streams[2:]))
+        _limit(memory_bytes, tmp_bytes)
+        filter_calls.install()
+    except BaseException as error:  # a half-built wall must not run a program
+        _write_bytes(replies, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
+        os._exit(1)
+    try:
+        _write_bytes(REPLIES, CONFINED)
+        start = _read(COMMANDS)
+        if start is not None:
+            _serve(start)
+    finally:
+        os._exit(0)
+
+
+def _confine(tmp_bytes: int) -> None:
+    """A private /tmp, no capabilities, a group of its own, and an end with the fork server's."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    os.setsid()
+    if tmp_bytes:
+        options = f"size={tmp_bytes},nr_inodes=1024,mode=700".encode()
+        if _LIBC.unshare(CLONE_NEWNS) or _LIBC.mount(b"tmpfs", b"/tmp", b"tmpfs", NOSUID | NODEV, options):
+            raise OSError(ctypes.get_errno(), "no private /tmp")
+        os.chdir("/tmp")
+    set_capabilities(0)
+
+
+def _connect(streams: tuple[int, ...]) -> int:
+    """Standard streams and the two pipes at fixed places, everything else closed, the control socket above all; the pipe of replies."""
+    first = max(*streams, len(streams)) + 1
+    for place, descriptor in enumerate(streams):
+        os.dup2(descriptor, first + place)
+    for place in range(len(streams)):
+        os.dup2(first + place, place)
+    os.closerange(len(streams), first + len(streams) + 1)
+    os.closerange(first + len(streams), NUM_INHERITED)
+    return REPLIES
+
+
+def _limit(memory_bytes: int, tmp_bytes: int) -> None:
+    limits = {
+        resource.RLIMIT_AS: memory_bytes,
+        resource.RLIMIT_STACK: STACK_BYTES,
+        resource.RLIMIT_CPU: CPU_S,
+        resource.RLIMIT_FSIZE: tmp_bytes or OUTPUT_FILE_BYTES,
+        resource.RLIMIT_NOFILE: NUM_FILES,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+    }
+    for limit, value in limits.items():
+        resource.setrlimit(limit, (value, value))
+
+
+def _serve(start: Message) -> None:
+    if not start["is_main"]:
+        os.dup2(2, 1)  # what it prints is thrown away
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # which the interpreter's start leaves out here
+    module = ModuleType("__main__" if start["is_main"] else "solution")
+    sys.modules[module.__name__] = module  # where dataclasses and typing look for a class's names
+    namespace = vars(module)
+    namespace["__builtins__"] = builtins
+    _reply(lambda: (_run_script if start["is_main"] else _run)(_compiled(start), namespace))
+    if start["asks"]:
+        namespace.update(dict.fromkeys((start["asks"], "candidate"), _ask))
+    while (command := _read(COMMANDS)) is not None:
+        _obey(command, namespace)
+
+
+def _compiled(start: Message) -> list[CodeType]:
+    """The program below its preamble, or after it where a `__future__` import must come first."""
+    program, preamble = start["program"].removeprefix("\ufeff"), start["preamble"]
+    if not preamble:
+        return [_code(program)]
+    try:
+        return [_code(f"{preamble}\n{program}")]
+    except SyntaxError as error:
+        try:
+            return [_code(preamble), _code(program)]
+        except SyntaxError:
+            raise error from None
+
+
+def _code(text: str) -> CodeType:
+    code: CodeType = compile(text, "<program>", "exec", dont_inherit=True)
+    return code
+
+
+def _run(program: list[CodeType], namespace: Message) -> None:
+    for code in program:
+        exec(code, namespace)
+
+
+def _run_script(program: list[CodeType], namespace: Message) -> None:
+    """Run it as an interpreter does: exit handlers at the end, and all that it printed written."""
+    try:
+        _run(program, namespace)
+    finally:
+        atexit._run_exitfuncs()
+        own = [value for value in namespace.values() if isinstance(value, io.IOBase)]
+        for stream in (*own, sys.stdout, sys.__stdout__):
+            if stream is not None:
+                with suppress(ValueError):  # which it raises when it is closed or detached
+                    stream.flush()
+
+
+def _obey(command: Message, namespace: Message) -> None:
+    if "statement" in command:
+        _reply(lambda: exec(compile(command["statement"], "<test>", "exec", dont_inherit=True), namespace))
+        return
+    name, arguments, named = command["function"], command["arguments"], command["named"]
+    _reply(
+        lambda: namespace[name](*from_json(arguments), **from_json(named)),
+        is_exact=command["is_exact"],
+    )
+
+
+def _reply(work: Callable[[], object], *, is_exact: bool = True) -> None:
+    """Do it and say what came of it; what the program raises is data. `is_exact`: see `to_json`."""
+    try:
+        message: Message = {"value": to_json(work(), is_exact=is_exact)}
+        encoded = json.dumps(message).encode("ascii")
+    except SystemExit as error:
+        failed = b'{"raised": "SystemExit", "message": ""}'
+        encoded = b'{"exited": true}' if error.code in (None, 0) else failed
+    except MemoryError:
+        encoded = b'{"memory": true}'
+    except BaseException as error:
+        name, words = _name(error), _words(error)
+        encoded = json.dumps({"raised": name, "message": words}).encode("ascii")
+    _write_bytes(REPLIES, encoded)
+
+
+def _name(error: BaseException) -> str:
+    """The builtin class that it belongs to: a test knows no class of the program's own."""
+    known = (kind for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)
+    return next(known, BaseException).__name__
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)[:200]
+    except BaseException:
+        return ""
+
+
+def _ask(*arguments: object, **named: object) -> object:
+    """The function under test, as a test program sees it: the question leaves this sandbox and the answer comes back."""
+    told = [to_json(given, is_exact=False) for given in (list(arguments), named)]
+    _write(REPLIES, {"ask": {"arguments": told[0], "named": told[1]}})
+    answer = _read(COMMANDS)
+    if answer is None:
+        os._exit(0)
+    if "raised" in answer:
+        raise _raised(answer["raised"], answer["message"])
+    return from_json(answer["value"])
+
+
+def _raised(name: str, words: str) -> Exception:
+    """What the function raised, as a test may see it.
+
+    StopIteration would end a `map` of the test, and so the test, as if it had passed.
+    """
+    known = getattr(builtins, name, None)
+    endings = (StopIteration, StopAsyncIteration)
+    if isinstance(known, type) and issubclass(known, Exception) and known not in endings:
+        with suppress(TypeError):  # of the few that are not made of words alone
+            return known(words)
+    return RuntimeError(f"{name} {words}")
+
+
+def _read(descriptor: int) -> Message | None:
+    """One message, or None at the end of the stream."""
+    header = _read_bytes(descriptor, LENGTH.size)
+    if header is None:
+        return None
+    body = _read_bytes(descriptor, LENGTH.unpack(header)[0])
+    return None if body is None else dict(json.loads(body))
+
+
+def _read_bytes(descriptor: int, count: int) -> bytes | None:
+    found = bytearray()
+    while len(found) < count:
+        chunk = os.read(descriptor, count - len(found))
+        if not chunk:
+            return None
+        found += chunk
+    return bytes(found)
+
+
+def _write(descriptor: int, message: Message) -> None:
+    _write_bytes(descriptor, json.dumps(message).encode("ascii"))
+
+
+def _write_bytes(descriptor: int, body: bytes) -> None:
+    left = memoryview(LENGTH.pack(len(body)) + body)
+    while left:
+        left = left[os.write(descriptor, left) :]

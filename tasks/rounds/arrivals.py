@@ -1,0 +1,126 @@
+"""What a round has got so far: responses by id, their verdicts, what became of its prompts. Pure.
+
+    recorded by an earlier attempt ─┐
+    finished on an engine ──────────┴▶ held ─▶ unscored (the feed has it) ─▶ scored ─▶ in a group
+
+The driver's memory. Leaves out what is asked of whom; that is `dispatch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from artifacts.records import Generated, Group, Response, Score, response_id
+from tasks.rounds.records import RoundInputs, RoundResult
+from tasks.scheduling.events import AcceptGroup, Decision, Defer, Drop, Filter
+
+
+class Arrivals:
+    """One round's."""
+
+    def __init__(self, inputs: RoundInputs) -> None:
+        self._prompts = inputs.prompts
+        self._recorded: dict[str, Response] = {}
+        self._generated: dict[str, Generated] = {}
+        self._scores: dict[str, Score] = {}
+        self._unscored: set[str] = set()
+        self._held: list[Generated] = []
+        self._stale_tokens = 0
+        self._groups: list[Group] = []
+        self._deferred: list[str] = []
+        self._dropped: list[str] = []
+        self._filtered: list[str] = []
+        for response in inputs.recorded:
+            self._keep_recorded(response, inputs)
+
+    def _keep_recorded(self, response: Response, inputs: RoundInputs) -> None:
+        """A whole response of allowed weights to a prompt that the round may ask stands in for its
+        launch; others count as stale."""
+        generated = response.generated
+        is_asked = generated.prompt_id in inputs.prompts
+        if is_asked and generated.finish_reason != "aborted" and inputs.allows(generated):
+            self._recorded[generated.response_id] = response
+        else:
+            self.refuse(len(generated.token_ids))
+
+    @property
+    def num_groups(self) -> int:
+        """Accepted groups."""
+        return len(self._groups)
+
+    @property
+    def num_unscored(self) -> int:
+        """Responses that the feed has and has not scored."""
+        return len(self._unscored)
+
+    @property
+    def has_held(self) -> bool:
+        """Whether responses wait to be handed to the feed."""
+        return bool(self._held)
+
+    def take_recorded(self, name: str) -> Response | None:
+        """The recorded response that stands in for this launch, once."""
+        return self._recorded.pop(name, None)
+
+    def finish(self, generated: Generated) -> None:
+        """A response is home, whole or as far as it came when the round gave it up."""
+        self._generated[generated.response_id] = generated
+
+    def refuse(self, num_tokens: int) -> None:
+        """So many tokens came of which nothing can be trained."""
+        self._stale_tokens += num_tokens
+
+    def hold(self, generated: Iterable[Generated]) -> None:
+        """These whole responses are to be scored."""
+        self._held += generated
+
+    def hand_over(self) -> list[Generated]:
+        """What is to be scored; the feed has it from now on."""
+        held, self._held = self._held, []
+        self._unscored |= {generated.response_id for generated in held}
+        return held
+
+    def score(self, score: Score) -> None:
+        """A verdict is there."""
+        name = response_id(score.prompt_id, score.index)
+        self._unscored.discard(name)
+        self._scores[name] = score
+
+    def accept(self, decision: AcceptGroup) -> Group:
+        """The group as it is trained."""
+        names = [response_id(decision.prompt_id, index) for index in decision.indices]
+        known, scores = self._generated, self._scores
+        responses = tuple(Response(generated=known[name], score=scores[name]) for name in names)
+        group = Group(prompt=self._prompts[decision.prompt_id], responses=responses)
+        self._groups.append(group)
+        return group
+
+    def note(self, decision: Decision) -> None:
+        """Remember what became of a prompt that is not trained; other decisions change nothing."""
+        match decision:
+            case Defer(prompt_id=prompt_id):
+                self._deferred.append(prompt_id)
+            case Drop(prompt_id=prompt_id):
+                self._dropped.append(prompt_id)
+            case Filter(prompt_id=prompt_id):
+                self._filtered.append(prompt_id)
+
+    def describe(self) -> str:
+        """One sentence for the deadline's error message: what has come so far."""
+        tokens = sum(len(generated.token_ids) for generated in self._generated.values())
+        come = f"{len(self._generated)} responses with {tokens} tokens have come"
+        return f"{come}, {len(self._unscored)} of them wait for a verdict"
+
+    def result(self, kept: Iterable[Generated], migrated: Iterable[Generated]) -> RoundResult:
+        """What the round brings home; `kept`: partial responses that nobody went on with."""
+        unasked = (response.generated for response in self._recorded.values())
+        return RoundResult(
+            groups=tuple(self._groups),
+            deferred=tuple(self._deferred),
+            dropped=tuple(self._dropped),
+            filtered=tuple(self._filtered),
+            generated=(*self._generated.values(), *kept, *unasked),
+            migrated=tuple(migrated),
+            scores=tuple(self._scores.values()),
+            stale_tokens=self._stale_tokens,
+        )

@@ -1,0 +1,276 @@
+"""Plays one round: carries out the scheduler's decisions on the engines, and tells it what happened.
+
+    engines ── finished, lost ─┐                       ┌─ launch ─▶ dispatch ─▶ engines
+    feed ───── scored ─────────┼▶ events ─▶ scheduler ─┼─ abort ──▶ dispatch
+    records ── replayed ───────┘                       └─ accept ─▶ on_accept, stream trainer
+
+One queue of events and one loop: an event is taken, the scheduler asked, its answer carried out to
+the end, and only then is the next event looked at. Carrying out may append events, as of an engine
+that is found lost; it never handles them. All launches and all aborts of one answer go to an engine
+in one call, so that a round's opening is one batch per engine and always samples the same tokens.
+
+A response counts if this attempt at the round asked this engine for it, and if its weights are
+allowed (`RoundInputs.allows`). The same code drives real engines and simulated ones on a virtual
+clock. Leaves out how the driver waits; that is `sources`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from artifacts.records import Generated, Response, Score, response_id
+from tasks.rounds.arrivals import Arrivals
+from tasks.engines.base import EngineLost
+from tasks.rounds.dispatch import Dispatch
+from tasks.rounds.migration import Migration
+from tasks.rounds.records import RoundInputs, RoundResult
+from tasks.rounds.sources import Sources
+from tasks.scheduling.events import (
+    Abort,
+    AcceptGroup,
+    CloseRound,
+    Decision,
+    Event,
+    Finished,
+    Launch,
+    Lost,
+    Scored,
+)
+from tasks.scheduling.stream_training import Reading
+
+logger = logging.getLogger(__name__)
+
+STOP_S = 30.0  # how long engines may take to fall idle after a failure
+
+
+async def drive_round(inputs: RoundInputs) -> RoundResult:
+    """Play the round to its end. Recorded responses stand in for their launches.
+
+    However it ends, nothing of it runs on an engine afterwards. Raises TimeoutError when nothing
+    happens for deadline_s, and EngineLost when the last engine is gone; one that generates with
+    weights that the round does not allow counts as gone.
+    """
+    return await _Round(inputs).play()
+
+
+class _Round:
+    def __init__(self, inputs: RoundInputs) -> None:
+        self._inputs = inputs
+        self._scheduler = inputs.scheduler
+        self._dispatch = Dispatch(inputs.engines)
+        self._migration = Migration()
+        self._sources = Sources(self._dispatch, inputs.feed, inputs.deadline_s, self._stuck)
+        self._arrivals = Arrivals(inputs)
+        self._events: deque[Event] = deque()
+        self._aborted: set[str] = set()
+        self._closed = False
+
+    async def play(self) -> RoundResult:
+        try:
+            for decision in self._inputs.stream_trainer.start():
+                await self._inputs.on_freed(decision)
+            await self._carry_out(self._scheduler.start())
+            await self._answer_events()
+            while not self._closed or self._dispatch.running:
+                await self._publish()
+                await self._listen()
+                await self._answer_events()
+        except BaseException:
+            await self._stop()
+            raise
+        finally:
+            self._sources.close()
+        return self._arrivals.result(self._migration.kept.values(), self._migration.moved)
+
+    async def _answer_events(self) -> None:
+        """Have the scheduler answer event by event; what comes after the close is nobody's."""
+        while self._events and not self._closed:
+            await self._carry_out(self._scheduler.handle(self._events.popleft()))
+        self._events.clear()
+
+    async def _stop(self) -> None:
+        """After a failure: leave the engines idle, for the next attempt asks them for the same responses."""
+        self._closed = True
+        self._sources.only_engines(STOP_S)
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._abort(self._dispatch.running)
+                while self._dispatch.running:
+                    await self._listen()
+        except (EngineLost, TimeoutError) as error:  # the caller is to hear of the first failure
+            step, running = self._inputs.plan.step, ",".join(self._dispatch.running)
+            logger.warning("step=%d not_idle=%s reason=%s", step, running, error)
+
+    # --- what happens: it becomes events -------------------------------------------------------
+
+    async def _listen(self) -> None:
+        """Wait until somebody has something to say, and note it."""
+        are_verdicts_due = self._arrivals.num_unscored > 0 and not self._closed
+        heard = await self._sources.hear(verdicts=are_verdicts_due)
+        self._lose(heard.lost)
+        for score in heard.scores:
+            self._score(score)
+        refused = await self._admit(heard.engine, heard.arrived)
+        if refused:
+            found, allowed = refused[0].versions, self._inputs.versions
+            error = f"{heard.engine} samples with {found}, the round allows versions {allowed}"
+            self._lose({heard.engine: EngineLost(error)})
+
+    async def _admit(self, engine: str, arrived: Sequence[Generated]) -> list[Generated]:
+        """Take what this attempt asked this engine for; returns what of it has other weights.
+
+        That counts as not answered. What nobody asked for belongs to another attempt, or was
+        launched again elsewhere when the engine was taken for lost.
+        """
+        attempt = self._inputs.attempt
+        welcome: list[Generated] = []
+        refused: list[Generated] = []
+        for response in arrived:
+            is_expected = self._dispatch.is_expected(engine, response, attempt)
+            if is_expected and self._inputs.allows(response):
+                welcome.append(response)
+                continue
+            refused += [response] if is_expected else []
+            self._arrivals.refuse(self._dispatch.num_new(engine, response, attempt))
+        await self._arrive(welcome)
+        return refused
+
+    async def _arrive(self, arrived: Sequence[Generated]) -> None:
+        """These are over on their engine: whole ones are to be scored, partial ones may go on."""
+        partial: list[Generated] = []
+        for response in arrived:
+            self._dispatch.finish(response.response_id)
+            if response.finish_reason == "aborted" and not self._is_unwanted(response):
+                partial.append(response)
+                continue
+            self._arrivals.finish(response)
+            self._migration.finish(response.response_id)
+        await self._resume(partial)
+        self._finish([response for response in arrived if response.finish_reason != "aborted"])
+
+    def _is_unwanted(self, response: Generated) -> bool:
+        return self._closed or response.response_id in self._aborted
+
+    async def _resume(self, partial: Sequence[Generated]) -> None:
+        """What an engine handed over goes on elsewhere; of what it gave up the scheduler hears."""
+        moving = self._migration.part(partial)
+        await self._submit([(response.prompt_id, response.index) for response in moving])
+        for response in partial:
+            if response not in moving:
+                self._events.append(Lost(prompt_id=response.prompt_id, index=response.index))
+        for decision in self._migration.freed(lambda name: not self._dispatch.num_running(name)):
+            await self._inputs.on_freed(decision)
+
+    def _finish(self, whole: Sequence[Generated]) -> None:
+        """These are complete, and wait for their verdicts."""
+        self._inputs.on_finished(whole)
+        self._arrivals.hold(whole)
+        self._events += map(_finished, whole)
+
+    def _score(self, score: Score) -> None:
+        self._arrivals.score(score)
+        prompt_id, index, outcome = score.prompt_id, score.index, score.outcome
+        event = Scored(prompt_id=prompt_id, index=index, outcome=outcome, reward=score.reward)
+        self._events.append(event)
+
+    def _replay(self, response: Response) -> None:
+        """A recorded response takes the place of its launch."""
+        self._arrivals.finish(response.generated)
+        if response.score is None:
+            self._finish([response.generated])
+            return
+        self._inputs.on_finished([response.generated])
+        self._events.append(_finished(response.generated))
+        self._score(response.score)
+
+    def _lose(self, engines: Mapping[str, EngineLost]) -> None:
+        """Engines are gone: the scheduler hears of every response that went with them."""
+        for name, error in engines.items():
+            lost = self._dispatch.remove(name)
+            if not self._dispatch.alive and not self._closed:
+                raise EngineLost(f"no engine is left, {name} was the last: {error}") from error
+            self._migration.stay(request.response_id for request in lost)
+            for request in lost:
+                self._events.append(Lost(prompt_id=request.prompt_id, index=request.index))
+
+    # --- what is done about it -----------------------------------------------------------------
+
+    async def _carry_out(self, decisions: Sequence[Decision]) -> None:
+        """One answer of the scheduler: launches together, the rest in order, aborts together."""
+        await self._launch([decision for decision in decisions if isinstance(decision, Launch)])
+        aborts: list[str] = []
+        for decision in decisions:
+            match decision:
+                case Abort(prompt_id=prompt_id, indices=indices):
+                    aborts += [response_id(prompt_id, index) for index in indices]
+                case AcceptGroup():
+                    await self._inputs.on_accept(self._arrivals.accept(decision))
+                case CloseRound():
+                    self._closed = True
+                case _:
+                    self._arrivals.note(decision)
+        await self._abort(aborts)
+        if any(isinstance(decision, AcceptGroup) for decision in decisions):
+            await self._scale_down()
+
+    async def _launch(self, launches: Sequence[Launch]) -> None:
+        """Generate what is not recorded, and replay the rest."""
+        unknown: list[tuple[str, int]] = []
+        known: list[Response] = []
+        for launch in launches:
+            recorded = self._arrivals.take_recorded(response_id(launch.prompt_id, launch.index))
+            if recorded is None:
+                unknown.append((launch.prompt_id, launch.index))
+            else:
+                known.append(recorded)
+        await self._submit(unknown)
+        for response in known:
+            self._replay(response)
+
+    async def _submit(self, responses: Sequence[tuple[str, int]]) -> None:
+        """Have these generated, as (prompt id, index), each from where it was left."""
+        requests = [self._inputs.request(prompt_id, index) for prompt_id, index in responses]
+        self._lose(await self._dispatch.submit([*map(self._migration.resume, requests)]))
+
+    async def _abort(self, names: Sequence[str]) -> None:
+        self._aborted |= set(names)
+        self._lose(await self._dispatch.abort(names))
+
+    async def _publish(self) -> None:
+        """Have what has finished scored: at once, or, if so planned, when nothing generates."""
+        is_due = not (self._inputs.plan.scores_last and self._dispatch.running)
+        if is_due and self._arrivals.has_held and not self._closed:
+            await self._inputs.feed.publish(self._arrivals.hand_over())
+
+    async def _scale_down(self) -> None:
+        """At a milestone: free the devices that the round can do without, and move what runs on them."""
+        trainer, num_accepted = self._inputs.stream_trainer, self._arrivals.num_groups
+        if self._closed or not trainer.is_due(num_accepted):
+            return
+        capacity, running, lost = await self._dispatch.read()
+        self._lose(lost)
+        reading = Reading(num_accepted=num_accepted, capacity_tokens=capacity, running=running)
+        for decision in [] if lost else trainer.handle(reading):
+            moving = self._dispatch.retire(decision.engines)
+            step, freed = self._inputs.plan.step, ",".join(decision.learners)
+            logger.info("step=%d freed=%s migrated=%d", step, freed, len(moving))
+            self._migration.leave(decision, moving)
+            self._lose(await self._dispatch.abort(moving))
+        await self._resume([])
+
+    def _stuck(self) -> str:
+        """What the round waited for, for how long, and what was alive."""
+        plan, deadline_s = self._inputs.plan, self._inputs.deadline_s
+        return (
+            f"the {plan.kind} round of step {plan.step} waited {deadline_s:.0f} s without a token, "
+            f"a response or a verdict for {self._scheduler.waiting_for()}; "
+            f"{self._sources.describe()}; {self._arrivals.describe()}"
+        )
+
+
+def _finished(response: Generated) -> Finished:
+    num_tokens = len(response.token_ids)
+    return Finished(prompt_id=response.prompt_id, index=response.index, num_tokens=num_tokens)

@@ -1,0 +1,71 @@
+"""A played round in figures: where its tokens went, when engines worked, when it only waited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from artifacts.records import Span, response_id
+from artifacts.reports.timeline import Interval, difference, generating
+from tasks.rounds.records import RoundResult
+from tasks.scheduling.ledger import TokenLedger, account_tokens
+
+
+def trained_ids(result: RoundResult) -> frozenset[str]:
+    """Ids of the responses in accepted groups."""
+    trained = (response.generated for group in result.groups for response in group.responses)
+    return frozenset(generated.response_id for generated in trained)
+
+
+def filtered_ids(result: RoundResult) -> frozenset[str]:
+    """Ids of the responses in filtered groups, and of their siblings."""
+    generated, filtered = result.generated, result.filtered
+    return frozenset(
+        response.response_id for response in generated if response.prompt_id in filtered
+    )  # fmt: skip
+
+
+def ledger_of(result: RoundResult, *, is_evaluation: bool) -> TokenLedger:
+    """Every token that its engines generated, in one column."""
+    return account_tokens(
+        result.generated,
+        trained=trained_ids(result),
+        filtered=filtered_ids(result),
+        is_evaluation=is_evaluation,
+        stale_tokens=result.stale_tokens,
+    )
+
+
+def rollout_spans(result: RoundResult, devices: Mapping[str, Sequence[str]]) -> tuple[Span, ...]:
+    """When each engine had a response to generate, on each of its devices (`devices`, by engine).
+
+    A response that was read back from an earlier attempt counts as it was.
+    """
+    responses = (*result.generated, *result.migrated)
+    of_engine = {
+        engine: [response for response in responses if response.engine == engine]
+        for engine in devices
+    }  # fmt: skip
+    return tuple(
+        Span(device=device, actor=engine, kind="rollout", start_s=start_s, end_s=end_s)
+        for engine, names in devices.items()
+        for start_s, end_s in generating(of_engine[engine])
+        for device in names
+    )
+
+
+def reward_waits(result: RoundResult) -> tuple[Interval, ...]:
+    """When the round waited for verdicts alone.
+
+    A verdict on a response of a prompt that the round decided (accepted, filtered or dropped) was
+    out, and no such response was being generated. What was aborted or deferred in the end does not
+    count: the round waited for none of it, so that in a short round it hides no verdict.
+    """
+    accepted = {group.prompt.prompt_id for group in result.groups}
+    decided = accepted | {*result.dropped, *result.filtered}
+    whole = [response for response in result.generated if response.finish_reason != "aborted"]
+    needed = [response for response in whole if response.prompt_id in decided]
+    scores = result.scores
+    told_s = {response_id(score.prompt_id, score.index): score.finished_s for score in scores}
+    verdicts = ((response.finished_s, told_s.get(response.response_id)) for response in needed)
+    out = [(finished_s, scored_s) for finished_s, scored_s in verdicts if scored_s is not None]
+    return tuple(difference(out, generating(needed)))
