@@ -1,11 +1,12 @@
 """Bookkeeping of checkpoints: one directory per step, complete or absent; the last few are kept.
 
-    with checkpoints.aside(scratch) as directory: the learner saves there -> checkpoints.commit(step, directory)
-    -> the step is committed -> checkpoints.prune(step)
+    with checkpoints.aside(scratch) as directory: the learner saves there ->
+    checkpoints.commit(step, directory) -> the step is committed -> checkpoints.prune(step)
 
-A checkpoint newer than the last committed step is never resumed from, which is why pruning waits for that commit. Leaves out
-what is inside. On a local root `commit` is a rename; on a remote one the files pass through a scratch directory, which every rank
-and the caller must see, and the marker is uploaded last.
+A checkpoint newer than the last committed step is never resumed from, which is why pruning waits
+for that commit. Leaves out what is inside. On a local root `commit` is a rename; on a remote one
+the files pass through a scratch directory, which every rank and the caller must see, and the marker
+is uploaded last.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ class Checkpoints:
 
     @contextmanager
     def aside(self, scratch: Path) -> Iterator[Path]:
-        """An empty directory to save into; what `commit` did not take is gone after the block. `scratch` serves a remote root."""
+        """An empty directory to save into; what `commit` did not take is gone after the block.
+        `scratch` serves a remote root."""
         if not self._store.is_local:
             with _scratch(scratch) as directory:
                 yield directory
             return
-        directory = self._store.local_path(f"{layout.CHECKPOINTS}/{layout.ASIDE_PREFIX}{uuid.uuid4().hex}")
+        directory = self._store.local_path(
+            f"{layout.CHECKPOINTS}/{layout.ASIDE_PREFIX}{uuid.uuid4().hex}"
+        )
         directory.mkdir(parents=True)
         try:
             yield directory
@@ -49,9 +53,14 @@ class Checkpoints:
             shutil.rmtree(directory, ignore_errors=True)
 
     def commit(self, step: int, aside: Path) -> str:
-        """Make the saved files the checkpoint of `step`, replacing one that an interrupted attempt at it left."""
+        """Make the saved files the checkpoint of `step`, replacing one that an interrupted attempt
+        at it left."""
         name = layout.checkpoint_dir(step)
-        files = {file.relative_to(aside).as_posix(): file.stat().st_size for file in aside.rglob("*") if file.is_file()}
+        files = {
+            file.relative_to(aside).as_posix(): file.stat().st_size
+            for file in aside.rglob("*")
+            if file.is_file()
+        }
         marker = json.dumps({"step": step, "files": files}, sort_keys=True).encode()
         self._drop(step)
         if self._store.is_local:
@@ -71,20 +80,29 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint, ascending."""
         names = [name for name in self._store.list(layout.CHECKPOINTS) if name.isdigit()]
-        return [int(name) for name in names if self._store.exists(f"{layout.CHECKPOINTS}/{name}/{MARKER}")]
+        return [
+            int(name)
+            for name in names
+            if self._store.exists(f"{layout.CHECKPOINTS}/{name}/{MARKER}")
+        ]
 
     def latest(self, at_most: int | None = None) -> int | None:
-        """The last step with a checkpoint, of those <= at_most (the last committed step) if given."""
+        """The last step with a checkpoint, of those <= at_most (the last committed step) if
+        given."""
         steps = [step for step in self.steps() if at_most is None or step <= at_most]
         return steps[-1] if steps else None
 
     @contextmanager
     def fetched(self, step: int, scratch: Path) -> Iterator[Path]:
-        """A directory with the checkpoint's files; of a remote one a copy that lasts as long as the block. ValueError if there is none."""
+        """A directory with the checkpoint's files; of a remote one a copy that lasts as long as the
+        block. ValueError if there is none."""
         name = layout.checkpoint_dir(step)
         if not self._store.exists(f"{name}/{MARKER}"):
             where = f"{self._store.url}/{layout.CHECKPOINTS}"
-            raise ValueError(f"step {step} must have a checkpoint, {where} has steps {self.steps()}; choose one of them")
+            raise ValueError(
+                f"step {step} must have a checkpoint, {where} has steps {self.steps()}; choose one"
+                " of them"
+            )
         if self._store.is_local:
             yield self._store.local_path(name)
             return

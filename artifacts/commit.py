@@ -1,7 +1,8 @@
 """The commit point of a step and the manifest of a run.
 
-A step is committed when `steps/00007.json` exists, and not before: it is created once, by one atomic write, after everything it
-names is on disk. Resume reads the commits, loads the last checkpoint they name and replays the training of later ones.
+A step is committed when `steps/00007.json` exists, and not before: it is created once, by one
+atomic write, after everything it names is on disk. Resume reads the commits, loads the last
+checkpoint they name and replays the training of later ones.
 """
 
 from __future__ import annotations
@@ -33,11 +34,19 @@ class StepCommit:
     queue: Json  # state of the scheduler, the long-prompt queue above all
     seeds: Json  # random state, enough to draw the same next prompts
     counters: Mapping[str, int]  # the run's totals: prompts, responses, updates, ledger tokens
-    metrics: Mapping[str, float]  # what MLflow gets; not-a-number and infinities come back as not-a-number
-    timings: Mapping[str, float]  # seconds per stage, and `started_s` and `finished_s` in Unix seconds
+    metrics: Mapping[
+        str, float
+    ]  # what MLflow gets; not-a-number and infinities come back as not-a-number
+    timings: Mapping[
+        str, float
+    ]  # seconds per stage, and `started_s` and `finished_s` in Unix seconds
     checkpoint: str | None  # store path of the checkpoint of this step, if one was made
-    planner: Json = field(default_factory=dict)  # state of the parallelism planner; empty when it is off
-    timeouts: Mapping[str, Sequence[float]] = field(default_factory=dict)  # what the step's executions tell, see `adaptive_timeout`
+    planner: Json = field(
+        default_factory=dict
+    )  # state of the parallelism planner; empty when it is off
+    timeouts: Mapping[str, Sequence[float]] = field(
+        default_factory=dict
+    )  # what the step's executions tell, see `adaptive_timeout`
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
 
 
@@ -49,16 +58,21 @@ class RunManifest:
     created: str  # ISO 8601, UTC
     config: Json  # the effective config
     packages: Mapping[str, str]  # versions that ran
-    git_sha: str | None  # commit of the working tree, "-dirty" appended when it had changes; None outside git
+    git_sha: (
+        str | None
+    )  # commit of the working tree, "-dirty" appended when it had changes; None outside git
     mlflow_run_id: str | None  # None when tracking is off
     prefect_flow_run_ids: tuple[str, ...] = ()  # one per attempt, the latest last
     links: Mapping[str, str] = field(default_factory=dict)  # name -> URL
-    changes: tuple[Json, ...] = ()  # what resumed attempts changed in the config: after_step, field, before, after
+    changes: tuple[
+        Json, ...
+    ] = ()  # what resumed attempts changed in the config: after_step, field, before, after
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
 
 
 def commit_step(store: Store, commit: StepCommit) -> None:
-    """The commit point. Repeating an equal commit is harmless; a different one for a committed step is an error."""
+    """The commit point. Repeating an equal commit is harmless; a different one for a committed step
+    is an error."""
     name = layout.commit_file(commit.step)
     data = _encode(asdict(commit))
     try:
@@ -66,24 +80,34 @@ def commit_step(store: Store, commit: StepCommit) -> None:
     except FileExistsError:
         if store.read(name) != data:
             raise ValueError(
-                f"step {commit.step} must be committed once, but {store.url}/{name} holds another commit; "
-                f"resume the run instead of repeating the step, or choose a new run_id"
+                f"step {commit.step} must be committed once, but {store.url}/{name} holds another"
+                " commit; resume the run instead of repeating the step, or choose a new run_id"
             ) from None
 
 
 def read_commits(store: Store) -> list[StepCommit]:
-    """Every commit, from step 1 on without a gap. Raises ValueError when one is missing or from another version of the code."""
-    steps = sorted(step for name in store.list(layout.STEPS) if (step := layout.step_of_commit(name)) is not None)
+    """Every commit, from step 1 on without a gap. Raises ValueError when one is missing or from
+    another version of the code."""
+    steps = sorted(
+        step
+        for name in store.list(layout.STEPS)
+        if (step := layout.step_of_commit(name)) is not None
+    )
     missing = sorted(set(range(1, len(steps) + 1)) - set(steps))
     if missing:
-        raise ValueError(f"the commits under {store.url}/{layout.STEPS} must be contiguous, missing step {missing[0]}; restore its file")
+        raise ValueError(
+            f"the commits under {store.url}/{layout.STEPS} must be contiguous, missing step"
+            f" {missing[0]}; restore its file"
+        )
     return [_read_commit(store, step) for step in steps]
 
 
 def _read_commit(store: Store, step: int) -> StepCommit:
     raw = _decode(store.read(layout.commit_file(step)), f"{store.url}/{layout.commit_file(step)}")
     raw.pop("mlflow_logged", None)  # commits of the first version had it
-    metrics = {name: math.nan if value is None else value for name, value in raw.pop("metrics").items()}
+    metrics = {
+        name: math.nan if value is None else value for name, value in raw.pop("metrics").items()
+    }
     return StepCommit(weights=WeightsRef(**raw.pop("weights")), metrics=metrics, **raw)
 
 
@@ -96,7 +120,10 @@ def read_manifest(store: Store) -> RunManifest:
     try:
         data = store.read(layout.MANIFEST)
     except FileNotFoundError:
-        raise ValueError(f"{store.url} must hold a run, but has no {layout.MANIFEST}; check artifact_root and run_id") from None
+        raise ValueError(
+            f"{store.url} must hold a run, but has no {layout.MANIFEST}; check artifact_root and"
+            " run_id"
+        ) from None
     raw = _decode(data, f"{store.url}/{layout.MANIFEST}")
     flow_runs, changes = tuple(raw.pop("prefect_flow_run_ids")), tuple(raw.pop("changes", ()))
     return RunManifest(prefect_flow_run_ids=flow_runs, changes=changes, **raw)
@@ -114,7 +141,8 @@ def package_versions(names: Sequence[str]) -> dict[str, str]:
 
 
 def git_sha(directory: Path) -> str | None:
-    """The commit checked out at `directory`, "-dirty" appended when tracked files differ from it; None outside git."""
+    """The commit checked out at `directory`, "-dirty" appended when tracked files differ from it;
+    None outside git."""
     sha = _git(directory, "rev-parse", "HEAD")
     changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
     return f"{sha}-dirty" if sha and changes else sha
@@ -122,7 +150,9 @@ def git_sha(directory: Path) -> str | None:
 
 def _git(directory: Path, *args: str) -> str | None:
     try:
-        answer = subprocess.run(["git", *args], cwd=directory, capture_output=True, text=True, timeout=20, check=True)
+        answer = subprocess.run(
+            ["git", *args], cwd=directory, capture_output=True, text=True, timeout=20, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()
@@ -133,7 +163,8 @@ def _encode(record: Json) -> bytes:
 
 
 def _finite(value: Any) -> Any:  # Any: a JSON value in, a JSON value out
-    """JSON has no not-a-number: null stands for it, so that a diverged loss does not make the file unreadable elsewhere."""
+    """JSON has no not-a-number: null stands for it, so that a diverged loss does not make the file
+    unreadable elsewhere."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
@@ -147,5 +178,8 @@ def _decode(data: bytes, where: str) -> dict[str, Any]:  # Any: JSON values
     raw: dict[str, Any] = json.loads(data)
     if raw.get("schema_version") != COMMIT_SCHEMA_VERSION:
         got = raw.get("schema_version")
-        raise ValueError(f"{where} must have schema version {COMMIT_SCHEMA_VERSION}, got {got}; resume it with the code that wrote it")
+        raise ValueError(
+            f"{where} must have schema version {COMMIT_SCHEMA_VERSION}, got {got}; resume it with"
+            " the code that wrote it"
+        )
     return raw

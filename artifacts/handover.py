@@ -1,9 +1,11 @@
-"""The directory in which a run hands weights over: its own while it runs, gone when it ends, even if it was killed.
+"""The directory in which a run hands weights over: its own while it runs, gone when it ends, even
+if it was killed.
 
-    <parent>/rollflow-<run id>/owner.lock      held by the process that runs the flow; the system releases it when that is gone
+    <parent>/rollflow-<run id>/owner.lock   held by the flow's process, released by the system
 
-Usually in memory, where what a killed run leaves is missing until the next reboot: a run that begins removes what nobody owns any more.
-Leaves out what lies in it (`weights`, `checkpoint`); nothing of that is needed to resume a run.
+Usually in memory, where what a killed run leaves is missing until the next reboot: a run that
+begins removes what nobody owns any more. Leaves out what lies in it (`weights`, `checkpoint`);
+nothing of that is needed to resume a run.
 """
 
 from __future__ import annotations
@@ -25,17 +27,23 @@ OWNER = "owner.lock"
 
 @contextmanager
 def handover_directory(parent: Path, run_id: str) -> Iterator[Path]:
-    """The run's directory, empty. ValueError if a process of this machine works in it: two attempts at one run would mix their weights."""
+    """The run's directory, empty. ValueError if a process of this machine works in it: two attempts
+    at one run would mix their weights."""
     parent.mkdir(parents=True, exist_ok=True)
     own = parent / f"{PREFIX}{run_id}"
     owner = FileLock(own / OWNER, timeout=0, thread_local=False)
-    with FileLock(parent / f".rollflow-{os.getuid()}.lock"):  # one run at a time comes and clears up
+    with FileLock(
+        parent / f".rollflow-{os.getuid()}.lock"
+    ):  # one run at a time comes and clears up
         _remove_what_is_left(parent)
         own.mkdir(exist_ok=True)
         try:
             owner.acquire()
         except Timeout:
-            raise ValueError(f"a run must go on in one process at a time, and one works in {own}; end it, or wait for its end") from None
+            raise ValueError(
+                f"a run must go on in one process at a time, and one works in {own}; end it, or"
+                " wait for its end"
+            ) from None
     try:
         yield own
     finally:
@@ -45,6 +53,9 @@ def handover_directory(parent: Path, run_id: str) -> Iterator[Path]:
 
 def _remove_what_is_left(parent: Path) -> None:
     for lock in parent.glob(f"{PREFIX}*/{OWNER}"):
-        with suppress(Timeout, PermissionError), FileLock(lock, timeout=0):  # somebody's, or another user's
+        with (
+            suppress(Timeout, PermissionError),
+            FileLock(lock, timeout=0),
+        ):  # somebody's, or another user's
             shutil.rmtree(lock.parent, ignore_errors=True)
             logger.info("removed=%s of a run that was killed", lock.parent)

@@ -1,9 +1,11 @@
-"""Responses on disk while their step still runs, so that an interrupted step generates only what is missing.
+"""Responses on disk while their step still runs, so that an interrupted step generates only what is
+missing.
 
-    append(generated) ... append(scored) ... killed ... read(step) -> what is there ... finalise(step, rows) -> responses/
+    append(generated) ... append(scored) ... killed ... read(step) -> what is there ...
+    finalise(step, rows) -> responses/
 
-Parts lie in journal/, apart from the finalised table: who reads responses/ never counts a response twice. Leaves out what
-is worth appending and when; callers batch, a part costs a few milliseconds.
+Parts lie in journal/, apart from the finalised table: who reads responses/ never counts a response
+twice. Leaves out what is worth appending and when; callers batch, a part costs a few milliseconds.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Journal:
         self._next_part: dict[int, int] = {}
 
     def append(self, step: int, rows: Sequence[ResponseRow]) -> str | None:
-        """Add a part; returns its name, or None for no rows. Exclusive creation orders the parts of all writers."""
+        """Add a part; returns its name, or None for no rows. Exclusive creation orders the parts of
+        all writers."""
         if not rows:
             return None
         data = responses_to_parquet(step, rows)
@@ -48,18 +51,27 @@ class Journal:
             return name
 
     def read(self, step: int) -> list[ResponseRow]:
-        """Every recorded response of a step once, by first appearance; the finalised table if there is one, else the parts.
+        """Every recorded response of a step once, by first appearance; the finalised table if there
+        is one, else the parts.
 
-        Of several records of a response the scored one wins over the unscored, then the later over the earlier: rollout and
-        reward append on their own, so a score can be on disk before the batch that its response was generated in.
+        Of several records of a response the scored one wins over the unscored, then the later over
+        the earlier: rollout and reward append on their own, so a score can be on disk before the
+        batch that its response was generated in.
         """
         final = layout.table_file("responses", step)
         if self._store.exists(final):
             return responses_from_parquet(self._store.read(final))
-        return _latest(row for part in self._parts(step) for row in responses_from_parquet(self._store.read(part)))
+        return _latest(
+            row
+            for part in self._parts(step)
+            for row in responses_from_parquet(self._store.read(part))
+        )
 
-    def finalise(self, step: int, rows: Sequence[ResponseRow], groups: Sequence[Group], spans: Sequence[Span]) -> None:
-        """Write the step's three tables. Calling it again with the same records changes nothing; `drop_parts` when all writers ended."""
+    def finalise(
+        self, step: int, rows: Sequence[ResponseRow], groups: Sequence[Group], spans: Sequence[Span]
+    ) -> None:
+        """Write the step's three tables. Calling it again with the same records changes nothing;
+        `drop_parts` when all writers ended."""
         self._store.write(layout.table_file("groups", step), groups_to_parquet(step, groups))
         self._store.write(layout.table_file("spans", step), spans_to_parquet(step, spans))
         self._store.write(layout.table_file("responses", step), responses_to_parquet(step, rows))
@@ -71,7 +83,9 @@ class Journal:
 
     def read_groups(self, step: int) -> list[Group]:
         """The trained groups in training order: all that a replay of the step's training needs."""
-        return groups_from_parquet(self._store.read(layout.table_file("groups", step)), self.read(step))
+        return groups_from_parquet(
+            self._store.read(layout.table_file("groups", step)), self.read(step)
+        )
 
     def read_spans(self, step: int) -> list[Span]:
         return spans_from_parquet(self._store.read(layout.table_file("spans", step)))

@@ -1,9 +1,12 @@
-"""What judges were asked and what they said: the records, and the Parquet files that a resumed run reads them back from.
+"""What judges were asked and what they said: the records, and the Parquet files that a resumed run
+reads them back from.
 
-    judgements/step=00007/part-000000.parquet      one file per attempt at a round; those of evaluations lie under evaluation/
+    judgements/step=00007/part-000000.parquet   one file per attempt at a round
+    judgements/evaluation/...                   those of evaluations
 
-A judgement is found by the key of its question, a hash over everything that decides it (see `tasks.rewards.judges.prompt`). So a
-file may be read into any run and a question is asked once in a run's life. Leaves out who asks and what a verdict is worth.
+A judgement is found by the key of its question, a hash over everything that decides it (see
+`tasks.rewards.judges.prompt`). So a file may be read into any run and a question is asked once in a
+run's life. Leaves out who asks and what a verdict is worth.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ JudgeMode = Literal["yes_no", "generative"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a judge is asked about one answer. None of the texts may become special tokens of the judge's model."""
+    """What a judge is asked about one answer. None of the texts may become special tokens of the
+    judge's model."""
 
     key: str  # names the question and everything that decides its verdict
     before: str  # rubric, question and gold, and the opening delimiter
@@ -44,22 +48,37 @@ class Judgement:
     """What a judge said to one question."""
 
     key: str  # the question's
-    p_yes: float | None  # probability that the answer is right, 0..1; None if no verdict was reached
+    p_yes: (
+        float | None
+    )  # probability that the answer is right, 0..1; None if no verdict was reached
     prompt_tokens: int  # tokens that the judge read
     new_tokens: int  # tokens that it wrote
     detail: str  # why there is no verdict; empty if there is one
 
 
 SCHEMA = pa.schema(
-    [("key", pa.string()), ("p_yes", pa.float64()), ("prompt_tokens", pa.int32()), ("new_tokens", pa.int32()), ("detail", pa.string())]
+    [
+        ("key", pa.string()),
+        ("p_yes", pa.float64()),
+        ("prompt_tokens", pa.int32()),
+        ("new_tokens", pa.int32()),
+        ("detail", pa.string()),
+    ]
 )
 
 
 def judgements_to_parquet(judgements: Sequence[Judgement]) -> bytes:
     """A file of judgements."""
-    rows = [{field.name: getattr(judgement, field.name) for field in fields(Judgement)} for judgement in judgements]
+    rows = [
+        {field.name: getattr(judgement, field.name) for field in fields(Judgement)}
+        for judgement in judgements
+    ]
     sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA.with_metadata({VERSION_KEY: SCHEMA_VERSION})), sink, compression="zstd")
+    pq.write_table(
+        pa.Table.from_pylist(rows, schema=SCHEMA.with_metadata({VERSION_KEY: SCHEMA_VERSION})),
+        sink,
+        compression="zstd",
+    )
     return sink.getvalue()
 
 
@@ -69,13 +88,15 @@ def judgements_from_parquet(data: bytes) -> list[Judgement]:
     found = (table.schema.metadata or {}).get(VERSION_KEY, b"none")
     if found != SCHEMA_VERSION:
         raise ValueError(
-            f"the file must hold judgements of version {SCHEMA_VERSION.decode()}, got {found.decode()}; read it with the code that wrote it"
+            f"the file must hold judgements of version {SCHEMA_VERSION.decode()}, got"
+            f" {found.decode()}; read it with the code that wrote it"
         )
     return [Judgement(**row) for row in table.to_pylist()]
 
 
 class JudgementCache:
-    """The verdicts that a run has, by question; those without a verdict are never kept, so that they are asked again."""
+    """The verdicts that a run has, by question; those without a verdict are never kept, so that
+    they are asked again."""
 
     def __init__(self, known: Iterable[Judgement] = ()) -> None:
         self._known = {judgement.key: judgement for judgement in known}
@@ -84,7 +105,12 @@ class JudgementCache:
     @classmethod
     def read(cls, stores: Iterable[Store]) -> JudgementCache:
         """Everything that earlier rounds kept in these stores."""
-        return cls(judgement for store in stores for name in store.list(JUDGEMENTS) for judgement in _kept(store, f"{JUDGEMENTS}/{name}"))
+        return cls(
+            judgement
+            for store in stores
+            for name in store.list(JUDGEMENTS)
+            for judgement in _kept(store, f"{JUDGEMENTS}/{name}")
+        )
 
     def __len__(self) -> int:
         return len(self._known)

@@ -1,18 +1,20 @@
-"""Names of everything under `<artifact_root>/<run_id>/`, relative to the run's store; the one place that spells them.
+"""Names of everything under `<artifact_root>/<run_id>/`, relative to the run's store; the one place
+that spells them.
 
     manifest.json               what the run is: config, versions, links
     steps/00007.json            the commit of a step
     plans/00007.json            the round of a step that has begun: what a resume goes on with
     rounds/00007.json           the report of a round that is closed: what is trained is on disk
-    splits/00007.json           which learner rank was given which groups, call by call: what a replay must follow
+    splits/00007.json           which rank was given which groups: what a replay must follow
     journal/step=00007/         parts appended while the step runs; gone once it is finalised
     responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
-    judgements/step=00007/      what judges said, a part per attempt; read back so that no question is asked twice
+    judgements/step=00007/      what judges said, a part per attempt: no question is asked twice
     checkpoints/00007/          learner state, complete or absent
     report/                     plots and summary
     model/                      the trained model as a Hugging Face directory, once the run is over
 
-The `step=` directories are Hive partitions: every reader gets `step` as a column from the path, so the files do not repeat it.
+The `step=` directories are Hive partitions: every reader gets `step` as a column from the path, so
+the files do not repeat it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ ASIDE_PREFIX = ".tmp-"  # pyarrow and DuckDB globs skip such names
 def step_name(step: int) -> str:
     """Fixed width, so that names sort as numbers do."""
     if step < 0:
-        raise ValueError(f"step must be >= 0, got {step}; steps count from 1, 0 is the model a run starts from")
+        raise ValueError(
+            f"step must be >= 0, got {step}; steps count from 1, 0 is the model a run starts from"
+        )
     return f"{step:05d}"
 
 
@@ -51,7 +55,8 @@ def plan_file(step: int) -> str:
 
 
 def round_file(step: int) -> str:
-    """The report of a closed round: from here on the step replays its groups instead of generating."""
+    """The report of a closed round: from here on the step replays its groups instead of
+    generating."""
     return f"{ROUNDS}/{step_name(step)}.json"
 
 

@@ -1,8 +1,9 @@
 """The records that travel through a step: prompt -> generated response -> score -> group.
 
-Every record is frozen. Token ids and log-probabilities are tuples, so that records compare with ``==`` and pickle compactly as
-one object; they cross process borders as the bytes of `pack` (a bare list of ints costs Dask 60 ms a thousand).
-Times are Unix seconds of the machine that measured them (virtual seconds under simulation).
+Every record is frozen. Token ids and log-probabilities are tuples, so that records compare with
+``==`` and pickle compactly as one object; they cross process borders as the bytes of `pack` (a bare
+list of ints costs Dask 60 ms a thousand). Times are Unix seconds of the machine that measured them
+(virtual seconds under simulation).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ RoundKind = Literal["sync", "short", "long", "drain", "evaluate"]
 
 
 class Outcome(StrEnum):
-    """What became of a response. Only OK, WRONG, TIMEOUT, TRUNCATED and VIOLATION carry a reward."""
+    """What became of a response. Only OK, WRONG, TIMEOUT, TRUNCATED and VIOLATION carry a
+    reward."""
 
     OK = "ok"
     WRONG = "wrong"
@@ -68,7 +70,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One response to generate: a prompt's tokens, and the tokens it already has when it was migrated or resumed."""
+    """One response to generate: a prompt's tokens, and the tokens it already has when it was
+    migrated or resumed."""
 
     prompt_id: str  # the prompt's id
     index: int  # which response of the prompt, from 0
@@ -101,10 +104,16 @@ class Generated:
 
     prompt_id: str  # the prompt's id
     index: int  # which response of the prompt
-    token_ids: tuple[int, ...]  # generated tokens, the end-of-sequence token included when it was sampled
+    token_ids: tuple[
+        int, ...
+    ]  # generated tokens, the end-of-sequence token included when it was sampled
     logprobs: tuple[float, ...]  # behaviour log-probability of each of them, as the engine sampled
-    versions: tuple[VersionSpan, ...]  # which version sampled which tokens; the counts sum to len(token_ids)
-    finish_reason: FinishReason  # "stop" at an end token, "length" at the bound, "aborted" on request
+    versions: tuple[
+        VersionSpan, ...
+    ]  # which version sampled which tokens; the counts sum to len(token_ids)
+    finish_reason: (
+        FinishReason  # "stop" at an end token, "length" at the bound, "aborted" on request
+    )
     text: str  # the decoded tokens without special tokens
     engine: str  # name of the replica
     submitted_s: float  # when the engine took the request
@@ -119,7 +128,8 @@ class Generated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A reward with its outcome; `reward` is None exactly when no verdict could be reached (Outcome.INFRA)."""
+    """A reward with its outcome; `reward` is None exactly when no verdict could be reached
+    (Outcome.INFRA)."""
 
     prompt_id: str  # the prompt's id
     index: int  # which response of the prompt
@@ -142,7 +152,8 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A prompt with the R0 scored responses that are trained: the unit of acceptance and of advantage."""
+    """A prompt with the R0 scored responses that are trained: the unit of acceptance and of
+    advantage."""
 
     prompt: Prompt
     responses: tuple[Response, ...]
@@ -159,7 +170,8 @@ class WeightsRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Something one device did for a while: the raw material of the Gantt chart and of the bubble ledger."""
+    """Something one device did for a while: the raw material of the Gantt chart and of the bubble
+    ledger."""
 
     device: str  # device name, for example "cpu:0"
     actor: str  # who worked, for example "engine-0"

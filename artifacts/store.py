@@ -1,7 +1,9 @@
-"""Where run data goes: a directory tree behind fsspec, local by default, memory:// and s3:// by URL.
+"""Where run data goes: a directory tree behind fsspec, local by default, memory:// and s3:// by
+URL.
 
-Every write is all or nothing. On a local disk the bytes go to a hidden name in the same directory, are synced and renamed; an
-object appears in an object store only when its upload is complete. Leaves out locking: a run has one writer per name.
+Every write is all or nothing. On a local disk the bytes go to a hidden name in the same directory,
+are synced and renamed; an object appears in an object store only when its upload is complete.
+Leaves out locking: a run has one writer per name.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class StoreError(OSError):
-    """The artifact root cannot take a write; the message is one sentence with the path and the cure."""
+    """The artifact root cannot take a write; the message is one sentence with the path and the
+    cure."""
 
 
 class Store:
@@ -38,12 +41,17 @@ class Store:
 
     @classmethod
     def open(cls, url: str, **storage_options: object) -> Self:
-        """A store at any fsspec URL or local path. Raises ValueError for a protocol that is unknown or not installed."""
+        """A store at any fsspec URL or local path. Raises ValueError for a protocol that is unknown
+        or not installed."""
         try:
-            filesystem, root = url_to_fs(url, use_listings_cache=False, **storage_options)  # other processes write here, too
+            filesystem, root = url_to_fs(
+                url, use_listings_cache=False, **storage_options
+            )  # other processes write here, too
         except (ImportError, ValueError) as error:
             cure = "use a local directory, or install the protocol's package (pip install -e .[s3])"
-            raise ValueError(f"artifact_root must be a URL that fsspec can open, got {url!r} ({error}); {cure}") from error
+            raise ValueError(
+                f"artifact_root must be a URL that fsspec can open, got {url!r} ({error}); {cure}"
+            ) from error
         return cls(filesystem, root, root if "file" in _protocols(filesystem) else url)
 
     def child(self, name: str) -> Store:
@@ -53,7 +61,10 @@ class Store:
     def local_path(self, path: str) -> Path:
         """The path on this machine. Raises ValueError for a remote store."""
         if not self.is_local:
-            raise ValueError(f"{path} must lie on a local disk, but the artifact root is {self.url}; use a local artifact_root")
+            raise ValueError(
+                f"{path} must lie on a local disk, but the artifact root is {self.url}; use a local"
+                " artifact_root"
+            )
         return Path(self._full(path))
 
     def write(self, path: str, data: bytes) -> None:
@@ -67,7 +78,8 @@ class Store:
                 self._fs.pipe_file(self._full(path), data)
 
     def create(self, path: str, data: bytes) -> None:
-        """Like `write`, but raises FileExistsError when `path` is there: of two writers exactly one succeeds."""
+        """Like `write`, but raises FileExistsError when `path` is there: of two writers exactly one
+        succeeds."""
         with _explained(self.url, path, len(data)):
             if self.is_local:
                 with self._written_aside(path, data) as aside:
@@ -84,7 +96,8 @@ class Store:
         return bool(self._fs.exists(self._full(path)))
 
     def list(self, directory: str) -> list[str]:
-        """Names directly under `directory`, sorted, unfinished writes left out; empty if it is not there."""
+        """Names directly under `directory`, sorted, unfinished writes left out; empty if it is not
+        there."""
         self._fs.invalidate_cache()
         try:
             entries = self._fs.ls(self._full(directory), detail=False)
@@ -94,7 +107,8 @@ class Store:
         return sorted(name for name in names if not name.startswith(ASIDE_PREFIX))
 
     def delete(self, path: str) -> None:
-        """Remove a file or a tree; nothing happens if it is not there. A local tree vanishes at once, then its files go."""
+        """Remove a file or a tree; nothing happens if it is not there. A local tree vanishes at
+        once, then its files go."""
         target = self._full(path)
         if not self._fs.exists(target):
             return
@@ -121,20 +135,29 @@ class Store:
             self._fs.get_file(file, str(target))
 
     def check_writable(self) -> None:
-        """Raise StoreError now rather than after an hour of rollout, when nothing can be written here."""
+        """Raise StoreError now rather than after an hour of rollout, when nothing can be written
+        here."""
         probe = f"{ASIDE_PREFIX}probe-{uuid.uuid4().hex}"
         try:
             self.write(probe, b"probe")
             with _explained(self.url, probe, 0):
                 self._fs.rm_file(self._full(probe))
-        except Exception as error:  # every protocol has errors of its own: no bucket, no credentials, no answer
+        except (
+            Exception
+        ) as error:  # every protocol has errors of its own: no bucket, no credentials, no answer
             if self.is_local or isinstance(error, StoreError):
                 raise
-            cure = "check that the bucket exists, the credentials and the endpoint, or set artifact_root to a local directory"
-            raise StoreError(f"artifact_root must take a write, {self.url} does not ({error}); {cure}") from error
+            cure = (
+                "check that the bucket exists, the credentials and the endpoint, or set"
+                " artifact_root to a local directory"
+            )
+            raise StoreError(
+                f"artifact_root must take a write, {self.url} does not ({error}); {cure}"
+            ) from error
 
     def sweep(self, directory: str) -> int:
-        """Delete what killed writers left anywhere under `directory`; returns how many. Only safe with no writer alive."""
+        """Delete what killed writers left anywhere under `directory`; returns how many. Only safe
+        with no writer alive."""
         if not self.is_local or not Path(self._full(directory)).is_dir():
             return 0
         leftovers = list(Path(self._full(directory)).rglob(f"{ASIDE_PREFIX}*"))
@@ -184,7 +207,8 @@ def _sync_directory(directory: Path) -> None:
 
 @contextmanager
 def _explained(url: str, path: str, num_bytes: int) -> Iterator[None]:
-    """The boundary where the operating system's errors of a write become one sentence for the user."""
+    """The boundary where the operating system's errors of a write become one sentence for the
+    user."""
     try:
         yield
     except OSError as error:
@@ -196,9 +220,17 @@ def _explained(url: str, path: str, num_bytes: int) -> Iterator[None]:
 
 def _sentence(error: OSError, where: str, num_bytes: int) -> str | None:
     if error.errno in FULL_ERRNOS:
-        return f"disk full: {where} needs {num_bytes} bytes; free space or set artifact_root to another disk, then resume the run"
+        return (
+            f"disk full: {where} needs {num_bytes} bytes; free space or set artifact_root to"
+            " another disk, then resume the run"
+        )
     if error.errno in READ_ONLY_ERRNOS or isinstance(error, PermissionError):
-        return f"cannot write {where}: {error.strerror or error}; make the directory writable or set artifact_root elsewhere"
+        return (
+            f"cannot write {where}: {error.strerror or error}; make the directory writable or set"
+            " artifact_root elsewhere"
+        )
     if error.errno in (errno.ENOTDIR, errno.EEXIST) and not isinstance(error, FileExistsError):
-        return f"cannot write {where}: a part of the path is a file; set artifact_root to a directory"
+        return (
+            f"cannot write {where}: a part of the path is a file; set artifact_root to a directory"
+        )
     return None

@@ -1,11 +1,13 @@
-"""The tables that are kept and their records: responses, groups and spans, as Parquet with explicit, versioned schemas.
+"""The tables that are kept and their records: responses, groups and spans, as Parquet with
+explicit, versioned schemas.
 
     records -> table -> Parquet bytes -> table -> records, equal to the ones before, bit for bit
 
-Log-probabilities are stored as float64: engines hand out Python floats, and a replayed step must train on exactly the numbers
-that the live one trained on. Split into byte streams, the zero bytes of numbers that were float32 compress to nothing.
-`step` is no column of the files: it is the Hive partition they lie in (see `layout`) and an entry of their metadata.
-Leaves out where the bytes go (`journal`, `store`).
+Log-probabilities are stored as float64: engines hand out Python floats, and a replayed step must
+train on exactly the numbers that the live one trained on. Split into byte streams, the zero bytes
+of numbers that were float32 compress to nothing. `step` is no column of the files: it is the Hive
+partition they lie in (see `layout`) and an entry of their metadata. Leaves out where the bytes go
+(`journal`, `store`).
 """
 
 from __future__ import annotations
@@ -64,9 +66,18 @@ class ResponseRow:
 
 _TOKENS = pa.list_(pa.field("element", pa.int32(), nullable=False))
 _FLOATS = pa.list_(pa.field("element", pa.float64(), nullable=False))
-_VERSIONS = pa.list_(pa.struct([pa.field("version", pa.int32()), pa.field("num_tokens", pa.int32())]))
+_VERSIONS = pa.list_(
+    pa.struct([pa.field("version", pa.int32()), pa.field("num_tokens", pa.int32())])
+)
 _CASES = pa.list_(
-    pa.struct([("key", pa.string()), ("verdict", pa.string()), ("wall_s", pa.float64()), ("limit_s", pa.float64())])
+    pa.struct(
+        [
+            ("key", pa.string()),
+            ("verdict", pa.string()),
+            ("wall_s", pa.float64()),
+            ("limit_s", pa.float64()),
+        ]
+    )
 )  # null where no program was executed; files of earlier runs lack the column
 _PROMPT = [
     ("prompt_id", pa.string()),
@@ -112,7 +123,13 @@ GROUPS = pa.schema(
     ]
 )
 SPANS = pa.schema(
-    [("device", pa.string()), ("actor", pa.string()), ("kind", pa.string()), ("start_s", pa.float64()), ("end_s", pa.float64())]
+    [
+        ("device", pa.string()),
+        ("actor", pa.string()),
+        ("kind", pa.string()),
+        ("start_s", pa.float64()),
+        ("end_s", pa.float64()),
+    ]
 )
 SCHEMAS: dict[TableName, pa.Schema] = {"responses": RESPONSES, "groups": GROUPS, "spans": SPANS}
 
@@ -137,14 +154,19 @@ def groups_to_parquet(step: int, groups: Sequence[Group]) -> bytes:
 
 
 def groups_from_parquet(data: bytes, rows: Iterable[ResponseRow]) -> list[Group]:
-    """The groups, with their responses looked up in the step's rows. Raises KeyError if one is missing."""
+    """The groups, with their responses looked up in the step's rows. Raises KeyError if one is
+    missing."""
     _, cells = _from_parquet("groups", data)
     responses = {row.response.generated.response_id: row.response for row in rows}
     return [_group(row, responses) for row in cells]
 
 
 def spans_to_parquet(step: int, spans: Sequence[Span]) -> bytes:
-    return _to_parquet("spans", step, [{field.name: getattr(span, field.name) for field in fields(Span)} for span in spans])
+    return _to_parquet(
+        "spans",
+        step,
+        [{field.name: getattr(span, field.name) for field in fields(Span)} for span in spans],
+    )
 
 
 def spans_from_parquet(data: bytes) -> list[Span]:
@@ -152,7 +174,9 @@ def spans_from_parquet(data: bytes) -> list[Span]:
 
 
 def _to_parquet(name: TableName, step: int, rows: list[Row]) -> bytes:
-    schema = SCHEMAS[name].with_metadata({VERSION_KEY: str(SCHEMA_VERSION), TABLE_KEY: name, STEP_KEY: str(step)})
+    schema = SCHEMAS[name].with_metadata(
+        {VERSION_KEY: str(SCHEMA_VERSION), TABLE_KEY: name, STEP_KEY: str(step)}
+    )
     table = pa.Table.from_pylist(rows, schema=schema)
     floats = {"logprobs.list.element", "rewards.list.element"}
     words = [path for path in _leaf_paths(table.schema) if path not in floats]
@@ -174,7 +198,9 @@ def _leaf_paths(schema: pa.Schema) -> list[str]:
         if not pa.types.is_list(field.type):
             paths.append(field.name)
         elif pa.types.is_struct(field.type.value_type):
-            paths.extend(f"{field.name}.list.element.{child.name}" for child in field.type.value_type)
+            paths.extend(
+                f"{field.name}.list.element.{child.name}" for child in field.type.value_type
+            )
         else:
             paths.append(f"{field.name}.list.element")
     return paths
@@ -183,10 +209,16 @@ def _leaf_paths(schema: pa.Schema) -> list[str]:
 def _from_parquet(name: TableName, data: bytes) -> tuple[int, list[Row]]:
     table = pq.ParquetFile(io.BytesIO(data)).read()
     metadata = table.schema.metadata or {}
-    found, version = metadata.get(TABLE_KEY, b"nothing").decode(), int(metadata.get(VERSION_KEY, b"0"))
+    found, version = (
+        metadata.get(TABLE_KEY, b"nothing").decode(),
+        int(metadata.get(VERSION_KEY, b"0")),
+    )
     if found != name or version != SCHEMA_VERSION:
         want = f"table {name!r} of schema version {SCHEMA_VERSION}"
-        raise ValueError(f"the file must hold {want}, got {found!r} version {version}; read it with the code that wrote it")
+        raise ValueError(
+            f"the file must hold {want}, got {found!r} version {version}; read it with the code"
+            " that wrote it"
+        )
     return int(metadata[STEP_KEY]), cast("list[Row]", table.to_pylist())
 
 
@@ -225,9 +257,16 @@ _GENERATED_PLAIN = (
 
 def _response_cells(row: ResponseRow) -> Row:
     generated = row.response.generated
-    cells: Row = {"kind": row.kind, **_prompt_cells(row.prompt), "fate": row.fate, "advantage": row.advantage}
+    cells: Row = {
+        "kind": row.kind,
+        **_prompt_cells(row.prompt),
+        "fate": row.fate,
+        "advantage": row.advantage,
+    }
     cells |= {name: getattr(generated, name) for name in (*_GENERATED_PLAIN, "attempt")}
-    cells["versions"] = [{"version": span.version, "num_tokens": span.num_tokens} for span in generated.versions]
+    cells["versions"] = [
+        {"version": span.version, "num_tokens": span.num_tokens} for span in generated.versions
+    ]
     return cells | _score_cells(row.response.score)
 
 
@@ -236,14 +275,24 @@ def _score_cells(score: Score | None) -> Row:
     if score is None:
         return {}
     cells: Row = {name: getattr(score, name) for name in ("outcome", "reward", "detail", "scorer")}
-    cells["cases"] = [{field.name: getattr(case, field.name) for field in fields(CaseResult)} for case in score.cases] or None
+    cells["cases"] = [
+        {field.name: getattr(case, field.name) for field in fields(CaseResult)}
+        for case in score.cases
+    ] or None
     return cells | {"score_started_s": score.started_s, "score_finished_s": score.finished_s}
 
 
 def _response_row(step: int, row: Row) -> ResponseRow:
     fate = None if row["fate"] is None else Fate(row["fate"])
     response = Response(generated=_generated(row), score=_score(row))
-    return ResponseRow(step=step, kind=row["kind"], prompt=_prompt(row), response=response, fate=fate, advantage=row["advantage"])
+    return ResponseRow(
+        step=step,
+        kind=row["kind"],
+        prompt=_prompt(row),
+        response=response,
+        fate=fate,
+        advantage=row["advantage"],
+    )
 
 
 def _generated(row: Row) -> Generated:
@@ -259,7 +308,10 @@ def _score(row: Row) -> Score | None:
         return None
     plain: Row = {name: row[name] for name in ("prompt_id", "index", "reward", "detail", "scorer")}
     times: Row = {"started_s": row["score_started_s"], "finished_s": row["score_finished_s"]}
-    cases = tuple(CaseResult(**case | {"verdict": CaseVerdict(case["verdict"])}) for case in row.get("cases") or ())
+    cases = tuple(
+        CaseResult(**case | {"verdict": CaseVerdict(case["verdict"])})
+        for case in row.get("cases") or ()
+    )
     return Score(outcome=Outcome(row["outcome"]), cases=cases, **plain, **times)
 
 
@@ -276,4 +328,9 @@ def _group_cells(group: Group) -> Row:
 
 
 def _group(row: Row, responses: dict[str, Response]) -> Group:
-    return Group(prompt=_prompt(row), responses=tuple(responses[response_id(row["prompt_id"], index)] for index in row["indices"]))
+    return Group(
+        prompt=_prompt(row),
+        responses=tuple(
+            responses[response_id(row["prompt_id"], index)] for index in row["indices"]
+        ),
+    )

@@ -1,8 +1,9 @@
 """Weight files: how a version is written, read back and told apart.
 
-A version is one bf16 safetensors file, written aside and renamed, tied weights once. `fingerprint` is what the sync gate
-compares: an exact checksum of a tensor's bf16 bytes and shape that depends on the position of every element. It detects
-accidents; it is no signature. Leaves out where a run keeps its versions and when it deletes them (layout and store).
+A version is one bf16 safetensors file, written aside and renamed, tied weights once. `fingerprint`
+is what the sync gate compares: an exact checksum of a tensor's bf16 bytes and shape that depends on
+the position of every element. It detects accidents; it is no signature. Leaves out where a run
+keeps its versions and when it deletes them (layout and store).
 """
 
 from __future__ import annotations
@@ -24,16 +25,22 @@ _WORDS_PER_ROW = 1 << 14  # 64-bit words hashed with one table of weights
 _MASK = (1 << 64) - 1
 
 
-def write_weights(tensors: Iterable[tuple[str, Tensor]], path: str | os.PathLike[str], version: int) -> WeightsRef:
+def write_weights(
+    tensors: Iterable[tuple[str, Tensor]], path: str | os.PathLike[str], version: int
+) -> WeightsRef:
     """Write the tensors as bf16 and return the reference. Appears at `path` whole or not at all.
 
-    A name may come once; tensors that share storage (tied weights) are kept under their first name only.
+    A name may come once; tensors that share storage (tied weights) are kept under their first name
+    only.
     """
     kept: dict[str, Tensor] = {}
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     for name, tensor in tensors:
         if name in kept:
-            raise ValueError(f"tensor names must be unique, got {name!r} twice; give every tensor its checkpoint name")
+            raise ValueError(
+                f"tensor names must be unique, got {name!r} twice; give every tensor its checkpoint"
+                " name"
+            )
         identity = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
         if tensor.numel() and identity in seen:
             continue
@@ -50,14 +57,18 @@ def write_weights(tensors: Iterable[tuple[str, Tensor]], path: str | os.PathLike
 def read_weights(path: str | os.PathLike[str]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a weight file, one at a time, in the order of their names."""
     if not Path(path).is_file():
-        raise ValueError(f"weights must be a safetensors file, found none at {path}; check the store or replay the step")
+        raise ValueError(
+            f"weights must be a safetensors file, found none at {path}; check the store or replay"
+            " the step"
+        )
     with safe_open(path, framework="pt") as file:
         for name in sorted(file.keys()):
             yield name, file.get_tensor(name)
 
 
 def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """blake2b over names, shapes and fingerprints of bf16 tensors, independent of the order in which they come.
+    """blake2b over names, shapes and fingerprints of bf16 tensors, independent of the order in
+    which they come.
 
     Five times as fast as hashing their bytes, and a publication waits for it.
     """
@@ -68,10 +79,12 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """Checksum (64 bits) of the tensor's bf16 bytes and shape, the same on every device and for every memory layout.
+    """Checksum (64 bits) of the tensor's bf16 bytes and shape, the same on every device and for
+    every memory layout.
 
-    Sum over 64-bit words of word times an odd weight of its position, modulo 2**64: one changed word always changes the sum,
-    and moved words (a transposed or sliced tensor) change it but for a chance of about 2**-64.
+    Sum over 64-bit words of word times an odd weight of its position, modulo 2**64: one changed
+    word always changes the sum, and moved words (a transposed or sliced tensor) change it but for a
+    chance of about 2**-64.
     """
     flat = tensor.detach().to(torch.bfloat16).contiguous().reshape(-1)
     padding = -flat.numel() % 4
@@ -105,5 +118,7 @@ def _mix(value: int) -> int:
 @cache
 def _row_weights(device: torch.device) -> Tensor:
     """Odd pseudo-random 64-bit weights of the positions in a row, as wrapped int64."""
-    signed = [((_mix(index) | 1) + (1 << 63)) % (1 << 64) - (1 << 63) for index in range(_WORDS_PER_ROW)]
+    signed = [
+        ((_mix(index) | 1) + (1 << 63)) % (1 << 64) - (1 << 63) for index in range(_WORDS_PER_ROW)
+    ]
     return torch.tensor(signed, dtype=torch.int64, device=device)

@@ -1,11 +1,13 @@
 """Accepted responses against everything that was launched, from the records of runs.
 
-    python -m benchmarks.acceptance_bias runs/smollm2-20260101-120000 runs/smollm2-sync-20260101-130000 --plot bias.png
+    python -m benchmarks.acceptance_bias runs/smollm2-20260101-120000
+    runs/smollm2-sync-20260101-130000 --plot bias.png
 
-RUN is a run's folder or its fsspec URL. Per kind of round: how long the accepted, the discarded, the filtered and the aborted
-responses are and what they earn; then, within the accepted prompts, what was taken against all of its siblings. Intervals are of a
-bootstrap over prompts. Aborted responses count with the tokens they had when they were stopped and have no reward: where a row holds
-aborted ones, lengths are bounds from below, and differences to them as well.
+RUN is a run's folder or its fsspec URL. Per kind of round: how long the accepted, the discarded,
+the filtered and the aborted responses are and what they earn; then, within the accepted prompts,
+what was taken against all of its siblings. Intervals are of a bootstrap over prompts. Aborted
+responses count with the tokens they had when they were stopped and have no reward: where a row
+holds aborted ones, lengths are bounds from below, and differences to them as well.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from rich.table import Table
 from artifacts import layout
 from artifacts.journal import Journal
 from artifacts.reports.plots import estimates
-from artifacts.store import Store
 from artifacts.reports.summary import Estimate, mean_interval
+from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.scheduling.acceptance import Launched, mean_reward, mean_tokens
 from tasks.scheduling.ledger import Column
@@ -55,7 +57,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What was taken within the accepted prompts, minus all their siblings; means of differences per prompt."""
+    """What was taken within the accepted prompts, minus all their siblings; means of differences
+    per prompt."""
 
     kind: str  # kind of round, or EVERY_ROUND
     siblings_tokens: float  # mean length of the siblings, the accepted ones among them
@@ -64,7 +67,8 @@ class Choice:
 
 
 def read_rounds(store: Store) -> dict[str, list[Launched]]:
-    """Every response of a run's closed rounds by kind of round. ValueError if there is no such round.
+    """Every response of a run's closed rounds by kind of round. ValueError if there is no such
+    round.
 
     A prompt that was asked in two rounds has two names, so that each is a group of its own.
     """
@@ -74,7 +78,10 @@ def read_rounds(store: Store) -> dict[str, list[Launched]]:
         for row in journal.read(step):
             rounds[row.kind].append(_launched(row))
     if not rounds:
-        raise ValueError(f"RUN must be the folder of a run with a closed round, got {store.url}; give runs/<run id>")
+        raise ValueError(
+            f"RUN must be the folder of a run with a closed round, got {store.url}; give"
+            " runs/<run id>"
+        )
     return dict(rounds)
 
 
@@ -105,16 +112,29 @@ def parts(rounds: Mapping[str, Sequence[Launched]], seed: int) -> list[Part]:
         for name, fates in PARTS.items():
             own = [one for one in launched if one.fate in fates]
             tokens = clustered_mean([(one.prompt_id, float(one.num_tokens)) for one in own], seed)
-            reward = clustered_mean([(one.prompt_id, one.reward) for one in own if one.reward is not None], seed)
+            reward = clustered_mean(
+                [(one.prompt_id, one.reward) for one in own if one.reward is not None], seed
+            )
             if tokens is not None:
-                found.append(Part(kind=kind, name=name, num_responses=len(own), tokens=tokens, reward=reward))
+                found.append(
+                    Part(kind=kind, name=name, num_responses=len(own), tokens=tokens, reward=reward)
+                )
     return found
 
 
 def clustered_mean(values: Sequence[tuple[str, float]], seed: int) -> Estimate | None:
-    """Mean over values with an interval over the prompts they are named after; None without a value."""
+    """Mean over values with an interval over the prompts they are named after; None without a
+    value."""
     prompts = {str(place): name for place, (name, _) in enumerate(values)}
-    return mean_interval({str(place): value for place, (_, value) in enumerate(values)}, seed, question_of=prompts) if values else None
+    return (
+        mean_interval(
+            {str(place): value for place, (_, value) in enumerate(values)},
+            seed,
+            question_of=prompts,
+        )
+        if values
+        else None
+    )
 
 
 def choices(rounds: Mapping[str, Sequence[Launched]], seed: int) -> list[Choice]:
@@ -124,28 +144,74 @@ def choices(rounds: Mapping[str, Sequence[Launched]], seed: int) -> list[Choice]
         groups: dict[str, list[Launched]] = defaultdict(list)
         for one in launched:
             groups[one.prompt_id].append(one)
-        pairs = {name: (taken, group) for name, group in groups.items() if (taken := [one for one in group if one.is_accepted])}
+        pairs = {
+            name: (taken, group)
+            for name, group in groups.items()
+            if (taken := [one for one in group if one.is_accepted])
+        }
         if pairs:
             found.append(
                 Choice(
                     kind=kind,
-                    siblings_tokens=mean_tokens([one for _, group in pairs.values() for one in group]),
-                    tokens=mean_interval({name: mean_tokens(taken) - mean_tokens(group) for name, (taken, group) in pairs.items()}, seed),
-                    reward=mean_interval({name: mean_reward(taken) - mean_reward(group) for name, (taken, group) in pairs.items()}, seed),
+                    siblings_tokens=mean_tokens(
+                        [one for _, group in pairs.values() for one in group]
+                    ),
+                    tokens=mean_interval(
+                        {
+                            name: mean_tokens(taken) - mean_tokens(group)
+                            for name, (taken, group) in pairs.items()
+                        },
+                        seed,
+                    ),
+                    reward=mean_interval(
+                        {
+                            name: mean_reward(taken) - mean_reward(group)
+                            for name, (taken, group) in pairs.items()
+                        },
+                        seed,
+                    ),
                 )
             )
     return found
 
 
-def show(run: str, rounds: Mapping[str, Sequence[Launched]], console: Console, seed: int) -> list[Part]:
+def show(
+    run: str, rounds: Mapping[str, Sequence[Launched]], console: Console, seed: int
+) -> list[Part]:
     """Print both tables of a run; answers with the parts, for the picture."""
-    table = Table("round", "responses", "number", "tokens", "reward", title=f"{run}: what became of the launched responses", box=None)
+    table = Table(
+        "round",
+        "responses",
+        "number",
+        "tokens",
+        "reward",
+        title=f"{run}: what became of the launched responses",
+        box=None,
+    )
     found = parts(rounds, seed)
     for part in found:
-        table.add_row(part.kind, part.name, str(part.num_responses), _cell(part.tokens, 1), _cell(part.reward, 3))
-    chosen = Table("round", "sibling tokens", "tokens", "reward", title=f"{run}: accepted minus all siblings, per prompt", box=None)
+        table.add_row(
+            part.kind,
+            part.name,
+            str(part.num_responses),
+            _cell(part.tokens, 1),
+            _cell(part.reward, 3),
+        )
+    chosen = Table(
+        "round",
+        "sibling tokens",
+        "tokens",
+        "reward",
+        title=f"{run}: accepted minus all siblings, per prompt",
+        box=None,
+    )
     for choice in choices(rounds, seed):
-        chosen.add_row(choice.kind, f"{choice.siblings_tokens:.1f}", _cell(choice.tokens, 1), _cell(choice.reward, 3))
+        chosen.add_row(
+            choice.kind,
+            f"{choice.siblings_tokens:.1f}",
+            _cell(choice.tokens, 1),
+            _cell(choice.reward, 3),
+        )
     console.print(table, "", chosen, "")
     return found
 
@@ -158,7 +224,11 @@ def _cell(estimate: Estimate | None, digits: int) -> str:
 
 def picture(found: Mapping[str, Sequence[Part]]) -> bytes:
     """Length and reward of every part of every run, with intervals, as PNG."""
-    labelled = [(f"{run}\n{part.kind}, {part.name}", part) for run, run_parts in found.items() for part in run_parts]
+    labelled = [
+        (f"{run}\n{part.kind}, {part.name}", part)
+        for run, run_parts in found.items()
+        for part in run_parts
+    ]
     return estimates(
         "Accepted against launched responses",
         {

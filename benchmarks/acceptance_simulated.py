@@ -1,11 +1,13 @@
-"""Over-provisioning variants on simulated replicas: time of the rollouts, tokens spent, and how far the trained lengths are off.
+"""Over-provisioning variants on simulated replicas: time of the rollouts, tokens spent, and how far
+the trained lengths are off.
 
     python -m benchmarks.acceptance_simulated --replicas 128 --prompts 128 --periods 2
 
-Every variant trains the same number of prompts over the same replicas on a virtual clock, drain included. `bias` compares the
-trained responses of every prompt with the law that its responses are drawn from, in the mean over prompts: 0 is fair. With
-`seeds` a deferred prompt draws the same responses again, as on engines that take a seed per request; without, it draws anew.
-Leaves out what the bias does to learning: responses have lengths here, but no content.
+Every variant trains the same number of prompts over the same replicas on a virtual clock, drain
+included. `bias` compares the trained responses of every prompt with the law that its responses are
+drawn from, in the mean over prompts: 0 is fair. With `seeds` a deferred prompt draws the same
+responses again, as on engines that take a seed per request; without, it draws anew. Leaves out what
+the bias does to learning: responses have lengths here, but no content.
 """
 
 from __future__ import annotations
@@ -22,14 +24,22 @@ from rich.table import Table
 
 from artifacts.records import Generated, Group, Prompt, WeightsRef
 from artifacts.reports.summary import Estimate, mean_interval
-from tasks.rounds.driver import drive_round
-from tasks.rounds.records import RoundInputs, RoundResult
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulation.replica import LengthModel, SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.rounds.driver import drive_round
+from tasks.rounds.records import RoundInputs, RoundResult
 from tasks.scheduling.events import RoundPlan
-from tasks.scheduling.rounds import BatchConfig, QueueState, SyncConfig, TailBatchingConfig, finish_round, make_scheduler, plan_round
+from tasks.scheduling.rounds import (
+    BatchConfig,
+    QueueState,
+    SyncConfig,
+    TailBatchingConfig,
+    finish_round,
+    make_scheduler,
+    plan_round,
+)
 
 DOMAINS = ("math", "code", "qa")
 NUM_LAW_DRAWS = 200  # fresh responses per prompt that stand for its law
@@ -60,7 +70,10 @@ class Variant:
     def scheduling(self) -> SyncConfig | TailBatchingConfig:
         if self.prompt_overprovision == self.response_overprovision == 1:
             return SyncConfig()
-        return TailBatchingConfig(prompt_overprovision=self.prompt_overprovision, response_overprovision=self.response_overprovision)
+        return TailBatchingConfig(
+            prompt_overprovision=self.prompt_overprovision,
+            response_overprovision=self.response_overprovision,
+        )
 
 
 VARIANTS = (
@@ -105,22 +118,40 @@ def length_bias(groups: Sequence[Group], simulation: Simulation) -> Estimate:
     """Trained lengths against each prompt's own law, relative to the mean length."""
     lengths, longest = simulation.engine.lengths, simulation.max_response_tokens
     laws = np.array([_law_mean(group.prompt.prompt_id, lengths, longest) for group in groups])
-    trained = np.array([np.mean([len(one.generated.token_ids) for one in group.responses]) for group in groups])
+    trained = np.array(
+        [np.mean([len(one.generated.token_ids) for one in group.responses]) for group in groups]
+    )
     names = [group.prompt.prompt_id for group in groups]
-    return mean_interval(dict(zip(names, ((trained - laws) / laws.mean()).tolist(), strict=True)), simulation.seed)
+    return mean_interval(
+        dict(zip(names, ((trained - laws) / laws.mean()).tolist(), strict=True)), simulation.seed
+    )
 
 
 @lru_cache(maxsize=100_000)
 def _law_mean(prompt_id: str, lengths: LengthModel, longest: int) -> float:
     """The mean length of a prompt's responses under the bound."""
-    return float(np.mean([min(lengths.tokens(prompt_id, index, noise=-1), longest) for index in range(NUM_LAW_DRAWS)]))
+    return float(
+        np.mean(
+            [
+                min(lengths.tokens(prompt_id, index, noise=-1), longest)
+                for index in range(NUM_LAW_DRAWS)
+            ]
+        )
+    )
 
 
 async def _play_run(simulation: Simulation, variant: Variant) -> tuple[list[RoundResult], float]:
     config = simulation.engine.model_copy(update={"takes_seeds": variant.takes_seeds})
-    engines = [SimulatedEngine(f"engine-{place}", config) for place in range(simulation.num_replicas)]
+    engines = [
+        SimulatedEngine(f"engine-{place}", config) for place in range(simulation.num_replicas)
+    ]
     domains = DOMAINS * (4 * simulation.batch.prompts_per_step * simulation.num_steps)
-    state, rounds, rollout_s, loop = QueueState(), list[RoundResult](), 0.0, asyncio.get_running_loop()
+    state, rounds, rollout_s, loop = (
+        QueueState(),
+        list[RoundResult](),
+        0.0,
+        asyncio.get_running_loop(),
+    )
     while True:
         step = len(rounds) + 1
         plan = plan_round(
@@ -139,17 +170,34 @@ async def _play_run(simulation: Simulation, variant: Variant) -> tuple[list[Roun
         rollout_s += loop.time() - started_s
         rounds.append(result)
         accepted = [group.prompt.prompt_id for group in result.groups]
-        state = finish_round(state, plan, accepted=accepted, deferred=result.deferred, dropped=result.dropped, filtered=result.filtered)
+        state = finish_round(
+            state,
+            plan,
+            accepted=accepted,
+            deferred=result.deferred,
+            dropped=result.dropped,
+            filtered=result.filtered,
+        )
         for engine in engines:
-            await engine.load_weights(WeightsRef(version=step, path="", digest=""), seed=0, probes=())
+            await engine.load_weights(
+                WeightsRef(version=step, path="", digest=""), seed=0, probes=()
+            )
 
 
-async def _play_round(simulation: Simulation, plan: RoundPlan, engines: Sequence[SimulatedEngine]) -> RoundResult:
+async def _play_round(
+    simulation: Simulation, plan: RoundPlan, engines: Sequence[SimulatedEngine]
+) -> RoundResult:
     inputs = RoundInputs(
         plan=plan,
         versions=range(plan.step - 1, plan.step),
         prompts={
-            ref.prompt_id: Prompt(prompt_id=ref.prompt_id, domain=ref.domain, token_ids=PROMPT_TOKENS, gold="", text="")
+            ref.prompt_id: Prompt(
+                prompt_id=ref.prompt_id,
+                domain=ref.domain,
+                token_ids=PROMPT_TOKENS,
+                gold="",
+                text="",
+            )
             for ref in plan.candidates
         },
         scheduler=make_scheduler(plan),
@@ -175,7 +223,9 @@ async def _train(group: Group) -> None:
 
 def show(measured: Sequence[tuple[Variant, Measured]], console: Console) -> None:
     """The table; ratios are to the first variant."""
-    table = Table("eta_P", "eta_R", "seeds", "rollout s", "ratio", "tokens", "length bias", box=None)
+    table = Table(
+        "eta_P", "eta_R", "seeds", "rollout s", "ratio", "tokens", "length bias", box=None
+    )
     baseline = measured[0][1]
     for variant, one in measured:
         bias = one.bias
@@ -196,9 +246,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replicas", type=int, default=128, help="simulated replicas")
     parser.add_argument("--prompts", type=int, default=128, help="prompts per step, P0")
     parser.add_argument("--responses", type=int, default=8, help="responses per prompt, R0")
-    parser.add_argument("--steps", type=int, default=10, help="planned steps; the drain comes on top")
-    parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of the logarithm of the length")
-    parser.add_argument("--prompt-share", type=float, default=0.7, help="share of that variance which a prompt's responses have in common")
+    parser.add_argument(
+        "--steps", type=int, default=10, help="planned steps; the drain comes on top"
+    )
+    parser.add_argument(
+        "--sigma", type=float, default=1.0, help="standard deviation of the logarithm of the length"
+    )
+    parser.add_argument(
+        "--prompt-share",
+        type=float,
+        default=0.7,
+        help="share of that variance which a prompt's responses have in common",
+    )
     parser.add_argument("--max-tokens", type=int, default=16_384, help="bound on a response")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -206,7 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         num_replicas=options.replicas,
         batch=BatchConfig(prompts_per_step=options.prompts, responses_per_prompt=options.responses),
         num_steps=options.steps,
-        engine=SimulatedEngineConfig(lengths=LengthModel(sigma=options.sigma, prompt_share=options.prompt_share)),
+        engine=SimulatedEngineConfig(
+            lengths=LengthModel(sigma=options.sigma, prompt_share=options.prompt_share)
+        ),
         max_response_tokens=options.max_tokens,
         seed=options.seed,
     )

@@ -1,11 +1,14 @@
 """What does the adaptive timeout save against a fixed one, and whom does it starve?
 
-    python -m benchmarks.adaptive_timeout                          5 % doomed executions, simulated, 20 rounds of 44 x 8 responses
-    python -m benchmarks.adaptive_timeout --execute --scale 0.1 --rounds 10     the same programs in the real sandbox: a few minutes
+    python -m benchmarks.adaptive_timeout
+        simulated: 20 rounds of 44 x 8 responses, 5 % of the executions doomed
+    python -m benchmarks.adaptive_timeout --execute --scale 0.1 --rounds 10
+        the same programs in the real sandbox: a few minutes
 
-A round is rollout and reward together: responses end at log-normal times, programs wait for one of the reward workers, and the round
-is over with the last verdict (RollPacker, Figure 13c: 1.6 times faster). The programs of a question take similar times, some
-questions have a fast and a slow correct solution, and a share of the programs never ends. Starved are correct programs that a limit
+A round is rollout and reward together: responses end at log-normal times, programs wait for one of
+the reward workers, and the round is over with the last verdict (RollPacker, Figure 13c: 1.6 times
+faster). The programs of a question take similar times, some questions have a fast and a slow
+correct solution, and a share of the programs never ends. Starved are correct programs that a limit
 killed. Second looks happen while a real run trains, so they take no time of a round here.
 """
 
@@ -22,7 +25,13 @@ from dataclasses import dataclass
 
 from artifacts.datasets.code_cases import CodeGold, call_case
 from artifacts.records import CaseResult, CaseVerdict
-from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, is_early_kill, observed, second_looks
+from tasks.rewards.programs.adaptive_timeout import (
+    AdaptiveTimeoutConfig,
+    TimeoutBook,
+    is_early_kill,
+    observed,
+    second_looks,
+)
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 from tasks.rewards.programs.sandbox.isolation import Isolation
 from tasks.rewards.programs.sandbox.limits import SandboxLimits
@@ -43,7 +52,9 @@ class Workload:
     correct_share: float  # of the others that are right
     two_speed_share: float  # of the questions with a fast and a slow correct solution
     rollout_s: float  # median time at which a response ends
-    rollout_sigma: float  # standard deviation of its logarithm; small where speculation has cut the tail
+    rollout_sigma: (
+        float  # standard deviation of its logarithm; small where speculation has cut the tail
+    )
     scale: float  # all seconds are multiplied by it, limits included
 
 
@@ -93,16 +104,27 @@ def jobs_of_round(work: Workload, number: int, seed: int) -> Iterator[Job]:
 
 def simulated(job: Job, limit_s: float) -> CaseResult:
     """The execution without executing anything."""
-    verdict = CaseVerdict.TIMEOUT if job.needs_s > limit_s else CaseVerdict.PASS if job.is_correct else CaseVerdict.WRONG
-    return CaseResult(key=job.key, verdict=verdict, wall_s=min(job.needs_s, limit_s), limit_s=limit_s)
+    verdict = (
+        CaseVerdict.TIMEOUT
+        if job.needs_s > limit_s
+        else CaseVerdict.PASS
+        if job.is_correct
+        else CaseVerdict.WRONG
+    )
+    return CaseResult(
+        key=job.key, verdict=verdict, wall_s=min(job.needs_s, limit_s), limit_s=limit_s
+    )
 
 
 def simulate_round(
     jobs: Sequence[Job], config: AdaptiveTimeoutConfig, book: TimeoutBook, num_workers: int
 ) -> tuple[float, list[CaseResult]]:
-    """Seconds until the last verdict, in virtual time: first ended, first served; a limit knows what had ended when it was set."""
+    """Seconds until the last verdict, in virtual time: first ended, first served; a limit knows
+    what had ended when it was set."""
     free = [0.0] * num_workers  # when each worker is free
-    finished: list[tuple[float, str, tuple[CaseResult]]] = []  # verdicts that the book does not know yet, by time
+    finished: list[
+        tuple[float, str, tuple[CaseResult]]
+    ] = []  # verdicts that the book does not know yet, by time
     results: list[CaseResult] = []
     for job in sorted(jobs, key=lambda job: job.ready_s):
         start_s = max(heapq.heappop(free), job.ready_s)
@@ -121,7 +143,8 @@ def simulate_round(
 def execute_round(
     jobs: Sequence[Job], config: AdaptiveTimeoutConfig, book: TimeoutBook, num_workers: int
 ) -> tuple[float, list[CaseResult]]:
-    """The same in real time, each program executed by a real sandbox when its response would have ended."""
+    """The same in real time, each program executed by a real sandbox when its response would have
+    ended."""
     local = threading.local()
     runners: list[CaseRunner] = []
     begun_s = time.monotonic()
@@ -148,20 +171,36 @@ def execute_round(
 
 def program(job: Job) -> str:
     """A program that takes the job's time without the machine's: it sleeps, or never ends."""
-    wait = "while True: time.sleep(60)" if job.needs_s == ENDLESS_S else f"time.sleep({job.needs_s:.4f})"
+    wait = (
+        "while True: time.sleep(60)"
+        if job.needs_s == ENDLESS_S
+        else f"time.sleep({job.needs_s:.4f})"
+    )
     return f"import time\ndef work():\n    {wait}\n    return {int(job.is_correct)}"
 
 
 def run(
-    work: Workload, config: AdaptiveTimeoutConfig, num_rounds: int, num_workers: int, seed: int, *, really: bool, num_looks: int
+    work: Workload,
+    config: AdaptiveTimeoutConfig,
+    num_rounds: int,
+    num_workers: int,
+    seed: int,
+    *,
+    really: bool,
+    num_looks: int,
 ) -> Outcome:
-    """All rounds under one configuration; the anchors live on from round to round, mended by `num_looks` second looks after each."""
+    """All rounds under one configuration; the anchors live on from round to round, mended by
+    `num_looks` second looks after each."""
     book, took_s, rollout_s = TimeoutBook(), 0.0, 0.0
     early = doomed = slow = starved = 0
     for number in range(num_rounds):
         jobs = sorted(jobs_of_round(work, number, seed), key=lambda job: job.ready_s)
-        seconds, results = (execute_round if really else simulate_round)(jobs, config, book, num_workers)
-        for place in second_looks(config, book.anchors, [(result,) for result in results], num_looks):
+        seconds, results = (execute_round if really else simulate_round)(
+            jobs, config, book, num_workers
+        )
+        for place in second_looks(
+            config, book.anchors, [(result,) for result in results], num_looks
+        ):
             book.learn(observed(config, ((simulated(jobs[place], config.ceiling_s),),)))
         took_s, rollout_s = took_s + seconds, rollout_s + jobs[-1].ready_s
         for job, result in zip(jobs, results, strict=True):
@@ -171,7 +210,8 @@ def run(
             slow += is_slow
             starved += is_slow and result.verdict is CaseVerdict.TIMEOUT
     return Outcome(
-        round_s=took_s / num_rounds, rollout_s=rollout_s / num_rounds, num_early_kills=early, num_doomed=doomed,
+        round_s=took_s / num_rounds, rollout_s=rollout_s / num_rounds, num_early_kills=early,
+        num_doomed=doomed,
         num_slow_correct=slow, num_starved=starved,
     )  # fmt: skip
 
@@ -179,42 +219,72 @@ def run(
 def configurations(scale: float) -> tuple[AdaptiveTimeoutConfig, AdaptiveTimeoutConfig]:
     """A fixed limit, and the paper's rule."""
     ceiling_s = 30.0 * scale
-    return AdaptiveTimeoutConfig(floor_s=ceiling_s, ceiling_s=ceiling_s), AdaptiveTimeoutConfig(floor_s=2.0 * scale, ceiling_s=ceiling_s)
+    return AdaptiveTimeoutConfig(floor_s=ceiling_s, ceiling_s=ceiling_s), AdaptiveTimeoutConfig(
+        floor_s=2.0 * scale, ceiling_s=ceiling_s
+    )
 
 
 def report(name: str, outcome: Outcome, fixed: Outcome) -> str:
     """One line of figures."""
     return (
-        f"{name:<22} round_s={outcome.round_s:.2f} (rollout {outcome.rollout_s:.2f}) speedup={fixed.round_s / outcome.round_s:.2f} "
-        f"early_kills={outcome.num_early_kills} doomed={outcome.num_doomed} "
-        f"starved={outcome.num_starved} of {outcome.num_slow_correct} slow correct"
+        f"{name:<22} round_s={outcome.round_s:.2f} (rollout {outcome.rollout_s:.2f})"
+        f" speedup={fixed.round_s / outcome.round_s:.2f} early_kills={outcome.num_early_kills}"
+        f" doomed={outcome.num_doomed} starved={outcome.num_starved} of {outcome.num_slow_correct}"
+        " slow correct"
     )
 
 
 def main() -> None:
     """Compare the configurations on one workload."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.adaptive_timeout", description="Adaptive against fixed time limits.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.adaptive_timeout",
+        description="Adaptive against fixed time limits.",
+    )
     parser.add_argument("--rounds", type=int, default=20, help="rounds of one run")
     parser.add_argument("--prompts", type=int, default=44, help="questions of a round")
     parser.add_argument("--responses", type=int, default=8, help="responses to a question")
     parser.add_argument("--questions", type=int, default=256, help="questions that there are")
-    parser.add_argument("--doomed", type=float, default=0.05, help="share of programs that never end")
-    parser.add_argument("--rollout-s", type=float, default=12.0, help="median time at which a response ends")
-    parser.add_argument("--rollout-sigma", type=float, default=0.25, help="spread of the logarithm of that time")
+    parser.add_argument(
+        "--doomed", type=float, default=0.05, help="share of programs that never end"
+    )
+    parser.add_argument(
+        "--rollout-s", type=float, default=12.0, help="median time at which a response ends"
+    )
+    parser.add_argument(
+        "--rollout-sigma", type=float, default=0.25, help="spread of the logarithm of that time"
+    )
     parser.add_argument("--workers", type=int, default=32, help="reward workers")
-    parser.add_argument("--looks", type=int, default=0, help="second looks after a round, if it is not as many as there are workers")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiplies every second, limits included")
+    parser.add_argument(
+        "--looks",
+        type=int,
+        default=0,
+        help="second looks after a round, if it is not as many as there are workers",
+    )
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="multiplies every second, limits included"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the workload")
-    parser.add_argument("--execute", action="store_true", help="execute the programs in the sandbox, in real time")
+    parser.add_argument(
+        "--execute", action="store_true", help="execute the programs in the sandbox, in real time"
+    )
     given = parser.parse_args()
     work = Workload(
-        num_prompts=given.prompts, num_responses=given.responses, num_questions=given.questions, doomed_share=given.doomed,
+        num_prompts=given.prompts, num_responses=given.responses, num_questions=given.questions,
+        doomed_share=given.doomed,
         correct_share=0.4, two_speed_share=0.2, rollout_s=given.rollout_s,
         rollout_sigma=given.rollout_sigma, scale=given.scale,
     )  # fmt: skip
     fixed, adaptive = configurations(given.scale)
     outcomes = {
-        name: run(work, config, given.rounds, given.workers, given.seed, really=given.execute, num_looks=num_looks)
+        name: run(
+            work,
+            config,
+            given.rounds,
+            given.workers,
+            given.seed,
+            really=given.execute,
+            num_looks=num_looks,
+        )
         for name, config, num_looks in (
             ("fixed", fixed, 0),
             ("adaptive", adaptive, 0),

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from tasks.engines.vllm.attention import allow_tiles
-from tasks.engines.vllm.llm_engine import on_cpu
 from tasks.engines.vllm.engine import EngineConfig
+from tasks.engines.vllm.llm_engine import on_cpu
 
 
-def bare_llm(config: EngineConfig, model: str, seed: int, cores: Sequence[int]) -> Any:  # Any: vllm.LLM, whose package has no types
-    """A `vllm.LLM` with an engine's own arguments, less what Rollflow adds to its workers. Pins this process to the cores first.
+def bare_llm(
+    config: EngineConfig, model: str, seed: int, cores: Sequence[int]
+) -> Any:  # Any: vllm.LLM, whose package has no types
+    """A `vllm.LLM` with an engine's own arguments, less what Rollflow adds to its workers. Pins
+    this process to the cores first.
 
     Thread counts are the caller's: OMP_NUM_THREADS, set before torch is imported.
     """
@@ -20,7 +23,9 @@ def bare_llm(config: EngineConfig, model: str, seed: int, cores: Sequence[int]) 
     from vllm import LLM
 
     arguments = config.vllm_arguments(model, seed, on_cpu=on_cpu())
-    llm = LLM(**{name: value for name, value in arguments.items() if name != "worker_extension_cls"})
+    llm = LLM(
+        **{name: value for name, value in arguments.items() if name != "worker_extension_cls"}
+    )
     if on_cpu():
         allow_tiles(llm, config.dtype)
     return llm

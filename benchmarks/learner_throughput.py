@@ -1,11 +1,13 @@
-"""Learner throughput against a plain transformers and torch loop: same model, same batch, same loss, paired runs.
+"""Learner throughput against a plain transformers and torch loop: same model, same batch, same
+loss, paired runs.
 
     python -m benchmarks.learner_throughput --model smollm2 --threads 2
     python -m benchmarks.learner_throughput --model random-1.5b --device cuda --groups 64
 
-The plain loop pads each micro-batch of sequences to its longest, runs every prompt once per response and takes log-softmax at the
-response positions only. Both sides count the tokens of prompts and responses as they stand in the batch, so tokens/s compare.
-Leaves out rollout and the update.
+The plain loop pads each micro-batch of sequences to its longest, runs every prompt once per
+response and takes log-softmax at the response positions only. Both sides count the tokens of
+prompts and responses as they stand in the batch, so tokens/s compare. Leaves out rollout and the
+update.
 """
 
 from __future__ import annotations
@@ -35,15 +37,22 @@ _SHAPES = {"random-0.5b": (1024, 4096, 24, 16, 8), "random-1.5b": (2048, 8192, 2
 
 
 def long_tailed_groups(num_groups: int, num_responses: int, seed: int) -> tuple[Group, ...]:
-    """Prompts of 230 tokens, 200 of them shared by a family; response lengths p50 21, p75 38, p95 178, at most 256."""
+    """Prompts of 230 tokens, 200 of them shared by a family; response lengths p50 21, p75 38, p95
+    178, at most 256."""
     rng = random.Random(seed)
     families = [_draw(rng, 200) for _ in range(3)]
-    return tuple(_group(rng, families[index % 3] + _draw(rng, 30), num_responses, index) for index in range(num_groups))
+    return tuple(
+        _group(rng, families[index % 3] + _draw(rng, 30), num_responses, index)
+        for index in range(num_groups)
+    )
 
 
 def _group(rng: random.Random, tokens: tuple[int, ...], num_responses: int, index: int) -> Group:
     prompt = Prompt(prompt_id=f"0/{index}", domain="synthetic", token_ids=tokens, gold="", text="")
-    responses = tuple(_response(rng, prompt.prompt_id, number, float(number % 2)) for number in range(num_responses))
+    responses = tuple(
+        _response(rng, prompt.prompt_id, number, float(number % 2))
+        for number in range(num_responses)
+    )
     return Group(prompt=prompt, responses=responses)
 
 
@@ -94,7 +103,9 @@ class PaddedLoop:
 
     def __init__(self, model_path: str, device: str, autocast: bool, batch_sequences: int) -> None:
         dtype = torch.float32 if autocast else torch.bfloat16
-        self.model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype, attn_implementation="sdpa").to(device)
+        self.model = AutoModelForCausalLM.from_pretrained(
+            model_path, dtype=dtype, attn_implementation="sdpa"
+        ).to(device)
         self.device, self.autocast, self.batch_sequences = device, autocast, batch_sequences
         self.loss = PpoClipLoss()
 
@@ -102,7 +113,9 @@ class PaddedLoop:
         """Forward and backward over all samples; the loss sum."""
         self.model.zero_grad(set_to_none=True)
         starts = range(0, len(samples), self.batch_sequences)
-        return sum(self._micro_batch(samples[start : start + self.batch_sequences]) for start in starts)
+        return sum(
+            self._micro_batch(samples[start : start + self.batch_sequences]) for start in starts
+        )
 
     def _micro_batch(self, samples: tuple[Sample, ...]) -> float:
         longest = max(len(sample.prompt + sample.response) for sample in samples)
@@ -115,7 +128,9 @@ class PaddedLoop:
             predicts[row, len(sample.prompt) - 1 : len(tokens) - 1] = True
         ids, seen, predicts = (tensor.to(self.device) for tensor in (ids, seen, predicts))
         with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.autocast):
-            hidden = self.model.base_model(input_ids=ids, attention_mask=seen, use_cache=False).last_hidden_state[predicts]
+            hidden = self.model.base_model(
+                input_ids=ids, attention_mask=seen, use_cache=False
+            ).last_hidden_state[predicts]
             logits = self.model.get_output_embeddings()(hidden)
         targets = ids.roll(-1, dims=1)[predicts]
         logp = logits.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
@@ -156,7 +171,9 @@ def _timed(work: Callable[[], object], device: str) -> float:
 
 def _model_path(name: str) -> str:
     if name not in _SHAPES:
-        return str(resolve_model(SmolLM2Config(), Path("runs/models"))) if name == "smollm2" else name
+        return (
+            str(resolve_model(SmolLM2Config(), Path("runs/models"))) if name == "smollm2" else name
+        )
     hidden, inner, layers, heads, key_heads = _SHAPES[name]
     config = LlamaConfig(
         vocab_size=49152,
@@ -173,16 +190,32 @@ def _model_path(name: str) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="smollm2, random-0.5b, random-1.5b, or a model's directory")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model",
+        default="smollm2",
+        help="smollm2, random-0.5b, random-1.5b, or a model's directory",
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--responses", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3, help="paired runs after one that warms up")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="paired runs after one that warms up"
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of either side")
-    parser.add_argument("--max-tokens", type=int, default=2048, help="computed tokens per packed row")
-    parser.add_argument("--batch-sequences", type=int, default=8, help="sequences per padded micro-batch")
-    parser.add_argument("--autocast", action="store_true", help="plain loop with fp32 weights under autocast instead of bf16 weights")
+    parser.add_argument(
+        "--max-tokens", type=int, default=2048, help="computed tokens per packed row"
+    )
+    parser.add_argument(
+        "--batch-sequences", type=int, default=8, help="sequences per padded micro-batch"
+    )
+    parser.add_argument(
+        "--autocast",
+        action="store_true",
+        help="plain loop with fp32 weights under autocast instead of bf16 weights",
+    )
     return parser.parse_args()
 
 
@@ -190,11 +223,17 @@ def main() -> None:
     """Print every pair, the medians and the ratio."""
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
-    config, path = LearnerConfig(max_tokens_per_microbatch=arguments.max_tokens), _model_path(arguments.model)
+    config, path = (
+        LearnerConfig(max_tokens_per_microbatch=arguments.max_tokens),
+        _model_path(arguments.model),
+    )
     learner = LearnerRank(config, path, 0, 1, arguments.device)
     plain = PaddedLoop(path, arguments.device, arguments.autocast, arguments.batch_sequences)
     groups = long_tailed_groups(arguments.groups, arguments.responses, seed=0)
-    payload, samples = pack(groups), training_set(groups, config.advantage, config.normalisation).samples
+    payload, samples = (
+        pack(groups),
+        training_set(groups, config.advantage, config.normalisation).samples,
+    )
     num_tokens = sum(len(sample.prompt) + len(sample.response) for sample in samples)
     warm = long_tailed_groups(1, 2, seed=1)
     learner.accumulate(pack(warm))
@@ -209,7 +248,11 @@ def main() -> None:
             )
         )
         ours, theirs = (num_tokens / seconds for seconds in pairs[-1])
-        print(f"learner_tokens_per_s={ours:.0f} plain_tokens_per_s={theirs:.0f} ratio={ours / theirs:.2f}", flush=True)
+        print(
+            f"learner_tokens_per_s={ours:.0f} plain_tokens_per_s={theirs:.0f}"
+            f" ratio={ours / theirs:.2f}",
+            flush=True,
+        )
     learner.discard()
     report = learner.accumulate(payload)
     ours, theirs = (num_tokens / statistics.median(column) for column in zip(*pairs, strict=True))
@@ -217,8 +260,14 @@ def main() -> None:
     head = plain.model.get_output_embeddings().weight.numel()
     flops = 6 * (size - head) * report.num_tokens_computed + 6 * head * report.num_tokens_scored
     utilisation = flops / (num_tokens / ours) / matmul_ceiling(arguments.device)
-    print(f"batch_tokens={num_tokens} computed_tokens={report.num_tokens_computed} micro_batches={report.num_micro_batches}")
-    print(f"median: learner_tokens_per_s={ours:.0f} plain_tokens_per_s={theirs:.0f} ratio={ours / theirs:.2f}")
+    print(
+        f"batch_tokens={num_tokens} computed_tokens={report.num_tokens_computed}"
+        f" micro_batches={report.num_micro_batches}"
+    )
+    print(
+        f"median: learner_tokens_per_s={ours:.0f} plain_tokens_per_s={theirs:.0f}"
+        f" ratio={ours / theirs:.2f}"
+    )
     print(f"matmul share of the measured ceiling, attention not counted: {utilisation:.2f}")
 
 

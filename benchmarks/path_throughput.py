@@ -1,13 +1,17 @@
-"""Tokens per second of the rollout stage of a real run against bare `vllm.LLM.generate`, on the same requests and cores.
+"""Tokens per second of the rollout stage of a real run against bare `vllm.LLM.generate`, on the
+same requests and cores.
 
     python -m benchmarks.path_throughput --preset smollm2-sync --steps 4
 
-    a training run over Prefect, Dask and actors ─▶ its recorded responses ─▶ one bare process per engine, pinned to the same cores,
-    generates every round again: the same prompts in the same split, each response as long as it was
+    a training run over Prefect, Dask and actors ─▶ its recorded responses ─▶ one bare process
+    per engine, pinned to the same cores, generates every round again: the same prompts in the
+    same split, each response as long as it was
 
-Each step makes a pair. The bare processes begin a round together and their slower one ends it; they start with an empty prefix cache
-in every round, as the engines do after new weights. Two windows are given for the flow: from the first submission to the last token,
-and from the start of the step, so with what Prefect and Dask take to start the tasks. Leaves out training: it comes after the rollout.
+Each step makes a pair. The bare processes begin a round together and their slower one ends it; they
+start with an empty prefix cache in every round, as the engines do after new weights. Two windows
+are given for the flow: from the first submission to the last token, and from the start of the step,
+so with what Prefect and Dask take to start the tasks. Leaves out training: it comes after the
+rollout.
 """
 
 from __future__ import annotations
@@ -28,14 +32,16 @@ from artifacts.commit import read_commits
 from artifacts.journal import Journal
 from artifacts.layout import round_file
 from artifacts.store import Store
-from flows.config.run_config import RunConfig
 from benchmarks.bare_llm import bare_llm
+from flows.config.run_config import RunConfig
 from tasks.cluster.devices import worker_specs
 from tasks.learner.models import resolve_model
 
 READY = "READY"
 RUN = "path"
-NO_SECOND_WAVE = "scheduling.dynamic_sampling=0"  # the bare engines get a round's requests all at once
+NO_SECOND_WAVE = (  # the bare engines get a round's requests all at once
+    "scheduling.dynamic_sampling=0"
+)
 
 
 def main() -> None:
@@ -49,7 +55,11 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--preset", default="smollm2-sync", help="whose rounds are measured; one that waits for all it launches")
+    parser.add_argument(
+        "--preset",
+        default="smollm2-sync",
+        help="whose rounds are measured; one that waits for all it launches",
+    )
     parser.add_argument("--steps", type=int, default=4, help="pairs, one per step")
     parser.add_argument("--bare", help=argparse.SUPPRESS)
     return parser
@@ -62,41 +72,96 @@ def _pairs(options: argparse.Namespace, scratch: Path) -> None:
     steps = range(1, options.steps + 1)
     commits = read_commits(store)
     journal = Journal(store)
-    tokens = [sum(len(row.response.generated.token_ids) for row in journal.read(step)) for step in steps]
+    tokens = [
+        sum(len(row.response.generated.token_ids) for row in journal.read(step)) for step in steps
+    ]
     windows = [json.loads(store.read(round_file(step))) for step in steps]
     seconds = {
         "window": [window["finished_s"] - window["started_s"] for window in windows],
-        "step": [window["finished_s"] - commit.timings["started_s"] for window, commit in zip(windows, commits, strict=True)],
+        "step": [
+            window["finished_s"] - commit.timings["started_s"]
+            for window, commit in zip(windows, commits, strict=True)
+        ],
         "bare": _replay(config, journal, steps, scratch),
     }
     for row, step in enumerate(steps):
-        rates = " ".join(f"{name}={tokens[row] / values[row]:.0f}" for name, values in seconds.items())
+        rates = " ".join(
+            f"{name}={tokens[row] / values[row]:.0f}" for name, values in seconds.items()
+        )
         print(f"step={step} tokens={tokens[row]} tokens_per_s: {rates}")
     for name in ("window", "step"):
         ratios = [bare / own for bare, own in zip(seconds["bare"], seconds[name], strict=True)]
-        print(f"{name} against bare: {' '.join(f'{ratio:.3f}' for ratio in ratios)}, median {statistics.median(ratios):.3f}")
+        print(
+            f"{name} against bare: {' '.join(f'{ratio:.3f}' for ratio in ratios)}, median"
+            f" {statistics.median(ratios):.3f}"
+        )
 
 
 def _run_flow(options: argparse.Namespace, scratch: Path) -> None:
     """The run as a user starts it, with a Prefect server of its own."""
-    changes = (f"run_name={RUN}", f"num_steps={options.steps}", "evaluation.num_prompts=2", "cluster.dashboard_port=0", NO_SECOND_WAVE)
-    command = [sys.executable, "-m", "flows.commands.demo", "--preset", options.preset, "--root", str(scratch), "--prefect-port", "0"]
-    subprocess.run([*command, *(word for change in changes for word in ("--set", change))], timeout=3600, check=True)
+    changes = (
+        f"run_name={RUN}",
+        f"num_steps={options.steps}",
+        "evaluation.num_prompts=2",
+        "cluster.dashboard_port=0",
+        NO_SECOND_WAVE,
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "flows.commands.demo",
+        "--preset",
+        options.preset,
+        "--root",
+        str(scratch),
+        "--prefect-port",
+        "0",
+    ]
+    subprocess.run(
+        [*command, *(word for change in changes for word in ("--set", change))],
+        timeout=3600,
+        check=True,
+    )
 
 
-def _replay(config: RunConfig, journal: Journal, rounds: Sequence[int], scratch: Path) -> list[float]:
+def _replay(
+    config: RunConfig, journal: Journal, rounds: Sequence[int], scratch: Path
+) -> list[float]:
     """Seconds of each round when bare processes generate it."""
     model = str(resolve_model(config.model, Path(config.keep.model_cache)))
     specs = [spec for spec in worker_specs(config.cluster) if spec.role == "rollout"]
     children = []
     for spec in specs:
-        own = [[one for one in journal.read(step) if one.response.generated.engine == spec.name] for step in rounds]
-        requests = [[(row.prompt.token_ids, len(row.response.generated.token_ids)) for row in rows] for rows in own]
-        job = {"config": config.model_dump(mode="json"), "model": model, "cores": spec.core_ids, "requests": requests}
+        own = [
+            [one for one in journal.read(step) if one.response.generated.engine == spec.name]
+            for step in rounds
+        ]
+        requests = [
+            [(row.prompt.token_ids, len(row.response.generated.token_ids)) for row in rows]
+            for rows in own
+        ]
+        job = {
+            "config": config.model_dump(mode="json"),
+            "model": model,
+            "cores": spec.core_ids,
+            "requests": requests,
+        }
         (scratch / f"{spec.name}.json").write_text(json.dumps(job))
-        command = [sys.executable, "-m", "benchmarks.path_throughput", "--bare", str(scratch / f"{spec.name}.json")]
-        environment = os.environ | spec.environment  # the thread counts of an engine's worker; torch reads them when it is imported
-        children.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.path_throughput",
+            "--bare",
+            str(scratch / f"{spec.name}.json"),
+        ]
+        environment = (
+            os.environ | spec.environment
+        )  # the thread counts of an engine's worker; torch reads them when it is imported
+        children.append(
+            subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        )
     try:
         for child in children:
             _answer(child.stdout)
@@ -124,7 +189,8 @@ def _answer(stream: IO[str] | None) -> str:
 
 
 def _bare(path: Path) -> None:
-    """One bare process: answer READY, then for every line read generate the next round and answer READY with its seconds."""
+    """One bare process: answer READY, then for every line read generate the next round and answer
+    READY with its seconds."""
     job: dict[str, Any] = json.loads(path.read_text())  # Any: JSON
     config = RunConfig.model_validate(job["config"])
     llm = bare_llm(config.engine, job["model"], config.seed, job["cores"])
@@ -134,11 +200,18 @@ def _bare(path: Path) -> None:
         sampling = config.sampling
         params = [
             SamplingParams(
-                max_tokens=length, ignore_eos=True, logprobs=0, detokenize=False, temperature=sampling.temperature, top_p=sampling.top_p
+                max_tokens=length,
+                ignore_eos=True,
+                logprobs=0,
+                detokenize=False,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
             )
             for _, length in requests
         ]
-        llm.generate([{"prompt_token_ids": tokens} for tokens, _ in requests], params, use_tqdm=False)
+        llm.generate(
+            [{"prompt_token_ids": tokens} for tokens, _ in requests], params, use_tqdm=False
+        )
 
     generate([(tokens, 4) for tokens, _ in job["requests"][0][:4]])
     print(READY, flush=True)

@@ -1,11 +1,14 @@
-"""Rollout time and preemptions with fixed tensor-parallel sizes and with the parallelism planner, on simulated engines.
+"""Rollout time and preemptions with fixed tensor-parallel sizes and with the parallelism planner,
+on simulated engines.
 
     python -m benchmarks.planner_simulated --steps 20
 
-Tail batching on one host of simulated devices: the real rounds, router and driver, and the real planner, told what the simulated engines
-count. Responses get longer from step to step, as in training. A replica of size t has the memory of t devices less one copy of
-the weights; a decode step takes the time to read its share of the weights, and more for the exchange the more devices there are. Leaves out
-the time of rebuilding engines, which is printed as a number of changes: how long one takes is a matter of the machine.
+Tail batching on one host of simulated devices: the real rounds, router and driver, and the real
+planner, told what the simulated engines count. Responses get longer from step to step, as in
+training. A replica of size t has the memory of t devices less one copy of the weights; a decode
+step takes the time to read its share of the weights, and more for the exchange the more devices
+there are. Leaves out the time of rebuilding engines, which is printed as a number of changes: how
+long one takes is a matter of the machine.
 """
 
 from __future__ import annotations
@@ -23,16 +26,37 @@ from rich.table import Table
 
 from artifacts.records import Prompt
 from flows.engine_layout import BOUND_PER_MEAN
-from tasks.rounds.driver import drive_round
-from tasks.rounds.records import RoundInputs
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulation.replica import LengthModel, SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.rounds.driver import drive_round
+from tasks.rounds.records import RoundInputs
 from tasks.scheduling.events import RoundPlan
-from tasks.scheduling.parallelism import PLANNED, KindState, PlannedKind, PlannerState, RoundReading, observe
-from tasks.scheduling.rounds import BatchConfig, QueueState, TailBatchingConfig, batch_algebra, finish_round, make_scheduler, plan_round
-from tasks.scheduling.throughput import Demand, ThroughputPoint, ThroughputProfile, best_size, not_slower
+from tasks.scheduling.parallelism import (
+    PLANNED,
+    KindState,
+    PlannedKind,
+    PlannerState,
+    RoundReading,
+    observe,
+)
+from tasks.scheduling.rounds import (
+    BatchConfig,
+    QueueState,
+    TailBatchingConfig,
+    batch_algebra,
+    finish_round,
+    make_scheduler,
+    plan_round,
+)
+from tasks.scheduling.throughput import (
+    Demand,
+    ThroughputPoint,
+    ThroughputProfile,
+    best_size,
+    not_slower,
+)
 
 PROMPT_TOKENS = 200
 SIZES = (1, 2, 4, 8)
@@ -40,14 +64,16 @@ SIZES = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One host, in the units of the KV cache; the defaults resemble a quarter of the load of figure 6."""
+    """One host, in the units of the KV cache; the defaults resemble a quarter of the load of figure
+    6."""
 
     num_devices: int = 8
     device_tokens: int = 90_000  # tokens whose KV would fill a device
     weights_tokens: int = 25_000  # tokens whose KV would take the room of the weights
     weights_s: float = 0.006  # reading the weights once from one device, which a decode step does
     fixed_s: float = 0.003  # of a decode step, whatever the size
-    exchange_s: float = 0.0035  # of a decode step, for each doubling of the size: what the devices of a replica tell each other
+    # of a decode step, for each doubling of the size: what the devices of a replica tell each other
+    exchange_s: float = 0.0035
     median_tokens: float = 1500.0  # of the responses of the first step
     growth: float = 1.04  # of that median from step to step
     longest_tokens: int = 32_000
@@ -56,7 +82,9 @@ class Machine:
         """Fresh replicas of this size, as they are after the weights of a step were loaded."""
         lengths = LengthModel(median_tokens=self.median_tokens * self.growth**step, sigma=1.1)
         config = self.engine(size).model_copy(update={"lengths": lengths})
-        return [SimulatedEngine(f"engine-{place}", config) for place in range(self.num_devices // size)]
+        return [
+            SimulatedEngine(f"engine-{place}", config) for place in range(self.num_devices // size)
+        ]
 
     def engine(self, size: int) -> SimulatedEngineConfig:
         """A replica of this size."""
@@ -82,7 +110,9 @@ class Machine:
             for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256)
         )
         room = {size: one.kv_capacity_tokens for size, one in replicas.items()}
-        return ThroughputProfile(model="simulated", device="simulated", kv_tokens=room, points=points)
+        return ThroughputProfile(
+            model="simulated", device="simulated", kv_tokens=room, points=points
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +127,23 @@ class PlayedRound:
 
 def first_sizes(machine: Machine, batch: BatchConfig) -> PlannerState:
     """The planner's own choice for both kinds of round, from what calibration would measure."""
-    algebra, profile, mean = batch_algebra(batch, TailBatchingConfig()), machine.profile(), machine.longest_tokens // BOUND_PER_MEAN
+    algebra, profile, mean = (
+        batch_algebra(batch, TailBatchingConfig()),
+        machine.profile(),
+        machine.longest_tokens // BOUND_PER_MEAN,
+    )
     launched: dict[PlannedKind, int] = {
         "short": algebra.launch_prompts * algebra.launch_per_prompt,
         "long": algebra.accept_prompts * algebra.accept_per_prompt,
     }
-    demands = {kind: Demand(num_responses=num, prompt_tokens=PROMPT_TOKENS, response_tokens=mean) for kind, num in launched.items()}
-    sizes = {kind: best_size(profile, profile.sizes, machine.num_devices, demand) for kind, demand in demands.items()}
+    demands = {
+        kind: Demand(num_responses=num, prompt_tokens=PROMPT_TOKENS, response_tokens=mean)
+        for kind, num in launched.items()
+    }
+    sizes = {
+        kind: best_size(profile, profile.sizes, machine.num_devices, demand)
+        for kind, demand in demands.items()
+    }
     return PlannerState(kinds={kind: KindState(size=size) for kind, size in sizes.items()})
 
 
@@ -113,17 +153,26 @@ def fixed_sizes(size: int) -> PlannerState:
 
 
 async def play_run(
-    machine: Machine, batch: BatchConfig, num_steps: int, planner: PlannerState, plans: bool, profiled: bool
+    machine: Machine,
+    batch: BatchConfig,
+    num_steps: int,
+    planner: PlannerState,
+    plans: bool,
+    profiled: bool,
 ) -> list[PlayedRound]:
-    """The rounds of a run without its drain; after each the planner may change the size of the next of its kind, if it plans at all.
+    """The rounds of a run without its drain; after each the planner may change the size of the next
+    of its kind, if it plans at all.
 
-    profiled: whether it knows the profile, and so which sizes are slower, or follows the paper's rule alone.
+    profiled: whether it knows the profile, and so which sizes are slower, or follows the paper's
+    rule alone.
     """
     state, scheduling, profile = QueueState(), TailBatchingConfig(), machine.profile()
     played: list[PlayedRound] = []
     for step in range(1, num_steps + 1):
         domains = ("a",) * (num_steps * 2 * batch.prompts_per_step)
-        plan = plan_round(state, batch, scheduling, domains=domains, seed=0, step=step, num_steps=num_steps)
+        plan = plan_round(
+            state, batch, scheduling, domains=domains, seed=0, step=step, num_steps=num_steps
+        )
         assert plan is not None, "the run is not over"
         kind = PLANNED[plan.kind]
         engines = machine.engines(planner.kinds[kind].size, step)
@@ -132,19 +181,34 @@ async def play_run(
         rollout_s = asyncio.get_running_loop().time() - began_s
         readings = [await engine.stats() for engine in engines]
         preemptions = sum(one.num_preemptions for one in readings)
-        played.append(PlayedRound(kind=kind, size=planner.kinds[kind].size, num_preemptions=preemptions, rollout_s=rollout_s))
+        played.append(
+            PlayedRound(
+                kind=kind,
+                size=planner.kinds[kind].size,
+                num_preemptions=preemptions,
+                rollout_s=rollout_s,
+            )
+        )
         if plans:
             usage = max(one.kv_usage_max for one in readings)
             reading = RoundReading(kind=kind, num_preemptions=preemptions, kv_usage_max=usage)
             num_responses = len(plan.prompts) * plan.launch_per_prompt
             mean = sum(one.tokens_generated for one in readings) // num_responses
-            demand = Demand(num_responses=num_responses, prompt_tokens=PROMPT_TOKENS, response_tokens=mean)
-            sizes = not_slower(profile, profile.sizes, played[-1].size, machine.num_devices, demand) if profiled else profile.sizes
+            demand = Demand(
+                num_responses=num_responses, prompt_tokens=PROMPT_TOKENS, response_tokens=mean
+            )
+            sizes = (
+                not_slower(profile, profile.sizes, played[-1].size, machine.num_devices, demand)
+                if profiled
+                else profile.sizes
+            )
             planner = observe(planner, reading, sizes, profile.kv_tokens if profiled else {})
     return played
 
 
-async def _play(plan: RoundPlan, state: QueueState, engines: Sequence[SimulatedEngine], longest_tokens: int) -> QueueState:
+async def _play(
+    plan: RoundPlan, state: QueueState, engines: Sequence[SimulatedEngine], longest_tokens: int
+) -> QueueState:
     async def accept(group: object) -> None:
         pass
 
@@ -152,7 +216,13 @@ async def _play(plan: RoundPlan, state: QueueState, engines: Sequence[SimulatedE
         plan=plan,
         versions=range(1),
         prompts={
-            ref.prompt_id: Prompt(prompt_id=ref.prompt_id, domain=ref.domain, token_ids=(1,) * PROMPT_TOKENS, gold="", text="")
+            ref.prompt_id: Prompt(
+                prompt_id=ref.prompt_id,
+                domain=ref.domain,
+                token_ids=(1,) * PROMPT_TOKENS,
+                gold="",
+                text="",
+            )
             for ref in plan.prompts
         },
         scheduler=make_scheduler(plan),
@@ -167,7 +237,14 @@ async def _play(plan: RoundPlan, state: QueueState, engines: Sequence[SimulatedE
     )
     result = await drive_round(inputs)
     accepted = [group.prompt.prompt_id for group in result.groups]
-    return finish_round(state, plan, accepted=accepted, deferred=result.deferred, dropped=result.dropped, filtered=result.filtered)
+    return finish_round(
+        state,
+        plan,
+        accepted=accepted,
+        deferred=result.deferred,
+        dropped=result.dropped,
+        filtered=result.filtered,
+    )
 
 
 def rows(name: str, played: Sequence[PlayedRound]) -> list[tuple[str, ...]]:
@@ -189,20 +266,35 @@ def rows(name: str, played: Sequence[PlayedRound]) -> list[tuple[str, ...]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=20, help="steps of each run (default: %(default)s)")
-    parser.add_argument("--prompts", type=int, default=32, help="prompts per step (default: %(default)s)")
-    parser.add_argument("--responses", type=int, default=8, help="responses per prompt (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=20, help="steps of each run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--prompts", type=int, default=32, help="prompts per step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--responses", type=int, default=8, help="responses per prompt (default: %(default)s)"
+    )
     options = parser.parse_args()
     batch = BatchConfig(prompts_per_step=options.prompts, responses_per_prompt=options.responses)
     table = Table("engines", "rounds", "sizes", "preemptions", "rollout s", box=None)
     runs = [(f"size {size}", fixed_sizes(size), False, False) for size in SIZES]
-    runs += [("planner, rule alone", fixed_sizes(1), True, False), ("planner with a profile", first_sizes(Machine(), batch), True, True)]
+    runs += [
+        ("planner, rule alone", fixed_sizes(1), True, False),
+        ("planner with a profile", first_sizes(Machine(), batch), True, True),
+    ]
     for name, first, plans, profiled in runs:
         played = run_virtual(play_run(Machine(), batch, options.steps, first, plans, profiled))
         for row in rows(name, played):
             table.add_row(*row)
         changes = sum(before.size != after.size for before, after in pairwise(played))
-        table.add_row(name, "all", f"{changes} changes", "", f"{sum(one.rollout_s for one in played):.0f} in total")
+        table.add_row(
+            name,
+            "all",
+            f"{changes} changes",
+            "",
+            f"{sum(one.rollout_s for one in played):.0f} in total",
+        )
     Console(width=140).print(table)
 
 

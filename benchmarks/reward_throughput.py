@@ -2,9 +2,10 @@
 
     python -m benchmarks.reward_throughput --answers 10000
 
-Ten thousand varied answers (`varied_answers`) through the reward as a run uses it: extraction, the fast paths, math-verify in its
-worker process, the hard limit. One line in all and one for each kind; it fails if a verdict is wrong, an answer hangs or a call
-crashes. CPU time is that of this process and of all its workers, their starts included: on a busy machine the figure to trust.
+Ten thousand varied answers (`varied_answers`) through the reward as a run uses it: extraction, the
+fast paths, math-verify in its worker process, the hard limit. One line in all and one for each
+kind; it fails if a verdict is wrong, an answer hangs or a call crashes. CPU time is that of this
+process and of all its workers, their starts included: on a busy machine the figure to trust.
 """
 
 from __future__ import annotations
@@ -47,23 +48,40 @@ def judge(reward: MathAnswer, answer: VariedAnswer) -> Judged:
     """Score one answer."""
     prompt = Prompt(prompt_id="0/0", domain="math", token_ids=(1,), gold=answer.gold, text="q")
     generated = Generated(
-        prompt_id="0/0", index=0, token_ids=(), logprobs=(), versions=(), finish_reason="stop", text=answer.text, engine="engine-0",
+        prompt_id="0/0", index=0, token_ids=(), logprobs=(), versions=(), finish_reason="stop",
+        text=answer.text, engine="engine-0",
         submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
     )  # fmt: skip
     before, started_s = reward.num_verified, time.perf_counter()
     score = reward.score(prompt, generated)
-    return Judged(answer=answer, score=score, wall_s=time.perf_counter() - started_s, asked=reward.num_verified > before)
+    return Judged(
+        answer=answer,
+        score=score,
+        wall_s=time.perf_counter() - started_s,
+        asked=reward.num_verified > before,
+    )
 
 
 def line(name: str, judged: list[Judged]) -> str:
     """Figures of some answers."""
     taken_s = sorted(one.wall_s for one in judged)
-    p50_ms, p99_ms, max_ms = (1e3 * taken_s[int(share * (len(taken_s) - 1))] for share in (0.50, 0.99, 1.0))
+    p50_ms, p99_ms, max_ms = (
+        1e3 * taken_s[int(share * (len(taken_s) - 1))] for share in (0.50, 0.99, 1.0)
+    )
     counts = f"answers={len(judged)} asked_math_verify={sum(one.asked for one in judged)}"
     timeouts = sum(one.score.outcome is Outcome.TIMEOUT for one in judged)
-    faults = f"wrong_verdicts={sum(one.is_mistaken for one in judged)} hangs={sum(s > HANG_S for s in taken_s)}"
-    speed = f"answers_per_s={len(taken_s) / sum(taken_s):.0f} p50_ms={p50_ms:.3f} p99_ms={p99_ms:.2f} max_ms={max_ms:.0f}"
-    return f"kind={name} {counts} {speed} timeouts={timeouts} {faults} crashes={sum(one.is_crash for one in judged)}"
+    faults = (
+        f"wrong_verdicts={sum(one.is_mistaken for one in judged)}"
+        f" hangs={sum(s > HANG_S for s in taken_s)}"
+    )
+    speed = (
+        f"answers_per_s={len(taken_s) / sum(taken_s):.0f} p50_ms={p50_ms:.3f} p99_ms={p99_ms:.2f}"
+        f" max_ms={max_ms:.0f}"
+    )
+    return (
+        f"kind={name} {counts} {speed} timeouts={timeouts} {faults}"
+        f" crashes={sum(one.is_crash for one in judged)}"
+    )
 
 
 def cpu_s() -> float:
@@ -86,16 +104,23 @@ def measure(answers: Iterable[VariedAnswer], timeout_s: float) -> list[Judged]:
     finally:
         reward.close()
     each_ms = 1e3 * (cpu_s() - cpu_before_s) / len(judged)
-    print(f"{line('all', judged)} cpu_ms_per_answer={each_ms:.2f} answers_per_cpu_s={1e3 / each_ms:.0f}")
+    print(
+        f"{line('all', judged)} cpu_ms_per_answer={each_ms:.2f}"
+        f" answers_per_cpu_s={1e3 / each_ms:.0f}"
+    )
     return judged
 
 
 def main() -> None:
     """Judge, print and fail on the first kind of fault."""
-    parser = argparse.ArgumentParser(description="Answers per second of the mathematics reward, by kind, and its verdicts.")
+    parser = argparse.ArgumentParser(
+        description="Answers per second of the mathematics reward, by kind, and its verdicts."
+    )
     parser.add_argument("--answers", type=int, default=10_000, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of the answers")
-    parser.add_argument("--timeout-s", type=float, default=1.0, help="of one symbolic check; more on a busy machine")
+    parser.add_argument(
+        "--timeout-s", type=float, default=1.0, help="of one symbolic check; more on a busy machine"
+    )
     arguments = parser.parse_args()
     if arguments.answers < 100:
         parser.error("fewer than 100 answers do not hold the hostile ones; raise --answers")
@@ -107,7 +132,10 @@ def main() -> None:
         print(line(kind, of_kind))
     faulty = [one for one in judged if one.is_mistaken or one.is_crash or one.wall_s > HANG_S]
     for one in faulty[:20]:
-        print(f"fault: gold={one.answer.gold!r} text={one.answer.text[-120:]!r} wanted={one.answer.is_right} got={one.score.detail}")
+        print(
+            f"fault: gold={one.answer.gold!r} text={one.answer.text[-120:]!r}"
+            f" wanted={one.answer.is_right} got={one.score.detail}"
+        )
     if faulty:
         raise SystemExit(f"{len(faulty)} answers without the right verdict")
 

@@ -1,10 +1,12 @@
-"""What the stream trainer saves, by how many devices it may free and when, on simulated engines and learners.
+"""What the stream trainer saves, by how many devices it may free and when, on simulated engines and
+learners.
 
     python -m benchmarks.stream_trainer_simulated --devices 16 --train-share 0.25
 
-Synchronous rounds on colocated devices: the real driver, router, policy and dealing of groups, on a virtual clock. A learner takes
-time by the token; how much follows from the share of a plain step that training is to have. Leaves out what it costs a device to
-change over (a GPU may have to give its KV cache back), and the update, which is the same for all.
+Synchronous rounds on colocated devices: the real driver, router, policy and dealing of groups, on a
+virtual clock. A learner takes time by the token; how much follows from the share of a plain step
+that training is to have. Leaves out what it costs a device to change over (a GPU may have to give
+its KV cache back), and the update, which is the same for all.
 """
 
 from __future__ import annotations
@@ -19,9 +21,6 @@ from rich.table import Table
 
 from artifacts.records import Group, Prompt, Span
 from artifacts.reports.timeline import bubble_shares, device_times, stage_s
-from tasks.rounds.driver import drive_round
-from tasks.rounds.figures import rollout_spans
-from tasks.rounds.records import RoundInputs
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulation.replica import LengthModel, SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
@@ -29,9 +28,17 @@ from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.dealing import GroupPart
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.streaming import Split, StreamedAccumulation
+from tasks.rounds.driver import drive_round
+from tasks.rounds.figures import rollout_spans
+from tasks.rounds.records import RoundInputs
 from tasks.scheduling.events import PromptRef, RoundPlan
 from tasks.scheduling.rounds import make_scheduler
-from tasks.scheduling.stream_training import DeviceGroup, ScaleDown, StreamTrainer, StreamTrainerConfig
+from tasks.scheduling.stream_training import (
+    DeviceGroup,
+    ScaleDown,
+    StreamTrainer,
+    StreamTrainerConfig,
+)
 
 PROMPT_TOKENS = 200
 ROW_TOKENS = 16384
@@ -60,7 +67,9 @@ class Machine:
         return RoundPlan(
             step=1,
             kind="sync",
-            prompts=tuple(PromptRef(prompt_id=f"0/{row}", domain="a") for row in range(self.num_prompts)),
+            prompts=tuple(
+                PromptRef(prompt_id=f"0/{row}", domain="a") for row in range(self.num_prompts)
+            ),
             launch_per_prompt=self.responses_per_prompt,
             accept_prompts=self.num_prompts,
             accept_per_prompt=self.responses_per_prompt,
@@ -74,7 +83,11 @@ class Machine:
 
     def history(self) -> list[int]:
         """Lengths of earlier rounds."""
-        return [min(self.longest_tokens, self.engine.lengths.tokens(f"1/{row}", index)) for row in range(200) for index in range(4)]
+        return [
+            min(self.longest_tokens, self.engine.lengths.tokens(f"1/{row}", index))
+            for row in range(200)
+            for index in range(4)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +115,17 @@ class SimulatedRank:
         clock = asyncio.get_running_loop().time
         start_s = clock()
         await asyncio.sleep(
-            self.s_per_token * sum(len(part.group.responses[place].generated.token_ids) for part in parts for place in part.places)
+            self.s_per_token
+            * sum(
+                len(part.group.responses[place].generated.token_ids)
+                for part in parts
+                for place in part.places
+            )
         )
         device, actor = device_name(self.rank), f"learner-{self.rank}"
-        self.spans.append(Span(device=device, actor=actor, kind="train", start_s=start_s, end_s=clock()))
+        self.spans.append(
+            Span(device=device, actor=actor, kind="train", start_s=start_s, end_s=clock())
+        )
         return AccumulateReport(num_groups=sum(part.is_first for part in parts))
 
 
@@ -113,7 +133,9 @@ def device_name(place: int) -> str:
     return f"cuda:{place}"
 
 
-async def play_step(machine: Machine, config: StreamTrainerConfig, s_per_token: float, seed: int) -> StepFigures:
+async def play_step(
+    machine: Machine, config: StreamTrainerConfig, s_per_token: float, seed: int
+) -> StepFigures:
     """A round and the gradients of its groups."""
     spans: list[Span] = []
     splits: list[Split] = []
@@ -123,7 +145,9 @@ async def play_step(machine: Machine, config: StreamTrainerConfig, s_per_token: 
 
     ranks = [SimulatedRank(rank, s_per_token, spans) for rank in range(machine.num_devices)]
     async with asyncio.TaskGroup() as tasks:
-        accumulation = StreamedAccumulation(ranks, tasks, machine.num_prompts, ROW_TOKENS, flat_costs=True)
+        accumulation = StreamedAccumulation(
+            ranks, tasks, machine.num_prompts, ROW_TOKENS, flat_costs=True
+        )
         result = await drive_round(inputs(machine, config, accumulation, seed))
         await accumulation.finish(record)
     step_s = asyncio.get_running_loop().time()
@@ -141,10 +165,15 @@ async def play_step(machine: Machine, config: StreamTrainerConfig, s_per_token: 
     )
 
 
-def inputs(machine: Machine, config: StreamTrainerConfig, accumulation: StreamedAccumulation, seed: int) -> RoundInputs:
+def inputs(
+    machine: Machine, config: StreamTrainerConfig, accumulation: StreamedAccumulation, seed: int
+) -> RoundInputs:
     """The round, its groups and freed devices handed to the accumulation."""
     plan = machine.plan()
-    pairs = [DeviceGroup(engines=(f"engine-{place}",), learners=(str(place),)) for place in range(machine.num_devices)]
+    pairs = [
+        DeviceGroup(engines=(f"engine-{place}",), learners=(str(place),))
+        for place in range(machine.num_devices)
+    ]
 
     async def accept(group: Group) -> None:
         await accumulation.offer([group])
@@ -157,7 +186,13 @@ def inputs(machine: Machine, config: StreamTrainerConfig, accumulation: Streamed
         plan=plan,
         versions=range(1),
         prompts={
-            ref.prompt_id: Prompt(prompt_id=ref.prompt_id, domain="a", token_ids=(1,) * PROMPT_TOKENS, gold="", text="")
+            ref.prompt_id: Prompt(
+                prompt_id=ref.prompt_id,
+                domain="a",
+                token_ids=(1,) * PROMPT_TOKENS,
+                gold="",
+                text="",
+            )
             for ref in plan.prompts
         },
         scheduler=make_scheduler(plan),
@@ -175,7 +210,8 @@ def inputs(machine: Machine, config: StreamTrainerConfig, accumulation: Streamed
 
 
 def token_cost_s(machine: Machine, train_share: float) -> float:
-    """Seconds a token that would give training this share of a plain step, were it dealt without a remainder."""
+    """Seconds a token that would give training this share of a plain step, were it dealt without a
+    remainder."""
     plain = run_virtual(play_step(machine, VARIANTS["off"], 1.0, seed=0))
     return train_share / (1 - train_share) * plain.rollout_s * machine.num_devices / plain.train_s
 
@@ -186,24 +222,68 @@ def mean(figures: Sequence[StepFigures], name: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--devices", type=int, default=16, help="simulated devices (default: %(default)s)")
-    parser.add_argument("--prompts", type=int, default=128, help="prompts of a step, 8 responses each (default: %(default)s)")
-    parser.add_argument("--train-share", type=float, default=0.25, help="of a plain step that is training (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=3, help="rounds that are played, and averaged (default: %(default)s)")
+    parser.add_argument(
+        "--devices", type=int, default=16, help="simulated devices (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        default=128,
+        help="prompts of a step, 8 responses each (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--train-share",
+        type=float,
+        default=0.25,
+        help="of a plain step that is training (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=3,
+        help="rounds that are played, and averaged (default: %(default)s)",
+    )
     options = parser.parse_args()
     if not 0 < options.train_share < 1 or options.devices < 2 or options.seeds < 1:
-        parser.error(f"--train-share must lie between 0 and 1, --devices be >= 2 and --seeds >= 1, got {options}")
+        parser.error(
+            "--train-share must lie between 0 and 1, --devices be >= 2 and --seeds >= 1, got"
+            f" {options}"
+        )
     machine = Machine(num_devices=options.devices, num_prompts=options.prompts)
     cost_s = token_cost_s(machine, options.train_share)
-    title = f"{options.devices} devices, {options.prompts} prompts, {options.train_share:.0%} training, {options.seeds} rounds"
-    table = Table("freed at most, milestones", "step s", "of off", "rollout s", "tail", "streamed groups", "migrated", title=title)
+    title = (
+        f"{options.devices} devices, {options.prompts} prompts, {options.train_share:.0%} training,"
+        f" {options.seeds} rounds"
+    )
+    table = Table(
+        "freed at most, milestones",
+        "step s",
+        "of off",
+        "rollout s",
+        "tail",
+        "streamed groups",
+        "migrated",
+        title=title,
+    )
     plain_s = 0.0
     for name, config in VARIANTS.items():
-        figures = [run_virtual(play_step(machine, config, cost_s, seed)) for seed in range(options.seeds)]
+        figures = [
+            run_virtual(play_step(machine, config, cost_s, seed)) for seed in range(options.seeds)
+        ]
         step_s = mean(figures, "step_s")
         plain_s = plain_s or step_s
-        cells = (f"{step_s:.1f}", f"{step_s / plain_s:.3f}", f"{mean(figures, 'rollout_s'):.1f}", f"{mean(figures, 'tail'):.3f}")
-        table.add_row(name, *cells, f"{mean(figures, 'num_streamed'):.0f}", f"{mean(figures, 'num_migrated'):.0f}")
+        cells = (
+            f"{step_s:.1f}",
+            f"{step_s / plain_s:.3f}",
+            f"{mean(figures, 'rollout_s'):.1f}",
+            f"{mean(figures, 'tail'):.3f}",
+        )
+        table.add_row(
+            name,
+            *cells,
+            f"{mean(figures, 'num_streamed'):.0f}",
+            f"{mean(figures, 'num_migrated'):.0f}",
+        )
     Console().print(table)
 
 

@@ -1,7 +1,9 @@
-r"""Ten thousand answers to mathematical questions of many kinds, each with the verdict that it must get, drawn from one seed.
+r"""Ten thousand answers to mathematical questions of many kinds, each with the verdict that it must
+get, drawn from one seed.
 
-Half are right by construction, half are wrong in a small way; around them stands text as models write it. Two in five are numbers
-against numbers. The hostile ones hold every row of the project's table of adversarial answers (M1 to M32) at least once.
+Half are right by construction, half are wrong in a small way; around them stands text as models
+write it. Two in five are numbers against numbers. The hostile ones hold every row of the project's
+table of adversarial answers (M1 to M32) at least once.
 """
 
 from __future__ import annotations
@@ -23,13 +25,23 @@ class VariedAnswer:
 
 
 Parts = tuple[str, str, str]  # gold, a right answer, a wrong one
-BEFORE = ("", "We compute step by step.\n", "Let $x$ be 7, so \\boxed{7} is not it.\n", "First 3 + 4 = 7, then 7 * 2 = 14.\n\n", "So ")
+BEFORE = (
+    "",
+    "We compute step by step.\n",
+    "Let $x$ be 7, so \\boxed{7} is not it.\n",
+    "First 3 + 4 = 7, then 7 * 2 = 14.\n\n",
+    "So ",
+)
 AFTER = ("", ".", " as wanted.", "\n", "<|im_end|>\n<|im_start|>user\nAnd \\boxed{99}?")
 
 
 def _integer(draw: Random) -> Parts:
     value = draw.randint(-(10**9), 10**9)
-    return str(value), draw.choice((f"{value}", f"{value:,}", f"{value}.0", f"${value}$")), str(value + draw.randint(1, 9))
+    return (
+        str(value),
+        draw.choice((f"{value}", f"{value:,}", f"{value}.0", f"${value}$")),
+        str(value + draw.randint(1, 9)),
+    )
 
 
 def _decimal(draw: Random) -> Parts:
@@ -39,7 +51,9 @@ def _decimal(draw: Random) -> Parts:
 
 def _fraction(draw: Random) -> Parts:
     top, low, factor = draw.randint(1, 999), draw.randint(2, 99), draw.randint(1, 9)
-    right = draw.choice((f"{top * factor}/{low * factor}", f"\\frac{{{top * factor}}}{{{low * factor}}}"))
+    right = draw.choice(
+        (f"{top * factor}/{low * factor}", f"\\frac{{{top * factor}}}{{{low * factor}}}")
+    )
     return f"\\frac{{{top}}}{{{low}}}", right, f"\\dfrac{{{top + 1}}}{{{low}}}"
 
 
@@ -57,33 +71,59 @@ def _unit(draw: Random) -> Parts:
 def _polynomial(draw: Random) -> Parts:
     first, second, third = (draw.randint(1, 99) for _ in range(3))
     gold = f"{first}x^2 + {second}xy - {third}"
-    return gold, draw.choice((f"-{third} + x({first}x + {second}y)", f"{first}x \\cdot x - {third} + {second}yx")), f"{gold} + 1"
+    return (
+        gold,
+        draw.choice(
+            (f"-{third} + x({first}x + {second}y)", f"{first}x \\cdot x - {third} + {second}yx")
+        ),
+        f"{gold} + 1",
+    )
 
 
 def _quotient(draw: Random) -> Parts:
     first, second = draw.randint(1, 99), draw.randint(2, 99)
-    return f"\\frac{{x}}{{{second}}} + {first}", f"\\frac{{x + {first * second}}}{{{second}}}", f"\\frac{{x + {first}}}{{{second}}}"
+    return (
+        f"\\frac{{x}}{{{second}}} + {first}",
+        f"\\frac{{x + {first * second}}}{{{second}}}",
+        f"\\frac{{x + {first}}}{{{second}}}",
+    )
 
 
 def _root(draw: Random) -> Parts:
     factor, radicand = draw.randint(2, 30), draw.choice((2, 3, 5, 6, 7, 10, 11))
-    return f"{factor}\\sqrt{{{radicand}}}", f"\\sqrt{{{factor**2 * radicand}}}", f"\\sqrt{{{factor * radicand}}}"
+    return (
+        f"{factor}\\sqrt{{{radicand}}}",
+        f"\\sqrt{{{factor**2 * radicand}}}",
+        f"\\sqrt{{{factor * radicand}}}",
+    )
 
 
 def _circle(draw: Random) -> Parts:
     top, low = draw.randint(1, 99), draw.randint(2, 99)
-    return f"\\frac{{{top}\\pi}}{{{low}}}", f"\\frac{{{top}}}{{{low}}}\\pi", f"\\frac{{{top}}}{{{low}}}"
+    return (
+        f"\\frac{{{top}\\pi}}{{{low}}}",
+        f"\\frac{{{top}}}{{{low}}}\\pi",
+        f"\\frac{{{top}}}{{{low}}}",
+    )
 
 
 def _function(draw: Random) -> Parts:
-    name, first, second = draw.choice(("\\sin", "\\cos", "\\ln", "\\exp")), draw.randint(2, 99), draw.randint(1, 99)
+    name, first, second = (
+        draw.choice(("\\sin", "\\cos", "\\ln", "\\exp")),
+        draw.randint(2, 99),
+        draw.randint(1, 99),
+    )
     gold = f"{second} + {name}({first}x)"
     return gold, f"{name}({first} x) + {second}", f"{second} + {name}({first + 1}x)"
 
 
 def _power(draw: Random) -> Parts:
     first, second = draw.randint(2, 40), draw.randint(1, 40)
-    return f"{second}e^{{{first}x}}", f"{second} \\cdot e^{{{first}x}}", f"{second}e^{{{first + 1}x}}"
+    return (
+        f"{second}e^{{{first}x}}",
+        f"{second} \\cdot e^{{{first}x}}",
+        f"{second}e^{{{first + 1}x}}",
+    )
 
 
 def _set(draw: Random) -> Parts:
@@ -99,7 +139,11 @@ def _interval(draw: Random) -> Parts:
 
 def _point(draw: Random) -> Parts:
     first, second, third = (draw.randint(1, 999) for _ in range(3))
-    return f"({first}, {second}, {third})", f"({first},{second},{third})", f"({first}, {third + 1}, {second})"
+    return (
+        f"({first}, {second}, {third})",
+        f"({first},{second},{third})",
+        f"({first}, {third + 1}, {second})",
+    )
 
 
 def _unknown_function(draw: Random) -> Parts:
@@ -133,7 +177,11 @@ KINDS: tuple[tuple[str, int, Callable[[Random], Parts]], ...] = (
     ("spoiled", 5, _integer),  # truncated, empty, very long
     ("hostile", 3, _integer),
 )
-MATRIX = r"\det\begin{pmatrix}" + r"\\".join("&".join(f"a_{{{row}{column}}}" for column in range(9)) for row in range(9)) + r"\end{pmatrix}"
+MATRIX = (
+    r"\det\begin{pmatrix}"
+    + r"\\".join("&".join(f"a_{{{row}{column}}}" for column in range(9)) for row in range(9))
+    + r"\end{pmatrix}"
+)
 
 
 def box(content: str) -> str:
@@ -141,7 +189,8 @@ def box(content: str) -> str:
     return f"\\boxed{{{content}}}"
 
 
-# Row of the table, gold, response, whether it is right. M23 and M29 have rows of both kinds; M30 and M32 are no answers of a model.
+# Row of the table, gold, response, whether it is right. M23 and M29 have rows of both kinds; M30
+# and M32 are no answers of a model.
 HOSTILE: tuple[tuple[str, str, str, bool], ...] = (
     ("M1", "42", " \n\t ", False),
     ("M2", "42", "I do not know the answer.", False),
@@ -195,7 +244,8 @@ HOSTILE: tuple[tuple[str, str, str, bool], ...] = (
     ("M31", "42", box(r"\sum_{k=1}^{100000000} \frac{1}{k^3}"), False),
     ("M31", "x", box(MATRIX), False),
 )
-# What math-verify does not finish in seconds: a few in ten thousand, for each costs its time limit and a new worker.
+# What math-verify does not finish in seconds: a few in ten thousand, for each costs its time limit
+# and a new worker.
 ENDLESS: tuple[tuple[str, str, str, bool], ...] = (
     ("endless", "f(x)", box("(a+b+c+d)^{400} + f(x)"), False),
     ("endless", "f(x)+1", box("(p+q+c+d)^{401} + f(x)"), False),
@@ -204,11 +254,17 @@ NUM_ENDLESS = 4
 
 
 def varied_answers(seed: int, num_answers: int) -> Iterator[VariedAnswer]:
-    """Answers in the shares of `KINDS`, every hostile row among the first; the same for the same seed."""
+    """Answers in the shares of `KINDS`, every hostile row among the first; the same for the same
+    seed."""
     draw = Random(seed)
     certain = HOSTILE + tuple(ENDLESS[number % len(ENDLESS)] for number in range(NUM_ENDLESS))
     for row, gold, text, is_right in certain[:num_answers]:
-        yield VariedAnswer(kind="endless" if row == "endless" else "hostile", gold=gold, text=text, is_right=is_right)
+        yield VariedAnswer(
+            kind="endless" if row == "endless" else "hostile",
+            gold=gold,
+            text=text,
+            is_right=is_right,
+        )
     names, shares, _ = zip(*KINDS, strict=True)
     makers = {name: maker for name, _, maker in KINDS}
     for _ in range(num_answers - len(certain)):
@@ -218,7 +274,9 @@ def varied_answers(seed: int, num_answers: int) -> Iterator[VariedAnswer]:
 
 def _hostile(draw: Random) -> VariedAnswer:
     _, gold, text, is_right = draw.choice(HOSTILE)
-    return VariedAnswer(kind="hostile", gold=gold, text=f"{draw.randint(0, 999)} {text}", is_right=is_right)
+    return VariedAnswer(
+        kind="hostile", gold=gold, text=f"{draw.randint(0, 999)} {text}", is_right=is_right
+    )
 
 
 def _drawn(draw: Random, kind: str, parts: Parts) -> VariedAnswer:
@@ -228,7 +286,9 @@ def _drawn(draw: Random, kind: str, parts: Parts) -> VariedAnswer:
     if kind == "spoiled":
         text, is_right = _spoiled(draw, answer, is_right=is_right)
         return VariedAnswer(kind=kind, gold=gold, text=text, is_right=is_right)
-    if kind in ("integer", "decimal", "percent") and draw.random() < 0.5:  # no box before it: that would be the answer
+    if (
+        kind in ("integer", "decimal", "percent") and draw.random() < 0.5
+    ):  # no box before it: that would be the answer
         text = f"3 + 4 = 7.\nAnswer: {answer}{draw.choice(AFTER)}"
     else:
         text = f"{draw.choice(BEFORE)}it is {box(answer)}{draw.choice(AFTER)}"

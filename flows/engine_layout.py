@@ -1,6 +1,8 @@
-"""The engines' layout of a run: what the parallelism planner wants for a round, made true before the round begins.
+"""The engines' layout of a run: what the parallelism planner wants for a round, made true before
+the round begins.
 
-planner state ── size of this kind ──▶ same as now? go on : tear down, rebuild, publish weights through the gate ──▶ round ──▶ observe
+    planner state ── size of this kind ──▶ same as now? ── yes ─────────────────▶ round ──▶ observe
+                                                └── no: tear down, rebuild, publish ──┘
 """
 
 from __future__ import annotations
@@ -17,14 +19,24 @@ from tasks.cluster.devices import device_map, engine_members
 from tasks.cluster.fleet import Fleet
 from tasks.engines.vllm.model_files import read_head_counts
 from tasks.report import StepReport
-from tasks.scheduling.parallelism import PLANNED, KindState, PlannedKind, PlannerState, RoundReading, observe, possible_sizes
+from tasks.scheduling.parallelism import (
+    PLANNED,
+    KindState,
+    PlannedKind,
+    PlannerState,
+    RoundReading,
+    observe,
+    possible_sizes,
+)
 from tasks.scheduling.rounds import batch_algebra
 from tasks.scheduling.throughput import Demand, ThroughputProfile, best_size, not_slower
 from tasks.train import publish
 
 logger = logging.getLogger(__name__)
 
-BOUND_PER_MEAN = 8  # tokens that a response may have over those it has on average: 16 in the paper's tasks, 7 to 14 in tiny-mix
+# tokens that a response may have over those it has on average: 16 in the paper's tasks, 7 to 14 in
+# tiny-mix
+BOUND_PER_MEAN = 8
 
 
 class EngineLayouts:
@@ -36,20 +48,32 @@ class EngineLayouts:
         self._profile = read_profile(run.config.planner.profile)
         self._sizes = sizes_of(run.config, run.context.model_path)
         self._num_devices = len(device_map(run.config.cluster)["rollout"])
-        self.state = PlannerState.from_json(run.commits[-1].planner) if run.commits else PlannerState(kinds={})
+        self.state = (
+            PlannerState.from_json(run.commits[-1].planner)
+            if run.commits
+            else PlannerState(kinds={})
+        )
 
     async def arrange(self, fleet: Fleet, kind: RoundKind) -> tuple[Span, ...]:
-        """Bring the engines into the layout for a round of this kind; what that cost every device, nothing if nothing changed."""
+        """Bring the engines into the layout for a round of this kind; what that cost every device,
+        nothing if nothing changed."""
         if not self._config.planner.enabled or kind not in PLANNED:
             return ()
         planned = PLANNED[kind]
         if planned not in self.state.kinds:
-            self.state = PlannerState(kinds={**self.state.kinds, planned: KindState(size=self._first_size(planned))})
+            self.state = PlannerState(
+                kinds={**self.state.kinds, planned: KindState(size=self._first_size(planned))}
+            )
         members = engine_members(self._config.cluster, self.state.kinds[planned].size)
         if members == fleet.run.members:
             return ()
         began_s = time.time()
-        logger.info("relayout kind=%s tensor_parallel_size=%d engines=%d", kind, self.state.kinds[planned].size, len(members))
+        logger.info(
+            "relayout kind=%s tensor_parallel_size=%d engines=%d",
+            kind,
+            self.state.kinds[planned].size,
+            len(members),
+        )
         await fleet.relayout(members)
         await publish(fleet.run)
         ended_s, run = time.time(), fleet.run
@@ -63,49 +87,69 @@ class EngineLayouts:
         """The state after the step, to be committed with it; the state to go on with, too."""
         if self._config.planner.enabled and report.plan.round.kind in PLANNED:
             kind, rollout = PLANNED[report.plan.round.kind], report.rollout
-            reading = RoundReading(kind=kind, num_preemptions=rollout.num_preemptions, kv_usage_max=rollout.kv_usage_max)
+            reading = RoundReading(
+                kind=kind,
+                num_preemptions=rollout.num_preemptions,
+                kv_usage_max=rollout.kv_usage_max,
+            )
             sizes = self._sizes_for(self.state.kinds[kind].size, report)
-            self.state = observe(self.state, reading, sizes, self._profile.kv_tokens if self._profile else {})
+            self.state = observe(
+                self.state, reading, sizes, self._profile.kv_tokens if self._profile else {}
+            )
         return self.state
 
     def _sizes_for(self, now: int, report: StepReport) -> tuple[int, ...]:
-        """The possible sizes; with a profile, without those that would be slower for a round such as this one was."""
+        """The possible sizes; with a profile, without those that would be slower for a round such
+        as this one was."""
         if self._profile is None:
             return self._sizes
         num_responses = len(report.plan.round.prompts) * report.plan.round.launch_per_prompt
         mean = max(1, sum(report.rollout.tokens.values()) // num_responses)
-        demand = Demand(num_responses=num_responses, prompt_tokens=_prompt_tokens(self._config), response_tokens=mean)
+        demand = Demand(
+            num_responses=num_responses,
+            prompt_tokens=_prompt_tokens(self._config),
+            response_tokens=mean,
+        )
         return not_slower(self._profile, self._sizes, now, self._num_devices, demand)
 
     def _first_size(self, kind: PlannedKind) -> int:
         """By the profile if there is one."""
         if self._profile is None:
             return self._config.engine.tensor_parallel_size
-        return best_size(self._profile, self._sizes, self._num_devices, demand_of(self._config, kind))
+        return best_size(
+            self._profile, self._sizes, self._num_devices, demand_of(self._config, kind)
+        )
 
 
 def read_profile(path: str) -> ThroughputProfile | None:
-    """The profile of this file; None for an empty path. Raises ValueError when it cannot be used."""
+    """The profile of this file; None for an empty path. Raises ValueError when it cannot be
+    used."""
     if not path:
         return None
     try:
         return ThroughputProfile.from_json(Path(path).read_text())
     except OSError as error:
         raise ValueError(
-            f"planner.profile must be a readable file, got {path!r} ({error.strerror}); make one with 'python -m flows.commands.calibrate'"
+            f"planner.profile must be a readable file, got {path!r} ({error.strerror}); make one"
+            " with 'python -m flows.commands.calibrate'"
         ) from error
 
 
 def sizes_of(config: RunConfig, model_path: str) -> tuple[int, ...]:
-    """The sizes that the planner may choose from. ValueError when the one it begins with is not among them."""
+    """The sizes that the planner may choose from. ValueError when the one it begins with is not
+    among them."""
     heads, kv_heads = read_head_counts(model_path)
-    devices, largest = device_map(config.cluster)["rollout"], config.planner.max_tensor_parallel_size
+    devices, largest = (
+        device_map(config.cluster)["rollout"],
+        config.planner.max_tensor_parallel_size,
+    )
     sizes = possible_sizes(devices, config.cluster.devices_per_host, heads, kv_heads, largest)
     first = config.engine.tensor_parallel_size
     if config.planner.enabled and first not in sizes:
         raise ValueError(
-            f"engine.tensor_parallel_size must be one of {', '.join(map(str, sizes))} for the planner (of {heads} heads and {kv_heads} "
-            f"KV heads, on {len(devices)} rollout devices), got {first}; change it"
+            f"engine.tensor_parallel_size must be one of {', '.join(map(str, sizes))} for the"
+            f" planner (of {heads} heads and {kv_heads} KV heads, on {len(devices)} rollout"
+            f" devices), got {first}; change it"
         )
     return sizes
 
@@ -113,9 +157,15 @@ def sizes_of(config: RunConfig, model_path: str) -> tuple[int, ...]:
 def demand_of(config: RunConfig, kind: PlannedKind) -> Demand:
     """What a round of this kind asks of the engines, before anything is known of its responses."""
     algebra = batch_algebra(config.batch, config.scheduling)
-    launched = algebra.launch_prompts * algebra.launch_per_prompt if kind == "short" else algebra.accept_prompts * algebra.accept_per_prompt
+    launched = (
+        algebra.launch_prompts * algebra.launch_per_prompt
+        if kind == "short"
+        else algebra.accept_prompts * algebra.accept_per_prompt
+    )
     mean = max(1, config.sampling.max_response_tokens // BOUND_PER_MEAN)
-    return Demand(num_responses=launched, prompt_tokens=_prompt_tokens(config), response_tokens=mean)
+    return Demand(
+        num_responses=launched, prompt_tokens=_prompt_tokens(config), response_tokens=mean
+    )
 
 
 def _prompt_tokens(config: RunConfig) -> int:

@@ -1,4 +1,5 @@
-"""Held-out evaluation: the same prompts each time, sampled by the engines and scored by the rewards, nothing trained."""
+"""Held-out evaluation: the same prompts each time, sampled by the engines and scored by the
+rewards, nothing trained."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class EvaluationReport:
         return sum(self.scores.values()) / len(self.scores)
 
 
-def evaluation_round(run: RunContext, step: int, num_prompts: int, responses_per_prompt: int) -> RoundPlan:
+def evaluation_round(
+    run: RunContext, step: int, num_prompts: int, responses_per_prompt: int
+) -> RoundPlan:
     """The round that asks the first num_prompts held-out prompts that can be asked."""
     return RoundPlan(
         step=step,
@@ -51,7 +54,8 @@ def evaluation_round(run: RunContext, step: int, num_prompts: int, responses_per
 
 @flow(name="evaluate", flow_run_name="evaluate-after-{plan.step:05d}", validate_parameters=False)
 async def evaluate(plan: StepPlan) -> EvaluationReport:
-    """Ask and score. Afterwards the engines are reseeded, so that a run that skips a recorded evaluation samples the same."""
+    """Ask and score. Afterwards the engines are reseeded, so that a run that skips a recorded
+    evaluation samples the same."""
     with dask.annotate(resources=SLOT):
         rollout = run_rollout.submit(plan)
         reward = score_responses.submit(plan)
@@ -80,10 +84,14 @@ def recorded_evaluation(plan: StepPlan) -> EvaluationReport | None:
             questions[row.prompt.prompt_id] = row.prompt.text
     return EvaluationReport(
         version=plan.weights.version,
-        scores={prompt_id: sum(values) / len(values) for prompt_id, values in sorted(rewards.items())},
+        scores={
+            prompt_id: sum(values) / len(values) for prompt_id, values in sorted(rewards.items())
+        },
         questions=questions,
         num_infra=num_infra,
         tokens=sum(rollout.tokens.values()),
-        judged_tokens=sum(judgement.new_tokens for judgement in kept_judgements(store_of(plan), plan.step)),
+        judged_tokens=sum(
+            judgement.new_tokens for judgement in kept_judgements(store_of(plan), plan.step)
+        ),
         seconds=rollout.finished_s - rollout.started_s,
     )

@@ -1,6 +1,8 @@
-"""Everything that tells of a run while it goes on and when it is over: MLflow, Prefect artifacts, the terminal, plots, summary.
+"""Everything that tells of a run while it goes on and when it is over: MLflow, Prefect artifacts,
+the terminal, plots, summary.
 
-Nothing here is needed to go on with a run: it is all made from the commits, the recorded rounds and the evaluations.
+Nothing here is needed to go on with a run: it is all made from the commits, the recorded rounds and
+the evaluations.
 """
 
 from __future__ import annotations
@@ -13,15 +15,26 @@ from typing import Self
 
 from distributed import get_client
 from prefect import get_run_logger
-from prefect.artifacts import acreate_link_artifact, acreate_markdown_artifact, acreate_table_artifact
+from prefect.artifacts import (
+    acreate_link_artifact,
+    acreate_markdown_artifact,
+    acreate_table_artifact,
+)
 from rich.console import Console
 
 from artifacts import layout
-from artifacts.reports import plots
 from artifacts.commit import StepCommit, read_commits
 from artifacts.journal import Journal
 from artifacts.records import RoundKind
-from artifacts.reports.summary import RunSummary, markdown, mean_interval, paired_difference, rich_summary, unpaired
+from artifacts.reports import plots
+from artifacts.reports.summary import (
+    RunSummary,
+    markdown,
+    mean_interval,
+    paired_difference,
+    rich_summary,
+    unpaired,
+)
 from artifacts.tables import spans_to_parquet
 from flows.evaluate import EvaluationReport
 from flows.run import OpenRun
@@ -34,7 +47,14 @@ from tasks.rollout import artifact_key, progress_key
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.rounds import QueueState
 
-TABLE_COLUMNS = ("reward/mean", "rollout/response_tokens_max", "time/rollout_s", "time/train_s", "time/step_s", "queue/long_prompts")
+TABLE_COLUMNS = (
+    "reward/mean",
+    "rollout/response_tokens_max",
+    "time/rollout_s",
+    "time/train_s",
+    "time/step_s",
+    "queue/long_prompts",
+)
 ROUND_COLUMNS: tuple[RoundKind, ...] = ("sync", "short", "long", "drain")
 
 
@@ -60,14 +80,30 @@ class RunReporter:
         return self
 
     async def _point_to_mlflow(self) -> None:
-        tracker, about = self._run.tracker, f"Parameters, metrics and plots of {self._run.context.run_id}"
+        tracker, about = (
+            self._run.tracker,
+            f"Parameters, metrics and plots of {self._run.context.run_id}",
+        )
         if tracker.page:
-            await acreate_link_artifact(link=tracker.page, link_text="the run in MLflow", key=f"mlflow-{self._key}", description=about)
+            await acreate_link_artifact(
+                link=tracker.page,
+                link_text="the run in MLflow",
+                key=f"mlflow-{self._key}",
+                description=about,
+            )
         else:
-            text = f"Run `{tracker.run_id}` in `{tracker.uri}`. `make ui` shows what lies beside an artifact root."
+            text = (
+                f"Run `{tracker.run_id}` in `{tracker.uri}`. `make ui` shows what lies beside an"
+                " artifact root."
+            )
             await acreate_markdown_artifact(text, key=f"mlflow-{self._key}", description=about)
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self._view.__aexit__(kind, error, trace)
 
     @property
@@ -78,12 +114,18 @@ class RunReporter:
     def evaluated(self, step: int, report: EvaluationReport) -> None:
         """Held-out scores are there."""
         self._evaluations[step] = report
-        self._run.tracker.log_metrics(step, {"heldout/reward_mean": report.mean, "heldout/infra": float(report.num_infra)})
-        told = f"held-out reward after step {step}: {report.mean:.3f} ({len(report.scores)} prompts)"
+        self._run.tracker.log_metrics(
+            step, {"heldout/reward_mean": report.mean, "heldout/infra": float(report.num_infra)}
+        )
+        told = (
+            f"held-out reward after step {step}: {report.mean:.3f} ({len(report.scores)} prompts)"
+        )
         self._view.note(told)
         get_run_logger().info(told)
 
-    def commit_record(self, report: StepReport, state: QueueState, planner: PlannerState, checkpoint: str | None) -> StepCommit:
+    def commit_record(
+        self, report: StepReport, state: QueueState, planner: PlannerState, checkpoint: str | None
+    ) -> StepCommit:
         """The step as it is committed."""
         metrics = step_metrics(report, state, tuple(self._journal.read_groups(report.plan.step)))
         return StepCommit(
@@ -94,32 +136,53 @@ class RunReporter:
             seeds={"seed": self._run.config.seed},
             counters=running_totals((*self.figures, metrics), state),
             metrics=metrics,
-            timings=stage_times(report) | {"started_s": report.started_s, "finished_s": report.finished_s},
+            timings=stage_times(report)
+            | {
+                "started_s": report.started_s,
+                "finished_s": report.finished_s,
+            },
             checkpoint=checkpoint,
             planner=planner.to_json(),
             timeouts=to_record(merged(self._timeouts(report.plan.step), report.reward.relearned)),
         )
 
     def _timeouts(self, step: int) -> dict[str, Anchor]:
-        """What the step's recorded executions tell of the running times of test cases; nothing is read where none can be."""
+        """What the step's recorded executions tell of the running times of test cases; nothing is
+        read where none can be."""
         rewards = self._run.config.rewards
         rows = self._journal.read(step) if learns_timeouts(rewards) else ()
-        return timeouts_of(rewards, [(row.prompt.domain, row.response.score) for row in rows if row.response.score is not None])
+        return timeouts_of(
+            rewards,
+            [
+                (row.prompt.domain, row.response.score)
+                for row in rows
+                if row.response.score is not None
+            ],
+        )
 
     async def stepped(self, report: StepReport, commit: StepCommit) -> None:
         """A committed step: keep its spans, log its metrics, add its row, tell a skipped update."""
         self._commits.append(commit)
-        self._run.store.write(layout.table_file("spans", commit.step), spans_to_parquet(commit.step, report.spans))
+        self._run.store.write(
+            layout.table_file("spans", commit.step), spans_to_parquet(commit.step, report.spans)
+        )
         self._journal.drop_parts(commit.step)
         self._run.tracker.log_step(commit.step, commit.metrics)
         self._show(commit)
         get_run_logger().info(
-            "step=%d round=%s %s", commit.step, commit.kind, " ".join(f"{k}={commit.metrics.get(k, 0.0):.3f}" for k in TABLE_COLUMNS)
+            "step=%d round=%s %s",
+            commit.step,
+            commit.kind,
+            " ".join(f"{k}={commit.metrics.get(k, 0.0):.3f}" for k in TABLE_COLUMNS),
         )
         if (skipped := skipped_of(commit.metrics)) is not None:
             told = f"step={commit.step} update={skipped}: no update, because {REASONS[skipped]}"
             get_run_logger().warning(told)
-        await acreate_table_artifact(table=self._rows, key=f"steps-{self._key}", description=f"Steps of {self._run.context.run_id}")
+        await acreate_table_artifact(
+            table=self._rows,
+            key=f"steps-{self._key}",
+            description=f"Steps of {self._run.context.run_id}",
+        )
 
     def _show(self, commit: StepCommit) -> None:
         figures = {name: round(commit.metrics.get(name, 0.0), 3) for name in TABLE_COLUMNS}
@@ -131,7 +194,8 @@ class RunReporter:
         return None if found is None else (int(found[0]), int(found[1]))
 
     async def finish(self, model: str) -> RunSummary:
-        """Plots and summary into the report folder, MLflow and Prefect; the summary on the terminal. `model`: where it was exported."""
+        """Plots and summary into the report folder, MLflow and Prefect; the summary on the
+        terminal. `model`: where it was exported."""
         commits = read_commits(self._run.store)
         summary = self._summary(commits, model)
         pictures = await asyncio.to_thread(self._pictures, commits)
@@ -139,7 +203,9 @@ class RunReporter:
         for name, data in {**pictures, "summary.md": text.encode()}.items():
             self._run.store.write(layout.report_file(name), data)
             self._run.tracker.log_file(data, f"{layout.REPORT}/{name}")
-        await acreate_markdown_artifact(text, key=f"summary-{self._key}", description=f"What came of {self._run.context.run_id}")
+        await acreate_markdown_artifact(
+            text, key=f"summary-{self._key}", description=f"What came of {self._run.context.run_id}"
+        )
         Console().print(rich_summary(summary))
         return summary
 
@@ -158,10 +224,16 @@ class RunReporter:
         return RunSummary(
             run_id=self._run.context.run_id,
             num_steps=len(commits),
-            wall_s=commits[-1].timings["finished_s"] - commits[0].timings["started_s"] if commits else 0.0,
+            wall_s=(
+                commits[-1].timings["finished_s"] - commits[0].timings["started_s"]
+                if commits
+                else 0.0
+            ),
             reward_before=before.mean,
             reward_after=after.mean,
-            gain=paired_difference(before.scores, after.scores, self._run.config.seed, question_of=after.questions),
+            gain=paired_difference(
+                before.scores, after.scores, self._run.config.seed, question_of=after.questions
+            ),
             num_unpaired=unpaired(before.scores, after.scores),
             time_s={stage: sum(commit.timings[stage] for commit in commits) for stage in STAGES},
             ledger_tokens=dict(ledger),
@@ -184,7 +256,9 @@ class RunReporter:
         }
         stages = {stage: [commit.timings[stage] for commit in commits] for stage in STAGES}
         pictures = {
-            "reward.png": plots.reward_curve(steps, [commit.metrics["reward/mean"] for commit in commits], heldout),
+            "reward.png": plots.reward_curve(
+                steps, [commit.metrics["reward/mean"] for commit in commits], heldout
+            ),
             "step_times.png": plots.step_times(steps, [commit.kind for commit in commits], stages),
             "response_lengths.png": plots.response_lengths(self._lengths(commits)),
         }
@@ -193,7 +267,9 @@ class RunReporter:
             if typical is not None:
                 title = f"Step {typical.step}, a {kind} round"
                 devices = sorted({*self._run.context.devices.values()})
-                pictures[f"timeline_{kind}.png"] = plots.device_gantt(self._journal.read_spans(typical.step), devices, title)
+                pictures[f"timeline_{kind}.png"] = plots.device_gantt(
+                    self._journal.read_spans(typical.step), devices, title
+                )
         return pictures
 
     def _lengths(self, commits: Sequence[StepCommit]) -> dict[RoundKind, list[int]]:
@@ -207,5 +283,8 @@ class RunReporter:
 
 def _typical_step(commits: Sequence[StepCommit], kind: RoundKind) -> StepCommit | None:
     """The step of this kind whose length is the median one, or None."""
-    alike = sorted((commit for commit in commits if commit.kind == kind), key=lambda commit: commit.metrics["time/step_s"])
+    alike = sorted(
+        (commit for commit in commits if commit.kind == kind),
+        key=lambda commit: commit.metrics["time/step_s"],
+    )
     return alike[len(alike) // 2] if alike else None

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from artifacts.reports.tracking import flatten
-from flows.config.run_config import RunConfig
 from flows.config.overlay import overlay
+from flows.config.run_config import RunConfig
 
 Json = Mapping[str, Any]  # Any: JSON values
 

@@ -1,15 +1,16 @@
 """One RL step.
 
-            ┌─────────────────────────────── one Prefect flow run: rl-step ───────────────────────────────┐
- plan ──────▶ run_rollout ══ finished ═▶ score_responses                                                  │
-            │   engines   ◀══ scores ══     rewards                                                       │
-            │      ╚═══════ accepted groups ═══════▶ accumulate_gradients ─▶ update_policy ─▶ publish ─▶ engines
-            └─────────────────────────────────────────────────────────────────────────────────────────────┘
+       ┌───────────────────────── one Prefect flow run: rl-step ─────────────────────────┐
+ plan ─▶ run_rollout ══ finished ═▶ score_responses                                       │
+       │   engines   ◀══ scores ══     rewards                                            │
+       │      ╚═══ accepted groups ═══▶ accumulate_gradients ─▶ update_policy ─▶ publish ─▶ engines
+       └─────────────────────────────────────────────────────────────────────────────────┘
 
-The first three tasks run at the same time and meet in the sample buffer (═); the last two follow (─). With the stream trainer
-(`tasks.scheduling.stream_training`) learners begin on devices that the rollout frees; else they begin when it is over. The round's
-kind and its sizes are decided before the step begins (`tasks.scheduling.rounds.plan_round`). In the RollPacker paper a step of the
-14B model spends about 70 % in rollout, 5 to 10 % in reward and 20 to 25 % in training (Table 1).
+The first three tasks run at the same time and meet in the sample buffer (═); the last two follow
+(─). With the stream trainer (`tasks.scheduling.stream_training`) learners begin on devices that the
+rollout frees; else they begin when it is over. The round's kind and its sizes are decided before
+the step begins (`tasks.scheduling.rounds.plan_round`). In the RollPacker paper a step of the 14B
+model spends about 70 % in rollout, 5 to 10 % in reward and 20 to 25 % in training (Table 1).
 """
 
 from __future__ import annotations
@@ -22,17 +23,21 @@ from typing import Any
 import dask
 from prefect import flow
 
-from tasks.sample_buffer import RoundAborted
 from tasks.plan import StepPlan
 from tasks.report import StepReport
 from tasks.reward import score_responses
 from tasks.rollout import run_rollout
+from tasks.sample_buffer import RoundAborted
 from tasks.train import accumulate_gradients, publish_weights, update_policy
 
 SLOT = {"coordinator": 1}
 
 
-@flow(name="rl-step", flow_run_name="step-{plan.step:05d}-{plan.round.kind}", validate_parameters=False)
+@flow(
+    name="rl-step",
+    flow_run_name="step-{plan.step:05d}-{plan.round.kind}",
+    validate_parameters=False,
+)
 async def rl_step(plan: StepPlan) -> StepReport:
     """Roll out, score, train, update, publish. The caller commits the step."""
     started_s = time.time()
@@ -44,13 +49,25 @@ async def rl_step(plan: StepPlan) -> StepReport:
         published = publish_weights.submit(plan, policy)
     done = await all_results((rollout, reward, gradients, policy, published))
     names = ("rollout", "reward", "gradients", "policy", "published")
-    return StepReport(plan=plan, **dict(zip(names, done, strict=True)), started_s=started_s, finished_s=time.time())
+    return StepReport(
+        plan=plan,
+        **dict(zip(names, done, strict=True)),
+        started_s=started_s,
+        finished_s=time.time(),
+    )
 
 
-async def all_results(futures: Sequence[Any]) -> list[Any]:  # Any: Prefect futures and their results
-    """The results of tasks that run at the same time. Waits for all, then raises the failure that made the others fail."""
-    results = await asyncio.gather(*(asyncio.to_thread(future.result) for future in futures), return_exceptions=True)
+async def all_results(
+    futures: Sequence[Any],
+) -> list[Any]:  # Any: Prefect futures and their results
+    """The results of tasks that run at the same time. Waits for all, then raises the failure that
+    made the others fail."""
+    results = await asyncio.gather(
+        *(asyncio.to_thread(future.result) for future in futures), return_exceptions=True
+    )
     failures = [result for result in results if isinstance(result, BaseException)]
     if failures:
-        raise next((failure for failure in failures if not isinstance(failure, RoundAborted)), failures[0])
+        raise next(
+            (failure for failure in failures if not isinstance(failure, RoundAborted)), failures[0]
+        )
     return list(results)

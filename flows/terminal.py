@@ -1,6 +1,8 @@
-"""What a person sees in the terminal while a run goes on: a bar, the last steps, and how far the present round is.
+"""What a person sees in the terminal while a run goes on: a bar, the last steps, and how far the
+present round is.
 
-On a terminal the view is redrawn in place; elsewhere (a log, CI) every step is one line. Leaves out the summary at the end.
+On a terminal the view is redrawn in place; elsewhere (a log, CI) every step is one line. Leaves out
+the summary at the end.
 """
 
 from __future__ import annotations
@@ -36,9 +38,12 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class TerminalView:
-    """Shows a run; `read_progress` tells (finished, launched) responses of the round that runs, or None between rounds."""
+    """Shows a run; `read_progress` tells (finished, launched) responses of the round that runs, or
+    None between rounds."""
 
-    def __init__(self, run_id: str, num_steps: int, read_progress: Callable[[], tuple[int, int] | None]) -> None:
+    def __init__(
+        self, run_id: str, num_steps: int, read_progress: Callable[[], tuple[int, int] | None]
+    ) -> None:
         self._run_id = run_id
         self._num_steps = num_steps
         self._read_progress = read_progress
@@ -47,7 +52,11 @@ class TerminalView:
         self._notes: list[str] = []
         self._started_s = time.monotonic()
         self._step = 0
-        self._live = Live(console=Console(), refresh_per_second=4, transient=True) if sys.stdout.isatty() else None
+        self._live = (
+            Live(console=Console(), refresh_per_second=4, transient=True)
+            if sys.stdout.isatty()
+            else None
+        )
         self._ticker: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -56,7 +65,12 @@ class TerminalView:
             self._ticker = asyncio.create_task(self._tick())
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
@@ -77,7 +91,9 @@ class TerminalView:
         self._rows.append((step, kind, metrics))
         self._rewards.append(metrics["reward/mean"])
         if self._live is None:
-            figures = "  ".join(f"{title} {form.format(metrics.get(name, 0.0))}" for title, name, form in COLUMNS)
+            figures = "  ".join(
+                f"{title} {form.format(metrics.get(name, 0.0))}" for title, name, form in COLUMNS
+            )
             told = f"step {step}/{self._num_steps} {kind:<5} {figures}  {update_told(metrics)}"
             print(told.rstrip(), flush=True)
 
@@ -96,9 +112,14 @@ class TerminalView:
             figures = (form.format(metrics.get(name, 0.0)) for _, name, form in COLUMNS)
             table.add_row(str(step), kind, *figures, update_told(metrics))
         head = Text(
-            f"{self._run_id}   step {self._step} of {self._num_steps}   {elapsed_s / 60:.1f} min   reward {sparkline(self._rewards)}"
+            f"{self._run_id}   step {self._step} of {self._num_steps}   {elapsed_s / 60:.1f} min  "
+            f" reward {sparkline(self._rewards)}"
         )
-        lines: list[RenderableType] = [head, ProgressBar(total=self._num_steps, completed=self._step, width=80), table]
+        lines: list[RenderableType] = [
+            head,
+            ProgressBar(total=self._num_steps, completed=self._step, width=80),
+            table,
+        ]
         if progress is not None:
             finished, launched = progress
             lines.append(Text(f"this round: {finished} of {launched} responses", style="cyan"))
@@ -113,4 +134,6 @@ def update_told(metrics: Mapping[str, float]) -> str:
 
 def sparkline(values: list[float], width: int = 40) -> str:
     """The last values as bars, 0 to 1."""
-    return "".join(BLOCKS[min(len(BLOCKS) - 1, max(0, int(value * len(BLOCKS))))] for value in values[-width:])
+    return "".join(
+        BLOCKS[min(len(BLOCKS) - 1, max(0, int(value * len(BLOCKS))))] for value in values[-width:]
+    )

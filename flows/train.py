@@ -1,9 +1,13 @@
 """The training run: before, step after step, after.
 
-open -> restore -> evaluate -> [ plan_round -> rl_step -> commit ] x steps (+ drain) -> evaluate -> report
+    open -> restore -> evaluate
+         -> [ plan_round -> rl_step -> commit ] x steps (+ drain)
+         -> evaluate -> report
 
-python -m flows.commands.start --preset tiny --set num_steps=5        in this process; needs a Prefect server, `make demo` brings one
-prefect deployment run 'train/laptop' --watch -p config='{"preset": "smollm2", "num_steps": 40}'
+In this process, with a Prefect server that runs (`make demo` brings one), or by a worker of one:
+
+    python -m flows.commands.start --preset tiny --set num_steps=5
+    prefect deployment run 'train/laptop' --watch -p config='{"preset": "smollm2", "num_steps": 40}'
 """
 
 from __future__ import annotations
@@ -60,7 +64,8 @@ RECOVERABLE = (ActorLost, EngineLost, PeerLost, KilledWorker, FutureCancelledErr
 
 @flow(name="train", flow_run_name="train-{config.preset}", description=__doc__)
 async def train(config: RunConfig) -> RunSummary:
-    """Post-train a model. Starts a local Dask cluster unless the configuration names a scheduler."""
+    """Post-train a model. Starts a local Dask cluster unless the configuration names a
+    scheduler."""
     with ExitStack() as stack:
         run = stack.enter_context(open_run(config))
         layouts = EngineLayouts(run)
@@ -73,17 +78,26 @@ async def train(config: RunConfig) -> RunSummary:
         specs, start_s = worker_specs(run.config.cluster), run.config.deadlines.start_s
         workers = [spec.name for spec in specs]
         await take_cluster(client, run.context.run_id, workers, start_s)
-        fleet = stack.enter_context(Fleet(client, run.context, specs, run.config.engine, run.config.learner, start_s))
+        fleet = stack.enter_context(
+            Fleet(client, run.context, specs, run.config.engine, run.config.learner, start_s)
+        )
         try:
-            return await train_steps(run, fleet, layouts, DaskTaskRunner(address=client.scheduler.address))
+            return await train_steps(
+                run, fleet, layouts, DaskTaskRunner(address=client.scheduler.address)
+            )
         except RECOVERABLE as error:
             raise fleet.account(error) from error
 
 
-async def train_steps(run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_runner: DaskTaskRunner) -> RunSummary:
+async def train_steps(
+    run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_runner: DaskTaskRunner
+) -> RunSummary:
     """All steps that are still to do, and the evaluations around them."""
     config = run.config
-    step_flow, evaluation_flow = rl_step.with_options(task_runner=task_runner), evaluate.with_options(task_runner=task_runner)
+    step_flow, evaluation_flow = (
+        rl_step.with_options(task_runner=task_runner),
+        evaluate.with_options(task_runner=task_runner),
+    )
     state, step = run.state, len(run.commits)
     weights = await restored(run, fleet, step)
     async with RunReporter(run) as reporter:
@@ -92,11 +106,15 @@ async def train_steps(run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_r
         while (begun := next_round(run, state, step + 1)) is not None:
             step += 1
             plan = StepPlan(run=run.context, round=begun.plan, weights=weights, attempt=1)
-            report, checkpoint = await recovering(run, fleet, plan, partial(stepped, step_flow, run, fleet, layouts))
+            report, checkpoint = await recovering(
+                run, fleet, plan, partial(stepped, step_flow, run, fleet, layouts)
+            )
             state, weights = state_after(begun.before, report), report.published.weights
             await commit(run, reporter, report, state, layouts.observe(report), checkpoint)
             if due(step, config.evaluation.every_steps):
-                reporter.evaluated(step, await evaluated(evaluation_flow, run, fleet, step, weights))
+                reporter.evaluated(
+                    step, await evaluated(evaluation_flow, run, fleet, step, weights)
+                )
         reporter.evaluated(step, await evaluated(evaluation_flow, run, fleet, step, weights))
         return await reporter.finish(await asyncio.to_thread(export_model, run.context, weights))
 
@@ -122,7 +140,8 @@ def next_round(run: OpenRun, state: QueueState, step: int) -> BegunRound | None:
 
 
 def evaluations_until(run: OpenRun, step: int) -> list[int]:
-    """Steps up to this one whose evaluation an earlier attempt recorded, and this one if its own is due and missing."""
+    """Steps up to this one whose evaluation an earlier attempt recorded, and this one if its own is
+    due and missing."""
     missing = {step} if step == 0 or due(step, run.config.evaluation.every_steps) else set()
     return sorted(missing | run.evaluated_steps)
 
@@ -142,18 +161,28 @@ def state_after(before: QueueState, report: StepReport) -> QueueState:
     return without_unfit(after, report.plan.run.unfit)
 
 
-async def stepped(step_flow: StepFlow, run: OpenRun, fleet: Fleet, layouts: EngineLayouts, plan: StepPlan) -> tuple[StepReport, str | None]:
-    """All of a step that needs workers: the engines in the round's layout, the step itself, and its checkpoint if one is due."""
+async def stepped(
+    step_flow: StepFlow, run: OpenRun, fleet: Fleet, layouts: EngineLayouts, plan: StepPlan
+) -> tuple[StepReport, str | None]:
+    """All of a step that needs workers: the engines in the round's layout, the step itself, and its
+    checkpoint if one is due."""
     relayout = await layouts.arrange(fleet, plan.round.kind)
     await fleet.open_round(round_key(plan))
     report = with_relayout(await step_flow(replace(plan, run=fleet.run)), relayout)
     keep = run.config.keep
     is_due = due(plan.step, keep.checkpoint_every_steps)
-    return report, await save_checkpoint(run.context, plan.step, keep.checkpoints) if is_due else None
+    return report, (
+        await save_checkpoint(run.context, plan.step, keep.checkpoints) if is_due else None
+    )
 
 
 async def commit(
-    run: OpenRun, reporter: RunReporter, report: StepReport, state: QueueState, planner: PlannerState, checkpoint: str | None
+    run: OpenRun,
+    reporter: RunReporter,
+    report: StepReport,
+    state: QueueState,
+    planner: PlannerState,
+    checkpoint: str | None,
 ) -> None:
     """Make the step final: the commit file, then everything that may be lost without harm. No
     worker is asked for anything.
@@ -168,10 +197,14 @@ async def commit(
     check_updates(reporter.figures, run.config.learner.max_nonfinite_steps)
 
 
-async def evaluated(flow_with_runner: StepFlow, run: OpenRun, fleet: Fleet, step: int, weights: WeightsRef) -> EvaluationReport:
+async def evaluated(
+    flow_with_runner: StepFlow, run: OpenRun, fleet: Fleet, step: int, weights: WeightsRef
+) -> EvaluationReport:
     """Held-out scores after this step; read back if they are recorded."""
     config = run.config.evaluation
-    round_plan = evaluation_round(run.context, step, config.num_prompts, config.responses_per_prompt)
+    round_plan = evaluation_round(
+        run.context, step, config.num_prompts, config.responses_per_prompt
+    )
     plan = StepPlan(run=run.context, round=round_plan, weights=weights, attempt=1)
 
     async def asked(tried: StepPlan) -> EvaluationReport:
@@ -196,14 +229,19 @@ async def restored(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
 async def restore(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
     """Bring learners and engines to this step; the weights they hold then, which are a later step's
     if that was updated."""
-    return (await restore_policy(fleet.run, step, run.config.keep.checkpoints, run.weights_of(step))).weights
+    return (
+        await restore_policy(fleet.run, step, run.config.keep.checkpoints, run.weights_of(step))
+    ).weights
 
 
-async def recovering(run: OpenRun, fleet: Fleet, plan: StepPlan, work: Callable[[StepPlan], Awaitable[T]]) -> T:
-    """Do a step or an evaluation; when a worker dies under it, replace what was lost and do the rest of it again.
+async def recovering(
+    run: OpenRun, fleet: Fleet, plan: StepPlan, work: Callable[[StepPlan], Awaitable[T]]
+) -> T:
+    """Do a step or an evaluation; when a worker dies under it, replace what was lost and do the
+    rest of it again.
 
-    What the first attempt recorded is not generated again. A lost learner takes all ranks with it: they are restored from the
-    last checkpoint and replay the committed steps.
+    What the first attempt recorded is not generated again. A lost learner takes all ranks with it:
+    they are restored from the last checkpoint and replay the committed steps.
     """
 
     async def attempted(attempt: int) -> T:

@@ -1,6 +1,8 @@
-"""What makes a run survive: the learner restored from the last checkpoint, and training replayed from recorded groups.
+"""What makes a run survive: the learner restored from the last checkpoint, and training replayed
+from recorded groups.
 
-checkpoint of step 20 + groups of steps 21..27 -> the weights of step 27, bit by bit, without generating a token
+checkpoint of step 20 + groups of steps 21..27 -> the weights of step 27, bit by bit, without
+generating a token
 """
 
 from __future__ import annotations
@@ -32,11 +34,19 @@ from tasks.train import (
 
 
 class ReplayDiffers(RuntimeError):
-    """Replayed training did not reproduce the committed weights; the run must not go on from them."""
+    """Replayed training did not reproduce the committed weights; the run must not go on from
+    them."""
 
 
-@task(name="restore-policy", task_run_name="restore-to-step-{step}", cache_policy=NO_CACHE, tags=["train"])
-async def restore_policy(run: RunContext, step: int, keep_checkpoints: int, committed: WeightsRef | None) -> PublishReport:
+@task(
+    name="restore-policy",
+    task_run_name="restore-to-step-{step}",
+    cache_policy=NO_CACHE,
+    tags=["train"],
+)
+async def restore_policy(
+    run: RunContext, step: int, keep_checkpoints: int, committed: WeightsRef | None
+) -> PublishReport:
     """Bring the learners to this step, unless they have come so far, and the engines to what the
     learners hold; checks the digest of the step's weights against the commit's."""
     versions = await versions_of(run)
@@ -82,8 +92,12 @@ async def _replay(
         assert set(versions) == {0}, f"learners at {versions} cannot be replayed from the start"
     else:
         with ExitStack() as stack:
-            path = await asyncio.to_thread(stack.enter_context, checkpoints.fetched(start, Path(run.weights_dir)))
-            await asyncio.gather(*(rank.call("load_checkpoint", str(path), deadline_s=deadline_s) for rank in ranks))
+            path = await asyncio.to_thread(
+                stack.enter_context, checkpoints.fetched(start, Path(run.weights_dir))
+            )
+            await asyncio.gather(
+                *(rank.call("load_checkpoint", str(path), deadline_s=deadline_s) for rank in ranks)
+            )
     journal = Journal(store)
     for replayed in range((start or 0) + 1, step + 1):
         await replay_gradients(run, store, replayed, journal.read_groups(replayed))
@@ -94,17 +108,25 @@ async def save_checkpoint(run: RunContext, step: int, keep: int) -> str:
     """Every rank's shard, complete or absent; the store path."""
     checkpoints = Checkpoints(Store.open(run.artifact_root).child(run.run_id), keep)
     with checkpoints.aside(Path(run.weights_dir)) as aside:
-        calls = (rank.call("save_checkpoint", str(aside), deadline_s=run.deadlines.learner_call_s) for rank in learner_ranks(run))
+        calls = (
+            rank.call("save_checkpoint", str(aside), deadline_s=run.deadlines.learner_call_s)
+            for rank in learner_ranks(run)
+        )
         await asyncio.gather(*calls)
         return await asyncio.to_thread(checkpoints.commit, step, aside)
 
 
 def export_model(run: RunContext, weights: WeightsRef) -> str:
-    """The trained model as a Hugging Face directory in the run's folder: the weights, and all but the weights of the first model."""
+    """The trained model as a Hugging Face directory in the run's folder: the weights, and all but
+    the weights of the first model."""
     store = Store.open(run.artifact_root).child(run.run_id)
     with tempfile.TemporaryDirectory(prefix="rollflow-model-") as aside:
         for path in Path(run.model_path).iterdir():
-            if path.is_file() and path.suffix not in (".safetensors", ".bin") and not path.name.endswith(".index.json"):
+            if (
+                path.is_file()
+                and path.suffix not in (".safetensors", ".bin")
+                and not path.name.endswith(".index.json")
+            ):
                 shutil.copy2(path, aside)
         shutil.copy2(weights.path, Path(aside) / "model.safetensors")
         store.upload(Path(aside), layout.MODEL)

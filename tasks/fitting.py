@@ -1,9 +1,11 @@
 """Which prompts a run can ask: all that it may come to are rendered before anything is started.
 
-    rows of the stream that num_steps can reach, queue, held-out rows ──render──▶ reasons why some are unfit ──▶ refuse, or skip
+    rows that num_steps can reach, queue, held-out rows
+        ── render ──▶ reasons why some are unfit ──▶ refuse, or skip
 
-A row is unfit when its prompt leaves no room for the longest response, when the model's template or tokenizer refuses it, or when the
-question about it leaves no room for an answer in its judge's context. The work is bounded by what the run would render anyway.
+A row is unfit when its prompt leaves no room for the longest response, when the model's template or
+tokenizer refuses it, or when the question about it leaves no room for an answer in its judge's
+context. The work is bounded by what the run would render anyway.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from artifacts.records import Prompt
 from artifacts.datasets.rows import Row
-from tasks.rewards.judges.tokens import QuestionEncoder
+from artifacts.records import Prompt
 from tasks.environments.single_turn import render
 from tasks.plan import HELDOUT, RunContext, dataset_of, tokenizer_of
-from tasks.rewards.judges.reward import JudgeConfig
 from tasks.rewards.judges.prompt import make_question
+from tasks.rewards.judges.reward import JudgeConfig
+from tasks.rewards.judges.tokens import QuestionEncoder
 from tasks.rewards.registry import config_of
 from tasks.scheduling.prompt_stream import row_at
 from tasks.scheduling.queue_state import QueueState
@@ -65,18 +67,24 @@ class Examination:
 
     def heldout(self) -> frozenset[int]:
         """The unfit held-out rows."""
-        return frozenset(int(name.partition("/")[2]) for name in self.reasons if name.startswith(HELDOUT))
+        return frozenset(
+            int(name.partition("/")[2]) for name in self.reasons if name.startswith(HELDOUT)
+        )
 
     def examine_stream(self, state: QueueState, num_prompts: int) -> None:
         """The next num_prompts prompts that fit, and what waits to be asked; the whole dataset
         where they go round it."""
         num_rows = len(self._dataset.rows)
-        self._examine(int(ref.prompt_id.partition("/")[2]) for ref in (*state.queue, *state.skipped))
+        self._examine(
+            int(ref.prompt_id.partition("/")[2]) for ref in (*state.queue, *state.skipped)
+        )
         num_fit = 0
         for place in range(state.num_drawn, state.num_drawn + num_rows):
             if num_fit == num_prompts:
                 return
-            num_fit += self._fits(str(row := row_at(num_rows, self._run.seed, place)), self._dataset.rows[row])
+            num_fit += self._fits(
+                str(row := row_at(num_rows, self._run.seed, place)), self._dataset.rows[row]
+            )
         self._examine(range(num_rows))
 
     def examine_heldout(self, num_prompts: int) -> int:
@@ -109,7 +117,9 @@ class Examination:
         """ValueError when the prompt's judge would have no room for an answer that is too long for
         its context."""
         limit = config.engine.max_model_len
-        encoder = self._encoders.setdefault(limit, QuestionEncoder(tokenizer_of(self._run.judge_model_path), limit))
+        encoder = self._encoders.setdefault(
+            limit, QuestionEncoder(tokenizer_of(self._run.judge_model_path), limit)
+        )
         question = make_question(
             judge=config.judge, rubric=config.rubric, prompt=prompt, answer="x " * limit,
             mode=config.mode, yes=config.yes, no=config.no, max_new_tokens=config.max_new_tokens,

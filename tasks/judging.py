@@ -1,4 +1,5 @@
-"""The judges of a run as the reward stage sees them: the desk of a round, over the verdicts that the run has already."""
+"""The judges of a run as the reward stage sees them: the desk of a round, over the verdicts that
+the run has already."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from contextlib import asynccontextmanager
 
 from artifacts.judgements import JudgementCache
 from artifacts.store import Store
-from tasks.rewards.judges.remote import RemoteJudge
 from tasks.plan import EVALUATION, RunContext, StepPlan, store_of
-from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.judges.desk import JudgeDesk
+from tasks.rewards.judges.remote import RemoteJudge
+from tasks.rewards.judges.reward import judge_engine_of
 
 _caches: dict[str, JudgementCache] = {}  # the verdicts of the run that this process works for
 
@@ -26,7 +27,8 @@ def cache_of(run: RunContext) -> JudgementCache:
 
 @asynccontextmanager
 async def desk_of(plan: StepPlan) -> AsyncIterator[JudgeDesk]:
-    """The desk of a round; what judges said is kept when it closes. Without judges it has none and is never asked."""
+    """The desk of a round; what judges said is kept when it closes. Without judges it has none and
+    is never asked."""
     run, engine = plan.run, judge_engine_of(plan.run.rewards)
     if engine is None:
         yield JudgeDesk((), JudgementCache(), max_batch=1)

@@ -28,7 +28,8 @@ EVALUATION = "evaluation"  # folder of a run in which the responses of evaluatio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """How long a wait may last before it ends with an error that says what it waited for, seconds."""
+    """How long a wait may last before it ends with an error that says what it waited for,
+    seconds."""
 
     progress_s: float  # a round without a token, a response or a verdict
     engine_call_s: float  # one call to an engine
@@ -52,21 +53,36 @@ class RunContext:
     devices: Mapping[str, str]  # device of every actor, for the timeline
     reward_workers: int  # responses scored side by side
     max_infra_fraction: float  # share of responses without a verdict above which the run stops
-    weights_dir: str  # where weight versions are handed over; memory-backed if the machine has such a place
-    probes: tuple[tuple[int, ...], ...]  # fixed token sequences of the sync gate; empty switches the gate off
-    gate_tolerance_nats: float  # mean absolute difference of log-probability that the gate still accepts
-    flat_groups_cost: bool  # whether groups of equal rewards cost the learner something (LearnerConfig.flat_groups_cost)
+    weights_dir: (
+        str  # where weight versions are handed over; memory-backed if the machine has such a place
+    )
+    probes: tuple[
+        tuple[int, ...], ...
+    ]  # fixed token sequences of the sync gate; empty switches the gate off
+    gate_tolerance_nats: (
+        float  # mean absolute difference of log-probability that the gate still accepts
+    )
+    # whether groups of equal rewards cost the learner something (LearnerConfig.flat_groups_cost)
+    flat_groups_cost: bool
     advantage: AdvantageConfig  # what a reward is worth within its group
     overlong: OverlongConfig  # what training makes of responses that are too long
-    row_tokens: int  # computed tokens of a full learner row: the most that a freed rank is given at once
+    row_tokens: (
+        int  # computed tokens of a full learner row: the most that a freed rank is given at once
+    )
     stream_trainer: StreamTrainerConfig  # when devices stop generating in mid-round
     deadlines: Deadlines
-    engines_rest: bool = False  # whether engines give their GPUs back for the training (EngineConfig.sleep_mode)
+    engines_rest: bool = (
+        False  # whether engines give their GPUs back for the training (EngineConfig.sleep_mode)
+    )
     judges: tuple[str, ...] = ()  # actor names of the judges; none without a judge reward
     judge_model_path: str = ""  # Hugging Face directory of their model
-    unfit: frozenset[int] = frozenset()  # rows that are never asked: too long, or not to be rendered
+    unfit: frozenset[int] = (
+        frozenset()
+    )  # rows that are never asked: too long, or not to be rendered
     unfit_heldout: frozenset[int] = frozenset()  # held-out rows of the same kind
-    members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # workers whose devices an engine holds, if not just its own
+    members: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # workers whose devices an engine holds, if not just its own
 
     def devices_of(self, actor: str) -> tuple[str, ...]:
         """The devices that an actor works on."""
@@ -130,14 +146,23 @@ def prompts_of(run: RunContext, refs: Sequence[PromptRef]) -> dict[str, Prompt]:
     for ref in refs:
         epoch, _, row = ref.prompt_id.partition("/")
         rows = dataset.heldout if epoch == HELDOUT else dataset.rows
-        prompts[ref.prompt_id] = render(rows[int(row)], tokenizer, ref.prompt_id, run.max_prompt_tokens)
+        prompts[ref.prompt_id] = render(
+            rows[int(row)], tokenizer, ref.prompt_id, run.max_prompt_tokens
+        )
     return prompts
 
 
 def heldout_refs(run: RunContext, num_prompts: int) -> tuple[PromptRef, ...]:
     """The first held-out prompts that can be asked."""
-    rows = ((number, row) for number, row in enumerate(dataset_of(run).heldout) if number not in run.unfit_heldout)
-    return tuple(PromptRef(prompt_id=f"{HELDOUT}/{number}", domain=row.domain) for number, row in islice(rows, num_prompts))
+    rows = (
+        (number, row)
+        for number, row in enumerate(dataset_of(run).heldout)
+        if number not in run.unfit_heldout
+    )
+    return tuple(
+        PromptRef(prompt_id=f"{HELDOUT}/{number}", domain=row.domain)
+        for number, row in islice(rows, num_prompts)
+    )
 
 
 def store_of(plan: StepPlan) -> Store:

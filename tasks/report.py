@@ -1,4 +1,5 @@
-"""A step in figures: what every stage reports, made into the metrics that are kept and the spans that are drawn. Pure."""
+"""A step in figures: what every stage reports, made into the metrics that are kept and the spans
+that are drawn. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from functools import reduce
 from operator import add
 
 from artifacts.records import Group, Span
-from artifacts.reports.timeline import bubble_shares, device_times, length, orchestration_s, stage_s, within
+from artifacts.reports.timeline import (
+    bubble_shares,
+    device_times,
+    length,
+    orchestration_s,
+    stage_s,
+    within,
+)
 from tasks.learner.reports import AccumulateReport, Skipped, token_means, update_figures
 from tasks.plan import StepPlan
 from tasks.reward import RewardReport
@@ -32,12 +40,21 @@ class StepReport:
     published: PublishReport
     started_s: float  # Unix seconds
     finished_s: float  # Unix seconds
-    relayout: tuple[Span, ...] = ()  # when the engines were rebuilt for this step, as "wake" of their devices
+    relayout: tuple[
+        Span, ...
+    ] = ()  # when the engines were rebuilt for this step, as "wake" of their devices
 
     @property
     def spans(self) -> tuple[Span, ...]:
         """What the devices did, from all stages."""
-        return (*self.relayout, *self.rollout.spans, *self.reward.spans, *self.gradients.spans, *self.policy.spans, *self.published.spans)
+        return (
+            *self.relayout,
+            *self.rollout.spans,
+            *self.reward.spans,
+            *self.gradients.spans,
+            *self.policy.spans,
+            *self.published.spans,
+        )
 
     @property
     def ledger(self) -> dict[str, int]:
@@ -46,7 +63,8 @@ class StepReport:
 
 
 def stage_times(report: StepReport) -> dict[str, float]:
-    """Seconds of the step by stage; a moment in which two stages work counts for the earlier one, so that the stages sum to the step."""
+    """Seconds of the step by stage; a moment in which two stages work counts for the earlier one,
+    so that the stages sum to the step."""
     window = (report.started_s, report.finished_s)
     spans = [span for span in report.spans if span.end_s > span.start_s]
     times: dict[str, float] = {}
@@ -59,13 +77,19 @@ def stage_times(report: StepReport) -> dict[str, float]:
     return times | {"orchestration": (window[1] - window[0]) - covered}
 
 
-def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...]) -> dict[str, float]:
-    """Every figure of a step by its stable name, `stage/quantity_unit`; `groups` are the trained ones."""
+def step_metrics(
+    report: StepReport, state: QueueState, groups: tuple[Group, ...]
+) -> dict[str, float]:
+    """Every figure of a step by its stable name, `stage/quantity_unit`; `groups` are the trained
+    ones."""
     window = (report.started_s, report.finished_s)
     times = stage_times(report)
     devices = sorted({device for device in report.plan.run.devices.values() if device != "host"})
     rewards = [
-        response.score.reward for group in groups for response in group.responses if response.score and response.score.reward is not None
+        response.score.reward
+        for group in groups
+        for response in group.responses
+        if response.score and response.score.reward is not None
     ]
     lengths = report.rollout.lengths or (0,)
     tokens = report.rollout.tokens
@@ -106,7 +130,10 @@ def step_metrics(report: StepReport, state: QueueState, groups: tuple[Group, ...
         "publish/probe_difference_nats": report.published.probe_difference_nats,
     }
     ledger = {f"ledger/{column}_tokens": float(count) for column, count in report.ledger.items()}
-    bubbles = {f"bubble/{cause}_fraction": share for cause, share in bubble_shares(device_times(report.spans, devices, *window)).items()}
+    bubbles = {
+        f"bubble/{cause}_fraction": share
+        for cause, share in bubble_shares(device_times(report.spans, devices, *window)).items()
+    }
     stages = _domain_rewards(groups) | _judge_metrics(report) | _learner_metrics(report)
     return figures | dict(report.rollout.acceptance) | ledger | bubbles | stages
 
@@ -139,7 +166,10 @@ def _domain_rewards(groups: tuple[Group, ...]) -> dict[str, float]:
         for response in group.responses:
             if response.score is not None and response.score.reward is not None:
                 by_domain.setdefault(group.prompt.domain, []).append(response.score.reward)
-    return {f"reward/{domain}_mean": sum(rewards) / len(rewards) for domain, rewards in by_domain.items()}
+    return {
+        f"reward/{domain}_mean": sum(rewards) / len(rewards)
+        for domain, rewards in by_domain.items()
+    }
 
 
 def _judge_metrics(report: StepReport) -> dict[str, float]:

@@ -1,9 +1,11 @@
 """The rollout stage: one coordinator task that runs a round over the engines.
 
-    recorded responses + launches -> engines -> sample buffer -> (rewards) -> scores -> scheduler -> accepted groups -> sample buffer
+    recorded responses + launches -> engines -> sample buffer -> (rewards) -> scores -> scheduler ->
+    accepted groups -> sample buffer
 
-A round that was closed before is not run again: its groups are read back and go straight to training. The closing is one atomic
-write (`rounds/00007.json`), after the responses and groups are on disk and before anything is trained on them.
+A round that was closed before is not run again: its groups are read back and go straight to
+training. The closing is one atomic write (`rounds/00007.json`), after the responses and groups are
+on disk and before anything is trained on them.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from prefect.client.orchestration import get_client as prefect_client
 
 from artifacts import layout
 from artifacts.records import Generated, Group, Prompt, Response, Score, Span, response_id
-from artifacts.tables import Fate, ResponseRow
 from artifacts.reports.timeline import Interval
+from artifacts.tables import Fate, ResponseRow
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.rounds.driver import drive_round
 from tasks.engines.remote import RemoteEngine
+from tasks.learner.samples import trained_advantages
+from tasks.plan import StepPlan, journal_of, prompts_of, store_of
+from tasks.rounds.driver import drive_round
 from tasks.rounds.figures import (
     filtered_ids,
     ledger_of,
@@ -37,13 +41,16 @@ from tasks.rounds.figures import (
     trained_ids,
 )
 from tasks.rounds.records import RoundInputs, RoundResult
-from tasks.learner.samples import trained_advantages
-from tasks.plan import StepPlan, journal_of, prompts_of, store_of
 from tasks.sample_stream import SampleStream, aborting, round_key
 from tasks.scheduling.acceptance import acceptance_figures, launched_of
 from tasks.scheduling.ledger import column_of
 from tasks.scheduling.rounds import make_scheduler
-from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig, device_groups
+from tasks.scheduling.stream_training import (
+    ScaleDown,
+    StreamTrainer,
+    StreamTrainerConfig,
+    device_groups,
+)
 from tasks.train import rest_engines
 
 PROGRESS_EVERY_S = 2.0
@@ -85,7 +92,12 @@ class StreamFeed:
         return scores
 
 
-@task(name="run-rollout", task_run_name="rollout-{plan.round.kind}-{plan.step}", cache_policy=NO_CACHE, tags=["rollout"])
+@task(
+    name="run-rollout",
+    task_run_name="rollout-{plan.round.kind}-{plan.step}",
+    cache_policy=NO_CACHE,
+    tags=["rollout"],
+)
 def run_rollout(plan: StepPlan) -> RolloutReport:
     """Run the step's round, or read it back if it was closed before."""
     stream = SampleStream.connect(plan)
@@ -114,11 +126,17 @@ async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
         result = await drive_round(inputs)
     finally:
         progress.cancel()
-        await asyncio.gather(progress, return_exceptions=True)  # a picture that failed is no reason to fail the round
+        await asyncio.gather(
+            progress, return_exceptions=True
+        )  # a picture that failed is no reason to fail the round
     if not plan.is_evaluation:
         await rest_engines(plan.run, plan.run.engines)
-    if inputs.stream_trainer.is_enabled:  # nobody generates any more, and writing the records takes a moment
-        await stream.put("groups", [ScaleDown(engines=plan.run.engines, learners=plan.run.learners)])
+    if (
+        inputs.stream_trainer.is_enabled
+    ):  # nobody generates any more, and writing the records takes a moment
+        await stream.put(
+            "groups", [ScaleDown(engines=plan.run.engines, learners=plan.run.learners)]
+        )
     report = replace(_report(plan, result, await _readings(plan)), freed=tuple(freed))
     await stream.close("generated")
     journal.finalise(plan.step, _rows(plan, prompts, result), result.groups, report.spans)
@@ -127,7 +145,11 @@ async def _generate(plan: StepPlan, stream: SampleStream) -> RolloutReport:
 
 
 def _inputs(
-    plan: StepPlan, prompts: Mapping[str, Prompt], stream: SampleStream, finished: list[Generated], freed: list[str]
+    plan: StepPlan,
+    prompts: Mapping[str, Prompt],
+    stream: SampleStream,
+    finished: list[Generated],
+    freed: list[str],
 ) -> RoundInputs:
     """The round; what it finishes and which learners it frees is added to the two lists."""
 
@@ -168,7 +190,9 @@ def _stream_trainer(plan: StepPlan) -> StreamTrainer:
     learners = {name: frozenset(run.devices_of(name)) for name in run.learners}
     data_parallel = [(name,) for name in run.learners]  # a rank accumulates alone
     groups = device_groups(engines, learners, data_parallel)
-    return StreamTrainer(run.stream_trainer, groups, plan.round.accept_prompts, _recent_lengths(plan))
+    return StreamTrainer(
+        run.stream_trainer, groups, plan.round.accept_prompts, _recent_lengths(plan)
+    )
 
 
 def _recent_lengths(plan: StepPlan) -> tuple[int, ...]:
@@ -186,7 +210,8 @@ def _engines(plan: StepPlan) -> list[RemoteEngine]:
 
 
 async def _readings(plan: StepPlan) -> list[EngineStats]:
-    """Of the engines that answer; one that died meanwhile has none, and its round is complete all the same."""
+    """Of the engines that answer; one that died meanwhile has none, and its round is complete all
+    the same."""
     readings = await asyncio.gather(*(_reading(plan, name) for name in plan.run.engines))
     return [reading for reading in readings if reading is not None]
 
@@ -199,22 +224,32 @@ async def _reading(plan: StepPlan, name: str) -> EngineStats | None:
 
 
 async def _show_progress(plan: StepPlan, finished: Sequence[Generated]) -> None:
-    """How many responses have finished: a progress bar in the Prefect UI, and metadata on the Dask scheduler for the terminal."""
+    """How many responses have finished: a progress bar in the Prefect UI, and metadata on the Dask
+    scheduler for the terminal."""
     dask_client, launched = get_client(), len(plan.round.prompts) * plan.round.launch_per_prompt
-    async with prefect_client() as api:  # one for all updates: making one takes an engine's core for 20 ms
+    async with (
+        prefect_client() as api
+    ):  # one for all updates: making one takes an engine's core for 20 ms
         artifact = await acreate_progress_artifact(
             progress=0.0,
             key=f"rollout-{artifact_key(plan.run.run_id)}",
             description=f"Step {plan.step}: responses of {launched} that have finished",
         )
         while True:
-            await asyncio.to_thread(dask_client.set_metadata, progress_key(plan.run.run_id), (len(finished), launched))
-            await aupdate_progress_artifact(artifact_id=artifact, progress=min(100.0, 100.0 * len(finished) / launched), client=api)
+            await asyncio.to_thread(
+                dask_client.set_metadata, progress_key(plan.run.run_id), (len(finished), launched)
+            )
+            await aupdate_progress_artifact(
+                artifact_id=artifact,
+                progress=min(100.0, 100.0 * len(finished) / launched),
+                client=api,
+            )
             await asyncio.sleep(PROGRESS_EVERY_S)
 
 
 def artifact_key(run_id: str) -> str:
-    """The run's name as Prefect accepts it in an artifact's key: lowercase letters, digits and dashes."""
+    """The run's name as Prefect accepts it in an artifact's key: lowercase letters, digits and
+    dashes."""
     return re.sub(r"[^a-z0-9]+", "-", run_id.lower())
 
 
@@ -234,7 +269,9 @@ def _report(plan: StepPlan, result: RoundResult, readings: Sequence[EngineStats]
         filtered=result.filtered,
         tokens=asdict(ledger_of(result, is_evaluation=plan.is_evaluation)),
         lengths=tuple(len(response.token_ids) for response in ended),
-        acceptance=acceptance_figures(launched_of(result.generated, rewards, trained=trained, filtered=filtered)),
+        acceptance=acceptance_figures(
+            launched_of(result.generated, rewards, trained=trained, filtered=filtered)
+        ),
         num_preemptions=sum(reading.num_preemptions for reading in readings),
         kv_usage_max=max((reading.kv_usage_max for reading in readings), default=0.0),
         spans=rollout_spans(result, {name: plan.run.devices_of(name) for name in plan.run.engines}),
@@ -276,7 +313,9 @@ def _advantages(plan: StepPlan, groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _close_round(plan: StepPlan, report: RolloutReport) -> None:
-    store_of(plan).write(layout.round_file(plan.step), json.dumps(asdict(report), indent=1).encode())
+    store_of(plan).write(
+        layout.round_file(plan.step), json.dumps(asdict(report), indent=1).encode()
+    )
 
 
 def read_round(plan: StepPlan) -> RolloutReport | None:

@@ -1,6 +1,7 @@
 """How coordinators reach the sample buffer: records in and out, as bytes, with one deadline.
 
-Each attempt at a step opens a round of its own in the buffer, so that what a lost attempt left behind is turned away.
+Each attempt at a step opens a round of its own in the buffer, so that what a lost attempt left
+behind is turned away.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
 from artifacts.records import pack, unpack
-from tasks.sample_buffer import RoundAborted, SampleBuffer, Stage, Taken
 from tasks.cluster.actors import Remote
 from tasks.plan import BUFFER, StepPlan
 from tasks.rewards.pool import close_pools
+from tasks.sample_buffer import RoundAborted, SampleBuffer, Stage, Taken
 
 Result = TypeVar("Result")
 TAKE_WAIT_S = 5.0  # longest single wait; an abort ends it at once
@@ -55,7 +56,9 @@ class SampleStream:
         else:
             await self._call(f"put_{stage}", tuple(map(pack, records)), PUT_WAIT_S)
 
-    async def take(self, stage: Stage, max_items: int, wait_s: float = TAKE_WAIT_S) -> tuple[list[Any], bool]:  # Any: records
+    async def take(
+        self, stage: Stage, max_items: int, wait_s: float = TAKE_WAIT_S
+    ) -> tuple[list[Any], bool]:  # Any: records
         """Up to max_items records after waiting wait_s at most, and whether the stage is over."""
         taken: Taken = await self._call(f"take_{stage}", max_items, wait_s)
         return [unpack(item) for item in taken.items if isinstance(item, bytes)], taken.closed
@@ -81,7 +84,8 @@ class SampleStream:
 
 
 def round_key(plan: StepPlan) -> int:
-    """The buffer's number for this attempt at this step; an evaluation comes after the attempts at the step it follows."""
+    """The buffer's number for this attempt at this step; an evaluation comes after the attempts at
+    the step it follows."""
     return plan.step * ATTEMPTS + (ATTEMPTS // 2 if plan.is_evaluation else 0) + plan.attempt
 
 
@@ -97,7 +101,8 @@ async def aborting(stream: SampleStream, who: str, work: Awaitable[Result]) -> R
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The failure that made the others fail: of a task group the first that is no echo of an aborted round."""
+    """The failure that made the others fail: of a task group the first that is no echo of an
+    aborted round."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     causes = [root_cause(one) for one in error.exceptions]

@@ -1,6 +1,8 @@
-"""The training stages: accumulate gradients over accepted groups, update the policy once, publish its weights through the gate.
+"""The training stages: accumulate gradients over accepted groups, update the policy once, publish
+its weights through the gate.
 
-sample buffer -> groups -> balanced over the ranks -> gradients (sums) -> one reduction, one update -> safetensors -> engines
+sample buffer -> groups -> balanced over the ranks -> gradients (sums) -> one reduction, one update
+-> safetensors -> engines
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ logger = logging.getLogger(__name__)
 class GradientReport:
     """What accumulation did in a round; the gradients stay with the learners."""
 
-    ranks: tuple[AccumulateReport, ...]  # one per rank; all zero if the step had been updated before
+    ranks: tuple[
+        AccumulateReport, ...
+    ]  # one per rank; all zero if the step had been updated before
     spans: tuple[Span, ...]
     num_groups_streamed: int = 0  # groups trained before the round was closed
 
@@ -56,20 +60,29 @@ class PublishReport:
     """The version that the engines sample with now."""
 
     weights: WeightsRef
-    probe_difference_nats: float  # mean absolute difference of the probes' log-probabilities, engines against learner
+    probe_difference_nats: (
+        float  # mean absolute difference of the probes' log-probabilities, engines against learner
+    )
     gate_s: float  # the comparison; what engines and learner attest is made while the engines load
     spans: tuple[Span, ...]
 
 
-@task(name="accumulate-gradients", task_run_name="gradients-{plan.step}", cache_policy=NO_CACHE, tags=["train"])
+@task(
+    name="accumulate-gradients",
+    task_run_name="gradients-{plan.step}",
+    cache_policy=NO_CACHE,
+    tags=["train"],
+)
 def accumulate_gradients(plan: StepPlan) -> GradientReport:
-    """Train on the accepted groups of the round as far as their gradients; where devices are freed, while the others generate."""
+    """Train on the accepted groups of the round as far as their gradients; where devices are freed,
+    while the others generate."""
     stream = SampleStream.connect(plan)
     return asyncio.run(aborting(stream, "training", _accumulate(plan, stream)))
 
 
 async def _accumulate(plan: StepPlan, stream: SampleStream) -> GradientReport:
-    """Follow the split of an earlier attempt if there is one, else make one. What a lost attempt accumulated is dropped."""
+    """Follow the split of an earlier attempt if there is one, else make one. What a lost attempt
+    accumulated is dropped."""
     run, store = plan.run, store_of(plan)
     ranks = await fresh_ranks(run, plan.step)
     split = read_split(store, plan.step)
@@ -79,18 +92,25 @@ async def _accumulate(plan: StepPlan, stream: SampleStream) -> GradientReport:
         groups = [heard async for heard in _heard(plan, stream) if isinstance(heard, Group)]
         reports, num_streamed = await accumulate_split(ranks, groups, split), 0
     busy = {name: report.busy for name, report in zip(run.learners, reports, strict=True)}
-    return GradientReport(ranks=reports, spans=_spans(run, "train", busy), num_groups_streamed=num_streamed)
+    return GradientReport(
+        ranks=reports, spans=_spans(run, "train", busy), num_groups_streamed=num_streamed
+    )
 
 
-async def _stream(plan: StepPlan, stream: SampleStream, ranks: Sequence[LearnerCalls]) -> tuple[tuple[AccumulateReport, ...], int]:
-    """Groups to freed ranks as they are accepted, the rest to all ranks at the end; the reports by rank, and how many were early."""
+async def _stream(
+    plan: StepPlan, stream: SampleStream, ranks: Sequence[LearnerCalls]
+) -> tuple[tuple[AccumulateReport, ...], int]:
+    """Groups to freed ranks as they are accepted, the rest to all ranks at the end; the reports by
+    rank, and how many were early."""
     run, store = plan.run, store_of(plan)
 
     async def record(split: Split) -> None:
         await asyncio.to_thread(write_split, store, plan.step, split)
 
     async with asyncio.TaskGroup() as tasks:
-        accumulation = StreamedAccumulation(ranks, tasks, plan.round.accept_prompts, run.row_tokens, run.flat_groups_cost)
+        accumulation = StreamedAccumulation(
+            ranks, tasks, plan.round.accept_prompts, run.row_tokens, run.flat_groups_cost
+        )
         async for heard in _heard(plan, stream):
             if isinstance(heard, ScaleDown):
                 for name in heard.learners:
@@ -132,7 +152,9 @@ class LearnerCalls:
 
     async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
         """All zero if the step has been updated already."""
-        answer: bytes = await self.remote.call("accumulate", self.step, pack(parts), deadline_s=self.deadline_s)
+        answer: bytes = await self.remote.call(
+            "accumulate", self.step, pack(parts), deadline_s=self.deadline_s
+        )
         return unpack(answer) if answer else AccumulateReport()
 
 
@@ -144,8 +166,11 @@ async def fresh_ranks(run: RunContext, step: int) -> list[LearnerCalls]:
     return [LearnerCalls(rank, step, deadline_s) for rank in ranks]
 
 
-async def replay_gradients(run: RunContext, store: Store, step: int, groups: Sequence[Group]) -> None:
-    """The gradients of a recorded step again, bit by bit: every rank gets what it got then, call by call."""
+async def replay_gradients(
+    run: RunContext, store: Store, step: int, groups: Sequence[Group]
+) -> None:
+    """The gradients of a recorded step again, bit by bit: every rank gets what it got then, call by
+    call."""
     ranks = await fresh_ranks(run, step)
     split = read_split(store, step) or one_shot(groups, len(ranks), run.flat_groups_cost)
     await accumulate_split(ranks, groups, split)
@@ -153,7 +178,9 @@ async def replay_gradients(run: RunContext, store: Store, step: int, groups: Seq
 
 def write_split(store: Store, step: int, split: Split) -> None:
     """Record how the step's groups are dealt."""
-    store.write(layout.split_file(step), json.dumps([[share.rank, share.parts] for share in split]).encode())
+    store.write(
+        layout.split_file(step), json.dumps([[share.rank, share.parts] for share in split]).encode()
+    )
 
 
 def read_split(store: Store, step: int) -> Split | None:
@@ -162,12 +189,18 @@ def read_split(store: Store, step: int) -> Split | None:
     if not store.exists(name):
         return None
     shares = json.loads(store.read(name))
-    return tuple(Share(rank=rank, parts=tuple((prompt_id, tuple(places)) for prompt_id, places in parts)) for rank, parts in shares)
+    return tuple(
+        Share(rank=rank, parts=tuple((prompt_id, tuple(places)) for prompt_id, places in parts))
+        for rank, parts in shares
+    )
 
 
-@task(name="update-policy", task_run_name="update-{plan.step}", cache_policy=NO_CACHE, tags=["train"])
+@task(
+    name="update-policy", task_run_name="update-{plan.step}", cache_policy=NO_CACHE, tags=["train"]
+)
 def update_policy(plan: StepPlan, gradients: GradientReport) -> PolicyReport:
-    """One synchronous update. Idempotent: the learners answer a repeated call with the report of the update they made."""
+    """One synchronous update. Idempotent: the learners answer a repeated call with the report of
+    the update they made."""
     updates = asyncio.run(update_on_ranks(plan.run, plan.step))
     busy = {rank: update.busy for rank, update in zip(plan.run.learners, updates, strict=True)}
     return PolicyReport(update=updates[0], spans=_spans(plan.run, "update", busy))
@@ -175,11 +208,19 @@ def update_policy(plan: StepPlan, gradients: GradientReport) -> PolicyReport:
 
 async def update_on_ranks(run: RunContext, step: int) -> list[UpdateReport]:
     """Collective over all ranks; every rank reports the same numbers."""
-    calls = (rank.call("update", step, deadline_s=run.deadlines.learner_call_s) for rank in learner_ranks(run))
+    calls = (
+        rank.call("update", step, deadline_s=run.deadlines.learner_call_s)
+        for rank in learner_ranks(run)
+    )
     return [unpack(answer) for answer in await asyncio.gather(*calls)]
 
 
-@task(name="publish-weights", task_run_name="publish-{plan.step}", cache_policy=NO_CACHE, tags=["publish"])
+@task(
+    name="publish-weights",
+    task_run_name="publish-{plan.step}",
+    cache_policy=NO_CACHE,
+    tags=["publish"],
+)
 def publish_weights(plan: StepPlan, policy: PolicyReport) -> PublishReport:
     """Export the new version, load it into every engine, and let the gate compare."""
     return asyncio.run(publish(plan.run))
@@ -209,12 +250,17 @@ async def publish(run: RunContext) -> PublishReport:
         weights=weights,
         probe_difference_nats=difference,
         gate_s=time.time() - gate_started_s,
-        spans=_spans(run, "publish", dict.fromkeys((run.learners[0], *run.engines), ((started_s, time.time()),))),
+        spans=_spans(
+            run,
+            "publish",
+            dict.fromkeys((run.learners[0], *run.engines), ((started_s, time.time()),)),
+        ),
     )
 
 
 async def load_engines(run: RunContext, weights: WeightsRef) -> Mapping[str, Attestation]:
-    """Load a version into every engine, each with a sampling seed of its own; what they attest, by engine."""
+    """Load a version into every engine, each with a sampling seed of its own; what they attest, by
+    engine."""
     calls = (
         engine.load_weights(
             weights,
@@ -252,7 +298,9 @@ async def _rest_engine(run: RunContext, name: str) -> None:
 
 
 async def _export(run: RunContext, rank: Remote) -> WeightsRef:
-    weights: WeightsRef = await rank.call("export_weights", run.weights_dir, deadline_s=run.deadlines.learner_call_s)
+    weights: WeightsRef = await rank.call(
+        "export_weights", run.weights_dir, deadline_s=run.deadlines.learner_call_s
+    )
     return weights
 
 
@@ -291,7 +339,9 @@ def learner_ranks(run: RunContext) -> list[Remote]:
     return [Remote.connect(run.run_id, name) for name in run.learners]
 
 
-def _spans(run: RunContext, kind: str, busy: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[Span, ...]:
+def _spans(
+    run: RunContext, kind: str, busy: Mapping[str, Sequence[tuple[float, float]]]
+) -> tuple[Span, ...]:
     """What these actors did, from their own clocks: Unix seconds, (start, end)."""
     return tuple(
         Span(device=device, actor=actor, kind=kind, start_s=start_s, end_s=end_s)

@@ -1,4 +1,5 @@
-"""Settings of all tests: a property is judged by its examples, not by how long a loaded machine takes for one of them."""
+"""Settings of all tests: a property is judged by its examples, not by how long a loaded machine
+takes for one of them."""
 
 from hypothesis import settings
 
@@ -9,5 +10,6 @@ settings.load_profile("rollflow")
 
 
 def pytest_report_header() -> str:
-    """The kernel that real engines run on here: its faults are one kind of machine's and not another's."""
+    """The kernel that real engines run on here: its faults are one kind of machine's and not
+    another's."""
     return f"attention path of the cores: {attention_path() or 'unknown'}"

@@ -1,4 +1,5 @@
-"""The structure holds: imports point one way, only flows and task files know Prefect, every config field has a reader."""
+"""The structure holds: imports point one way, only flows and task files know Prefect, every config
+field has a reader."""
 
 from __future__ import annotations
 
@@ -10,9 +11,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(path for room in ("flows", "tasks", "artifacts") for path in (ROOT / room).rglob("*.py"))
-BELOW = {"flows": {"flows", "tasks", "artifacts"}, "tasks": {"tasks", "artifacts"}, "artifacts": {"artifacts"}}
-FORBIDDEN_STEMS = {"utils", "helpers", "common", "misc", "manager", "profile", "code", "math", "dask", "types", "queue"}
+SOURCES = sorted(
+    path for room in ("flows", "tasks", "artifacts") for path in (ROOT / room).rglob("*.py")
+)
+BELOW = {
+    "flows": {"flows", "tasks", "artifacts"},
+    "tasks": {"tasks", "artifacts"},
+    "artifacts": {"artifacts"},
+}
+FORBIDDEN_STEMS = {
+    "utils",
+    "helpers",
+    "common",
+    "misc",
+    "manager",
+    "profile",
+    "code",
+    "math",
+    "dask",
+    "types",
+    "queue",
+}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -46,13 +65,21 @@ def config_fields() -> Iterator[tuple[str, str, str]]:
     """(file, class, field) of every pydantic configuration."""
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and any(isinstance(base, ast.Name) and base.id == "BaseModel" for base in node.bases):
+            if isinstance(node, ast.ClassDef) and any(
+                isinstance(base, ast.Name) and base.id == "BaseModel" for base in node.bases
+            ):
                 for item in node.body:
-                    if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.target.id != "kind":
+                    if (
+                        isinstance(item, ast.AnnAssign)
+                        and isinstance(item.target, ast.Name)
+                        and item.target.id != "kind"
+                    ):
                         yield str(path.relative_to(ROOT)), node.name, item.target.id
 
 
 @pytest.mark.parametrize(("file", "owner", "field"), list(config_fields()), ids=lambda value: value)
 def test_every_config_field_is_read(file: str, owner: str, field: str) -> None:
     readers = re.compile(rf"\.{field}\b(?!\s*=[^=])")
-    assert any(readers.search(path.read_text()) for path in SOURCES), f"{owner}.{field} of {file} has no reader"
+    assert any(readers.search(path.read_text()) for path in SOURCES), (
+        f"{owner}.{field} of {file} has no reader"
+    )

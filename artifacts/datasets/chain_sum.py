@@ -1,11 +1,13 @@
-"""chain-sum: a character-level task that a model of under a million parameters learns, for runs of a minute on two cores.
+"""chain-sum: a character-level task that a model of under a million parameters learns, for runs of
+a minute on two cores.
 
     question  a3b2c2d1=
-    response  a3b5c7d8            each term's letter with the sum so far: the longer the question, the longer the answer
+    response  a3b5c7d8     each term's letter with the sum so far: long questions, long answers
               Answer: 8
 
-The letters say which term comes next; a small model finds its place by them. Demonstrations for the supervised warm-up have a
-known share of wrong steps, so that the warmed model is right only sometimes and reinforcement learning has something to gain.
+The letters say which term comes next; a small model finds its place by them. Demonstrations for the
+supervised warm-up have a known share of wrong steps, so that the warmed model is right only
+sometimes and reinforcement learning has something to gain.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.datasets.rows import Dataset, Row, belongs_to_heldout, generate, pareto_size, question_row
+from artifacts.datasets.rows import (
+    Dataset,
+    Row,
+    belongs_to_heldout,
+    generate,
+    pareto_size,
+    question_row,
+)
 
 MAX_TERMS = 24
 MAX_TERM = 3
@@ -30,11 +39,19 @@ class ChainSumConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["chain_sum"] = Field("chain_sum", description="Chooses character-level sums for the tiny model.")
+    kind: Literal["chain_sum"] = Field(
+        "chain_sum", description="Chooses character-level sums for the tiny model."
+    )
     num_prompts: int = Field(4096, ge=1, description="Questions to train on.")
-    heldout_prompts: int = Field(256, ge=0, description="Questions to evaluate on; none of them is trained.")
+    heldout_prompts: int = Field(
+        256, ge=0, description="Questions to evaluate on; none of them is trained."
+    )
     max_terms: int = Field(MAX_TERMS, ge=2, le=MAX_TERMS, description="Largest number of terms.")
-    alpha: float = Field(1.3, gt=0, description="Pareto exponent of the number of terms; smaller means more long questions.")
+    alpha: float = Field(
+        1.3,
+        gt=0,
+        description="Pareto exponent of the number of terms; smaller means more long questions.",
+    )
 
 
 def chain_sum(config: ChainSumConfig, seed: int) -> Dataset:
@@ -54,13 +71,20 @@ def draw_terms(rng: random.Random, max_terms: int, alpha: float) -> tuple[int, .
 
 def question(terms: Sequence[int]) -> str:
     """The terms in order, each behind its letter."""
-    return "".join(f"{letter}{term}" for letter, term in zip(ascii_lowercase, terms, strict=False)) + "="
+    return (
+        "".join(f"{letter}{term}" for letter, term in zip(ascii_lowercase, terms, strict=False))
+        + "="
+    )
 
 
-def demonstration(terms: Sequence[int], rng: random.Random, wrong_share: float, ramble_share: float) -> str:
-    """A response to `question(terms)`: each step wrong with probability wrong_share, the chain overlong with ramble_share.
+def demonstration(
+    terms: Sequence[int], rng: random.Random, wrong_share: float, ramble_share: float
+) -> str:
+    """A response to `question(terms)`: each step wrong with probability wrong_share, the chain
+    overlong with ramble_share.
 
-    A wrong step changes the sum so far and the steps after it go on from there, as a model that slipped would.
+    A wrong step changes the sum so far and the steps after it go on from there, as a model that
+    slipped would.
     """
     total, steps = 0, []
     for term in terms:
@@ -72,7 +96,10 @@ def demonstration(terms: Sequence[int], rng: random.Random, wrong_share: float, 
         while len(steps) < len(ascii_lowercase) and rng.random() < 0.9:
             total += rng.randint(0, MAX_TERM)
             steps.append(total)
-    return "".join(f"{letter}{step}" for letter, step in zip(ascii_lowercase, steps, strict=False)) + f"{ANSWER}{total}"
+    return (
+        "".join(f"{letter}{step}" for letter, step in zip(ascii_lowercase, steps, strict=False))
+        + f"{ANSWER}{total}"
+    )
 
 
 def draw_training_terms(rng: random.Random, alpha: float) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The choice of a dataset: one config union, one function from configuration and seed to rows.
 
-A dataset is a function of both alone, so any process makes its own copy and tasks pass row numbers. The sources are in modules
-of their own; `rows` says what a row is.
+A dataset is a function of both alone, so any process makes its own copy and tasks pass row numbers.
+The sources are in modules of their own; `rows` says what a row is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from artifacts.datasets.tiny_mix import TinyMixConfig, tiny_mix
 from artifacts.datasets.tinycode import TinycodeConfig, tinycode
 
 __all__ = [
-    "ChainSumConfig", "Dataset", "HumanEvalConfig", "JsonlConfig", "Message", "MixtureConfig", "ReasoningGymConfig", "Row", "TaskConfig",
+    "ChainSumConfig", "Dataset", "HumanEvalConfig", "JsonlConfig", "Message", "MixtureConfig",
+    "ReasoningGymConfig", "Row", "TaskConfig",
     "TinyMixConfig", "TinycodeConfig", "load_dataset",
 ]  # fmt: skip
 
@@ -28,8 +29,13 @@ TaskConfig = Annotated[SingleTask | MixtureConfig, Field(discriminator="kind")]
 
 
 def load_dataset(config: TaskConfig, seed: int) -> Dataset:
-    """The rows of a task, the same in every process. Raises ValueError for input that holds no usable rows."""
-    return mixture(config, seed, _load_single) if isinstance(config, MixtureConfig) else _load_single(config, seed)
+    """The rows of a task, the same in every process. Raises ValueError for input that holds no
+    usable rows."""
+    return (
+        mixture(config, seed, _load_single)
+        if isinstance(config, MixtureConfig)
+        else _load_single(config, seed)
+    )
 
 
 def _load_single(config: SingleTask, seed: int) -> Dataset:

@@ -1,8 +1,9 @@
 """The tests of a program: what the gold of a code question holds, as JSON.
 
-Three kinds of cases: a call of a function with its expected value, a whole program's standard output for a standard input, and an
-assertion about a function. Values are written by `plain_values`, so that a tuple comes back as a tuple.
-NaN and the infinities stand in the JSON by their names, as Python's own writer has them.
+Three kinds of cases: a call of a function with its expected value, a whole program's standard
+output for a standard input, and an assertion about a function. Values are written by
+`plain_values`, so that a tuple comes back as a tuple. NaN and the infinities stand in the JSON by
+their names, as Python's own writer has them.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ class CallCase(BaseModel):
     model_config = _CONFIG
 
     kind: Literal["call"] = Field("call", description="Chooses a call of the function.")
-    arguments: list[Any] = Field(..., description="Positional arguments.")  # Any: JSON of plain values
-    expected: Any = Field(..., description="What the function must return, in exactly this type.")  # Any: JSON of a plain value
+    arguments: list[Any] = Field(
+        ..., description="Positional arguments."
+    )  # Any: JSON of plain values
+    expected: Any = Field(
+        ..., description="What the function must return, in exactly this type."
+    )  # Any: JSON of a plain value
     tolerance: float = Field(
         0.0,
         ge=0,
@@ -50,7 +55,12 @@ class StdioCase(BaseModel):
 
     kind: Literal["stdio"] = Field("stdio", description="Chooses a whole program.")
     stdin: str = Field("", description="The program's standard input.")
-    stdout: str = Field(..., description="What it must print; white space at the ends of lines and of the text does not count.")
+    stdout: str = Field(
+        ...,
+        description=(
+            "What it must print; white space at the ends of lines and of the text does not count."
+        ),
+    )
 
 
 class AssertionCase(BaseModel):
@@ -59,7 +69,9 @@ class AssertionCase(BaseModel):
     model_config = _CONFIG
 
     kind: Literal["assertion"] = Field("assertion", description="Chooses a statement.")
-    statement: str = Field(..., description="Python that calls the function by its name, or as `candidate`.")
+    statement: str = Field(
+        ..., description="Python that calls the function by its name, or as `candidate`."
+    )
 
 
 Case = Annotated[CallCase | StdioCase | AssertionCase, Field(discriminator="kind")]
@@ -70,15 +82,37 @@ class CodeGold(BaseModel):
 
     model_config = _CONFIG
 
-    function: str = Field("", description="Name of the function that calls and assertions are about; a whole program needs none.")
-    preamble: str = Field("", description="Text put before the response's program, for example the imports that the question shows.")
-    test_setup: str = Field("", description="Executed once before the first assertion, apart from the response's program.")
+    function: str = Field(
+        "",
+        description=(
+            "Name of the function that calls and assertions are about; a whole program needs none."
+        ),
+    )
+    preamble: str = Field(
+        "",
+        description=(
+            "Text put before the response's program, for example the imports that the question"
+            " shows."
+        ),
+    )
+    test_setup: str = Field(
+        "",
+        description="Executed once before the first assertion, apart from the response's program.",
+    )
     solution: str = Field(
-        "", description="A right program, if one is known: it is executed once, and its running times are the first anchors of the limits."
+        "",
+        description=(
+            "A right program, if one is known: it is executed once, and its running times are the"
+            " first anchors of the limits."
+        ),
     )
     cases: tuple[Case, ...] = Field(..., min_length=1, description="All must pass.")
 
 
 def call_case(arguments: Sequence[object], expected: object, tolerance: float = 0.0) -> CallCase:
     """A call case of Python values. ValueError for values that are not plain."""
-    return CallCase(arguments=[to_json(argument) for argument in arguments], expected=to_json(expected), tolerance=tolerance)
+    return CallCase(
+        arguments=[to_json(argument) for argument in arguments],
+        expected=to_json(expected),
+        tolerance=tolerance,
+    )

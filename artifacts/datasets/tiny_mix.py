@@ -1,7 +1,9 @@
-"""tiny-mix: sums, letter counts and short stories that a 135M instruction model gets right one time in five.
+"""tiny-mix: sums, letter counts and short stories that a 135M instruction model gets right one time
+in five.
 
-The size of a question is Pareto-drawn and the worked examples show one line per step, so that response lengths are long-tailed
-for a reason that training does not remove. Few-shot chats; the reward reads the last "Answer: N".
+The size of a question is Pareto-drawn and the worked examples show one line per step, so that
+response lengths are long-tailed for a reason that training does not remove. Few-shot chats; the
+reward reads the last "Answer: N".
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from artifacts.datasets.rows import Dataset, Message, Row, generate, pareto_size, question_row
 
 WORDS = (
-    "book", "sun", "orange", "bag", "small", "tree", "water", "green", "table", "apple", "river", "stone", "music", "window",
-    "yellow", "garden", "paper", "cloud", "summer", "bottle", "kitchen", "button", "letter", "banana", "street", "mirror",
+    "book", "sun", "orange", "bag", "small", "tree", "water", "green", "table", "apple", "river",
+    "stone", "music", "window",
+    "yellow", "garden", "paper", "cloud", "summer", "bottle", "kitchen", "button", "letter",
+    "banana", "street", "mirror",
     "pencil", "coffee", "carrot", "bridge", "silver", "pillow", "rabbit",
 )  # fmt: skip
 NAMES = ("Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo")
@@ -28,9 +32,17 @@ class FamilyConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    weight: float = Field(1.0, ge=0, description="Share of the family's questions in the mix, relative to the other weights.")
-    max_size: int = Field(..., ge=1, description="Largest size of a question: terms, words or steps.")
-    alpha: float = Field(..., gt=0, description="Pareto exponent of the sizes; smaller means more long questions.")
+    weight: float = Field(
+        1.0,
+        ge=0,
+        description="Share of the family's questions in the mix, relative to the other weights.",
+    )
+    max_size: int = Field(
+        ..., ge=1, description="Largest size of a question: terms, words or steps."
+    )
+    alpha: float = Field(
+        ..., gt=0, description="Pareto exponent of the sizes; smaller means more long questions."
+    )
 
 
 class TinyMixConfig(BaseModel):
@@ -38,19 +50,35 @@ class TinyMixConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["tiny_mix"] = Field("tiny_mix", description="Chooses generated sums, letter counts and stories.")
+    kind: Literal["tiny_mix"] = Field(
+        "tiny_mix", description="Chooses generated sums, letter counts and stories."
+    )
     num_prompts: int = Field(4096, ge=1, description="Questions to train on.")
-    heldout_prompts: int = Field(256, ge=0, description="Questions to evaluate on; none of them is trained.")
-    add: FamilyConfig = Field(FamilyConfig(max_size=12, alpha=1.3), description="Sums of 2 or more terms from 1 to 9.")
-    letters: FamilyConfig = Field(FamilyConfig(max_size=7, alpha=1.2), description="Counting a letter in 1 or more words.")
-    story: FamilyConfig = Field(FamilyConfig(max_size=8, alpha=1.2), description="Stories of 1 or more gains and losses.")
+    heldout_prompts: int = Field(
+        256, ge=0, description="Questions to evaluate on; none of them is trained."
+    )
+    add: FamilyConfig = Field(
+        FamilyConfig(max_size=12, alpha=1.3), description="Sums of 2 or more terms from 1 to 9."
+    )
+    letters: FamilyConfig = Field(
+        FamilyConfig(max_size=7, alpha=1.2), description="Counting a letter in 1 or more words."
+    )
+    story: FamilyConfig = Field(
+        FamilyConfig(max_size=8, alpha=1.2), description="Stories of 1 or more gains and losses."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.add.weight + self.letters.weight + self.story.weight <= 0:
-            raise ValueError("at least one family of tiny_mix must have a weight > 0, got 0 for all three; raise one")
+            raise ValueError(
+                "at least one family of tiny_mix must have a weight > 0, got 0 for all three;"
+                " raise one"
+            )
         if self.add.max_size < 2:
-            raise ValueError(f"add.max_size must be >= 2 (a sum has two terms), got {self.add.max_size}; raise it")
+            raise ValueError(
+                f"add.max_size must be >= 2 (a sum has two terms), got {self.add.max_size};"
+                " raise it"
+            )
         return self
 
 
@@ -77,14 +105,18 @@ def _letters_row(rng: random.Random, family: FamilyConfig) -> Row:
     words = [rng.choice(WORDS) for _ in range(pareto_size(rng, 1, family.max_size, family.alpha))]
     phrase = " ".join(words)
     letter = rng.choice(sorted(set(phrase) - {" "}))
-    return question_row("letters", _letters_question(letter, phrase), str(phrase.count(letter)), _LETTERS_SHOTS)
+    return question_row(
+        "letters", _letters_question(letter, phrase), str(phrase.count(letter)), _LETTERS_SHOTS
+    )
 
 
 def _story_row(rng: random.Random, family: FamilyConfig) -> Row:
     start = total = rng.randint(1, 9)
     changes: list[int] = []
     for _ in range(pareto_size(rng, 1, family.max_size, family.alpha)):
-        change = -rng.randint(1, min(9, total)) if total and rng.random() < 0.4 else rng.randint(1, 9)
+        change = (
+            -rng.randint(1, min(9, total)) if total and rng.random() < 0.4 else rng.randint(1, 9)
+        )
         changes.append(change)
         total += change
     question = _story_question(rng.choice(NAMES), rng.choice(THINGS), start, changes)
@@ -104,7 +136,10 @@ def _letters_answer(letter: str, phrase: str) -> str:
 
 
 def _story_question(name: str, things: str, start: int, changes: Sequence[int]) -> str:
-    told = " ".join(f"{name} {'gets' if change > 0 else 'gives away'} {abs(change)}{' more' * (change > 0)}." for change in changes)
+    told = " ".join(
+        f"{name} {'gets' if change > 0 else 'gives away'} {abs(change)}{' more' * (change > 0)}."
+        for change in changes
+    )
     return f"{name} has {start} {things}. {told} How many {things} does {name} have now?"
 
 
@@ -125,9 +160,17 @@ def _shots(*pairs: tuple[str, str]) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-_ADD_SHOTS = _shots(*((_add_question(t), _steps_answer(t[0], t[1:])) for t in ((3, 5), (2, 4, 1, 3), (9, 4), (6, 1, 2))))
+_ADD_SHOTS = _shots(
+    *(
+        (_add_question(t), _steps_answer(t[0], t[1:]))
+        for t in ((3, 5), (2, 4, 1, 3), (9, 4), (6, 1, 2))
+    )
+)
 _LETTERS_SHOTS = _shots(
-    *((_letters_question(*shot), _letters_answer(*shot)) for shot in (("o", "book"), ("e", "sun"), ("a", "a small orange bag")))
+    *(
+        (_letters_question(*shot), _letters_answer(*shot))
+        for shot in (("o", "book"), ("e", "sun"), ("a", "a small orange bag"))
+    )
 )
 _STORIES: tuple[tuple[str, str, int, tuple[int, ...]], ...] = (
     ("Ana", "pens", 4, (3,)),
@@ -135,5 +178,9 @@ _STORIES: tuple[tuple[str, str, int, tuple[int, ...]], ...] = (
     ("Cleo", "books", 8, (-3, 1)),
     ("Dan", "shells", 7, (-2,)),
 )
-_STORY_SHOTS = _shots(*((_story_question(*story), _steps_answer(story[2], story[3])) for story in _STORIES))
-_SHOWN = {message.content for message in (*_ADD_SHOTS, *_LETTERS_SHOTS, *_STORY_SHOTS)}  # never asked: the prompt answers them
+_STORY_SHOTS = _shots(
+    *((_story_question(*story), _steps_answer(story[2], story[3])) for story in _STORIES)
+)
+_SHOWN = {
+    message.content for message in (*_ADD_SHOTS, *_LETTERS_SHOTS, *_STORY_SHOTS)
+}  # never asked: the prompt answers them

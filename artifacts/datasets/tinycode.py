@@ -1,8 +1,9 @@
 """tinycode: one-line functions that a 135M instruction model writes correctly one time in three.
 
-Each question has six hidden tests with random arguments, their values computed here, and a plain solution, whose running times anchor the
-time limits. Some plain solutions are slow (pair counts, recursive Fibonacci numbers), and some questions invite a loop that never ends:
-without those, no time limit matters.
+Each question has six hidden tests with random arguments, their values computed here, and a plain
+solution, whose running times anchor the time limits. Some plain solutions are slow (pair counts,
+recursive Fibonacci numbers), and some questions invite a loop that never ends: without those, no
+time limit matters.
 """
 
 from __future__ import annotations
@@ -33,17 +34,27 @@ class TinycodeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["tinycode"] = Field("tinycode", description="Chooses generated programming questions.")
+    kind: Literal["tinycode"] = Field(
+        "tinycode", description="Chooses generated programming questions."
+    )
     num_prompts: int = Field(4096, ge=1, description="Questions to train on.")
-    heldout_prompts: int = Field(64, ge=0, description="Questions to evaluate on; none of them is trained.")
+    heldout_prompts: int = Field(
+        64, ge=0, description="Questions to evaluate on; none of them is trained."
+    )
     slow_share: float = Field(
-        0.15, ge=0, le=1, description="Share of the questions whose plain solution is slow or invites an endless loop."
+        0.15,
+        ge=0,
+        le=1,
+        description=(
+            "Share of the questions whose plain solution is slow or invites an endless loop."
+        ),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """One kind of function. `{k}`, `{s}` and `{c}` in its texts are a number from 2 to `largest`, one from 2 to 4 and a letter."""
+    """One kind of function. `{k}`, `{s}` and `{c}` in its texts are a number from 2 to `largest`,
+    one from 2 to 4 and a letter."""
 
     name: str  # with the parameters as they are named
     does: str  # what it returns or does, after "that "
@@ -80,11 +91,14 @@ def _palindrome(rng: random.Random) -> Arguments:
 
 
 SPECS: tuple[Spec, ...] = (
-    Spec(name="add_n(x)", does="returns x plus {k}", answer=lambda x, k: x + k, draw=_number, uses="k",
+    Spec(name="add_n(x)", does="returns x plus {k}", answer=lambda x, k: x + k, draw=_number,
+        uses="k",
          plain="return x + {k}"),
-    Spec(name="minus_n(x)", does="returns x minus {k}", answer=lambda x, k: x - k, draw=_number, uses="k",
+    Spec(name="minus_n(x)", does="returns x minus {k}", answer=lambda x, k: x - k, draw=_number,
+        uses="k",
          plain="return x - {k}"),
-    Spec(name="times_n(x)", does="returns x times {k}", answer=lambda x, k: x * k, draw=_number, uses="k",
+    Spec(name="times_n(x)", does="returns x times {k}", answer=lambda x, k: x * k, draw=_number,
+        uses="k",
          plain="return x * {k}"),
     Spec(name="square(x)", does="returns the square of x", answer=lambda x: x * x, draw=_number,
          plain="return x * x"),
@@ -93,7 +107,8 @@ SPECS: tuple[Spec, ...] = (
     Spec(name="remainder(x)", does="returns the remainder of x divided by {k}",
          answer=lambda x, k: x % k, draw=_number, uses="k", largest=9,
          plain="return x % {k}"),
-    Spec(name="is_even(x)", does="returns True if x is even and False otherwise", answer=lambda x: x % 2 == 0, draw=_number,
+    Spec(name="is_even(x)", does="returns True if x is even and False otherwise",
+        answer=lambda x: x % 2 == 0, draw=_number,
          plain="return x % 2 == 0"),
     Spec(name="is_positive(x)", does="returns True if x is greater than 0 and False otherwise",
          answer=lambda x: x > 0, draw=_number,
@@ -105,25 +120,33 @@ SPECS: tuple[Spec, ...] = (
          plain="return max(a, b)"),
     Spec(name="difference(a, b)", does="returns a minus b", answer=lambda a, b: a - b, draw=_two,
          plain="return a - b"),
-    Spec(name="clamp_low(x)", does="returns x, but at least {k}", answer=lambda x, k: max(x, k), draw=_number, uses="k",
+    Spec(name="clamp_low(x)", does="returns x, but at least {k}", answer=lambda x, k: max(x, k),
+        draw=_number, uses="k",
          plain="return max(x, {k})"),
     Spec(name="absolute(x)", does="returns the absolute value of x", answer=abs, draw=_number,
          plain="return abs(x)"),
-    Spec(name="power(x)", does="returns x to the power of {s}", answer=lambda x, s: x**s, draw=_number, uses="s",
+    Spec(name="power(x)", does="returns x to the power of {s}", answer=lambda x, s: x**s,
+        draw=_number, uses="s",
          plain="return x ** {s}"),
-    Spec(name="factorial(n)", does="returns the factorial of n", answer=math.factorial, draw=_natural,
+    Spec(name="factorial(n)", does="returns the factorial of n", answer=math.factorial,
+        draw=_natural,
          plain="return 1 if n == 0 else n * factorial(n - 1)"),
     Spec(name="sum_list(items)", does="returns the sum of the list items", answer=sum, draw=_list,
          plain="return sum(items)"),
-    Spec(name="max_list(items)", does="returns the largest number of the list items", answer=max, draw=_list,
+    Spec(name="max_list(items)", does="returns the largest number of the list items", answer=max,
+        draw=_list,
          plain="return max(items)"),
-    Spec(name="min_list(items)", does="returns the smallest number of the list items", answer=min, draw=_list,
+    Spec(name="min_list(items)", does="returns the smallest number of the list items", answer=min,
+        draw=_list,
          plain="return min(items)"),
-    Spec(name="first(items)", does="returns the first element of the list items", answer=lambda items: items[0], draw=_list,
+    Spec(name="first(items)", does="returns the first element of the list items",
+        answer=lambda items: items[0], draw=_list,
          plain="return items[0]"),
-    Spec(name="last(items)", does="returns the last element of the list items", answer=lambda items: items[-1], draw=_list,
+    Spec(name="last(items)", does="returns the last element of the list items",
+        answer=lambda items: items[-1], draw=_list,
          plain="return items[-1]"),
-    Spec(name="count_over(items)", does="returns how many numbers of the list items are greater than {k}",
+    Spec(name="count_over(items)",
+        does="returns how many numbers of the list items are greater than {k}",
          answer=lambda items, k: sum(item > k for item in items), draw=_list, uses="k", largest=6,
          plain="return sum(item > {k} for item in items)"),
     Spec(name="double_all(items)", does="returns a list with every number of items doubled",
@@ -131,11 +154,14 @@ SPECS: tuple[Spec, ...] = (
          plain="return [2 * item for item in items]"),
     Spec(name="str_len(text)", does="returns the length of the string text", answer=len, draw=_word,
          plain="return len(text)"),
-    Spec(name="upper(text)", does="returns the string text in upper case", answer=str.upper, draw=_word,
+    Spec(name="upper(text)", does="returns the string text in upper case", answer=str.upper,
+        draw=_word,
          plain="return text.upper()"),
-    Spec(name="repeat(text)", does="returns the string text repeated {s} times", answer=lambda text, s: text * s, draw=_word, uses="s",
+    Spec(name="repeat(text)", does="returns the string text repeated {s} times", answer=lambda text,
+        s: text * s, draw=_word, uses="s",
          plain="return text * {s}"),
-    Spec(name="reverse_str(text)", does="returns the string text reversed", answer=lambda text: text[::-1], draw=_word,
+    Spec(name="reverse_str(text)", does="returns the string text reversed",
+        answer=lambda text: text[::-1], draw=_word,
          plain="return text[::-1]"),
     Spec(name="count_letter(text)", does='returns how often the letter "{c}" is in the string text',
          answer=lambda text, c: text.count(c), draw=_word, uses="c",
@@ -175,19 +201,30 @@ SLOW_SPECS: tuple[Spec, ...] = (
     Spec(name="fib(n)", does="returns the n-th Fibonacci number, where fib(0) is 0 and fib(1) is 1",
          answer=_fibonacci, draw=lambda rng: (rng.choice((2, 5, 10, 20, 26)),),
          plain="return n if n < 2 else fib(n - 1) + fib(n - 2)"),
-    Spec(name="count_pairs(items)", does="returns how many pairs of different positions of the list items have numbers that add up to {k}",
+    Spec(name="count_pairs(items)", does=(
+        "returns how many pairs of different positions of the list items have numbers "
+        "that add up to {k}"
+    ),
          answer=_pairs, draw=_long_list, uses="k", largest=9,
          plain="return sum(a + b == {k} for i, a in enumerate(items) for b in items[:i])"),
-    Spec(name="count_multiples(n)", does="returns how many of the numbers from 1 to n are divisible by {k}",
-         answer=lambda n, k: n // k, draw=lambda rng: (rng.choice((10, 1000, 1_000_000)),), uses="k",
+    Spec(name="count_multiples(n)",
+        does="returns how many of the numbers from 1 to n are divisible by {k}",
+         answer=lambda n, k: n // k, draw=lambda rng: (rng.choice((10, 1000, 1_000_000)),),
+         uses="k",
          plain="return sum(number % {k} == 0 for number in range(1, n + 1))"),
-    Spec(name="halvings(n)", does="counts with a while loop how often n can be halved, rounding down, until it is 1, and returns the count",
+    Spec(name="halvings(n)", does=(
+        "counts with a while loop how often n can be halved, rounding down, until it is "
+        "1, and returns the count"
+    ),
          answer=_halvings, draw=lambda rng: (rng.randint(1, 5000),),
          plain="count = 0\nwhile n > 1:\n    n //= 2\n    count += 1\nreturn count"),
     Spec(name="digit_sum(n)", does="adds up the digits of n with a while loop and returns the sum",
          answer=lambda n: sum(map(int, str(n))), draw=lambda rng: (rng.randint(0, 99999),),
          plain="total = 0\nwhile n > 0:\n    total += n % 10\n    n //= 10\nreturn total"),
-    Spec(name="first_multiple(n)", does="finds with a while loop the smallest multiple of {k} that is greater than n, and returns it",
+    Spec(name="first_multiple(n)", does=(
+        "finds with a while loop the smallest multiple of {k} that is greater than n, "
+        "and returns it"
+    ),
          answer=lambda n, k: (n // k + 1) * k, draw=lambda rng: (rng.randint(0, 500),), uses="k",
          plain="number = n + 1\nwhile number % {k} != 0:\n    number += 1\nreturn number"),
 )  # fmt: skip
@@ -203,24 +240,38 @@ def tinycode(config: TinycodeConfig, seed: int) -> Dataset:
 
 
 def _row(rng: random.Random, spec: Spec) -> Row:
-    drawn: dict[str, Value] = {"k": rng.randint(2, spec.largest), "s": rng.randint(2, 4), "c": rng.choice(LETTERS)}
+    drawn: dict[str, Value] = {
+        "k": rng.randint(2, spec.largest),
+        "s": rng.randint(2, 4),
+        "c": rng.choice(LETTERS),
+    }
     asked = question(spec.name, spec.does.format(**drawn))
-    return question_row(DOMAIN, asked, _gold(spec, asked, tuple((name, drawn[name]) for name in spec.uses)), _SHOTS)
+    return question_row(
+        DOMAIN, asked, _gold(spec, asked, tuple((name, drawn[name]) for name in spec.uses)), _SHOTS
+    )
 
 
 @lru_cache(maxsize=4096)
 def _gold(spec: Spec, asked: str, parameters: tuple[tuple[str, Value], ...]) -> str:
-    """The same tests wherever a question is asked, so that what is learned of their running times holds for all its rows."""
+    """The same tests wherever a question is asked, so that what is learned of their running times
+    holds for all its rows."""
     rng = random.Random(f"tinycode/{asked}")
     tests = [spec.draw(rng) for _ in range(NUM_TESTS)]
-    cases = tuple(call_case(arguments, spec.answer(*arguments, **dict(parameters))) for arguments in tests)
+    cases = tuple(
+        call_case(arguments, spec.answer(*arguments, **dict(parameters))) for arguments in tests
+    )
     body = indent(spec.plain.format(**dict(parameters)), "    ")
-    return CodeGold(function=spec.name.partition("(")[0], solution=f"def {spec.name}:\n{body}", cases=cases).model_dump_json()
+    return CodeGold(
+        function=spec.name.partition("(")[0], solution=f"def {spec.name}:\n{body}", cases=cases
+    ).model_dump_json()
 
 
 def question(name: str, does: str) -> str:
     """How a function is asked for."""
-    return f"Write a Python function `{name}` that {does}. Reply with only the function in a ```python code block."
+    return (
+        f"Write a Python function `{name}` that {does}. Reply with only the function in a ```python"
+        " code block."
+    )
 
 
 def _shots(*pairs: tuple[str, str, str]) -> tuple[Message, ...]:
@@ -236,6 +287,9 @@ _SHOTS = _shots(
     (
         "count_pos(items)",
         "returns how many numbers of the list items are positive",
-        "    count = 0\n    for item in items:\n        if item > 0:\n            count += 1\n    return count",
+        (
+            "    count = 0\n    for item in items:\n        if item > 0:\n            count += 1\n "
+            "   return count"
+        ),
     ),
 )

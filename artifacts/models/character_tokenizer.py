@@ -1,4 +1,5 @@
-"""The tokenizer of the tiny model: one token per character, one for "\\nAnswer: ", and a chat template that only concatenates.
+"""The tokenizer of the tiny model: one token per character, one for "\\nAnswer: ", and a chat
+template that only concatenates.
 
 It is an ordinary Hugging Face tokenizer, so engine and learner load it like any other.
 """
@@ -18,9 +19,12 @@ VOCABULARY_SIZE = 64  # padded: engines want multiples of 64
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """Ids 0 to 3 are pad, bos, eos and unknown; ids the vocabulary does not use decode to nothing."""
+    """Ids 0 to 3 are pad, bos, eos and unknown; ids the vocabulary does not use decode to
+    nothing."""
     tokens = (PAD, BOS, EOS, UNKNOWN, ANSWER, *CHARACTERS)
-    backend = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
+    backend = Tokenizer(
+        WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN)
+    )
     backend.pre_tokenizer = Split(Regex(rf"{ANSWER}|[\s\S]"), behavior="isolated")
     backend.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(

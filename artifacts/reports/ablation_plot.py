@@ -1,4 +1,5 @@
-"""The picture of an ablation, from numbers to PNG bytes: reward by samples and by time, and where a step's time goes."""
+"""The picture of an ablation, from numbers to PNG bytes: reward by samples and by time, and where a
+step's time goes."""
 
 from __future__ import annotations
 
@@ -26,18 +27,37 @@ class VariantCurves:
 
 
 def ablation_plot(variants: Sequence[VariantCurves]) -> bytes:
-    """Three panels; reward lines are smoothed over five steps, which is a period of tail batching at its defaults."""
+    """Three panels; reward lines are smoothed over five steps, which is a period of tail batching
+    at its defaults."""
     figure = Figure(figsize=(15.0, 4.6), dpi=130, layout="constrained")
     by_samples, by_time, times = figure.subplots(1, 3)
     for place, one in enumerate(variants):
         for axes, x in ((by_samples, one.samples), (by_time, one.elapsed_s)):
-            axes.plot(x, smoothed(one.reward), color=COLOURS[place % len(COLOURS)], linewidth=2, label=one.label)
-            axes.plot(x, one.reward, color=COLOURS[place % len(COLOURS)], linewidth=0, marker=".", markersize=4, alpha=0.5)
+            axes.plot(
+                x,
+                smoothed(one.reward),
+                color=COLOURS[place % len(COLOURS)],
+                linewidth=2,
+                label=one.label,
+            )
+            axes.plot(
+                x,
+                one.reward,
+                color=COLOURS[place % len(COLOURS)],
+                linewidth=0,
+                marker=".",
+                markersize=4,
+                alpha=0.5,
+            )
     _draw_stages(times, variants)
     by_samples.set(xlabel="groups trained", ylabel="mean training reward")
     by_time.set(xlabel="seconds of steps", ylabel="mean training reward")
     times.set(xlabel="seconds of a step, mean")
-    for axes, title in ((by_samples, "Reward at equal samples"), (by_time, "Reward at equal time"), (times, "Step time by stage")):
+    for axes, title in (
+        (by_samples, "Reward at equal samples"),
+        (by_time, "Reward at equal time"),
+        (times, "Step time by stage"),
+    ):
         axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
         axes.grid(color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
@@ -56,6 +76,13 @@ def _draw_stages(axes: Axes, variants: Sequence[VariantCurves]) -> None:
     left = [0.0] * len(variants)
     for stage in dict.fromkeys(stage for one in variants for stage in one.stages_s):
         seconds = [one.stages_s.get(stage, 0.0) for one in variants]
-        axes.barh(labels, seconds, left=left, color=KIND_COLOURS.get(stage, FAINT), label=stage, height=0.7)
+        axes.barh(
+            labels,
+            seconds,
+            left=left,
+            color=KIND_COLOURS.get(stage, FAINT),
+            label=stage,
+            height=0.7,
+        )
         left = [start + width for start, width in zip(left, seconds, strict=True)]
     axes.invert_yaxis()

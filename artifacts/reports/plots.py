@@ -1,7 +1,7 @@
 """The report's pictures, each a function from numbers to PNG bytes.
 
-Figures are matplotlib's own objects, without pyplot: no window, no global state, safe in any thread. Leaves out where the
-numbers come from and where the bytes go.
+Figures are matplotlib's own objects, without pyplot: no window, no global state, safe in any
+thread. Leaves out where the numbers come from and where the bytes go.
 """
 
 from __future__ import annotations
@@ -35,9 +35,18 @@ KIND_COLOURS = {
     "orchestration": "#c9ccd1",
 }
 SPARE_COLOURS = ("#aa4499", "#999933", "#661100", "#6699cc")
-ROUND_COLOURS: dict[RoundKind, str] = {"sync": "#8c8c8c", "short": "#ee8866", "long": "#6a3d9a", "drain": "#999933"}
+ROUND_COLOURS: dict[RoundKind, str] = {
+    "sync": "#8c8c8c",
+    "short": "#ee8866",
+    "long": "#6a3d9a",
+    "drain": "#999933",
+}
 RUN_COLOURS = ("#4477aa", "#cc6677")
-RING: Mapping[str, Any] = {"marker": "o", "markersize": 7, "fillstyle": "none"}  # Any: matplotlib's keywords
+RING: Mapping[str, Any] = {
+    "marker": "o",
+    "markersize": 7,
+    "fillstyle": "none",
+}  # Any: matplotlib's keywords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +60,43 @@ class RunCurves:
     is_long: Sequence[bool]  # whether each was a long round, whose prompts are the hard ones
 
 
-def reward_curve(steps: Sequence[int], reward: Sequence[float], heldout: Mapping[int, Estimate]) -> bytes:
-    """Mean training reward by step, smoothed beside raw, and held-out reward with its interval where it was measured."""
+def reward_curve(
+    steps: Sequence[int], reward: Sequence[float], heldout: Mapping[int, Estimate]
+) -> bytes:
+    """Mean training reward by step, smoothed beside raw, and held-out reward with its interval
+    where it was measured."""
     figure, axes = _figure(8.0, 4.2, "Reward")
-    axes.plot(steps, reward, color=FAINT, linewidth=0.8, marker=".", markersize=3, alpha=0.7, label="training, per step")
-    axes.plot(steps, smoothed(reward), color=KIND_COLOURS["train"], linewidth=2, label="training, smoothed")
+    axes.plot(
+        steps,
+        reward,
+        color=FAINT,
+        linewidth=0.8,
+        marker=".",
+        markersize=3,
+        alpha=0.7,
+        label="training, per step",
+    )
+    axes.plot(
+        steps,
+        smoothed(reward),
+        color=KIND_COLOURS["train"],
+        linewidth=2,
+        label="training, smoothed",
+    )
     if heldout:
         measured = sorted(heldout)
         means = [heldout[step].mean for step in measured]
         below = [heldout[step].mean - heldout[step].low for step in measured]
         above = [heldout[step].high - heldout[step].mean for step in measured]
         level = f"{heldout[measured[0]].level:.0%}"
-        bars = axes.errorbar(measured, means, yerr=[below, above], color=KIND_COLOURS["rollout"], capsize=4, linewidth=1.6)
+        bars = axes.errorbar(
+            measured,
+            means,
+            yerr=[below, above],
+            color=KIND_COLOURS["rollout"],
+            capsize=4,
+            linewidth=1.6,
+        )
         bars.lines[0].set(marker="o", markersize=5)
         bars.set_label(f"held-out ({level} CI)")
     axes.set(xlabel="step", ylabel="mean reward")
@@ -71,8 +105,11 @@ def reward_curve(steps: Sequence[int], reward: Sequence[float], heldout: Mapping
     return _png(figure)
 
 
-def step_times(steps: Sequence[int], kinds: Sequence[RoundKind], stages: Mapping[str, Sequence[float]]) -> bytes:
-    """Seconds of every step stacked by stage, the kind of round marked under each bar. Stages must not overlap in time."""
+def step_times(
+    steps: Sequence[int], kinds: Sequence[RoundKind], stages: Mapping[str, Sequence[float]]
+) -> bytes:
+    """Seconds of every step stacked by stage, the kind of round marked under each bar. Stages must
+    not overlap in time."""
     figure, axes = _figure(max(8.0, min(16.0, 0.16 * len(steps) + 3)), 4.4, "Step time by stage")
     bottoms = [0.0] * len(steps)
     for stage, colour in _coloured(list(stages)).items():
@@ -83,7 +120,11 @@ def step_times(steps: Sequence[int], kinds: Sequence[RoundKind], stages: Mapping
         axes.bar([step], [0.025 * top], bottom=[-0.04 * top], width=0.85, color=ROUND_COLOURS[kind])
     axes.set(xlabel="step", ylabel="seconds", ylim=(-0.05 * top, 1.05 * top))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    rounds = [Patch(color=ROUND_COLOURS[kind], label=f"{kind} round") for kind in ROUND_COLOURS if kind in kinds]
+    rounds = [
+        Patch(color=ROUND_COLOURS[kind], label=f"{kind} round")
+        for kind in ROUND_COLOURS
+        if kind in kinds
+    ]
     stacked, _ = axes.get_legend_handles_labels()
     gap = Patch(alpha=0, label="")
     _legend_beside(axes, [*reversed(stacked), gap, *rounds])
@@ -91,28 +132,42 @@ def step_times(steps: Sequence[int], kinds: Sequence[RoundKind], stages: Mapping
 
 
 def response_lengths(lengths: Mapping[RoundKind, Sequence[int]]) -> bytes:
-    """Histogram of response lengths per kind of round, one panel below the other on one axis: the tails line up."""
+    """Histogram of response lengths per kind of round, one panel below the other on one axis: the
+    tails line up."""
     present = [kind for kind in ROUND_COLOURS if lengths.get(kind)]
-    figure = Figure(figsize=(8.0, 1.2 + 1.8 * max(1, len(present))), dpi=DOTS_PER_INCH, layout="constrained")
+    figure = Figure(
+        figsize=(8.0, 1.2 + 1.8 * max(1, len(present))), dpi=DOTS_PER_INCH, layout="constrained"
+    )
     panels = figure.subplots(max(1, len(present)), 1, sharex=True, squeeze=False)[:, 0]
-    figure.suptitle("Response lengths", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    figure.suptitle(
+        "Response lengths", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK
+    )
     longest = max((max(lengths[kind]) for kind in present), default=1)
     edges = [longest * edge / 40 for edge in range(41)]
     for axes, kind in zip(panels, present, strict=False):
         values = sorted(lengths[kind])
         axes.hist(values, bins=edges, color=ROUND_COLOURS[kind], edgecolor="white", linewidth=0.5)
         for share, line in ((0.5, "-"), (0.99, ":")):
-            axes.axvline(values[min(len(values) - 1, int(share * len(values)))], color=INK, linewidth=1.1, linestyle=line)
+            axes.axvline(
+                values[min(len(values) - 1, int(share * len(values)))],
+                color=INK,
+                linewidth=1.1,
+                linestyle=line,
+            )
         axes.set(ylabel="responses")
         _plain(axes)
-        note = f"{kind} rounds   n={len(values):,}   mean {sum(values) / len(values):.0f}   max {values[-1]}"
+        note = (
+            f"{kind} rounds   n={len(values):,}   mean {sum(values) / len(values):.0f}   max"
+            f" {values[-1]}"
+        )
         axes.set_title(note, loc="right", fontsize=9, color=INK)
     panels[-1].set_xlabel("tokens per response (solid line: median, dotted: 99th percentile)")
     return _png(figure)
 
 
 def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> bytes:
-    """What every device did when: a row per device, a lane in it per actor; seconds since the first span."""
+    """What every device did when: a row per device, a lane in it per actor; seconds since the first
+    span."""
     figure, axes = _figure(10.0, 1.6 + 0.55 * max(1, len(devices)), title)
     origin = min((span.start_s for span in spans), default=0.0)
     end = max((span.end_s for span in spans), default=1.0) - origin
@@ -129,16 +184,25 @@ def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> b
 
 
 def estimates(title: str, panels: Mapping[str, Mapping[str, Estimate]]) -> bytes:
-    """Estimates with their intervals, a panel per quantity and a row per label; the first panel's labels are the rows of all."""
+    """Estimates with their intervals, a panel per quantity and a row per label; the first panel's
+    labels are the rows of all."""
     rows = list(next(iter(panels.values()), {}))
-    figure = Figure(figsize=(4.0 + 3.5 * len(panels), 1.2 + 0.42 * max(1, len(rows))), dpi=DOTS_PER_INCH, layout="constrained")
+    figure = Figure(
+        figsize=(4.0 + 3.5 * len(panels), 1.2 + 0.42 * max(1, len(rows))),
+        dpi=DOTS_PER_INCH,
+        layout="constrained",
+    )
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     columns = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
     for axes, (quantity, found) in zip(columns, panels.items(), strict=False):
         for place, label in enumerate(rows):
             if label in found:
-                axes.plot([found[label].low, found[label].high], [place, place], color=FAINT, linewidth=2)
-                axes.plot([found[label].mean], [place], color=RUN_COLOURS[0], marker="o", markersize=5)
+                axes.plot(
+                    [found[label].low, found[label].high], [place, place], color=FAINT, linewidth=2
+                )
+                axes.plot(
+                    [found[label].mean], [place], color=RUN_COLOURS[0], marker="o", markersize=5
+                )
         axes.set(xlabel=quantity, ylim=(len(rows) - 0.5, -0.5))
         axes.set_yticks(range(len(rows)), rows)
         _plain(axes)
@@ -146,7 +210,8 @@ def estimates(title: str, panels: Mapping[str, Mapping[str, Estimate]]) -> bytes
 
 
 def comparison(first: RunCurves, second: RunCurves) -> bytes:
-    """Two runs side by side: reward by step, reward by time, and the time of each step; rings mark long rounds."""
+    """Two runs side by side: reward by step, reward by time, and the time of each step; rings mark
+    long rounds."""
     figure = Figure(figsize=(13.0, 4.4), dpi=DOTS_PER_INCH, layout="constrained")
     by_step, by_time, times = figure.subplots(1, 3)
     for run, colour in zip((first, second), RUN_COLOURS, strict=True):
@@ -158,7 +223,11 @@ def comparison(first: RunCurves, second: RunCurves) -> bytes:
     by_time.set(xlabel="training time, seconds", ylabel="mean training reward")
     times.set(xlabel="step", ylabel="seconds per step")
     times.set_ylim(bottom=0)
-    for axes, title in ((by_step, "Reward by step"), (by_time, "Reward by time"), (times, "Step time")):
+    for axes, title in (
+        (by_step, "Reward by step"),
+        (by_time, "Reward by time"),
+        (times, "Step time"),
+    ):
         axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
         _plain(axes)
     for axes in (by_step, times):
@@ -171,27 +240,43 @@ def comparison(first: RunCurves, second: RunCurves) -> bytes:
     return _png(figure)
 
 
-def _draw_curve(axes: Axes, x: Sequence[float], raw: Sequence[float], line: Sequence[float], run: RunCurves, colour: str) -> None:
+def _draw_curve(
+    axes: Axes,
+    x: Sequence[float],
+    raw: Sequence[float],
+    line: Sequence[float],
+    run: RunCurves,
+    colour: str,
+) -> None:
     """The line over its single values, with a ring around those of long rounds."""
     axes.plot(x, line, color=colour, linewidth=2, label=run.name)
     axes.plot(x, raw, color=colour, linewidth=0, marker=".", markersize=4, alpha=0.5)
     rings = [(at, value) for at, value, is_long in zip(x, raw, run.is_long, strict=True) if is_long]
-    axes.plot([at for at, _ in rings], [value for _, value in rings], color=colour, linewidth=0, **RING)
+    axes.plot(
+        [at for at, _ in rings], [value for _, value in rings], color=colour, linewidth=0, **RING
+    )
 
 
 def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
-    """Centred mean over up to `window` values; at the ends over those there are. Does not shift the curve in time."""
+    """Centred mean over up to `window` values; at the ends over those there are. Does not shift the
+    curve in time."""
     half = window // 2
     parts = [values[max(0, index - half) : index + half + 1] for index in range(len(values))]
     return [sum(part) / len(part) for part in parts]
 
 
-def _draw_lanes(axes: Axes, row: int, spans: Sequence[Span], origin: float, colours: Mapping[str, str]) -> None:
+def _draw_lanes(
+    axes: Axes, row: int, spans: Sequence[Span], origin: float, colours: Mapping[str, str]
+) -> None:
     actors = sorted({span.actor for span in spans})
     height = 0.72 / max(1, len(actors))
     for lane, actor in enumerate(actors):
         for kind, colour in colours.items():
-            bars = union((span.start_s, span.end_s) for span in spans if span.actor == actor and span.kind == kind)
+            bars = union(
+                (span.start_s, span.end_s)
+                for span in spans
+                if span.actor == actor and span.kind == kind
+            )
             axes.broken_barh(
                 [(start - origin, end - start) for start, end in bars],
                 (row - 0.36 + lane * height, height * 0.94),
@@ -241,7 +326,14 @@ def _legend(axes: Axes) -> None:
 
 
 def _legend_beside(axes: Axes, handles: Sequence[object]) -> None:
-    axes.legend(handles=list(handles), loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9, borderaxespad=0)
+    axes.legend(
+        handles=list(handles),
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+        fontsize=9,
+        borderaxespad=0,
+    )
 
 
 def _png(figure: Figure) -> bytes:

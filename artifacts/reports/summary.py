@@ -1,6 +1,7 @@
 """The last page of a run: what it gained, what it cost, where to look.
 
-As Markdown for MLflow and the report folder, and as rich text for a terminal. Leaves out gathering the numbers.
+As Markdown for MLflow and the report folder, and as rich text for a terminal. Leaves out gathering
+the numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ class Estimate:
     level: float = 0.95  # coverage of the interval
 
     def __str__(self) -> str:
-        return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}] ({self.level:.0%}, n={self.num_samples})"
+        return (
+            f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}] ({self.level:.0%},"
+            f" n={self.num_samples})"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,35 +43,53 @@ class RunSummary:
     wall_s: float  # from the first step's start to the last one's end
     reward_before: float  # mean held-out reward of the model the run started from
     reward_after: float  # mean held-out reward of the last weights
-    gain: Estimate  # paired difference of the two over the held-out prompts that both have a verdict on
-    num_unpaired: int  # held-out prompts left out of it, because every response before or after lacks a verdict
+    # paired difference of the two over the held-out prompts that both have a verdict on
+    gain: Estimate
+    # held-out prompts left out of it, because every response before or after lacks a verdict
+    num_unpaired: int
     time_s: Mapping[str, float]  # seconds by stage over all steps; shares are of their sum
     ledger_tokens: Mapping[str, int]  # generated tokens by ledger column; they sum to all tokens
     links: Mapping[str, str]  # name -> URL or path
 
 
 def paired_difference(
-    before: Mapping[str, float], after: Mapping[str, float], seed: int, level: float = 0.95, question_of: Mapping[str, str] | None = None
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    seed: int,
+    level: float = 0.95,
+    question_of: Mapping[str, str] | None = None,
 ) -> Estimate:
     """Mean of after - before over the prompts in both, with a percentile bootstrap over questions.
 
-    Keys are prompt ids, values mean rewards per prompt. Questions are the independent samples: responses to one are not, nor are
-    prompts that ask the same (`question_of`: prompt id -> question; without it every prompt asks its own). A prompt without a verdict on
-    one side has no difference; `unpaired` counts those. Raises ValueError when no prompt is in both.
+    Keys are prompt ids, values mean rewards per prompt. Questions are the independent samples:
+    responses to one are not, nor are prompts that ask the same (`question_of`: prompt id ->
+    question; without it every prompt asks its own). A prompt without a verdict on one side has no
+    difference; `unpaired` counts those. Raises ValueError when no prompt is in both.
     """
     names = sorted(before.keys() & after.keys())
     if not names:
         raise ValueError(
-            f"a paired difference needs prompts that were scored before and after, got {len(before)} and {len(after)} with none in "
-            f"common; evaluate both on one held-out set, and look at the rewards' failures"
+            "a paired difference needs prompts that were scored before and after, got"
+            f" {len(before)} and {len(after)} with none in common; evaluate both on one held-out"
+            " set, and look at the rewards' failures"
         )
     by_question: dict[str, list[float]] = {}
     for name in names:
-        by_question.setdefault((question_of or {}).get(name, name), []).append(after[name] - before[name])
+        by_question.setdefault((question_of or {}).get(name, name), []).append(
+            after[name] - before[name]
+        )
     sums, counts = np.array([[sum(values), len(values)] for values in by_question.values()]).T
     draws = np.random.default_rng(seed).integers(0, len(sums), (NUM_RESAMPLES, len(sums)))
-    low, high = np.quantile(sums[draws].sum(axis=1) / counts[draws].sum(axis=1), [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(mean=float(sums.sum() / counts.sum()), low=float(low), high=float(high), num_samples=len(sums), level=level)
+    low, high = np.quantile(
+        sums[draws].sum(axis=1) / counts[draws].sum(axis=1), [(1 - level) / 2, (1 + level) / 2]
+    )
+    return Estimate(
+        mean=float(sums.sum() / counts.sum()),
+        low=float(low),
+        high=float(high),
+        num_samples=len(sums),
+        level=level,
+    )
 
 
 def unpaired(before: Mapping[str, float], after: Mapping[str, float]) -> int:
@@ -75,8 +97,14 @@ def unpaired(before: Mapping[str, float], after: Mapping[str, float]) -> int:
     return len(before.keys() ^ after.keys())
 
 
-def mean_interval(scores: Mapping[str, float], seed: int, level: float = 0.95, question_of: Mapping[str, str] | None = None) -> Estimate:
-    """Mean of at least one held-out score with its error bars; arguments and resampling as in `paired_difference`."""
+def mean_interval(
+    scores: Mapping[str, float],
+    seed: int,
+    level: float = 0.95,
+    question_of: Mapping[str, str] | None = None,
+) -> Estimate:
+    """Mean of at least one held-out score with its error bars; arguments and resampling as in
+    `paired_difference`."""
     return paired_difference(dict.fromkeys(scores, 0.0), scores, seed, level, question_of)
 
 
@@ -89,13 +117,29 @@ def shares(amounts: Mapping[str, float]) -> dict[str, float]:
 
 def markdown(summary: RunSummary) -> str:
     """The page for MLflow and for report/summary.md."""
-    lines = [f"# {summary.run_id}", "", headline(summary), "", "| stage | seconds | share |", "|---|---:|---:|"]
-    lines += [f"| {name} | {summary.time_s[name]:.1f} | {share:.1%} |" for name, share in shares(summary.time_s).items()]
+    lines = [
+        f"# {summary.run_id}",
+        "",
+        headline(summary),
+        "",
+        "| stage | seconds | share |",
+        "|---|---:|---:|",
+    ]
+    lines += [
+        f"| {name} | {summary.time_s[name]:.1f} | {share:.1%} |"
+        for name, share in shares(summary.time_s).items()
+    ]
     lines += ["", "| tokens | count | share |", "|---|---:|---:|"]
-    lines += [f"| {name} | {summary.ledger_tokens[name]:,} | {share:.1%} |" for name, share in shares(summary.ledger_tokens).items()]
+    lines += [
+        f"| {name} | {summary.ledger_tokens[name]:,} | {share:.1%} |"
+        for name, share in shares(summary.ledger_tokens).items()
+    ]
     lines += [
         "",
-        *(f"* {name}: {f'[{link}]({link})' if link.startswith('http') else f'`{link}`'}" for name, link in summary.links.items()),
+        *(
+            f"* {name}: {f'[{link}]({link})' if link.startswith('http') else f'`{link}`'}"
+            for name, link in summary.links.items()
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -119,8 +163,13 @@ def headline(summary: RunSummary) -> str:
     """The result in one line."""
     sure = summary.gain.low > 0 or summary.gain.high < 0
     verdict = "" if sure else "; the interval contains 0, so this run shows no change"
-    apart = f" ({summary.num_unpaired} prompts without a verdict on one side left out)" if summary.num_unpaired else ""
+    apart = (
+        f" ({summary.num_unpaired} prompts without a verdict on one side left out)"
+        if summary.num_unpaired
+        else ""
+    )
     return (
-        f"Held-out reward {summary.reward_before:.3f} -> {summary.reward_after:.3f}, "
-        f"paired difference {summary.gain}{apart}{verdict}. {summary.num_steps} steps in {summary.wall_s:.0f} s."
+        f"Held-out reward {summary.reward_before:.3f} -> {summary.reward_after:.3f}, paired"
+        f" difference {summary.gain}{apart}{verdict}. {summary.num_steps} steps in"
+        f" {summary.wall_s:.0f} s."
     )

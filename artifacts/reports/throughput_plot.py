@@ -12,7 +12,8 @@ INK, FAINT, GRID = "#222222", "#8a8f98", "#e6e8eb"
 
 
 def throughput_plot(curves: Mapping[str, Sequence[tuple[int, float, float]]], title: str) -> bytes:
-    """Prefill and decode tokens per second by batch, a line per curve of (batch, prefill, decode)."""
+    """Prefill and decode tokens per second by batch, a line per curve of (batch, prefill,
+    decode)."""
     figure = Figure(figsize=(9.0, 4.0), dpi=130, layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     panels = figure.subplots(1, 2)
@@ -20,7 +21,14 @@ def throughput_plot(curves: Mapping[str, Sequence[tuple[int, float, float]]], ti
     for column, (axes, name) in enumerate(zip(panels, ("prefill", "decode"), strict=True), start=1):
         for number, (label, points) in enumerate(curves.items()):
             batches, rates = [point[0] for point in points], [point[column] for point in points]
-            axes.plot(batches, rates, marker="o", markersize=4, color=COLOURS[number % len(COLOURS)], label=label)
+            axes.plot(
+                batches,
+                rates,
+                marker="o",
+                markersize=4,
+                color=COLOURS[number % len(COLOURS)],
+                label=label,
+            )
         axes.set_xscale("log", base=2)
         axes.set_xticks(measured, labels=[str(batch) for batch in measured])
         axes.set_ylim(bottom=0)

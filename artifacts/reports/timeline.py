@@ -1,7 +1,8 @@
-"""Where a step's time went: device seconds by cause, and what the orchestration itself cost. Pure functions of spans.
+"""Where a step's time went: device seconds by cause, and what the orchestration itself cost. Pure
+functions of spans.
 
-At every moment a device is in exactly one column: what it computes, or the reason why it does not. The columns of a device sum
-to the length of the window by construction.
+At every moment a device is in exactly one column: what it computes, or the reason why it does not.
+The columns of a device sum to the length of the window by construction.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from artifacts.records import Generated, Span
 
 Work = Literal["train", "update", "rollout", "evaluate", "reward"]
 Bubble = Literal["sleep_wake", "sync", "tail", "reward_wait", "idle"]
-WORK: tuple[Work, ...] = get_args(Work)  # a device that does two things at once is booked under the first of them
+WORK: tuple[Work, ...] = get_args(
+    Work
+)  # a device that does two things at once is booked under the first of them
 BUBBLES: tuple[Bubble, ...] = get_args(Bubble)
 SYNC_KINDS = frozenset({"publish", "gate"})
 SLEEP_KINDS = frozenset({"sleep", "wake"})
@@ -80,7 +83,8 @@ def within(intervals: Iterable[Interval], start_s: float, end_s: float) -> Itera
 
 
 def orchestration_s(spans: Sequence[Span], start_s: float, end_s: float) -> float:
-    """Seconds of the window in which nothing worked anywhere: the price of flows, tasks and hand-overs."""
+    """Seconds of the window in which nothing worked anywhere: the price of flows, tasks and
+    hand-overs."""
     return (end_s - start_s) - length(clipped(spans, start_s, end_s))
 
 
@@ -89,10 +93,14 @@ def stage_s(spans: Sequence[Span], kind: str, start_s: float, end_s: float) -> f
     return length(clipped((span for span in spans if span.kind == kind), start_s, end_s))
 
 
-def device_times(spans: Sequence[Span], devices: Sequence[str], start_s: float, end_s: float) -> list[DeviceTime]:
+def device_times(
+    spans: Sequence[Span], devices: Sequence[str], start_s: float, end_s: float
+) -> list[DeviceTime]:
     """The ledger of device seconds over the window, one entry per device."""
     works: dict[str, dict[str, float]] = {device: dict.fromkeys(WORK, 0.0) for device in devices}
-    bubbles: dict[str, dict[str, float]] = {device: dict.fromkeys(BUBBLES, 0.0) for device in devices}
+    bubbles: dict[str, dict[str, float]] = {
+        device: dict.fromkeys(BUBBLES, 0.0) for device in devices
+    }
     for seconds, active in _moments(spans, start_s, end_s):
         anywhere = frozenset(kind for _, kind in active)
         for device in devices:
@@ -102,20 +110,27 @@ def device_times(spans: Sequence[Span], devices: Sequence[str], start_s: float, 
                 works[device][work] += seconds
             else:
                 bubbles[device][_cause(own, anywhere)] += seconds
-    return [DeviceTime(device=device, work_s=works[device], bubble_s=bubbles[device]) for device in devices]
+    return [
+        DeviceTime(device=device, work_s=works[device], bubble_s=bubbles[device])
+        for device in devices
+    ]
 
 
 def bubble_shares(times: Sequence[DeviceTime]) -> dict[str, float]:
     """Each cause's share of all device seconds; zeros for an empty window."""
     total = sum(time.total_s for time in times)
-    return {cause: sum(time.bubble_s[cause] for time in times) / total if total else 0.0 for cause in BUBBLES}
+    return {
+        cause: sum(time.bubble_s[cause] for time in times) / total if total else 0.0
+        for cause in BUBBLES
+    }
 
 
 def _cause(own: frozenset[str], anywhere: frozenset[str]) -> Bubble:
     """Why a device computes nothing, by what goes on on it and elsewhere.
 
-    Others still generate: the tail. Others train, update or publish: it waits for them to be in step. Only the reward works:
-    training waits for verdicts. Nothing works anywhere: idle, which is what orchestration costs.
+    Others still generate: the tail. Others train, update or publish: it waits for them to be in
+    step. Only the reward works: training waits for verdicts. Nothing works anywhere: idle, which is
+    what orchestration costs.
     """
     if own & SLEEP_KINDS:
         return "sleep_wake"
@@ -128,8 +143,11 @@ def _cause(own: frozenset[str], anywhere: frozenset[str]) -> Bubble:
     return "reward_wait" if "reward" in anywhere else "idle"
 
 
-def _moments(spans: Sequence[Span], start_s: float, end_s: float) -> Iterator[tuple[float, frozenset[tuple[str, str]]]]:
-    """Seconds between neighbouring starts and ends, and which (device, kind) pairs are active in between."""
+def _moments(
+    spans: Sequence[Span], start_s: float, end_s: float
+) -> Iterator[tuple[float, frozenset[tuple[str, str]]]]:
+    """Seconds between neighbouring starts and ends, and which (device, kind) pairs are active in
+    between."""
     changes: list[tuple[float, int, tuple[str, str]]] = []
     for span, (first, last) in zip(spans, clipped(spans, start_s, end_s), strict=True):
         if last > first:

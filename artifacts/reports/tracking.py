@@ -1,8 +1,10 @@
-"""What MLflow gets: one run per training run, its effective config as parameters, metrics by step named `stage/quantity_unit`.
+"""What MLflow gets: one run per training run, its effective config as parameters, metrics by step
+named `stage/quantity_unit`.
 
-Only the flow's process writes, through a client with an explicit run id. What is logged first joins a queue; a tracking server
-that is down lengthens the queue and costs one warning, never the training. Steps that MLflow already has are skipped, so a
-resumed run may log all its commits again. Leaves out reading runs back (`flows.commands.compare`).
+Only the flow's process writes, through a client with an explicit run id. What is logged first joins
+a queue; a tracking server that is down lengthens the queue and costs one warning, never the
+training. Steps that MLflow already has are skipped, so a resumed run may log all its commits again.
+Leaves out reading runs back (`flows.commands.compare`).
 """
 
 from __future__ import annotations
@@ -30,7 +32,13 @@ MAX_PARAMS_PER_CALL = 100
 MAX_PARAM_CHARS = 6000
 NOTE_TAG = "mlflow.note.content"
 RUN_NAME_TAG = "mlflow.runName"
-REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED", "UNAUTHENTICATED")
+REFUSALS = (
+    "INVALID_PARAMETER_VALUE",
+    "BAD_REQUEST",
+    "RESOURCE_DOES_NOT_EXIST",
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+)
 # MLflow's own defaults let one call to a dead server take minutes; a step must not wait for that.
 PATIENCE = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -49,7 +57,8 @@ class _Entry:
 
 
 def open_client(uri: str) -> MlflowClient:
-    """A client for a tracking URI, telemetry off; the directory of a SQLite file is made. Imports MLflow (1.5 s) only here."""
+    """A client for a tracking URI, telemetry off; the directory of a SQLite file is made. Imports
+    MLflow (1.5 s) only here."""
     for name, value in PATIENCE.items():
         os.environ.setdefault(name, value)
     from mlflow.tracking import MlflowClient
@@ -67,7 +76,9 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(uri.removeprefix(prefix)).resolve() if uri.startswith(prefix) else None
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:  # Any: JSON values
+def flatten(
+    config: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, str]]:  # Any: JSON values
     """Dotted names and their values as text, one per leaf; an empty mapping is a leaf."""
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
@@ -108,9 +119,11 @@ class RunTracker:
         run_id: str | None = None,
         note: str = "",
     ) -> str:
-        """Create the run, or go on with `run_id`, whose parameters stay as they are; returns the MLflow run id.
+        """Create the run, or go on with `run_id`, whose parameters stay as they are; returns the
+        MLflow run id.
 
-        Raises ConnectionError when a new run cannot be created: a wrong URI is found before training, not after it.
+        Raises ConnectionError when a new run cannot be created: a wrong URI is found before
+        training, not after it.
         """
         annotated = {**tags, NOTE_TAG: note or describe(tags), RUN_NAME_TAG: run_name}
         if run_id is not None:
@@ -119,19 +132,25 @@ class RunTracker:
             return run_id
         try:
             self._client = open_client(self.uri)
-            self.run_id = self._client.create_run(self._experiment(experiment), tags=annotated).info.run_id
+            self.run_id = self._client.create_run(
+                self._experiment(experiment), tags=annotated
+            ).info.run_id
         except Exception as error:
             cure = "start the server, correct keep.tracking_uri, or leave it empty for a local file"
-            raise ConnectionError(f"MLflow must answer at {self.uri}, got {_first_line(error)}; {cure}") from error
+            raise ConnectionError(
+                f"MLflow must answer at {self.uri}, got {_first_line(error)}; {cure}"
+            ) from error
         self._enqueue("the parameters", lambda: self._send_params(dict(flatten(params))))
         return self.run_id
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Log a step's metrics once; a step that MLflow has is skipped. True if nothing is waiting afterwards."""
+        """Log a step's metrics once; a step that MLflow has is skipped. True if nothing is waiting
+        afterwards."""
         return self._log(MARKER_METRIC, step, {**metrics, MARKER_METRIC: step})
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Log what belongs to a step but not to its commit, such as held-out scores; once, told by the first name in order."""
+        """Log what belongs to a step but not to its commit, such as held-out scores; once, told by
+        the first name in order."""
         return self._log(min(metrics), step, metrics)
 
     def log_file(self, data: bytes, name: str) -> bool:
@@ -142,20 +161,28 @@ class RunTracker:
         """Close the run. What still waits is given a last try, then counted in a warning."""
         self._enqueue("the end", lambda: self._connected().set_terminated(self.run_id, status))
         if self._queue:
-            logger.warning("tracking=%s run=%s lost=%s", self.uri, self.run_id, ", ".join(entry.what for entry in self._queue))
+            logger.warning(
+                "tracking=%s run=%s lost=%s",
+                self.uri,
+                self.run_id,
+                ", ".join(entry.what for entry in self._queue),
+            )
         return not self._queue
 
     def _log(self, key: str, step: int, metrics: Mapping[str, float]) -> bool:
         numbers = {name: float(value) for name, value in metrics.items()}
         now_ms = int(time.time() * 1000)
-        return self._enqueue(f"{key} of step {step}", lambda: self._send_metrics(key, step, numbers, now_ms))
+        return self._enqueue(
+            f"{key} of step {step}", lambda: self._send_metrics(key, step, numbers, now_ms)
+        )
 
     def _enqueue(self, what: str, send: Callable[[], None]) -> bool:
         self._queue.append(_Entry(what, send))
         return self._flush()
 
     def _flush(self) -> bool:
-        """The boundary where MLflow's failures stop: refused entries are dropped, unsent ones wait in order."""
+        """The boundary where MLflow's failures stop: refused entries are dropped, unsent ones wait
+        in order."""
         while self._queue:
             entry = self._queue[0]
             try:
@@ -164,14 +191,20 @@ class RunTracker:
                 if getattr(error, "error_code", None) not in REFUSALS:
                     self._warn(error)
                     return False
-                logger.warning("tracking=%s refused=%s reason=%s", self.uri, entry.what, _first_line(error))
+                logger.warning(
+                    "tracking=%s refused=%s reason=%s", self.uri, entry.what, _first_line(error)
+                )
             self._queue.popleft()
         self._warned = False
         return True
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:
-            logger.warning("tracking=%s unreachable, training goes on and logs later reason=%s", self.uri, _first_line(error))
+            logger.warning(
+                "tracking=%s unreachable, training goes on and logs later reason=%s",
+                self.uri,
+                _first_line(error),
+            )
         self._warned = True
 
     def _connected(self) -> MlflowClient:
@@ -195,14 +228,20 @@ class RunTracker:
     def _send_tags(self, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        self._connected().log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+        self._connected().log_batch(
+            self.run_id, tags=[RunTag(name, value) for name, value in tags.items()]
+        )
 
     def _send_params(self, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
-        entries = [Param(_accepted_name(name), value[:MAX_PARAM_CHARS]) for name, value in params.items()]
+        entries = [
+            Param(_accepted_name(name), value[:MAX_PARAM_CHARS]) for name, value in params.items()
+        ]
         for first in range(0, len(entries), MAX_PARAMS_PER_CALL):
-            self._connected().log_batch(self.run_id, params=entries[first : first + MAX_PARAMS_PER_CALL])
+            self._connected().log_batch(
+                self.run_id, params=entries[first : first + MAX_PARAMS_PER_CALL]
+            )
 
     def _send_metrics(self, key: str, step: int, metrics: Mapping[str, float], now_ms: int) -> None:
         from mlflow.entities import Metric
@@ -214,15 +253,22 @@ class RunTracker:
             logged.add(step)
 
     def _send_file(self, data: bytes, name: PurePosixPath) -> None:
-        with tempfile.TemporaryDirectory(prefix="rollflow-") as directory:  # the client takes files only
+        with tempfile.TemporaryDirectory(
+            prefix="rollflow-"
+        ) as directory:  # the client takes files only
             path = Path(directory, name.name)
             path.write_bytes(data)
-            self._connected().log_artifact(self.run_id, str(path), str(name.parent) if name.parent.name else None)
+            self._connected().log_artifact(
+                self.run_id, str(path), str(name.parent) if name.parent.name else None
+            )
 
     def _logged_steps(self, key: str) -> set[int]:
-        """Steps of a metric that MLflow has; asked for once, and only when an earlier attempt may have logged some."""
+        """Steps of a metric that MLflow has; asked for once, and only when an earlier attempt may
+        have logged some."""
         if key not in self._logged:
-            history = self._connected().get_metric_history(self.run_id, key) if self._is_resumed else []
+            history = (
+                self._connected().get_metric_history(self.run_id, key) if self._is_resumed else []
+            )
             self._logged[key] = {point.step for point in history}
         return self._logged[key]
 
@@ -234,7 +280,11 @@ def _accepted_name(name: str) -> str:
 
 def describe(tags: Mapping[str, str]) -> str:
     """The run page's description in Markdown: a list of the tags, links clickable."""
-    lines = [f"* {name}: {f'[{value}]({value})' if value.startswith('http') else value}" for name, value in tags.items() if value]
+    lines = [
+        f"* {name}: {f'[{value}]({value})' if value.startswith('http') else value}"
+        for name, value in tags.items()
+        if value
+    ]
     return "\n".join(["Trained by Rollflow.", "", *lines])
 
 

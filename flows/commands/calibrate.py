@@ -1,6 +1,8 @@
-"""python -m flows.commands.calibrate: what the engines of a model are worth at every size, batch and length, for the parallelism planner.
+"""python -m flows.commands.calibrate: what the engines of a model are worth at every size, batch
+and length, for the parallelism planner.
 
-each size in a fresh process on the devices of a run's replica -> prefill, decode tokens/s -> profile.json + profile.png -> planner.profile
+each size in a fresh process on the devices of a run's replica -> prefill, decode tokens/s ->
+profile.json + profile.png -> planner.profile
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ def main() -> int:
     options = parser().parse_args()
     try:
         config = RunConfig.model_validate(assemble(options.preset, "", options.set))
-        model = check_model(Path(options.model)) if options.model else resolve_model(config.model, Path(config.keep.model_cache))
+        model = (
+            check_model(Path(options.model))
+            if options.model
+            else resolve_model(config.model, Path(config.keep.model_cache))
+        )
         orders = tuple(measuring_orders(config, str(model), options))
         profile = asyncio.run(measure_all(config, orders))
     except (ValueError, RuntimeError, TimeoutError) as error:
@@ -49,47 +55,109 @@ def main() -> int:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m flows.commands.calibrate",
-        description="Measure prefill and decode throughput of a model's engines, for the parallelism planner's first choice.",
-        epilog='A run uses the profile with --set \'planner={"enabled": true, "profile": "profile.json"}\'.',
+        description=(
+            "Measure prefill and decode throughput of a model's engines, for the parallelism"
+            " planner's first choice."
+        ),
+        epilog=(
+            'A run uses the profile with --set \'planner={"enabled": true, "profile":'
+            ' "profile.json"}\'.'
+        ),
     )
-    made.add_argument("model", nargs="?", default="", help="model directory (default: the preset's model)")
-    made.add_argument("--preset", default="smollm2", help="configuration whose engines and cluster are measured (default: %(default)s)")
     made.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field, for example engine.kv_cache_gb=2"
+        "model", nargs="?", default="", help="model directory (default: the preset's model)"
     )
-    made.add_argument("--sizes", type=int, nargs="+", help="tensor-parallel sizes (default: all that cluster and model allow)")
-    made.add_argument("--batches", type=int, nargs="+", default=list(BATCHES), help="responses that decode together (default: 1 8 32)")
-    made.add_argument("--lengths", type=int, nargs="+", help="prompt tokens (default: an eighth and a half of engine.max_model_len)")
-    made.add_argument("--new-tokens", type=int, default=32, help="tokens decoded per response (default: %(default)s)")
-    made.add_argument("--repeats", type=int, default=3, help="how often each is measured; the fastest counts (default: %(default)s)")
-    made.add_argument("--output", default="profile.json", help="where the profile goes, its picture beside it (default: %(default)s)")
+    made.add_argument(
+        "--preset",
+        default="smollm2",
+        help="configuration whose engines and cluster are measured (default: %(default)s)",
+    )
+    made.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="override a field, for example engine.kv_cache_gb=2",
+    )
+    made.add_argument(
+        "--sizes",
+        type=int,
+        nargs="+",
+        help="tensor-parallel sizes (default: all that cluster and model allow)",
+    )
+    made.add_argument(
+        "--batches",
+        type=int,
+        nargs="+",
+        default=list(BATCHES),
+        help="responses that decode together (default: 1 8 32)",
+    )
+    made.add_argument(
+        "--lengths",
+        type=int,
+        nargs="+",
+        help="prompt tokens (default: an eighth and a half of engine.max_model_len)",
+    )
+    made.add_argument(
+        "--new-tokens",
+        type=int,
+        default=32,
+        help="tokens decoded per response (default: %(default)s)",
+    )
+    made.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        help="how often each is measured; the fastest counts (default: %(default)s)",
+    )
+    made.add_argument(
+        "--output",
+        default="profile.json",
+        help="where the profile goes, its picture beside it (default: %(default)s)",
+    )
     return made
 
 
-def measuring_orders(config: RunConfig, model_path: str, options: argparse.Namespace) -> Iterator[MeasuringOrder]:
+def measuring_orders(
+    config: RunConfig, model_path: str, options: argparse.Namespace
+) -> Iterator[MeasuringOrder]:
     """One order per size. Raises ValueError for what cannot be measured."""
     possible = sizes_of(config, model_path)
     bound = config.engine.max_model_len
     lengths = options.lengths or [bound // 8, bound // 2]
     if min(lengths) < 1 or max(lengths) + options.new_tokens > bound:
         raise ValueError(
-            f"--lengths plus --new-tokens ({options.new_tokens}) must lie within engine.max_model_len ({bound}), got {lengths}; "
-            "lower them or raise it with --set engine.max_model_len=..."
+            f"--lengths plus --new-tokens ({options.new_tokens}) must lie within"
+            f" engine.max_model_len ({bound}), got {lengths}; lower them or raise it with --set"
+            " engine.max_model_len=..."
         )
     if min(*options.batches, options.repeats, options.new_tokens - 1) < 1:
         got = f"{options.batches}, {options.repeats} and {options.new_tokens}"
-        raise ValueError(f"--batches and --repeats must be >= 1 and --new-tokens >= 2, got {got}; raise them")
+        raise ValueError(
+            f"--batches and --repeats must be >= 1 and --new-tokens >= 2, got {got}; raise them"
+        )
     specs = {spec.name: spec for spec in worker_specs(config.cluster)}
     for size in options.sizes or possible:
         if size not in possible:
-            raise ValueError(f"--sizes must be among {', '.join(map(str, possible))} for this model and cluster, got {size}; drop it")
-        replica = [specs[name] for name in next(iter(engine_members(config.cluster, size).values()))]
+            raise ValueError(
+                f"--sizes must be among {', '.join(map(str, possible))} for this model and cluster,"
+                f" got {size}; drop it"
+            )
+        replica = [
+            specs[name] for name in next(iter(engine_members(config.cluster, size).values()))
+        ]
         seqs = max(config.engine.max_num_seqs, *options.batches)
         yield MeasuringOrder(
             model_path=model_path,
-            engine=config.engine.model_copy(update={"tensor_parallel_size": size, "max_num_seqs": seqs}),
+            engine=config.engine.model_copy(
+                update={"tensor_parallel_size": size, "max_num_seqs": seqs}
+            ),
             cores=tuple(core for spec in replica for core in spec.core_ids),
-            gpus=tuple(spec.environment["CUDA_VISIBLE_DEVICES"] for spec in replica if "CUDA_VISIBLE_DEVICES" in spec.environment),
+            gpus=tuple(
+                spec.environment["CUDA_VISIBLE_DEVICES"]
+                for spec in replica
+                if "CUDA_VISIBLE_DEVICES" in spec.environment
+            ),
             batches=tuple(sorted(set(options.batches))),
             lengths=tuple(sorted(set(lengths))),
             new_tokens=options.new_tokens,
@@ -103,7 +171,11 @@ async def measure_all(config: RunConfig, orders: Sequence[MeasuringOrder]) -> Th
     kv_tokens: dict[int, int] = {}
     for number, order in enumerate(orders, start=1):
         size = order.engine.tensor_parallel_size
-        print(f"[{number}/{len(orders)}] size {size}: starting the engine, seconds on a CPU and up to minutes on a GPU", flush=True)
+        print(
+            f"[{number}/{len(orders)}] size {size}: starting the engine, seconds on a CPU and up to"
+            " minutes on a GPU",
+            flush=True,
+        )
         async for answer in answers(order, config.deadlines.start_s):
             if "kv_tokens" in answer:
                 kv_tokens[size] = answer["kv_tokens"]
@@ -113,7 +185,10 @@ async def measure_all(config: RunConfig, orders: Sequence[MeasuringOrder]) -> Th
                 points.append(ThroughputPoint(**answer))
                 print(f"  {line_of(points[-1])}", flush=True)
     if not points:
-        raise ValueError("a profile must have a point, got none because no batch fitted the KV cache; use smaller --batches or --lengths")
+        raise ValueError(
+            "a profile must have a point, got none because no batch fitted the KV cache; use"
+            " smaller --batches or --lengths"
+        )
     cluster, model = config.cluster, Path(orders[0].model_path).name
     cores = cluster.cores_per_device
     device = f"{cores} CPU core{'s' * (cores > 1)}" if cluster.device_kind == "cpu" else "1 GPU"
@@ -122,15 +197,22 @@ async def measure_all(config: RunConfig, orders: Sequence[MeasuringOrder]) -> Th
 
 def line_of(point: ThroughputPoint) -> str:
     """A point for the terminal."""
-    rates = f"prefill={point.prefill_tokens_per_s:.0f} decode={point.decode_tokens_per_s:.0f} tokens/s"
+    rates = (
+        f"prefill={point.prefill_tokens_per_s:.0f} decode={point.decode_tokens_per_s:.0f} tokens/s"
+    )
     return f"size={point.size} batch={point.batch} length={point.length} {rates}"
 
 
-async def answers(order: MeasuringOrder, silence_s: float) -> AsyncIterator[dict[str, Any]]:  # Any: parsed JSON
-    """What the measuring process says. Raises RuntimeError with its last words if it fails, TimeoutError if it is silent for so long."""
+async def answers(
+    order: MeasuringOrder, silence_s: float
+) -> AsyncIterator[dict[str, Any]]:  # Any: parsed JSON
+    """What the measuring process says. Raises RuntimeError with its last words if it fails,
+    TimeoutError if it is silent for so long."""
     with tempfile.TemporaryFile() as errors:
         command = (sys.executable, "-m", "tasks.engines.vllm.measuring", order.to_json())
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=errors)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=errors
+        )
         assert process.stdout is not None, "it was asked for"
         try:
             while line := await asyncio.wait_for(process.stdout.readline(), silence_s):
@@ -138,7 +220,10 @@ async def answers(order: MeasuringOrder, silence_s: float) -> AsyncIterator[dict
                     yield json.loads(line.removeprefix(MARK.encode()))
         except TimeoutError:
             size = order.engine.tensor_parallel_size
-            raise TimeoutError(f"the measuring of size {size} said nothing for {silence_s:.0f} s; raise deadlines.start_s") from None
+            raise TimeoutError(
+                f"the measuring of size {size} said nothing for {silence_s:.0f} s; raise"
+                " deadlines.start_s"
+            ) from None
         finally:
             if not process.stdout.at_eof():
                 with suppress(ProcessLookupError):
@@ -163,11 +248,27 @@ def write(profile: ThroughputProfile, path: Path) -> None:
         ]
         for size, length in sorted({(point.size, point.length) for point in profile.points})
     }
-    picture.write_bytes(throughput_plot(curves, f"{profile.model}: replicas of so many devices, {profile.device} each"))
-    table = Table("size", "batch", "prompt tokens", "prefill tokens/s", "decode tokens/s", "KV cache tokens", box=None)
+    picture.write_bytes(
+        throughput_plot(
+            curves, f"{profile.model}: replicas of so many devices, {profile.device} each"
+        )
+    )
+    table = Table(
+        "size",
+        "batch",
+        "prompt tokens",
+        "prefill tokens/s",
+        "decode tokens/s",
+        "KV cache tokens",
+        box=None,
+    )
     for point in profile.points:
         rates = (f"{point.prefill_tokens_per_s:.0f}", f"{point.decode_tokens_per_s:.0f}")
-        table.add_row(*map(str, (point.size, point.batch, point.length)), *rates, str(profile.kv_tokens[point.size]))
+        table.add_row(
+            *map(str, (point.size, point.batch, point.length)),
+            *rates,
+            str(profile.kv_tokens[point.size]),
+        )
     Console().print(table, f"\n{path} and {picture}", highlight=False)
 
 

@@ -1,4 +1,5 @@
-"""What the commands share: presets and --set assignments made into one mapping, and errors made into one sentence."""
+"""What the commands share: presets and --set assignments made into one mapping, and errors made
+into one sentence."""
 
 from __future__ import annotations
 
@@ -11,29 +12,42 @@ from pydantic import ValidationError
 from flows.config.fields import as_written, takes_text_only
 
 
-def assemble(preset: str, resume: str, assignments: Sequence[str]) -> dict[str, Any]:  # Any: parsed JSON
-    """The values for RunConfig. "learner.lr=1e-5" sets a nested field; values are JSON, or text where they are not or the field is one."""
+def assemble(
+    preset: str, resume: str, assignments: Sequence[str]
+) -> dict[str, Any]:  # Any: parsed JSON
+    """The values for RunConfig. "learner.lr=1e-5" sets a nested field; values are JSON, or text
+    where they are not or the field is one."""
     values: dict[str, Any] = {"preset": preset} | ({"resume": resume} if resume else {})
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
-            raise ValueError(f"--set must read FIELD=VALUE, got {assignment!r}; for example --set num_steps=5")
+            raise ValueError(
+                f"--set must read FIELD=VALUE, got {assignment!r}; for example --set num_steps=5"
+            )
         if text.startswith(("{", "[")) and not _is_json(text):
             raise ValueError(
-                f"--set {path} must be JSON where it begins with {text[0]}, got {text!r} (a shell takes away quotes that are not quoted "
-                f"themselves); set the fields below it one by one: --set {path}.FIELD=VALUE"
+                f"--set {path} must be JSON where it begins with {text[0]}, got {text!r} (a shell"
+                " takes away quotes that are not quoted themselves); set the fields below it one"
+                f" by one: --set {path}.FIELD=VALUE"
             )
         *parents, last = path.split(".")
-        _mapping_at(values, parents, assignment)[last] = _value(text, takes_text_only([*parents, last]))
+        _mapping_at(values, parents, assignment)[last] = _value(
+            text, takes_text_only([*parents, last])
+        )
     return values
 
 
-def _mapping_at(values: dict[str, Any], parents: Sequence[str], assignment: str) -> dict[str, Any]:  # Any: parsed JSON
+def _mapping_at(
+    values: dict[str, Any], parents: Sequence[str], assignment: str
+) -> dict[str, Any]:  # Any: parsed JSON
     below: Any = values  # Any: parsed JSON
     for parent in parents:
         below = below.setdefault(parent, {})
         if not isinstance(below, dict):
-            raise ValueError(f"--set {assignment} must name a field of a mapping, {parent} is {below!r}; drop one of the two assignments")
+            raise ValueError(
+                f"--set {assignment} must name a field of a mapping, {parent} is {below!r}; drop"
+                " one of the two assignments"
+            )
     mapping: dict[str, Any] = below
     return mapping
 
@@ -51,20 +65,28 @@ def _value(text: str, is_text: bool) -> Any:  # Any: parsed JSON
         value = json.loads(text)
     except json.JSONDecodeError:
         return text
-    return text if is_text and isinstance(value, bool | int | float) else value  # run_name=2026 is a name
+    return (
+        text if is_text and isinstance(value, bool | int | float) else value
+    )  # run_name=2026 is a name
 
 
 def sentence(error: object) -> str:
     """An error as one line; of a configuration every fault with the field it is in."""
     if isinstance(error, ValidationError):
-        return "; ".join(_fault(fault["loc"], fault["msg"], fault["type"], fault.get("input")) for fault in error.errors())
+        return "; ".join(
+            _fault(fault["loc"], fault["msg"], fault["type"], fault.get("input"))
+            for fault in error.errors()
+        )
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _fault(place: tuple[int | str, ...], message: str, kind: str, given: object) -> str:
     field = as_written(place)
     if kind == "extra_forbidden":
-        return f"{field} must be a known field, it is not one; 'python -m flows.commands.explain --fields' lists them"
+        return (
+            f"{field} must be a known field, it is not one; 'python -m flows.commands.explain"
+            " --fields' lists them"
+        )
     if kind == "value_error":
         return f"{field + ': ' if field else ''}{message.removeprefix('Value error, ')}"
     return f"{field} is wrong: {message[0].lower()}{message[1:]}, got {given!r}; correct it"

@@ -2,8 +2,8 @@
 
     python -m flows.commands.compare sync-20260101 rollpacker-20260101 --plot compare.png
 
-RUN is an MLflow run id or a run name; of several runs of one name the latest counts. Reads MLflow only, so it works from any
-machine that reaches the tracking server.
+RUN is an MLflow run id or a run name; of several runs of one name the latest counts. Reads MLflow
+only, so it works from any machine that reaches the tracking server.
 """
 
 from __future__ import annotations
@@ -56,18 +56,32 @@ class TrackedRuns:
     def __init__(self, uri: str) -> None:
         database = sqlite_file(uri)
         if database is not None and not database.exists():
-            raise ValueError(f"--tracking-uri must name a database that is there, got {uri}; give the one the runs were logged to")
+            raise ValueError(
+                f"--tracking-uri must name a database that is there, got {uri}; give the one the"
+                " runs were logged to"
+            )
         self._uri = uri
         self._client = open_client(uri)
 
     def history(self, run: str) -> RunHistory:
-        """Everything logged under a run id or a run name. Raises ValueError when there is no such run, or no step in it."""
+        """Everything logged under a run id or a run name. Raises ValueError when there is no such
+        run, or no step in it."""
         found = self._find(run)
         names = found.data.metrics
-        metrics = {name: {p.step: p.value for p in self._client.get_metric_history(found.info.run_id, name)} for name in names}
-        history = RunHistory(name=found.info.run_name or found.info.run_id, run_id=found.info.run_id, metrics=metrics)
+        metrics = {
+            name: {
+                p.step: p.value for p in self._client.get_metric_history(found.info.run_id, name)
+            }
+            for name in names
+        }
+        history = RunHistory(
+            name=found.info.run_name or found.info.run_id, run_id=found.info.run_id, metrics=metrics
+        )
         if not history.steps:
-            raise ValueError(f"run {run!r} must have at least one step ({STEP_TIME}), it has none; wait for its first step")
+            raise ValueError(
+                f"run {run!r} must have at least one step ({STEP_TIME}), it has none; wait for its"
+                " first step"
+            )
         return history
 
     def _find(self, run: str) -> Run:
@@ -75,31 +89,55 @@ class TrackedRuns:
         for attribute in ("run_id", "run_name"):
             if quotable and (runs := self._matching(f"attributes.{attribute} = '{run}'")):
                 return runs[0]
-        known = ", ".join(str(other.info.run_name) for other in self._matching("")[:8]) or "no run at all"
-        raise ValueError(f"RUN must be an MLflow run id or run name at {self._uri}, got {run!r}; the latest there: {known}")
+        known = (
+            ", ".join(str(other.info.run_name) for other in self._matching("")[:8])
+            or "no run at all"
+        )
+        raise ValueError(
+            f"RUN must be an MLflow run id or run name at {self._uri}, got {run!r}; the latest"
+            f" there: {known}"
+        )
 
     def _matching(self, condition: str) -> list[Run]:
         experiments = [experiment.experiment_id for experiment in self._client.search_experiments()]
-        return list(self._client.search_runs(experiments, condition, order_by=["attributes.start_time DESC"], max_results=50))
+        return list(
+            self._client.search_runs(
+                experiments, condition, order_by=["attributes.start_time DESC"], max_results=50
+            )
+        )
 
 
 def stages(first: RunHistory, second: RunHistory) -> list[str]:
     """The timed stages of either run, the slowest of the first one on top; the step itself last."""
-    names = {name for run in (first, second) for name in run.metrics if name.startswith("time/") and name.endswith("_s")}
+    names = {
+        name
+        for run in (first, second)
+        for name in run.metrics
+        if name.startswith("time/") and name.endswith("_s")
+    }
     return [*sorted(names - {STEP_TIME}, key=lambda name: -_mean(first.values(name))), STEP_TIME]
 
 
 def stage_table(first: RunHistory, second: RunHistory) -> Table:
-    """Median and mean seconds per stage; speed-ups are of means, as medians hide the long rounds, which pay for the short."""
-    title = "\n".join(f"{letter} = {run.name} ({len(run.steps)} steps)" for letter, run in (("A", first), ("B", second)))
+    """Median and mean seconds per stage; speed-ups are of means, as medians hide the long rounds,
+    which pay for the short."""
+    title = "\n".join(
+        f"{letter} = {run.name} ({len(run.steps)} steps)"
+        for letter, run in (("A", first), ("B", second))
+    )
     table = Table(title=f"Seconds per step\n{title}", title_justify="left")
     table.add_column("stage", no_wrap=True)
     for heading in ("A median", "B median", "A mean", "B mean", "A / B"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name in stages(first, second):
         runs = (first.values(name), second.values(name))
-        cells = [*(_cell(median(run) if run else None) for run in runs), *(_cell(mean(run) if run else None) for run in runs)]
-        table.add_row(name.removeprefix("time/"), *cells, _ratio(*runs), end_section=name == STEP_TIME)
+        cells = [
+            *(_cell(median(run) if run else None) for run in runs),
+            *(_cell(mean(run) if run else None) for run in runs),
+        ]
+        table.add_row(
+            name.removeprefix("time/"), *cells, _ratio(*runs), end_section=name == STEP_TIME
+        )
     return table
 
 
@@ -108,26 +146,43 @@ def verdict(first: RunHistory, second: RunHistory) -> list[str]:
     before, after = mean(first.values(STEP_TIME)), mean(second.values(STEP_TIME))
     word = "faster" if after <= before else "slower"
     ratio = max(before, after) / min(before, after)
-    lines = [f"{second.name} takes {after:.2f} s a step, {first.name} {before:.2f} s: {ratio:.2f}x {word}."]
+    lines = [
+        f"{second.name} takes {after:.2f} s a step, {first.name} {before:.2f} s: {ratio:.2f}x"
+        f" {word}."
+    ]
     if first.values(TRAINED) and second.values(TRAINED):
         rates = [sum(run.values(TRAINED)) / sum(run.values(STEP_TIME)) for run in (first, second)]
-        lines.append(f"{second.name} trains {rates[1]:.0f} response tokens a second of its steps, {first.name} {rates[0]:.0f}.")
+        lines.append(
+            f"{second.name} trains {rates[1]:.0f} response tokens a second of its steps,"
+            f" {first.name} {rates[0]:.0f}."
+        )
     for run in (first, second):
         if rewards := run.values(REWARD):
             start, end = rewards[:REWARD_TAIL_STEPS], rewards[-REWARD_TAIL_STEPS:]
-            lines.append(f"{run.name}: mean reward {mean(start):.3f} in its first {len(start)} steps, {mean(end):.3f} in its last.")
+            lines.append(
+                f"{run.name}: mean reward {mean(start):.3f} in its first {len(start)} steps,"
+                f" {mean(end):.3f} in its last."
+            )
         if run.values(LONG_ROUND):
-            lines.append(f"{run.name}: {mean(run.values(LONG_ROUND)):.0%} of its {len(run.steps)} rounds were long.")
+            lines.append(
+                f"{run.name}: {mean(run.values(LONG_ROUND)):.0%} of its {len(run.steps)} rounds"
+                " were long."
+            )
     if len(first.steps) != len(second.steps):
         lines.append(
-            "The runs differ in length. Answers get shorter as a model learns, and a drain's last round is smaller: compare equal lengths."
+            "The runs differ in length. Answers get shorter as a model learns, and a drain's last"
+            " round is smaller: compare equal lengths."
         )
     return lines
 
 
 def curves(run: RunHistory) -> RunCurves:
     """What the plot needs, of the steps that have both a time and a reward."""
-    times, rewards, long = run.metrics[STEP_TIME], run.metrics.get(REWARD, {}), run.metrics.get(LONG_ROUND, {})
+    times, rewards, long = (
+        run.metrics[STEP_TIME],
+        run.metrics.get(REWARD, {}),
+        run.metrics.get(LONG_ROUND, {}),
+    )
     steps = [step for step in run.steps if step in rewards]
     return RunCurves(
         name=run.name,
@@ -158,11 +213,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m flows.commands.compare", description="Compare two training runs by what MLflow has of them.")
-    parser.add_argument("first", metavar="RUN", help="the run to compare with: MLflow run id or run name")
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.commands.compare",
+        description="Compare two training runs by what MLflow has of them.",
+    )
+    parser.add_argument(
+        "first", metavar="RUN", help="the run to compare with: MLflow run id or run name"
+    )
     parser.add_argument("second", metavar="RUN", help="the run to judge: MLflow run id or run name")
-    parser.add_argument("--tracking-uri", default=DEFAULT_URI, help="where the runs were logged (default: %(default)s)")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw reward by step, reward by time and step time")
+    parser.add_argument(
+        "--tracking-uri",
+        default=DEFAULT_URI,
+        help="where the runs were logged (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="also draw reward by step, reward by time and step time",
+    )
     return parser
 
 

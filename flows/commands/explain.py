@@ -1,6 +1,7 @@
 """python -m flows.commands.explain: what a configuration means, before anything is started.
 
-prompts -> responses -> micro-batches -> optimizer updates -> largest staleness, and which process works on which device
+prompts -> responses -> micro-batches -> optimizer updates -> largest staleness, and which process
+works on which device
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.commands.command_line import assemble, sentence
-from flows.config.run_config import RunConfig
 from flows.config.presets import PRESETS
+from flows.config.run_config import RunConfig
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.learner.loss import PpoClipLoss, ReinforceLoss
 from tasks.rewards.judges.reward import JudgeConfig, judge_engine_of
@@ -31,47 +32,98 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     ranks = sum(spec.role == "learner" for spec in worker_specs(config.cluster))
     engines = len(engine_members(config.cluster, config.engine.tensor_parallel_size))
     longest = config.sampling.max_response_tokens
-    yield "prompts launched per step", _launched(algebra.launch_prompts, algebra.accept_prompts, algebra)
-    yield "responses launched per prompt", _launched(algebra.launch_per_prompt, algebra.accept_per_prompt, algebra)
-    yield "responses launched per step", f"{algebra.launch_prompts * algebra.launch_per_prompt}, at most {longest} tokens each"
-    yield "groups trained per step", f"{algebra.accept_prompts} of {algebra.accept_per_prompt} responses = {trained} responses"
+    yield (
+        "prompts launched per step",
+        _launched(algebra.launch_prompts, algebra.accept_prompts, algebra),
+    )
+    yield (
+        "responses launched per prompt",
+        _launched(algebra.launch_per_prompt, algebra.accept_per_prompt, algebra),
+    )
+    yield (
+        "responses launched per step",
+        f"{algebra.launch_prompts * algebra.launch_per_prompt}, at most {longest} tokens each",
+    )
+    yield (
+        "groups trained per step",
+        f"{algebra.accept_prompts} of {algebra.accept_per_prompt} responses = {trained} responses",
+    )
     kept, launched = algebra.accept_per_prompt, algebra.launch_per_prompt
     if launched > kept:
         told = "short answers are favoured, not so with response_overprovision 1"
         yield "acceptance within a prompt", f"the first {kept} verdicts of {launched}: {told}"
     if algebra.reserve_prompts:
-        yield "groups whose rewards agree", f"replaced by up to {algebra.reserve_prompts} further prompts a step, of the same domains"
-    yield "requests per engine", f"{math.ceil(algebra.launch_prompts * algebra.launch_per_prompt / engines)} on each of {engines}"
+        yield (
+            "groups whose rewards agree",
+            (
+                f"replaced by up to {algebra.reserve_prompts} further prompts a step, of the same"
+                " domains"
+            ),
+        )
+    yield (
+        "requests per engine",
+        (
+            f"{math.ceil(algebra.launch_prompts * algebra.launch_per_prompt / engines)} on each of"
+            f" {engines}"
+        ),
+    )
     yield (
         "micro-batches",
-        f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts once, on each of {ranks} ranks",
+        (
+            f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts"
+            f" once, on each of {ranks} ranks"
+        ),
     )
     yield "rewards", _scored(config)
     yield from _judge_rows(config)
     yield "training in mid-round", _streams(config)
-    yield "optimizer updates per step", "1 (gradients summed over micro-batches and ranks, divided once)"
+    yield (
+        "optimizer updates per step",
+        "1 (gradients summed over micro-batches and ranks, divided once)",
+    )
     yield "policy loss", _loss(config.learner.loss)
-    yield "largest staleness", "0 steps: every trained token was sampled by the weights that the update starts from"
+    yield (
+        "largest staleness",
+        "0 steps: every trained token was sampled by the weights that the update starts from",
+    )
     yield "steps", f"{config.num_steps}{_drain(config, algebra)}"
     yield "prompts trained", f"about {config.num_steps * algebra.accept_prompts}"
     evaluation = config.evaluation
     yield (
         "evaluation",
-        f"{evaluation.num_prompts} held-out prompts x {evaluation.responses_per_prompt} responses, {_evaluated(evaluation.every_steps)}",
+        (
+            f"{evaluation.num_prompts} held-out prompts x {evaluation.responses_per_prompt}"
+            f" responses, {_evaluated(evaluation.every_steps)}"
+        ),
     )
 
 
 def _scored(config: RunConfig) -> str:
-    last = isinstance(config.scheduling, SyncConfig) and config.scheduling.reward_timing == "after_rollout"
-    return "when nothing generates any more" if last else f"as each response finishes, up to {config.reward_workers} side by side"
+    last = (
+        isinstance(config.scheduling, SyncConfig)
+        and config.scheduling.reward_timing == "after_rollout"
+    )
+    return (
+        "when nothing generates any more"
+        if last
+        else f"as each response finishes, up to {config.reward_workers} side by side"
+    )
 
 
 def _judge_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     engine = judge_engine_of(config.rewards)
     if engine is not None:
-        domains = ", ".join(domain for domain, reward in config.rewards.items() if isinstance(reward, JudgeConfig))
+        domains = ", ".join(
+            domain for domain, reward in config.rewards.items() if isinstance(reward, JudgeConfig)
+        )
         judges = sum(spec.role == "judge" for spec in worker_specs(config.cluster))
-        yield "judges", f"{judges} of model {engine.model.kind}, placement {engine.placement}, for the responses of {domains}"
+        yield (
+            "judges",
+            (
+                f"{judges} of model {engine.model.kind}, placement {engine.placement}, for the"
+                f" responses of {domains}"
+            ),
+        )
 
 
 def _loss(loss: PpoClipLoss | ReinforceLoss) -> str:
@@ -89,8 +141,9 @@ def _streams(config: RunConfig) -> str:
     if not trainer.enabled:
         return "no: all ranks begin when the round is closed"
     return (
-        f"on devices freed when {trainer.first_milestone:.0%} to {trainer.last_milestone:.0%} of the groups are accepted and at most "
-        f"{trainer.max_running_per_engine} responses run on each engine that stays"
+        f"on devices freed when {trainer.first_milestone:.0%} to {trainer.last_milestone:.0%} of"
+        f" the groups are accepted and at most {trainer.max_running_per_engine} responses run on"
+        " each engine that stays"
     )
 
 
@@ -99,17 +152,28 @@ def _evaluated(every_steps: int) -> str:
 
 
 def _launched(launched: int, kept: int, algebra: BatchAlgebra) -> str:
-    return f"{launched}" if launched == kept else f"{launched} in a short round ({kept} kept), {kept} in a long one"
+    return (
+        f"{launched}"
+        if launched == kept
+        else f"{launched} in a short round ({kept} kept), {kept} in a long one"
+    )
 
 
 def _drain(config: RunConfig, algebra: BatchAlgebra) -> str:
-    if math.isinf(algebra.short_rounds_per_long) or not isinstance(config.scheduling, TailBatchingConfig):
+    if math.isinf(algebra.short_rounds_per_long) or not isinstance(
+        config.scheduling, TailBatchingConfig
+    ):
         return ""
     pace = f", {algebra.short_rounds_per_long:g} short rounds for each long one"
     if not config.scheduling.drain:
         return pace
-    longest_queue = algebra.launch_prompts - 1  # P0 - 1 before the last short round, and what that round defers
-    return f"{pace}, and up to {math.ceil(longest_queue / algebra.accept_prompts)} more to drain the long-prompt queue"
+    longest_queue = (
+        algebra.launch_prompts - 1
+    )  # P0 - 1 before the last short round, and what that round defers
+    return (
+        f"{pace}, and up to {math.ceil(longest_queue / algebra.accept_prompts)} more to drain the"
+        " long-prompt queue"
+    )
 
 
 def placement_rows(config: RunConfig) -> Iterator[tuple[str, str, str, str]]:
@@ -123,14 +187,18 @@ def placement_rows(config: RunConfig) -> Iterator[tuple[str, str, str, str]]:
 def field_rows(
     schema: dict[str, Any], place: str = "", node: dict[str, Any] | None = None
 ) -> Iterator[tuple[str, str]]:  # Any: JSON schema
-    """Every field of the configuration with its sentence, by dotted path; of a union every alternative."""
+    """Every field of the configuration with its sentence, by dotted path; of a union every
+    alternative."""
     here = node if node is not None else schema
     for name, field in here.get("properties", {}).items():
         path = f"{place}{name}"
         yield path, str(field.get("description", ""))
         for reference in _references(field):
             yield from field_rows(schema, f"{path}.", schema["$defs"][reference])
-        for reference in (*_references(field.get("additionalProperties")), *_references(field.get("items"))):
+        for reference in (
+            *_references(field.get("additionalProperties")),
+            *_references(field.get("items")),
+        ):
             yield from field_rows(schema, f"{path}.*.", schema["$defs"][reference])
 
 
@@ -145,22 +213,50 @@ def _references(field: Any) -> Iterator[str]:  # Any: JSON schema
 
 def show(config: RunConfig, console: Console) -> None:
     """Print algebra and placement."""
-    algebra = Table(title=f"{config.preset}: a step in numbers", box=None, show_header=False, title_justify="left")
+    algebra = Table(
+        title=f"{config.preset}: a step in numbers",
+        box=None,
+        show_header=False,
+        title_justify="left",
+    )
     for quantity, value in algebra_rows(config):
         algebra.add_row(quantity, value)
-    placement = Table("worker", "device", "cores", "slots", title="Who works where", box=None, title_justify="left")
+    placement = Table(
+        "worker",
+        "device",
+        "cores",
+        "slots",
+        title="Who works where",
+        box=None,
+        title_justify="left",
+    )
     for row in placement_rows(config):
         placement.add_row(*row)
     console.print(algebra, "", placement)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.commands.explain", description="What a configuration means, before anything is started.")
-    parser.add_argument("--preset", default="smollm2", help="named configuration (default: %(default)s)")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field, for example num_steps=5")
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.commands.explain",
+        description="What a configuration means, before anything is started.",
+    )
+    parser.add_argument(
+        "--preset", default="smollm2", help="named configuration (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="override a field, for example num_steps=5",
+    )
     parser.add_argument("--list", action="store_true", help="list the presets")
-    parser.add_argument("--fields", action="store_true", help="list every field of the configuration")
-    parser.add_argument("--json", action="store_true", help="print the effective configuration as JSON")
+    parser.add_argument(
+        "--fields", action="store_true", help="list every field of the configuration"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the effective configuration as JSON"
+    )
     options = parser.parse_args()
     console = Console()
     if options.list:

@@ -1,9 +1,10 @@
-"""The servers of a run on one machine: a Prefect server on SQLite, and for looking back the MLflow and report pages.
+"""The servers of a run on one machine: a Prefect server on SQLite, and for looking back the MLflow
+and report pages.
 
-    python -m flows.commands.local_stack            serve the pages of what was run (what `make ui` does)
+    python -m flows.commands.local_stack   serve the pages of what was run (what `make ui` does)
 
-`flows.commands.demo` starts the Prefect server alone for the length of a run. Nothing is left running, and no user profile is touched:
-Prefect's home is inside the artifact root.
+`flows.commands.demo` starts the Prefect server alone for the length of a run. Nothing is left
+running, and no user profile is touched: Prefect's home is inside the artifact root.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ PREFECT_PORT, MLFLOW_PORT, REPORTS_PORT = 4200, 5000, 8788
 
 
 def prefect_environment(home: Path, port: int) -> dict[str, str]:
-    """Settings of server and clients: one home, no telemetry, and the task-run recorder in batches (SQLite answers 503 without)."""
+    """Settings of server and clients: one home, no telemetry, and the task-run recorder in batches
+    (SQLite answers 503 without)."""
     return {
         "PREFECT_HOME": str(home),
         "PREFECT_API_URL": f"http://{LOOPBACK}:{port}/api",
@@ -41,7 +43,9 @@ def prefect_environment(home: Path, port: int) -> dict[str, str]:
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
         "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "500",
         "PREFECT_LOGGING_LEVEL": os.environ.get("PREFECT_LOGGING_LEVEL", "INFO"),
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": os.environ.get("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL"),
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": os.environ.get(
+            "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL"
+        ),
         "PREFECT_CLIENT_METRICS_ENABLED": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DASK_LOGGING__DISTRIBUTED": "warning",
@@ -66,24 +70,52 @@ def check_port(port: int, what: str, cure: str) -> None:
 
 @contextmanager
 def prefect_server(root: Path, port: int, deadline_s: float = 90.0) -> Iterator[dict[str, str]]:
-    """A Prefect server with its home under root, for the length of the block; yields the environment its clients need."""
-    check_port(port, "the Prefect server", "end what listens there, or choose another with --prefect-port (0 takes a free one)")
+    """A Prefect server with its home under root, for the length of the block; yields the
+    environment its clients need."""
+    check_port(
+        port,
+        "the Prefect server",
+        "end what listens there, or choose another with --prefect-port (0 takes a free one)",
+    )
     environment = prefect_environment((root / ".prefect").resolve(), port)
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", LOOPBACK, "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "server",
+        "start",
+        "--host",
+        LOOPBACK,
+        "--port",
+        str(port),
+    ]
     with _process(command, environment, root / ".prefect" / "server.log") as server:
         _wait_until_served(
-            f"http://{LOOPBACK}:{port}/api/health", server, "the Prefect server", root / ".prefect" / "server.log", deadline_s
+            f"http://{LOOPBACK}:{port}/api/health",
+            server,
+            "the Prefect server",
+            root / ".prefect" / "server.log",
+            deadline_s,
         )
         yield environment
         _check_running(server, "the Prefect server", root / ".prefect" / "server.log")
 
 
 @contextmanager
-def _process(command: list[str], environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A child in a session of its own, so that Ctrl-C reaches only us; ended by terminate, then kill."""
+def _process(
+    command: list[str], environment: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A child in a session of its own, so that Ctrl-C reaches only us; ended by terminate, then
+    kill."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-        process = subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            env=os.environ | environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
     try:
         yield process
     finally:
@@ -100,7 +132,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=15)
 
 
-def _wait_until_served(url: str, process: subprocess.Popen[bytes], what: str, log: Path, deadline_s: float) -> None:
+def _wait_until_served(
+    url: str, process: subprocess.Popen[bytes], what: str, log: Path, deadline_s: float
+) -> None:
     ends = time.monotonic() + deadline_s
     while time.monotonic() < ends:
         _check_running(process, what, log)
@@ -121,12 +155,26 @@ def _check_running(process: subprocess.Popen[bytes], what: str, log: Path) -> No
 
 def serve_pages(root: Path, prefect_port: int, mlflow_port: int, reports_port: int) -> None:
     """Serve Prefect, MLflow and the kept reports (each with its Dask page) until interrupted."""
-    for port, what, option in ((mlflow_port, "MLflow", "--mlflow-port"), (reports_port, "the reports", "--reports-port")):
+    for port, what, option in (
+        (mlflow_port, "MLflow", "--mlflow-port"),
+        (reports_port, "the reports", "--reports-port"),
+    ):
         check_port(port, what, f"end what listens there, or choose another with {option}")
     database = root / "mlflow.db"
     if not database.exists():
-        raise ValueError(f"there must be a run to look at, {database} does not exist; run 'make demo' first")
-    mlflow = ["mlflow", "ui", "--backend-store-uri", f"sqlite:///{database}", "--host", LOOPBACK, "--port", str(mlflow_port)]
+        raise ValueError(
+            f"there must be a run to look at, {database} does not exist; run 'make demo' first"
+        )
+    mlflow = [
+        "mlflow",
+        "ui",
+        "--backend-store-uri",
+        f"sqlite:///{database}",
+        "--host",
+        LOOPBACK,
+        "--port",
+        str(mlflow_port),
+    ]
     reports = ["http.server", str(reports_port), "--bind", LOOPBACK, "--directory", str(root)]
     with ExitStack() as stack:
         environment = stack.enter_context(prefect_server(root, prefect_port))
@@ -135,7 +183,9 @@ def serve_pages(root: Path, prefect_port: int, mlflow_port: int, reports_port: i
             (reports, f"http://{LOOPBACK}:{reports_port}/", "reports"),
         ):
             log = root / f".{name}.log"
-            process = stack.enter_context(_process([sys.executable, "-m", *command], environment, log))
+            process = stack.enter_context(
+                _process([sys.executable, "-m", *command], environment, log)
+            )
             _wait_until_served(url, process, name, log, 90.0)
         _print_pages(prefect_port, mlflow_port, reports_port, root)
         signal.pause()
@@ -143,7 +193,9 @@ def serve_pages(root: Path, prefect_port: int, mlflow_port: int, reports_port: i
 
 def _print_pages(prefect_port: int, mlflow_port: int, reports_port: int, root: Path) -> None:
     print(f"Prefect   http://{LOOPBACK}:{prefect_port}")
-    print(f"MLflow    http://{LOOPBACK}:{mlflow_port}/#/experiments?workflowType=machine_learning")  # else it opens on chat traces
+    print(
+        f"MLflow    http://{LOOPBACK}:{mlflow_port}/#/experiments?workflowType=machine_learning"
+    )  # else it opens on chat traces
     for page in sorted(root.glob("*/report/*.html")):
         print(f"{page.stem:<9} http://{LOOPBACK}:{reports_port}/{page.relative_to(root)}")
     print("Ctrl-C ends the servers.", flush=True)
@@ -156,15 +208,34 @@ def interrupt(*_: object) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.commands.local_stack", description="Serve the pages of what was run.")
-    parser.add_argument("--root", type=Path, default=Path("runs"), help="artifact root of the runs (default: %(default)s)")
-    parser.add_argument("--prefect-port", type=int, default=PREFECT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.commands.local_stack", description="Serve the pages of what was run."
+    )
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=Path("runs"),
+        help="artifact root of the runs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prefect-port",
+        type=int,
+        default=PREFECT_PORT,
+        help="0 takes a free one (default: %(default)s)",
+    )
     parser.add_argument("--mlflow-port", type=int, default=MLFLOW_PORT, help="default: %(default)s")
-    parser.add_argument("--reports-port", type=int, default=REPORTS_PORT, help="default: %(default)s")
+    parser.add_argument(
+        "--reports-port", type=int, default=REPORTS_PORT, help="default: %(default)s"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        serve_pages(options.root.resolve(), options.prefect_port or free_port(), options.mlflow_port, options.reports_port)
+        serve_pages(
+            options.root.resolve(),
+            options.prefect_port or free_port(),
+            options.mlflow_port,
+            options.reports_port,
+        )
     except KeyboardInterrupt:
         return 0
     except (ValueError, RuntimeError, TimeoutError) as error:

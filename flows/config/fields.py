@@ -1,6 +1,8 @@
-"""Fields of RunConfig by their dotted path, as its JSON schema has them: which take text, and how a user writes them.
+"""Fields of RunConfig by their dotted path, as its JSON schema has them: which take text, and how a
+user writes them.
 
-A part of the path that a union adds ("task.tiny_mix.num_prompts") is the name of an alternative, not of a field.
+A part of the path that a union adds ("task.tiny_mix.num_prompts") is the name of an alternative,
+not of a field.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ def _schema() -> Node:
 
 
 def takes_text_only(path: Sequence[str]) -> bool:
-    """Whether the field of this path is a string (or null) and nothing else; False for a field that does not exist."""
+    """Whether the field of this path is a string (or null) and nothing else; False for a field that
+    does not exist."""
     nodes = [_schema()]
     for name in path:
         nodes = list(_below(nodes, name))

@@ -7,7 +7,8 @@ from typing import Any
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:  # Any: parsed JSON
-    """`over` laid on `base`: mappings merge at every depth, but a mapping of another `kind` replaces the whole."""
+    """`over` laid on `base`: mappings merge at every depth, but a mapping of another `kind`
+    replaces the whole."""
     merged = dict(base)
     for key, value in over.items():
         below: Any = merged.get(key)  # Any: parsed JSON

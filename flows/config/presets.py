@@ -1,6 +1,8 @@
-"""Named configurations. A preset is a function that returns plain values; its docstring is its line in `explain --list`.
+"""Named configurations. A preset is a function that returns plain values; its docstring is its line
+in `explain --list`.
 
-`RunConfig(preset="tiny", num_steps=5)` is the preset `tiny` with one value changed. Variants are written as what they change.
+`RunConfig(preset="tiny", num_steps=5)` is the preset `tiny` with one value changed. Variants are
+written as what they change.
 """
 
 from __future__ import annotations
@@ -22,8 +24,13 @@ def smollm2() -> Values:
         "task": {"kind": "tiny_mix"},
         "rewards": {"*": {"kind": "math_answer"}},
         "batch": {"prompts_per_step": 8, "responses_per_prompt": 8},
-        # nine responses for eight: more would favour short answers. Half of the groups have equal rewards: ask others for some of them
-        "scheduling": {"kind": "tail_batching", "response_overprovision": 1.125, "dynamic_sampling": 0.5},
+        # nine responses for eight: more would favour short answers. Half of the groups have equal
+        # rewards: ask others for some of them
+        "scheduling": {
+            "kind": "tail_batching",
+            "response_overprovision": 1.125,
+            "dynamic_sampling": 0.5,
+        },
         "sampling": {"temperature": 1.0, "top_p": 1.0, "max_response_tokens": 256},
         "engine": {"max_model_len": 768, "max_num_seqs": 64, "kv_cache_gb": 1.0},
         "learner": {"optimizer": {"learning_rate": 2e-5, "warmup_steps": 2, "beta2": 0.95}},
@@ -43,12 +50,18 @@ def tinycode() -> Values:
     """SmolLM2-135M-Instruct writes small functions, which are executed in a sandbox."""
     return overlay(
         smollm2(),
-        {"preset": "tinycode", "task": {"kind": "tinycode"}, "rewards": {"*": {"kind": "code"}}, "evaluation": {"num_prompts": 48}},
+        {
+            "preset": "tinycode",
+            "task": {"kind": "tinycode"},
+            "rewards": {"*": {"kind": "code"}},
+            "evaluation": {"num_prompts": 48},
+        },
     )
 
 
 def smollm2_mixed() -> Values:
-    """SmolLM2-135M-Instruct on sums, letters, stories and small functions together, each with its own reward."""
+    """SmolLM2-135M-Instruct on sums, letters, stories and small functions together, each with its
+    own reward."""
     parts = [
         {"task": {"kind": "tiny_mix"}, "weight": 2.0, "heldout_weight": 1.0},
         {"task": {"kind": "tinycode"}, "weight": 1.0, "heldout_weight": 1.0},
@@ -59,38 +72,59 @@ def smollm2_mixed() -> Values:
             "preset": "smollm2-mixed",
             "task": {"kind": "mixture", "parts": parts},
             "rewards": {"code": {"kind": "code"}, "*": {"kind": "math_answer"}},
-            "sampling": {"max_response_tokens": 640},  # 25 times the median; RollPacker's longest responses are 25 to 32 times theirs
+            "sampling": {
+                "max_response_tokens": 640
+            },  # 25 times the median; RollPacker's longest responses are 25 to 32 times theirs
             "engine": {"max_model_len": 1024},
         },
     )
 
 
 def smollm2_judged() -> Values:
-    """The mixed job with stories judged by a second, frozen SmolLM2: rules, sandbox and judge in one run; it has no skill at judging."""
-    judge = {"kind": "judge", "engine": {"model": {"kind": "smollm2"}, "max_model_len": 768, "max_num_seqs": 32, "kv_cache_gb": 0.25}}
+    """The mixed job with stories judged by a second, frozen SmolLM2: rules, sandbox and judge in
+    one run; it has no skill at judging."""
+    judge = {
+        "kind": "judge",
+        "engine": {
+            "model": {"kind": "smollm2"},
+            "max_model_len": 768,
+            "max_num_seqs": 32,
+            "kv_cache_gb": 0.25,
+        },
+    }
     cluster = {"roles": "rollout: 0-1, learner: 0-1, judge: 1"}
     shorter = {"sampling": {"max_response_tokens": 256}}  # the judge reads them whole
-    return overlay(smollm2_mixed(), {"preset": "smollm2-judged", "rewards": {"story": judge}, "cluster": cluster, **shorter})
+    return overlay(
+        smollm2_mixed(),
+        {"preset": "smollm2-judged", "rewards": {"story": judge}, "cluster": cluster, **shorter},
+    )
 
 
 def rollpacker() -> Values:
-    """The main job as RollPacker has it: tail batching, and training on cores that are freed in mid-round."""
+    """The main job as RollPacker has it: tail batching, and training on cores that are freed in
+    mid-round."""
     trainer = {"enabled": True, "last_milestone": 0.9, "max_running_per_engine": 8}
     return overlay(smollm2(), {"preset": "rollpacker", "stream_trainer": trainer})
 
 
 def overlap() -> Values:
-    """The main job as RLHFuse overlaps it: synchronous rounds, and training on cores that are freed in mid-round."""
+    """The main job as RLHFuse overlaps it: synchronous rounds, and training on cores that are freed
+    in mid-round."""
     return overlay(rollpacker(), {"preset": "overlap", "scheduling": smollm2_sync()["scheduling"]})
 
 
 def rollpacker_mixed() -> Values:
-    """The mixed job with tail batching, limits of running times that follow right programs, and training on cores freed in mid-round."""
-    return overlay(smollm2_mixed(), {"preset": "rollpacker-mixed", "stream_trainer": rollpacker()["stream_trainer"]})
+    """The mixed job with tail batching, limits of running times that follow right programs, and
+    training on cores freed in mid-round."""
+    return overlay(
+        smollm2_mixed(),
+        {"preset": "rollpacker-mixed", "stream_trainer": rollpacker()["stream_trainer"]},
+    )
 
 
 def tiny() -> Values:
-    """A Llama of a million parameters that learns to add in about a minute; made and warmed up here on first use."""
+    """A Llama of a million parameters that learns to add in about a minute; made and warmed up here
+    on first use."""
     return {
         "preset": "tiny",
         "num_steps": 20,
@@ -114,15 +148,30 @@ def tiny_sync() -> Values:
 
 
 def tiny_judged() -> Values:
-    """The tiny preset with a second tiny Llama as the judge of everything: the plumbing alone, nothing is learned from it."""
-    engine = {"model": {"kind": "tiny_llama"}, "max_model_len": 768, "max_num_seqs": 32, "kv_cache_gb": 0.1}
-    judge = {"kind": "judge", "engine": engine, "rubric": "grade", "yes": "1", "no": "0"}  # words that its characters can write
+    """The tiny preset with a second tiny Llama as the judge of everything: the plumbing alone,
+    nothing is learned from it."""
+    engine = {
+        "model": {"kind": "tiny_llama"},
+        "max_model_len": 768,
+        "max_num_seqs": 32,
+        "kv_cache_gb": 0.1,
+    }
+    judge = {
+        "kind": "judge",
+        "engine": engine,
+        "rubric": "grade",
+        "yes": "1",
+        "no": "0",
+    }  # words that its characters can write
     cluster = {"roles": "rollout: 0-1, learner: 0-1, judge: 1"}
-    return overlay(tiny_sync(), {"preset": "tiny-judged", "rewards": {"*": judge}, "cluster": cluster})
+    return overlay(
+        tiny_sync(), {"preset": "tiny-judged", "rewards": {"*": judge}, "cluster": cluster}
+    )
 
 
 def one_gpu() -> Values:
-    """One GPU that takes turns between rollout and learner; model.path names your model, task.path your questions."""
+    """One GPU that takes turns between rollout and learner; model.path names your model, task.path
+    your questions."""
     return {
         "preset": "one-gpu",
         "num_steps": 200,
@@ -132,7 +181,12 @@ def one_gpu() -> Values:
         "batch": {"prompts_per_step": 32, "responses_per_prompt": 8},
         "scheduling": {"kind": "tail_batching"},
         "sampling": {"temperature": 1.0, "top_p": 1.0, "max_response_tokens": 4096},
-        "engine": {"max_model_len": 6144, "max_num_seqs": 256, "gpu_memory_utilization": 0.4, "enforce_eager": False},
+        "engine": {
+            "max_model_len": 6144,
+            "max_num_seqs": 256,
+            "gpu_memory_utilization": 0.4,
+            "enforce_eager": False,
+        },
         "learner": {
             "optimizer": {"learning_rate": 1e-6, "warmup_steps": 10, "beta2": 0.95},
             "max_tokens_per_microbatch": 16384,
@@ -144,9 +198,12 @@ def one_gpu() -> Values:
 
 
 def eight_gpu() -> Values:
-    """Eight GPUs of one host, every one colocated; model.path names your model, task.path your questions."""
+    """Eight GPUs of one host, every one colocated; model.path names your model, task.path your
+    questions."""
     cluster = {"num_devices": 8, "roles": "rollout: 0-7, learner: 0-7"}
-    return overlay(one_gpu(), {"preset": "eight-gpu", "batch": {"prompts_per_step": 128}, "cluster": cluster})
+    return overlay(
+        one_gpu(), {"preset": "eight-gpu", "batch": {"prompts_per_step": 128}, "cluster": cluster}
+    )
 
 
 PRESETS: Mapping[str, Callable[[], Values]] = {
@@ -169,5 +226,8 @@ PRESETS: Mapping[str, Callable[[], Values]] = {
 def preset_values(name: str) -> Values:
     """The values of a preset. ValueError names the presets there are."""
     if name not in PRESETS:
-        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}; choose one, or change one with --set FIELD=VALUE")
+        raise ValueError(
+            f"preset must be one of {', '.join(PRESETS)}, got {name!r}; choose one, or change one"
+            " with --set FIELD=VALUE"
+        )
     return PRESETS[name]()

@@ -1,16 +1,20 @@
-"""What each of RollPacker's parts is worth on this machine: the paper's Table 2, on the mixed math and code task.
+"""What each of RollPacker's parts is worth on this machine: the paper's Table 2, on the mixed math
+and code task.
 
     python -m flows.experiments.ablation --steps 5 --repeats 3 --out runs/ablation --plot
 
-    repeat 1: every variant, as a user starts it ─▶ repeat 2: the same, rotated by one ─▶ ... ─▶ DIR/ablation.md, DIR/ablation.png
+    repeat 1: every variant, as a user starts it ─▶ repeat 2: the same, rotated by one ─▶ ...
+    ─▶ DIR/ablation.md, DIR/ablation.png
 
-Variants are what they change of one preset. Runs of a repeat have one seed, so they are asked the same questions, and follow each other,
-so that a machine that gets slower does so for all of them. A run that is finished in DIR is not run again: stop whenever you like, go on
-with the same command, ask for more repeats later; --repeats 0 only writes the tables anew. A run that was stopped half-way is begun
-anew. Times are those of the steps alone: no start, no evaluation, no drain. `ablation_figures` says what is compared and why.
+Variants are what they change of one preset. Runs of a repeat have one seed, so they are asked the
+same questions, and follow each other, so that a machine that gets slower does so for all of them. A
+run that is finished in DIR is not run again: stop whenever you like, go on with the same command,
+ask for more repeats later; --repeats 0 only writes the tables anew. A run that was stopped half-way
+is begun anew. Times are those of the steps alone: no start, no evaluation, no drain.
+`ablation_figures` says what is compared and why.
 
-Leaves out held-out rewards: training rewards of a short round favour easy prompts until the long round has come, so read reward curves
-in whole periods.
+Leaves out held-out rewards: training rewards of a short round favour easy prompts until the long
+round has come, so read reward curves in whole periods.
 """
 
 from __future__ import annotations
@@ -27,15 +31,22 @@ from math import ceil, isinf
 from pathlib import Path
 from statistics import mean
 
-from artifacts.reports.ablation_plot import VariantCurves, ablation_plot
 from artifacts.commit import read_commits, read_manifest
 from artifacts.layout import MANIFEST
+from artifacts.reports.ablation_plot import VariantCurves, ablation_plot
 from artifacts.store import Store
 from flows.commands.command_line import assemble
-from flows.config.run_config import RunConfig
 from flows.commands.demo import STOP_S, attended
-from flows.experiments.ablation_figures import STAGES, Line, MeasuredRun, report, step_s, trained_groups
 from flows.commands.local_stack import interrupt
+from flows.config.run_config import RunConfig
+from flows.experiments.ablation_figures import (
+    STAGES,
+    Line,
+    MeasuredRun,
+    report,
+    step_s,
+    trained_groups,
+)
 from tasks.scheduling.rounds import SyncConfig, TailBatchingConfig, batch_algebra
 
 SERVER_STOP_S = 40.0  # how long the run's Prefect server may take to end after it
@@ -48,7 +59,11 @@ TAIL = (
     "scheduling.dynamic_sampling=0",  # nor have synchronous variants a second wave
 )
 PLANNER = ("planner.enabled=true",)
-STREAM = ("stream_trainer.enabled=true", "stream_trainer.last_milestone=0.9", "stream_trainer.max_running_per_engine=8")
+STREAM = (
+    "stream_trainer.enabled=true",
+    "stream_trainer.last_milestone=0.9",
+    "stream_trainer.max_running_per_engine=8",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +81,28 @@ VARIANTS: Mapping[str, Variant] = {
         over="",
         settings=(*SYNC, "scheduling.reward_timing=after_rollout", *FIXED),
     ),
-    "tail": Variant(label="+ tail batching, whose acceptance needs rewards per response", over="sync", settings=(*TAIL, *FIXED)),
+    "tail": Variant(
+        label="+ tail batching, whose acceptance needs rewards per response",
+        over="sync",
+        settings=(*TAIL, *FIXED),
+    ),
     "reward": Variant(label="+ reward scheduler: adaptive time limits", over="tail", settings=TAIL),
     "planner": Variant(label="+ parallelism planner", over="reward", settings=(*TAIL, *PLANNER)),
-    "stream": Variant(label="+ stream trainer: all of RollPacker", over="planner", settings=(*TAIL, *PLANNER, *STREAM)),
-    "scoring": Variant(label="sync with rewards per response, 30 s a test case", over="sync", settings=(*SYNC, *FIXED)),
-    "overlap": Variant(label="overlap: this with the stream trainer (RLHFuse)", over="scoring", settings=(*SYNC, *FIXED, *STREAM)),
+    "stream": Variant(
+        label="+ stream trainer: all of RollPacker",
+        over="planner",
+        settings=(*TAIL, *PLANNER, *STREAM),
+    ),
+    "scoring": Variant(
+        label="sync with rewards per response, 30 s a test case",
+        over="sync",
+        settings=(*SYNC, *FIXED),
+    ),
+    "overlap": Variant(
+        label="overlap: this with the stream trainer (RLHFuse)",
+        over="scoring",
+        settings=(*SYNC, *FIXED, *STREAM),
+    ),
 }
 
 
@@ -93,11 +124,18 @@ def main() -> int:
     options = _parser().parse_args()
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        period = _period(RunConfig.model_validate(assemble(options.preset, "", [*options.set, *TAIL])))
+        period = _period(
+            RunConfig.model_validate(assemble(options.preset, "", [*options.set, *TAIL]))
+        )
         if options.steps > period and options.steps % period:
-            raise ValueError(f"--steps must be whole periods of tail batching ({period} steps), got {options.steps}; change it")
+            raise ValueError(
+                f"--steps must be whole periods of tail batching ({period} steps), got"
+                f" {options.steps}; change it"
+            )
         options.out.mkdir(parents=True, exist_ok=True)
-        for job in plan(options.preset, options.variants, options.steps, options.repeats, options.set):
+        for job in plan(
+            options.preset, options.variants, options.steps, options.repeats, options.set
+        ):
             if not is_finished(options.out, job):
                 _run(options.preset, options.out, job)
                 _report(options, period)
@@ -113,13 +151,45 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m flows.experiments.ablation", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--preset", default="smollm2-mixed", help="what the variants change (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=5, help="steps of a run, whole periods of tail batching (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each variant, each with a seed of its own (default: %(default)s)")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="lines of the table (default: all)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where runs are kept and figures written")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field of every variant")
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.experiments.ablation", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--preset", default="smollm2-mixed", help="what the variants change (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=5,
+        help="steps of a run, whole periods of tail batching (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        help="runs of each variant, each with a seed of its own (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        choices=VARIANTS,
+        default=list(VARIANTS),
+        help="lines of the table (default: all)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where runs are kept and figures written",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="override a field of every variant",
+    )
     parser.add_argument("--plot", action="store_true", help="draw DIR/ablation.png, too")
     return parser
 
@@ -131,7 +201,9 @@ def _period(config: RunConfig) -> int:
     return 1 if isinf(short) else ceil(short) + 1
 
 
-def plan(preset: str, variants: Sequence[str], num_steps: int, repeats: int, settings: Sequence[str] = ()) -> Iterator[Job]:
+def plan(
+    preset: str, variants: Sequence[str], num_steps: int, repeats: int, settings: Sequence[str] = ()
+) -> Iterator[Job]:
     """Every run in order; each repeat begins one variant later than the one before."""
     for repeat in range(1, repeats + 1):
         turn = (repeat - 1) % len(variants)
@@ -139,8 +211,11 @@ def plan(preset: str, variants: Sequence[str], num_steps: int, repeats: int, set
             yield job_of(preset, name, num_steps, repeat, settings)
 
 
-def job_of(preset: str, variant: str, num_steps: int, repeat: int, settings: Sequence[str] = ()) -> Job:
-    """A variant's run; a setting of the user's outweighs the variant's. ValueError for what RunConfig refuses.
+def job_of(
+    preset: str, variant: str, num_steps: int, repeat: int, settings: Sequence[str] = ()
+) -> Job:
+    """A variant's run; a setting of the user's outweighs the variant's. ValueError for what
+    RunConfig refuses.
 
     What a variant says of programs is left out where the preset has none, and a setting that only
     tail batching has where the schedule is synchronous.
@@ -170,23 +245,36 @@ def _only_tail_batching(setting: str) -> bool:
 
 
 def is_finished(out: Path, job: Job) -> bool:
-    """Whether DIR has all steps of this run. Raises ValueError when what it has was measured otherwise."""
+    """Whether DIR has all steps of this run. Raises ValueError when what it has was measured
+    otherwise."""
     store = Store.open(str(out)).child(job.run_name)
     if not store.exists(MANIFEST):
         return False
     kept = RunConfig.model_validate(read_manifest(store).config)
     if kept.model_copy(update={"keep": job.config.keep}) != job.config:
         raise ValueError(
-            f"--out must be a new directory for another measurement, {store.url} has other settings; change it, or remove that run"
+            f"--out must be a new directory for another measurement, {store.url} has other"
+            " settings; change it, or remove that run"
         )
     return len(read_commits(store)) >= job.config.num_steps
 
 
 def _run(preset: str, out: Path, job: Job) -> None:
-    """The run from its beginning, with a Prefect server of its own; what it says goes to DIR/<run>.log."""
+    """The run from its beginning, with a Prefect server of its own; what it says goes to
+    DIR/<run>.log."""
     print(f"{job.run_name} ...", flush=True)
     shutil.rmtree(out / job.run_name, ignore_errors=True)
-    command = [sys.executable, "-m", "flows.commands.demo", "--preset", preset, "--root", str(out), "--prefect-port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "flows.commands.demo",
+        "--preset",
+        preset,
+        "--root",
+        str(out),
+        "--prefect-port",
+        "0",
+    ]
     log = out / f"{job.run_name}.log"
     with log.open("w") as sink:
         assignments = (word for setting in job.assignments for word in ("--set", setting))
@@ -198,7 +286,10 @@ def _run(preset: str, out: Path, job: Job) -> None:
         )
         code = attended(child, STOP_S + SERVER_STOP_S)
     if code:
-        raise RuntimeError(f"the run {job.run_name} ended with {code}, its words are in {log}; the same command goes on")
+        raise RuntimeError(
+            f"the run {job.run_name} ended with {code}, its words are in {log}; the same command"
+            " goes on"
+        )
 
 
 def measured(out: Path, variants: Sequence[str]) -> list[MeasuredRun]:
@@ -212,16 +303,24 @@ def measured(out: Path, variants: Sequence[str]) -> list[MeasuredRun]:
             steps, num_steps = read_commits(store), int(read_manifest(store).config["num_steps"])
             if len(steps) >= num_steps:
                 repeat = int(folder.name.removeprefix(f"{name}-r"))
-                runs.append(MeasuredRun(variant=name, repeat=repeat, steps=tuple(steps[:num_steps])))
+                runs.append(
+                    MeasuredRun(variant=name, repeat=repeat, steps=tuple(steps[:num_steps]))
+                )
     return runs
 
 
 def _report(options: argparse.Namespace, period: int) -> None:
     runs = measured(options.out, options.variants)
-    lines = [Line(name=name, label=VARIANTS[name].label, over=VARIANTS[name].over) for name in VARIANTS if name in options.variants]
+    lines = [
+        Line(name=name, label=VARIANTS[name].label, over=VARIANTS[name].over)
+        for name in VARIANTS
+        if name in options.variants
+    ]
     (options.out / "ablation.md").write_text(report(lines, runs, period))
     if options.plot and runs:
-        (options.out / "ablation.png").write_bytes(ablation_plot([one for line in lines if (one := curves(line, runs)) is not None]))
+        (options.out / "ablation.png").write_bytes(
+            ablation_plot([one for line in lines if (one := curves(line, runs)) is not None])
+        )
 
 
 def curves(line: Line, runs: Sequence[MeasuredRun]) -> VariantCurves | None:

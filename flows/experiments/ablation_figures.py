@@ -1,11 +1,12 @@
 """The figures of an ablation: paired speed-ups with their intervals, and Markdown tables. Pure.
 
-What is compared is time per trained group, and per trained token beside it, over a block: one period of
-tail batching in one repeat. A long round pays for the short ones before it, so that single steps of
-different schedules do not compare; a period trains as many groups under each of them. Variants
-of one repeat begin with one seed and run one after the other, so their blocks are pairs. The interval is Student's over the logarithms
-of the blocks' ratios: of the three to five blocks that one can afford, a bootstrap over blocks covers far less than it says (of three,
-75 %). Blocks of one repeat share its prompts and its hour: repeats are worth more than longer runs.
+What is compared is time per trained group, and per trained token beside it, over a block: one
+period of tail batching in one repeat. A long round pays for the short ones before it, so that
+single steps of different schedules do not compare; a period trains as many groups under each of
+them. Variants of one repeat begin with one seed and run one after the other, so their blocks are
+pairs. The interval is Student's over the logarithms of the blocks' ratios: of the three to five
+blocks that one can afford, a bootstrap over blocks covers far less than it says (of three, 75 %).
+Blocks of one repeat share its prompts and its hour: repeats are worth more than longer runs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,26 @@ FIGURES = {
     "of them early": "reward/early_kills",
     "training reward": "reward/mean",
 }
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101)
+T_975 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+    2.110,
+    2.101,
+)
 
 
 Costs = dict[tuple[int, int], float]  # seconds per trained unit by (repeat, block)
@@ -87,36 +107,52 @@ def block_costs(run: MeasuredRun, period: int, trained: Trained = trained_groups
     seconds, amounts = [step_s(step) for step in run.steps], trained(run.steps)
     starts = range(0, len(run.steps) - length + 1, length) if length else ()
     return {
-        (run.repeat, place): sum(seconds[start : start + length]) / sum(amounts[start : start + length])
+        (run.repeat, place): sum(seconds[start : start + length])
+        / sum(amounts[start : start + length])
         for place, start in enumerate(starts)
     }
 
 
-def costs_of(runs: Sequence[MeasuredRun], variant: str, period: int, trained: Trained = trained_groups) -> Costs:
+def costs_of(
+    runs: Sequence[MeasuredRun], variant: str, period: int, trained: Trained = trained_groups
+) -> Costs:
     """Seconds per trained group (or token) of every block of a variant."""
     own = [run for run in runs if run.variant == variant]
     return {block: cost for run in own for block, cost in block_costs(run, period, trained).items()}
 
 
-def speed_up(before: Mapping[tuple[int, int], float], after: Mapping[tuple[int, int], float]) -> Estimate | None:
-    """How many times faster `after` is, over the blocks that both have: geometric mean and 95 % interval; None without a common block.
+def speed_up(
+    before: Mapping[tuple[int, int], float], after: Mapping[tuple[int, int], float]
+) -> Estimate | None:
+    """How many times faster `after` is, over the blocks that both have: geometric mean and 95 %
+    interval; None without a common block.
 
     Of a single block the interval is unbounded.
     """
-    logs = [math.log(before[block] / after[block]) for block in sorted(before.keys() & after.keys())]
+    logs = [
+        math.log(before[block] / after[block]) for block in sorted(before.keys() & after.keys())
+    ]
     if not logs:
         return None
     if len(logs) == 1:
         return Estimate(mean=math.exp(logs[0]), low=0.0, high=math.inf, num_samples=1)
     half = T_975[min(len(logs) - 1, len(T_975)) - 1] * stdev(logs) / math.sqrt(len(logs))
     middle = mean(logs)
-    return Estimate(mean=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half), num_samples=len(logs))
+    return Estimate(
+        mean=math.exp(middle),
+        low=math.exp(middle - half),
+        high=math.exp(middle + half),
+        num_samples=len(logs),
+    )
 
 
 def report(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) -> str:
     """All tables as Markdown, of the variants that have a run."""
     shown = [line for line in lines if any(run.variant == line.name for run in runs)]
-    return "\n\n".join((_speed_ups(shown, runs, period), _times(shown, runs), _tokens(shown, runs))) + "\n"
+    return (
+        "\n\n".join((_speed_ups(shown, runs, period), _times(shown, runs), _tokens(shown, runs)))
+        + "\n"
+    )
 
 
 def _speed_ups(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) -> str:
@@ -130,7 +166,9 @@ def _speed_ups(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) 
             f"{mean(costs[line.name].values()):.2f}",
             _interval(speed_up(costs[first], costs[line.name])) if line.name != first else "1",
             _interval(speed_up(costs[line.over], costs[line.name])) if line.over in costs else "",
-            _interval(speed_up(per_token[first], per_token[line.name])) if line.name != first else "1",
+            _interval(speed_up(per_token[first], per_token[line.name]))
+            if line.name != first
+            else "1",
             str(len(costs[line.name])),
         )
         for line in lines
@@ -144,17 +182,42 @@ def _speed_ups(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) 
 
 def _times(lines: Sequence[Line], runs: Sequence[MeasuredRun]) -> str:
     """Means, which sum to the step: a median would hide the long rounds."""
-    return _means("seconds of a step (mean)", lines, runs, {stage: stage for stage in STAGES} | TIMES, "{:.2f}".format)
+    return _means(
+        "seconds of a step (mean)",
+        lines,
+        runs,
+        {stage: stage for stage in STAGES} | TIMES,
+        "{:.2f}".format,
+    )
 
 
 def _tokens(lines: Sequence[Line], runs: Sequence[MeasuredRun]) -> str:
-    return _means("a step (mean)", lines, runs, FIGURES, lambda figure: f"{figure:.0f}" if figure >= 100 else f"{figure:.3g}")
+    return _means(
+        "a step (mean)",
+        lines,
+        runs,
+        FIGURES,
+        lambda figure: f"{figure:.0f}" if figure >= 100 else f"{figure:.3g}",
+    )
 
 
-def _means(title: str, lines: Sequence[Line], runs: Sequence[MeasuredRun], figures: Mapping[str, str], told: Callable[[float], str]) -> str:
+def _means(
+    title: str,
+    lines: Sequence[Line],
+    runs: Sequence[MeasuredRun],
+    figures: Mapping[str, str],
+    told: Callable[[float], str],
+) -> str:
     """A column for each of `figures`: heading -> stage or metric."""
     rows = [
-        (line.label, *(told(mean(value(step, name) for step in steps_of(runs, line.name))) for name in figures.values())) for line in lines
+        (
+            line.label,
+            *(
+                told(mean(value(step, name) for step in steps_of(runs, line.name)))
+                for name in figures.values()
+            ),
+        )
+        for line in lines
     ]
     return _table((title, *figures), rows)
 
@@ -173,7 +236,9 @@ def _interval(estimate: Estimate | None) -> str:
     if estimate is None:
         return ""
     told = f"{estimate.mean:.2f}"
-    return told if estimate.num_samples == 1 else f"{told} [{estimate.low:.2f}, {estimate.high:.2f}]"
+    return (
+        told if estimate.num_samples == 1 else f"{told} [{estimate.low:.2f}, {estimate.high:.2f}]"
+    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

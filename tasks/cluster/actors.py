@@ -4,8 +4,8 @@
     remote = Remote.connect(run_id, "engine-0")         in a task on any worker
     await remote.call("submit", payload, deadline_s=30)
 
-Dask never revives a lost actor under its key, so every creation gets a new generation; and its resources reserve nothing for
-actors, so placement is by worker name. Payloads are bytes.
+Dask never revives a lost actor under its key, so every creation gets a new generation; and its
+resources reserve nothing for actors, so placement is by worker name. Payloads are bytes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ from tasks.cluster.renewal import renew_workers
 
 logger = logging.getLogger(__name__)
 
-NUM_BUILDS = 2  # a worker may be killed by accident while it builds; one that dies of building dies again
+NUM_BUILDS = (
+    2  # a worker may be killed by accident while it builds; one that dies of building dies again
+)
 RECORDED_WITHIN_S = 5.0  # a nanny hears of the end of its process a moment after the scheduler does
-ELSEWHERE = "its worker was started elsewhere, whose own output and that of its nanny say how it ended"
+ELSEWHERE = (
+    "its worker was started elsewhere, whose own output and that of its nanny say how it ended"
+)
 
 
 Recipe = tuple[Callable[..., object], tuple[object, ...]]  # the actor's class and its arguments
@@ -50,7 +54,8 @@ class Remote:
 
     @classmethod
     def connect(cls, run_id: str, name: str) -> Remote:
-        """The current generation of an actor; works in the flow's process and in tasks. Raises ActorLost if it is gone."""
+        """The current generation of an actor; works in the flow's process and in tasks. Raises
+        ActorLost if it is gone."""
         client = get_client()
         try:
             actor = client.get_dataset(_published(run_id, name)).result(timeout=30)
@@ -58,18 +63,25 @@ class Remote:
             raise ActorLost(f"{name} is not there: {_reason(error)}") from error
         return cls(name, actor, client.loop.asyncio_loop)
 
-    async def call(self, method: str, *args: object, deadline_s: float) -> Any:  # Any: whatever the method returns
-        """Call a method from any event loop. Raises ActorLost when the worker is gone, TimeoutError after deadline_s."""
+    async def call(
+        self, method: str, *args: object, deadline_s: float
+    ) -> Any:  # Any: whatever the method returns
+        """Call a method from any event loop. Raises ActorLost when the worker is gone, TimeoutError
+        after deadline_s."""
         try:
             pending = getattr(self.actor, method)(*args)
             answer = asyncio.run_coroutine_threadsafe(_await(pending), self.loop)
             async with asyncio.timeout(deadline_s):
                 return await asyncio.wrap_future(answer)
         except TimeoutError as error:
-            raise TimeoutError(f"{self.name}.{method} did not answer within {deadline_s:.0f} s") from error
+            raise TimeoutError(
+                f"{self.name}.{method} did not answer within {deadline_s:.0f} s"
+            ) from error
         except (OSError, RuntimeError) as error:
             if _means_lost(error):
-                raise ActorLost(f"{self.name} was lost during {method}: {_reason(error)}") from error
+                raise ActorLost(
+                    f"{self.name} was lost during {method}: {_reason(error)}"
+                ) from error
             raise
 
 
@@ -103,11 +115,14 @@ class ActorRegistry:
         self._generation: dict[str, int] = {}
         self._closed = False
 
-    def create_all(self, workers: Mapping[str, str], actors: Mapping[str, Recipe], deadline_s: float) -> None:
+    def create_all(
+        self, workers: Mapping[str, str], actors: Mapping[str, Recipe], deadline_s: float
+    ) -> None:
         """Start several actors side by side.
 
-        Raises the constructor's own error, TimeoutError with the name that is still missing, or ActorLost when a worker dies under
-        an actor and its successor dies as well; all others are built by then.
+        Raises the constructor's own error, TimeoutError with the name that is still missing, or
+        ActorLost when a worker dies under an actor and its successor dies as well; all others are
+        built by then.
         """
         ends = time.monotonic() + deadline_s
         for name, recipe in actors.items():
@@ -125,9 +140,17 @@ class ActorRegistry:
             raise losses[0]
 
     def accounts(self) -> tuple[str, ...]:
-        """A sentence for every actor whose process has ended under it. Of a joined cluster nothing is known here."""
-        found = ((name, death_of(self._client, self._workers[name], self._born_s[name])) for name in self._futures)
-        return tuple(f"{name} is lost: {account(death.exit_code, death.lines)}" for name, death in found if death is not None)
+        """A sentence for every actor whose process has ended under it. Of a joined cluster nothing
+        is known here."""
+        found = (
+            (name, death_of(self._client, self._workers[name], self._born_s[name]))
+            for name in self._futures
+        )
+        return tuple(
+            f"{name} is lost: {account(death.exit_code, death.lines)}"
+            for name, death in found
+            if death is not None
+        )
 
     def _finish(self, name: str, recipe: Recipe, ends: float) -> None:
         """Wait until the actor is built, by a second process when the first one dies of it."""
@@ -182,7 +205,10 @@ class ActorRegistry:
             if worker in addresses:
                 return addresses[worker]
             if time.monotonic() > ends:
-                raise TimeoutError(f"worker {worker} did not come back in time; alive: {', '.join(sorted(addresses)) or 'none'}")
+                raise TimeoutError(
+                    f"worker {worker} did not come back in time; alive:"
+                    f" {', '.join(sorted(addresses)) or 'none'}"
+                )
             time.sleep(0.2)
 
     @property

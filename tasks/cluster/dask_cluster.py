@@ -1,6 +1,8 @@
-"""The Dask cluster of a run: started here for one machine, or joined by address. No work is scheduled here.
+"""The Dask cluster of a run: started here for one machine, or joined by address. No work is
+scheduled here.
 
-worker_specs -> SpecCluster of Nannies (CPU), dask_cuda's worker specification around each (GPU) -> Client
+worker_specs -> SpecCluster of Nannies (CPU), dask_cuda's worker specification around each (GPU) ->
+Client
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ from tasks.cluster.deaths import Death
 from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
 from tasks.cluster.worker_output import HeardWorker, WorkerOutput
 
-KEEP_MEMORY = {  # freed memory stays with the process: Dask's own trim threshold of 64 KiB costs a training step 1.45 times its length
+# freed memory stays with the process: Dask's own trim threshold of 64 KiB costs a training step
+# 1.45 times its length
+KEEP_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": 10**12,
     "MALLOC_MMAP_MAX_": 0,
     "MALLOC_ARENA_MAX": 1,
     "MALLOC_TOP_PAD_": 2**26,
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": 128,  # kernels of packed rows, which hardly ever have the same length twice: 13 MB a row, kept 1024
+    # kernels of packed rows, which hardly ever have the same length twice: 13 MB a row, kept 1024
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": 128,
     "OMP_NUM_THREADS": 1,
     "MKL_NUM_THREADS": 1,
     "OPENBLAS_NUM_THREADS": 1,
@@ -36,7 +41,8 @@ KEEP_MEMORY = {  # freed memory stays with the process: Dask's own trim threshol
 SETTINGS = {
     "distributed.nanny.pre-spawn-environ": KEEP_MEMORY,
     "distributed.worker.daemon": False,  # engines may start processes of their own
-    "distributed.scheduler.worker-ttl": None,  # a long load that holds the GIL must not kill an engine
+    # a long load that holds the GIL must not kill an engine
+    "distributed.scheduler.worker-ttl": None,
     "distributed.scheduler.allowed-failures": 0,  # a task that kills its worker fails at once
     "distributed.scheduler.work-stealing": False,
     "distributed.worker.memory.terminate": False,
@@ -46,7 +52,8 @@ SETTINGS = {
     "distributed.comm.timeouts.connect": "30s",
     "distributed.admin.large-graph-warning-threshold": "1GiB",
     "distributed.scheduler.active-memory-manager.start": False,
-    # Dask's watching of itself: at its own rates five idle workers and a scheduler take an eighth of two cores from the engines
+    # Dask's watching of itself: at its own rates five idle workers and a scheduler take an eighth
+    # of two cores from the engines
     "distributed.worker.profile.enabled": False,  # 100 samples of every thread's stack a second
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.tick.limit": "60s",
@@ -55,8 +62,9 @@ SETTINGS = {
 }
 
 
-# Python's last garbage collection goes over everything that torch and vLLM made, 4 s in which a worker does not end and is killed, and
-# a cancelled run comes near the 30 s that Prefect gives it. Every process of a run imports this module.
+# Python's last garbage collection goes over everything that torch and vLLM made, 4 s in which a
+# worker does not end and is killed, and a cancelled run comes near the 30 s that Prefect gives it.
+# Every process of a run imports this module.
 atexit.register(gc.freeze)
 
 KILLED_WITHIN_S = 20.0  # a killed process is gone by then, however busy the machine
@@ -68,7 +76,9 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
     Dask's own gives up a second after the kill, and a finished run then ends as a failed one.
     """
 
-    def __init__(self, *args: Any, output: WorkerOutput, **options: Any) -> None:  # Any: Dask's options
+    def __init__(
+        self, *args: Any, output: WorkerOutput, **options: Any
+    ) -> None:  # Any: Dask's options
         self.deaths: list[Death] = []
         self._output = output
         super().__init__(*args, worker_class=HeardWorker, output=output.paths, **options)
@@ -91,7 +101,8 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
         super()._on_worker_exit_sync(exitcode)
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
-        """Asks the worker to end, kills it after 0.8 of the timeout, and returns when it is gone."""
+        """Asks the worker to end, kills it after 0.8 of the timeout, and returns when it is
+        gone."""
         try:
             await super().kill(timeout=timeout, reason=reason)
         except TimeoutError:
@@ -100,7 +111,8 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
 
 
 class BoundedCluster(SpecCluster):  # type: ignore[misc]  # Dask is not typed
-    """Gives up on a start or an end that takes too long. Dask's own waits for ever when a worker process starts too slowly."""
+    """Gives up on a start or an end that takes too long. Dask's own waits for ever when a worker
+    process starts too slowly."""
 
     def __init__(self, deadline_s: float, **options: Any) -> None:  # Any: SpecCluster's options
         self._deadline_s = deadline_s
@@ -112,8 +124,8 @@ class BoundedCluster(SpecCluster):  # type: ignore[misc]  # Dask is not typed
             return super().sync(function, *args, **{"callback_timeout": self._deadline_s, **kwargs})
         except TimeoutError as error:
             raise TimeoutError(
-                f"the workers of the local cluster must start and end within {self._deadline_s:.0f} s ({error}); "
-                "give the machine less to do, or raise cluster.start_deadline_s"
+                f"the workers of the local cluster must start and end within {self._deadline_s:.0f}"
+                f" s ({error}); give the machine less to do, or raise cluster.start_deadline_s"
             ) from error
 
 
@@ -134,9 +146,16 @@ def open_cluster(config: ClusterConfig, scratch: Path) -> Iterator[Client]:
             deadline_s=config.start_deadline_s + KILLED_WITHIN_S,
             scheduler={
                 "cls": Scheduler,
-                "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": f"127.0.0.1:{config.dashboard_port}"},
+                "options": {
+                    "host": "127.0.0.1",
+                    "port": 0,
+                    "dashboard_address": f"127.0.0.1:{config.dashboard_port}",
+                },
             },
-            workers={spec.name: _nanny(spec, scratch, config.start_deadline_s) for spec in worker_specs(config)},
+            workers={
+                spec.name: _nanny(spec, scratch, config.start_deadline_s)
+                for spec in worker_specs(config)
+            },
             silence_logs=40,
             name="rollflow",
         )
@@ -148,11 +167,14 @@ def open_cluster(config: ClusterConfig, scratch: Path) -> Iterator[Client]:
 @contextmanager
 def _joined(config: ClusterConfig) -> Iterator[Client]:
     try:
-        client = Client(config.scheduler_address, timeout=config.start_deadline_s, direct_to_workers=True)
+        client = Client(
+            config.scheduler_address, timeout=config.start_deadline_s, direct_to_workers=True
+        )
     except OSError as error:
         raise ClusterTooSmall(
-            f"scheduler_address must name a running Dask scheduler, {config.scheduler_address} does not answer ({error}); "
-            "start it with 'dask scheduler', or leave scheduler_address empty"
+            f"scheduler_address must name a running Dask scheduler, {config.scheduler_address} does"
+            f" not answer ({error}); start it with 'dask scheduler', or leave scheduler_address"
+            " empty"
         ) from error
     with client:
         wait_for_workers(client, config)
@@ -160,12 +182,21 @@ def _joined(config: ClusterConfig) -> Iterator[Client]:
         yield client
 
 
-def _nanny(spec: WorkerSpec, scratch: Path, deadline_s: float) -> dict[str, Any]:  # Any: Dask's worker specification
+def _nanny(
+    spec: WorkerSpec, scratch: Path, deadline_s: float
+) -> dict[str, Any]:  # Any: Dask's worker specification
     options: dict[str, Any] = {
         "name": spec.name,
         "nthreads": spec.num_threads,
         "resources": dict(spec.resources),
-        "env": spec.environment | {"PYTHONPATH": os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))},
+        "env": (
+            spec.environment
+            | {
+                "PYTHONPATH": os.pathsep.join(
+                    filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH")))
+                )
+            }
+        ),
         "memory_limit": 0,
         "local_directory": str(scratch),
         "output": WorkerOutput(scratch, spec.name),
@@ -178,10 +209,13 @@ def _nanny(spec: WorkerSpec, scratch: Path, deadline_s: float) -> dict[str, Any]
 
 
 def _cuda_options(gpu: str) -> dict[str, Any]:
-    """What dask_cuda adds to a worker of one GPU: NUMA affinity and its preload. No RMM pool: vLLM and torch own the memory."""
+    """What dask_cuda adds to a worker of one GPU: NUMA affinity and its preload. No RMM pool: vLLM
+    and torch own the memory."""
     from dask_cuda.worker_spec import worker_spec
 
-    (spec,) = worker_spec(interface=None, protocol="tcp", CUDA_VISIBLE_DEVICES=gpu, threads_per_worker=2).values()
+    (spec,) = worker_spec(
+        interface=None, protocol="tcp", CUDA_VISIBLE_DEVICES=gpu, threads_per_worker=2
+    ).values()
     return {key: spec["options"][key] for key in ("preload", "plugins") if key in spec["options"]}
 
 
@@ -194,12 +228,14 @@ def _check_port(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise ValueError(
-                f"dashboard_port must be free, {port} is in use ({error.strerror}); set cluster.dashboard_port to another, or to 0"
+                f"dashboard_port must be free, {port} is in use ({error.strerror}); set"
+                " cluster.dashboard_port to another, or to 0"
             ) from error
 
 
 def wait_for_workers(client: Client, config: ClusterConfig) -> None:
-    """Block until every worker of the run is there. Raises ClusterTooSmall with the names that are missing."""
+    """Block until every worker of the run is there. Raises ClusterTooSmall with the names that are
+    missing."""
     specs = worker_specs(config)
     with suppress(TimeoutError):  # the check below says who is missing
         client.wait_for_workers(len(specs), timeout=config.start_deadline_s)
@@ -212,15 +248,17 @@ def _check_workers(client: Client, specs: Sequence[WorkerSpec], waited_s: float)
     missing = [spec.name for spec in specs if spec.name not in present]
     if missing:
         raise ClusterTooSmall(
-            f"the cluster must have workers named {', '.join(spec.name for spec in specs)}; {', '.join(missing)} did not come within "
-            f"{waited_s:.0f} s (present: {', '.join(sorted(map(str, present))) or 'none'}); "
-            f"start them with 'dask worker --name {missing[0]} ...'"
+            f"the cluster must have workers named {', '.join(spec.name for spec in specs)};"
+            f" {', '.join(missing)} did not come within {waited_s:.0f} s (present:"
+            f" {', '.join(sorted(map(str, present))) or 'none'}); start them with 'dask worker"
+            f" --name {missing[0]} ...'"
         )
     slots = present["control"]["resources"].get("coordinator", 0)
     if slots < COORDINATORS:
         raise ClusterTooSmall(
-            f"the control worker must offer at least {COORDINATORS} coordinator slots, it has {slots:g}; "
-            f"start it with --nthreads {COORDINATORS + 2} --resources 'coordinator={COORDINATORS}'"
+            f"the control worker must offer at least {COORDINATORS} coordinator slots, it has"
+            f" {slots:g}; start it with --nthreads {COORDINATORS + 2} --resources"
+            f" 'coordinator={COORDINATORS}'"
         )
 
 
@@ -231,9 +269,11 @@ def worker_addresses(client: Client) -> dict[str, str]:
 
 
 def death_of(client: Client, worker: str, since_s: float) -> Death | None:
-    """How the worker's process ended after this time; None if it did not, or if the cluster was joined.
+    """How the worker's process ended after this time; None if it did not, or if the cluster was
+    joined.
 
-    A worker of a joined cluster is started elsewhere, and how its process ended is known there alone.
+    A worker of a joined cluster is started elsewhere, and how its process ended is known there
+    alone.
     """
     nanny = getattr(client.cluster, "workers", {}).get(worker)
     deaths: list[Death] = nanny.deaths if nanny is not None else []
@@ -241,7 +281,8 @@ def death_of(client: Client, worker: str, since_s: float) -> Death | None:
 
 
 def pin_process(core_ids: Sequence[int]) -> tuple[int, ...]:
-    """Bind every thread of this process to these cores, counted among those it may use; returns their numbers, empty if none is bound."""
+    """Bind every thread of this process to these cores, counted among those it may use; returns
+    their numbers, empty if none is bound."""
     allowed = sorted(os.sched_getaffinity(0))
     cores = tuple(allowed[index] for index in core_ids if index < len(allowed))
     if not cores:

@@ -1,4 +1,5 @@
-"""How a process ended, in one sentence: by which signal, what it wrote last, and what to try. Pure."""
+"""How a process ended, in one sentence: by which signal, what it wrote last, and what to try.
+Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def _signal(exit_code: int) -> str:
 
 
 def _told(lines: Sequence[str]) -> tuple[str, ...]:
-    """The head of faulthandler's report where there is one, because its end lists modules; else the last lines."""
+    """The head of faulthandler's report where there is one, because its end lists modules; else the
+    last lines."""
     said = [" ".join(line.split()) for line in lines if line.strip()]
     fatal = max((row for row, line in enumerate(said) if line.startswith(FATAL)), default=None)
     if fatal is None:

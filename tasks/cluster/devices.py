@@ -1,8 +1,11 @@
-"""Which process works on which device: a role map and a machine turned into worker specifications. Pure.
+"""Which process works on which device: a role map and a machine turned into worker specifications.
+Pure.
 
-    "rollout: 0-1, learner: 0-1, judge: 1" + 2 CPU devices  ->  control, engine-0, engine-1, learner-0, learner-1, judge-0
+    "rollout: 0-1, learner: 0-1, judge: 1" + 2 CPU devices  ->  control, engine-0, engine-1,
+    learner-0, learner-1, judge-0
 
-The same device in two roles is colocated (it takes turns), disjoint devices are disaggregated. Nothing here starts a process.
+The same device in two roles is colocated (it takes turns), disjoint devices are disaggregated.
+Nothing here starts a process.
 """
 
 from __future__ import annotations
@@ -19,8 +22,14 @@ from tasks.scheduling.parallelism import device_groups
 Role = Literal["rollout", "learner", "judge"]
 ROLES: tuple[Role, ...] = ("rollout", "learner", "judge")
 REQUIRED: tuple[Role, ...] = ("rollout", "learner")
-ACTOR_OF: Mapping[Role, str] = {"rollout": "engine", "learner": "learner", "judge": "judge"}  # how a role's workers are called
-COORDINATORS = 3  # rollout, reward and train overlap within a step; with fewer slots they would wait for each other for ever
+ACTOR_OF: Mapping[Role, str] = {
+    "rollout": "engine",
+    "learner": "learner",
+    "judge": "judge",
+}  # how a role's workers are called
+# rollout, reward and train overlap within a step; with fewer slots they would wait for each other
+# for ever
+COORDINATORS = 3
 
 
 class ClusterConfig(BaseModel):
@@ -28,32 +37,61 @@ class ClusterConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    device_kind: Literal["cpu", "cuda"] = Field("cpu", description="What a device is: a set of CPU cores, or a GPU.")
-    num_devices: int = Field(2, ge=1, description="Number of devices of the machine or of the whole cluster.")
-    cores_per_device: int = Field(1, ge=1, description="CPU cores that make one device (device_kind cpu only).")
+    device_kind: Literal["cpu", "cuda"] = Field(
+        "cpu", description="What a device is: a set of CPU cores, or a GPU."
+    )
+    num_devices: int = Field(
+        2, ge=1, description="Number of devices of the machine or of the whole cluster."
+    )
+    cores_per_device: int = Field(
+        1, ge=1, description="CPU cores that make one device (device_kind cpu only)."
+    )
     devices_per_host: int = Field(
-        8, ge=1, description="Devices of one host; they are numbered host by host, and no engine spans two hosts."
+        8,
+        ge=1,
+        description=(
+            "Devices of one host; they are numbered host by host, and no engine spans two hosts."
+        ),
     )
     roles: str = Field(
         "rollout: 0-1, learner: 0-1",
-        description="Which devices do what, as 'role: ranges' parts; the same device in two roles takes turns. `judge` is optional.",
+        description=(
+            "Which devices do what, as 'role: ranges' parts; the same device in two roles takes"
+            " turns. `judge` is optional."
+        ),
     )
     coordinator_slots: int = Field(
-        4, ge=1, description="Threads for the coordinating tasks; rollout, reward and train need three at the same time."
+        4,
+        ge=1,
+        description=(
+            "Threads for the coordinating tasks; rollout, reward and train need three at the same"
+            " time."
+        ),
     )
     scheduler_address: str | None = Field(
-        None, description="Address of a running Dask scheduler (tcp://host:port); empty starts a local cluster for the run."
+        None,
+        description=(
+            "Address of a running Dask scheduler (tcp://host:port); empty starts a local cluster"
+            " for the run."
+        ),
     )
-    dashboard_port: int = Field(8787, ge=0, le=65535, description="Port of the Dask dashboard of a local cluster; 0 takes a free one.")
-    start_deadline_s: float = Field(120.0, gt=0, description="How long to wait for the workers of the cluster, seconds.")
+    dashboard_port: int = Field(
+        8787,
+        ge=0,
+        le=65535,
+        description="Port of the Dask dashboard of a local cluster; 0 takes a free one.",
+    )
+    start_deadline_s: float = Field(
+        120.0, gt=0, description="How long to wait for the workers of the cluster, seconds."
+    )
 
     @model_validator(mode="after")
     def _placement_is_possible(self) -> Self:
         device_map(self)
         if self.coordinator_slots < COORDINATORS:
             raise ValueError(
-                f"coordinator_slots must be >= {COORDINATORS} (rollout, reward and train run at the same time), "
-                f"got {self.coordinator_slots}; raise it"
+                f"coordinator_slots must be >= {COORDINATORS} (rollout, reward and train run at the"
+                f" same time), got {self.coordinator_slots}; raise it"
             )
         return self
 
@@ -74,7 +112,11 @@ class WorkerSpec:
         """Environment of the process: thread counts, and the one GPU it may see."""
         threads = str(max(1, len(self.core_ids)))
         env = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
-        env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        env |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+        }
         env |= {"VLLM_LOGGING_LEVEL": "ERROR", "TQDM_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if self.device is not None and self.device.startswith("cuda:"):
             env["CUDA_VISIBLE_DEVICES"] = _visible_gpu(int(self.device.removeprefix("cuda:")))
@@ -82,25 +124,33 @@ class WorkerSpec:
 
 
 def _visible_gpu(index: int) -> str:
-    """The GPU of this number among those that this process may see: a scheduler's allocation is kept to."""
+    """The GPU of this number among those that this process may see: a scheduler's allocation is
+    kept to."""
     allotted = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return allotted[index] if index < len(allotted) else str(index)
 
 
 def parse_role_map(roles: str) -> dict[Role, tuple[int, ...]]:
-    """ "rollout: 0-1,4; learner: 0" -> device numbers by role. Parts are separated by ';' or by a comma before a role's name."""
+    """ "rollout: 0-1,4; learner: 0" -> device numbers by role. Parts are separated by ';' or by a
+    comma before a role's name."""
     parsed: dict[Role, tuple[int, ...]] = {}
     for part in _role_parts(roles):
         name, _, ranges = part.partition(":")
         role = next((known for known in ROLES if known == name.strip()), None)
         if role is None or not ranges.strip():
-            raise ValueError(f"roles must read like 'rollout: 0-1, learner: 0-1' with roles {', '.join(ROLES)}, got {part!r} in {roles!r}")
+            raise ValueError(
+                f"roles must read like 'rollout: 0-1, learner: 0-1' with roles {', '.join(ROLES)},"
+                f" got {part!r} in {roles!r}"
+            )
         if role in parsed:
             raise ValueError(f"roles names {role!r} twice in {roles!r}; join its device ranges")
         parsed[role] = _parse_ranges(ranges, roles)
     missing = [role for role in REQUIRED if role not in parsed]
     if missing:
-        raise ValueError(f"roles must place {' and '.join(REQUIRED)}, {', '.join(missing)} missing in {roles!r}; add '{missing[0]}: 0'")
+        raise ValueError(
+            f"roles must place {' and '.join(REQUIRED)}, {', '.join(missing)} missing in {roles!r};"
+            f" add '{missing[0]}: 0'"
+        )
     return parsed
 
 
@@ -119,12 +169,19 @@ def _parse_ranges(ranges: str, roles: str) -> tuple[int, ...]:
     for piece in ranges.split(","):
         first, dash, last = piece.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"device ranges must be numbers like 0-3,6, got {piece.strip()!r} in {roles!r}")
+            raise ValueError(
+                f"device ranges must be numbers like 0-3,6, got {piece.strip()!r} in {roles!r}"
+            )
         if int(last or first) < int(first):
-            raise ValueError(f"device ranges must count upwards, got {piece.strip()!r} in {roles!r}; write {last}-{first}")
+            raise ValueError(
+                f"device ranges must count upwards, got {piece.strip()!r} in {roles!r}; write"
+                f" {last}-{first}"
+            )
         devices += range(int(first), int(last or first) + 1)
     if len(set(devices)) != len(devices):
-        raise ValueError(f"device ranges must name each device once, got {ranges.strip()!r} in {roles!r}")
+        raise ValueError(
+            f"device ranges must name each device once, got {ranges.strip()!r} in {roles!r}"
+        )
     return tuple(devices)
 
 
@@ -135,13 +192,15 @@ def device_map(config: ClusterConfig) -> dict[Role, tuple[int, ...]]:
         beyond = [device for device in devices if device >= config.num_devices]
         if beyond:
             raise ValueError(
-                f"roles must use devices 0 to {config.num_devices - 1}, got {beyond[0]} for {role}; raise num_devices or change roles"
+                f"roles must use devices 0 to {config.num_devices - 1}, got {beyond[0]} for {role};"
+                " raise num_devices or change roles"
             )
     return placed
 
 
 def engine_members(config: ClusterConfig, size: int) -> dict[str, tuple[str, ...]]:
-    """The workers whose devices each engine of this tensor-parallel size holds, by the engine's name, which is its first worker's.
+    """The workers whose devices each engine of this tensor-parallel size holds, by the engine's
+    name, which is its first worker's.
 
     Raises ValueError when the rollout devices of a host cannot be shared out like that.
     """
@@ -162,7 +221,11 @@ def worker_specs(config: ClusterConfig) -> tuple[WorkerSpec, ...]:
         num_threads=config.coordinator_slots + 2,
         resources=(("coordinator", float(config.coordinator_slots)),),
     )
-    workers = [_device_worker(config, role, index, device) for role in ROLES for index, device in enumerate(placed.get(role, ()))]
+    workers = [
+        _device_worker(config, role, index, device)
+        for role in ROLES
+        for index, device in enumerate(placed.get(role, ()))
+    ]
     return (control, *workers)
 
 

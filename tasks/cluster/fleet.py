@@ -1,4 +1,5 @@
-"""The actors of a run: sample buffer, engines, learner ranks and judges; started together, replaced one by one when their worker dies.
+"""The actors of a run: sample buffer, engines, learner ranks and judges; started together, replaced
+one by one when their worker dies.
 
 Engines can be rebuilt with other device groups between two rounds; `run` says which there are. What
 is lost is made anew. Learner ranks form one process group, so that one lost rank means new ones for
@@ -18,12 +19,12 @@ from distributed import Client
 from tasks.cluster.actors import ActorLost, ActorRegistry
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.ownership import check_scheduler
-from tasks.rewards.judges.remote import JudgeActor
 from tasks.engines.remote import EngineActor
 from tasks.engines.vllm.engine import EngineConfig
 from tasks.learner.remote import LearnerActor
 from tasks.learner.trainer import LearnerConfig
 from tasks.plan import BUFFER, RunContext
+from tasks.rewards.judges.remote import JudgeActor
 from tasks.rewards.judges.reward import judge_engine_of, judges_generate
 from tasks.sample_stream import CAPACITIES, BufferActor
 
@@ -38,7 +39,13 @@ class Fleet:
     """Owns the run's actors; leaving the block closes them."""
 
     def __init__(
-        self, client: Client, run: RunContext, specs: Sequence[WorkerSpec], engine: EngineConfig, learner: LearnerConfig, start_s: float
+        self,
+        client: Client,
+        run: RunContext,
+        specs: Sequence[WorkerSpec],
+        engine: EngineConfig,
+        learner: LearnerConfig,
+        start_s: float,
     ) -> None:
         self._client = client
         self._registry = ActorRegistry(client, run.run_id)
@@ -52,7 +59,12 @@ class Fleet:
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._client.status != "running":
             return  # workers end with their scheduler, and nobody is left to be told
         ending = asyncio.run_coroutine_threadsafe(self._end(), self._client.loop.asyncio_loop)
@@ -67,7 +79,8 @@ class Fleet:
         await self._make(self._names)
 
     async def open_round(self, key: int) -> None:
-        """Make room for a round's responses; what an older attempt left in the buffer is dropped."""
+        """Make room for a round's responses; what an older attempt left in the buffer is
+        dropped."""
         await self._registry.remote(BUFFER).call("open_round", key, deadline_s=30)
 
     async def replace_lost(self) -> tuple[str, ...]:
@@ -86,7 +99,10 @@ class Fleet:
         if names:
             ranks = [name for name in names if name in self.run.learners]
             await asyncio.to_thread(self._registry.restart_living, ranks, self._start_s)
-            deaths = "; ".join(self._registry.accounts()) or "none of their processes is known to have ended"
+            deaths = (
+                "; ".join(self._registry.accounts())
+                or "none of their processes is known to have ended"
+            )
             logger.warning("replacing lost actors names=%s: %s", ",".join(names), deaths)
             await self._make(names)
         return tuple(names)
@@ -98,11 +114,13 @@ class Fleet:
         return ActorLost("; ".join((reason, *deaths)))
 
     async def relayout(self, members: Mapping[str, tuple[str, ...]]) -> None:
-        """Tear the engines down and build others: by name, the workers whose devices each holds. Nothing may run on them.
+        """Tear the engines down and build others: by name, the workers whose devices each holds.
+        Nothing may run on them.
 
-        Every engine worker gets a new process, because a process sees the devices that it saw at first, and gives all memory back only
-        when it ends. The new engines hold the model's first weights until the next publication. Raises TimeoutError with the
-        engine that was not ready in time.
+        Every engine worker gets a new process, because a process sees the devices that it saw at
+        first, and gives all memory back only when it ends. The new engines hold the model's first
+        weights until the next publication. Raises TimeoutError with the engine that was not ready
+        in time.
         """
         await self._close_all(self.run.engines)
         workers = [spec.name for spec in self._specs.values() if spec.role == "rollout"]
@@ -135,22 +153,43 @@ class Fleet:
         cores = self._specs[name].core_ids
         if name in self.run.judges:
             judge, generates = judge_engine_of(self.run.rewards), judges_generate(self.run.rewards)
-            return JudgeActor, (judge, self.run.judge_model_path, name, cores, generates, self._start_s)
+            return JudgeActor, (
+                judge,
+                self.run.judge_model_path,
+                name,
+                cores,
+                generates,
+                self._start_s,
+            )
         rank, device = self.run.learners.index(name), self.run.devices[name].partition(":")[0]
-        return LearnerActor, (self._learner, self.run.model_path, rank, len(self.run.learners), cores, device)
+        return LearnerActor, (
+            self._learner,
+            self.run.model_path,
+            rank,
+            len(self.run.learners),
+            cores,
+            device,
+        )
 
     def _engine_arguments(self, name: str, members: Sequence[str]) -> tuple[object, ...]:
         config = self._engine.model_copy(update={"tensor_parallel_size": len(members)})
         cores = tuple(core for member in members for core in self._specs[member].core_ids)
         on_gpus = len(members) > 1 and self.run.devices[name].startswith("cuda")
         seen = self._registry.environment(members, "CUDA_VISIBLE_DEVICES") if on_gpus else ()
-        gpus = tuple(one.partition(",")[0] for one in seen)  # an engine that was here before may have added its group's
+        gpus = tuple(
+            one.partition(",")[0] for one in seen
+        )  # an engine that was here before may have added its group's
         return config, self.run.model_path, name, cores, gpus, self.run.seed
 
     async def _join_learners(self) -> None:
         ranks = [self._registry.remote(name) for name in self.run.learners]
         meeting_point = await ranks[0].call("rendezvous", deadline_s=30)
-        await asyncio.gather(*(rank.call("join", meeting_point, self._start_s, deadline_s=self._start_s + 10) for rank in ranks))
+        await asyncio.gather(
+            *(
+                rank.call("join", meeting_point, self._start_s, deadline_s=self._start_s + 10)
+                for rank in ranks
+            )
+        )
 
     async def _end(self) -> None:
         """Wake whoever waits, then free the devices, leave the learners' group and end the

@@ -1,6 +1,7 @@
 """A joined cluster works for one run at a time, and every run on it begins in processes of its own.
 
-    claim ── held by a living run? ── wait, then refuse : used before? ── forget its actors, restart its workers ──▶ the run's
+    claim ── held by a living run? ── wait, then refuse
+      └───── used before? ── forget its actors, restart its workers ──▶ the run's
 
 An actor leaves more in its process than it can take back: a process group, pinned threads, GPUs
 seen, memory. And a flow that was killed leaves its actors at work. The owner is the flow's Dask

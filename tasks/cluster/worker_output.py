@@ -1,9 +1,12 @@
-"""What a worker process writes: passed on to the streams of the process that started it, its last lines kept.
+"""What a worker process writes: passed on to the streams of the process that started it, its last
+lines kept.
 
-    worker's stdout, stderr ──▶ a named pipe each ──▶ a thread beside the nanny ──▶ own stdout, stderr
-                                                                              └──▶ the last lines
+    worker's stdout, stderr ──▶ a named pipe each ──▶ a thread beside the nanny
+        ──▶ own stdout, stderr
+        └──▶ the last lines
 
-The pipes outlive the worker: what it wrote in the moment it died is still read. Leaves out how it died.
+The pipes outlive the worker: what it wrote in the moment it died is still read. Leaves out how it
+died.
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ class WorkerOutput:
             self._begun = dict.fromkeys(STREAMS, b"")
 
     def close(self) -> None:
-        """End the thread, which passes on what is left and closes the pipes. May be called twice."""
+        """End the thread, which passes on what is left and closes the pipes. May be called
+        twice."""
         with self._lock:
             self._closing = True
             self._ring()
@@ -124,9 +128,12 @@ def _pass_on(stream: int, text: bytes) -> None:
 
 
 class HeardWorker(Worker):  # type: ignore[misc]  # Dask is not typed
-    """A worker whose output goes to the pipes; a signal that ends it leaves the stack of the thread it struck there."""
+    """A worker whose output goes to the pipes; a signal that ends it leaves the stack of the thread
+    it struck there."""
 
-    def __init__(self, *args: Any, output: Mapping[int, str], **options: Any) -> None:  # Any: Dask's options
+    def __init__(
+        self, *args: Any, output: Mapping[int, str], **options: Any
+    ) -> None:  # Any: Dask's options
         for stream, path in output.items():
             os.dup2(os.open(path, os.O_WRONLY), stream)
         faulthandler.enable(all_threads=False)

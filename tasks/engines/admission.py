@@ -1,4 +1,5 @@
-"""What a request must be to enter an engine, and how the part it brings along joins with what is generated."""
+"""What a request must be to enter an engine, and how the part it brings along joins with what is
+generated."""
 
 from __future__ import annotations
 
@@ -6,37 +7,53 @@ from artifacts.records import Request, VersionSpan
 from tasks.scheduling.seeds import derive_seed
 
 
-def extend_spans(kept: tuple[VersionSpan, ...], version: int, num_tokens: int) -> tuple[VersionSpan, ...]:
+def extend_spans(
+    kept: tuple[VersionSpan, ...], version: int, num_tokens: int
+) -> tuple[VersionSpan, ...]:
     """The spans with num_tokens more of this version; neighbours of one version are one span."""
     if num_tokens == 0:
         return kept
     if kept and kept[-1].version == version:
-        return (*kept[:-1], VersionSpan(version=version, num_tokens=kept[-1].num_tokens + num_tokens))
+        return (
+            *kept[:-1],
+            VersionSpan(version=version, num_tokens=kept[-1].num_tokens + num_tokens),
+        )
     return (*kept, VersionSpan(version=version, num_tokens=num_tokens))
 
 
 def noise_seed(request: Request) -> int:
-    """The seed to sample with: of a resumed response another one, because its kept tokens have used up the first one's noise."""
-    return derive_seed(request.seed, len(request.kept_tokens)) if request.kept_tokens else request.seed
+    """The seed to sample with: of a resumed response another one, because its kept tokens have used
+    up the first one's noise."""
+    return (
+        derive_seed(request.seed, len(request.kept_tokens)) if request.kept_tokens else request.seed
+    )
 
 
 def check_request(request: Request, max_model_len: int, vocabulary: int) -> None:
-    """ValueError when the request cannot be generated as asked; nothing is ever shortened silently."""
+    """ValueError when the request cannot be generated as asked; nothing is ever shortened
+    silently."""
     name, length = request.response_id, len(request.prompt_tokens)
     num_kept = len(request.kept_tokens)
     if length < 1 or length + request.max_new_tokens > max_model_len:
         raise ValueError(
-            f"prompt and max_new_tokens must fit max_model_len {max_model_len}, {name} has {length} + "
-            f"{request.max_new_tokens}; raise the engine's max_model_len or lower max_new_tokens"
+            f"prompt and max_new_tokens must fit max_model_len {max_model_len}, {name} has {length}"
+            f" + {request.max_new_tokens}; raise the engine's max_model_len or lower max_new_tokens"
         )
     if num_kept >= request.max_new_tokens:
         raise ValueError(
-            f"max_new_tokens must exceed the kept tokens, {name} has {request.max_new_tokens} and {num_kept}; do not resume it"
+            f"max_new_tokens must exceed the kept tokens, {name} has {request.max_new_tokens} and"
+            f" {num_kept}; do not resume it"
         )
-    if num_kept != len(request.kept_logprobs) or num_kept != sum(span.num_tokens for span in request.kept_versions):
+    if num_kept != len(request.kept_logprobs) or num_kept != sum(
+        span.num_tokens for span in request.kept_versions
+    ):
         raise ValueError(
-            f"kept tokens need a log-probability and a version each, {name} keeps {num_kept}; take all three from one Generated"
+            f"kept tokens need a log-probability and a version each, {name} keeps {num_kept}; take"
+            " all three from one Generated"
         )
     tokens = (*request.prompt_tokens, *request.kept_tokens)
     if min(tokens) < 0 or max(tokens) >= vocabulary:
-        raise ValueError(f"token ids must be in 0..{vocabulary - 1}, {name} has {min(tokens)}..{max(tokens)}; use the model's tokenizer")
+        raise ValueError(
+            f"token ids must be in 0..{vocabulary - 1}, {name} has {min(tokens)}..{max(tokens)};"
+            " use the model's tokenizer"
+        )

@@ -1,8 +1,10 @@
 """The Engine seam: what a rollout replica can do, whoever generates.
 
-    submit(requests) ... collect() -> finished responses, a few at a time ... abort(ids) -> partial responses come by collect()
+    submit(requests) ... collect() -> finished responses, a few at a time ... abort(ids) -> partial
+    responses come by collect()
 
-Implementations: `vllm_engine.VllmEngine` (real) and `simulated.SimulatedEngine` (discrete events on a virtual clock).
+Implementations: `vllm_engine.VllmEngine` (real) and `simulated.SimulatedEngine` (discrete events on
+a virtual clock).
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class EngineStats:
     num_running: int  # requests in the batch
     num_waiting: int  # requests queued behind it
     kv_usage: float  # share of the KV cache in use, 0..1
-    kv_usage_max: float  # the largest share since the replica loaded its weights: a round's, because every round begins with a load
+    # the largest share since the replica loaded its weights: a round's, because every round begins
+    # with a load
+    kv_usage_max: float
     kv_tokens: int  # tokens that fit the KV cache
     progress: Mapping[str, int]  # generated tokens so far of every request in it, by response id
     num_preemptions: int  # since the replica loaded its weights
@@ -37,15 +41,21 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
-    """What an engine says of the weights it samples with; the sync gate compares it with the learner's own."""
+    """What an engine says of the weights it samples with; the sync gate compares it with the
+    learner's own."""
 
     version: int  # the version it was told to load
-    fingerprints: Mapping[str, int]  # exact checksum of every tensor, by the checkpoint's tensor name
-    probe_logprobs: tuple[tuple[float, ...], ...]  # log-probability of each token of each probe after its first, nats
+    fingerprints: Mapping[
+        str, int
+    ]  # exact checksum of every tensor, by the checkpoint's tensor name
+    probe_logprobs: tuple[
+        tuple[float, ...], ...
+    ]  # log-probability of each token of each probe after its first, nats
 
 
 class Engine(Protocol):
-    """One rollout replica. Every call has a deadline inside and raises EngineLost when the replica is gone."""
+    """One rollout replica. Every call has a deadline inside and raises EngineLost when the replica
+    is gone."""
 
     name: str
 
@@ -54,14 +64,18 @@ class Engine(Protocol):
         ...
 
     async def collect(self, wait_s: float) -> list[Generated]:
-        """Responses finished or aborted since the last call; waits up to wait_s for the first. Empty after wait_s."""
+        """Responses finished or aborted since the last call; waits up to wait_s for the first.
+        Empty after wait_s."""
         ...
 
     async def abort(self, response_ids: Sequence[str]) -> None:
-        """Stop these; each comes back once through collect() with finish_reason "aborted", unless it had just finished."""
+        """Stop these; each comes back once through collect() with finish_reason "aborted", unless
+        it had just finished."""
         ...
 
-    async def load_weights(self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]) -> Attestation:
+    async def load_weights(
+        self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]
+    ) -> Attestation:
         """Load a version, forget the prefix cache, reseed the sampler, attest to what is loaded.
 
         Before, the replica drops what it runs and what nobody has collected, and ends the waits of

@@ -16,23 +16,34 @@ from tasks.engines.vllm.engine import EngineConfig, VllmEngine
 
 
 class EngineActor:
-    """Holds one replica. Its methods are coroutines on the worker's event loop, so that none waits behind another."""
+    """Holds one replica. Its methods are coroutines on the worker's event loop, so that none waits
+    behind another."""
 
     def __init__(
-        self, config: EngineConfig, model_path: str, name: str, core_ids: tuple[int, ...], gpus: tuple[str, ...], seed: int
+        self,
+        config: EngineConfig,
+        model_path: str,
+        name: str,
+        core_ids: tuple[int, ...],
+        gpus: tuple[str, ...],
+        seed: int,
     ) -> None:
-        """core_ids, gpus: all that a tensor-parallel replica holds together; no GPUs means those that the worker sees anyway.
+        """core_ids, gpus: all that a tensor-parallel replica holds together; no GPUs means those
+        that the worker sees anyway.
 
         The process must not have touched CUDA yet: it reads which GPUs it may see once.
         """
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         cores = pin_process(core_ids)
-        self._engine = VllmEngine(config=config, model_path=model_path, name=name, cpu_ids=cores, seed=seed)
+        self._engine = VllmEngine(
+            config=config, model_path=model_path, name=name, cpu_ids=cores, seed=seed
+        )
         self._engine.start()
 
     async def ping(self) -> None:
-        """Answers as long as the engine does; raises EngineLost when its stepping thread has died in a living worker."""
+        """Answers as long as the engine does; raises EngineLost when its stepping thread has died
+        in a living worker."""
         await self._engine.stats()
 
     async def submit(self, payload: bytes) -> None:
@@ -80,8 +91,12 @@ class RemoteEngine(Engine):
     async def abort(self, response_ids: Sequence[str]) -> None:
         await self._call("abort", pack(tuple(response_ids)))
 
-    async def load_weights(self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]) -> Attestation:
-        attestation: Attestation = unpack(await self._call("load_weights", pack((weights, seed, tuple(probes)))))
+    async def load_weights(
+        self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]
+    ) -> Attestation:
+        attestation: Attestation = unpack(
+            await self._call("load_weights", pack((weights, seed, tuple(probes))))
+        )
         return attestation
 
     async def stats(self) -> EngineStats:
@@ -89,12 +104,15 @@ class RemoteEngine(Engine):
         return stats
 
     async def rest(self) -> None:
-        """Give the GPU's memory back until the next load or request, where the engine has sleep_mode."""
+        """Give the GPU's memory back until the next load or request, where the engine has
+        sleep_mode."""
         await self._call("rest")
 
     async def _call(self, method: str, *args: object, extra_s: float = 0.0) -> bytes:
         try:
-            answer: bytes = await self._remote.call(method, *args, deadline_s=self._deadline_s + extra_s)
+            answer: bytes = await self._remote.call(
+                method, *args, deadline_s=self._deadline_s + extra_s
+            )
         except (ActorLost, TimeoutError) as error:
             raise EngineLost(str(error)) from error
         return answer

@@ -10,6 +10,19 @@ class SamplingConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    temperature: float = Field(1.0, ge=0, description="Divides the logits; 0 is greedy and gives a group nothing to compare.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus bound; a run needs 1, because the learner scores the whole distribution.")
-    max_response_tokens: int = Field(256, ge=1, description="Bound on the generated tokens of a response.")
+    temperature: float = Field(
+        1.0,
+        ge=0,
+        description="Divides the logits; 0 is greedy and gives a group nothing to compare.",
+    )
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description=(
+            "Nucleus bound; a run needs 1, because the learner scores the whole distribution."
+        ),
+    )
+    max_response_tokens: int = Field(
+        256, ge=1, description="Bound on the generated tokens of a response."
+    )

@@ -1,9 +1,11 @@
 """The Environment seam: something a model talks to, in text, for one turn or many.
 
-    observation = reset(seed) -> step(action text) -> Transition -> ... until terminated or truncated
+    observation = reset(seed) -> step(action text) -> Transition -> ... until terminated or
+    truncated
 
-An environment draws random numbers from the seed of its reset only, and pickles between turns, so that an episode can move to
-another worker. Tokens, sampling and turn budgets belong to the engine and its driver.
+An environment draws random numbers from the seed of its reset only, and pickles between turns, so
+that an episode can move to another worker. Tokens, sampling and turn budgets belong to the engine
+and its driver.
 """
 
 from __future__ import annotations
@@ -30,5 +32,6 @@ class Environment(Protocol):
         ...
 
     def step(self, text: str) -> Transition:
-        """Take the model's turn. Text that is no valid action is part of the game and never raises."""
+        """Take the model's turn. Text that is no valid action is part of the game and never
+        raises."""
         ...

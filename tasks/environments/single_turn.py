@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from artifacts.records import Prompt
 from artifacts.datasets.rows import Message, Row
+from artifacts.records import Prompt
 from tasks.environments.base import Transition
 
 
@@ -27,10 +27,18 @@ class SingleTurn:
 
     def step(self, text: str) -> Transition:
         """The end, whatever was answered."""
-        return Transition(observation="", reward=None, terminated=True, truncated=False, info={"domain": self._row.domain})
+        return Transition(
+            observation="",
+            reward=None,
+            terminated=True,
+            truncated=False,
+            info={"domain": self._row.domain},
+        )
 
 
-def render(row: Row, tokenizer: PreTrainedTokenizerBase, prompt_id: str, max_prompt_tokens: int) -> Prompt:
+def render(
+    row: Row, tokenizer: PreTrainedTokenizerBase, prompt_id: str, max_prompt_tokens: int
+) -> Prompt:
     """The row as token ids, by the tokenizer's chat template.
 
     Raises ValueError for a prompt of no token or of more than max_prompt_tokens, and for a row that
@@ -38,25 +46,34 @@ def render(row: Row, tokenizer: PreTrainedTokenizerBase, prompt_id: str, max_pro
     """
     try:
         token_ids = tuple(_token_ids(row.messages, tokenizer))
-    except (TemplateError, UnicodeError, TypeError) as error:  # a role that the template forbids, text that is no Unicode
+    except (
+        TemplateError,
+        UnicodeError,
+        TypeError,
+    ) as error:  # a role that the template forbids, text that is no Unicode
         raise ValueError(
             f"a prompt must be text and roles that the model's tokenizer takes, row {prompt_id} "
             f"({row.text[:60]!r}) is refused: "
             f"{error}; mend or drop the row"
         ) from error
     if not token_ids:
-        raise ValueError(f"a prompt must have at least one token, row {prompt_id} has none; mend or drop the row")
+        raise ValueError(
+            f"a prompt must have at least one token, row {prompt_id} has none; mend or drop the row"
+        )
     if len(token_ids) > max_prompt_tokens:
         raise ValueError(
-            f"a prompt must fit in {max_prompt_tokens} tokens (the engine's context less the longest response), "
-            f"row {prompt_id} has {len(token_ids)} ({row.text[:60]!r}); "
-            "drop the row, raise engine.max_model_len or lower sampling.max_response_tokens"
+            f"a prompt must fit in {max_prompt_tokens} tokens (the engine's context less the"
+            f" longest response), row {prompt_id} has {len(token_ids)} ({row.text[:60]!r}); drop"
+            " the row, raise engine.max_model_len or lower sampling.max_response_tokens"
         )
-    return Prompt(prompt_id=prompt_id, domain=row.domain, token_ids=token_ids, gold=row.gold, text=row.text)
+    return Prompt(
+        prompt_id=prompt_id, domain=row.domain, token_ids=token_ids, gold=row.gold, text=row.text
+    )
 
 
 def _token_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The template writes its own special tokens; plain text gets those the tokenizer adds by itself."""
+    """The template writes its own special tokens; plain text gets those the tokenizer adds by
+    itself."""
     if not tokenizer.chat_template:
         return list(tokenizer.encode("\n\n".join(message.content for message in messages)))
     chat = [{"role": message.role, "content": message.content} for message in messages]

@@ -1,7 +1,9 @@
-"""A fair share for every learner rank: groups dealt by predicted cost, whole where that is fair, cut where one group outweighs the rest.
+"""A fair share for every learner rank: groups dealt by predicted cost, whole where that is fair,
+cut where one group outweighs the rest.
 
-The advantage belongs to the group, the gradient to the response: a rank that trains a part of a group is given all of it and computes
-the same advantages as the others. Sums add up whatever the cut (DESIGN, invariants 4 and 5).
+The advantage belongs to the group, the gradient to the response: a rank that trains a part of a
+group is given all of it and computes the same advantages as the others. Sums add up whatever the
+cut (DESIGN, invariants 4 and 5).
 """
 
 from __future__ import annotations
@@ -12,9 +14,13 @@ from dataclasses import dataclass
 from artifacts.records import Group
 from tasks.learner.packing import shared_prefix
 
-QUADRATIC_TOKENS = 8192  # a sequence of so many tokens costs as much for its attention as for the rest
+QUADRATIC_TOKENS = (
+    8192  # a sequence of so many tokens costs as much for its attention as for the rest
+)
 CUT_SHARE = 0.125  # groups cheaper than this share of a rank's fair load are never cut
-CUT_GAIN = 0.95  # a cut must bring the dearest rank below this share of what whole groups would give it
+CUT_GAIN = (
+    0.95  # a cut must bring the dearest rank below this share of what whole groups would give it
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +38,16 @@ class GroupPart:
 
 def as_part(group: Group | GroupPart) -> GroupPart:
     """A whole group as the part that it is of itself."""
-    return group if isinstance(group, GroupPart) else GroupPart(group=group, places=tuple(range(len(group.responses))))
+    return (
+        group
+        if isinstance(group, GroupPart)
+        else GroupPart(group=group, places=tuple(range(len(group.responses))))
+    )
 
 
 def rows_of(group: Group, row_tokens: int) -> list[GroupPart]:
-    """A group cut where it fills learner rows of so many tokens: the prompt has to be computed in every row anyway."""
+    """A group cut where it fills learner rows of so many tokens: the prompt has to be computed in
+    every row anyway."""
     rows: list[list[int]] = [[]]
     room = row_tokens - len(group.prompt.token_ids)
     left = room
@@ -51,17 +62,24 @@ def rows_of(group: Group, row_tokens: int) -> list[GroupPart]:
 
 
 def balance(
-    groups: Sequence[Group | GroupPart], num_ranks: int, flat_costs: bool = False, loads: Sequence[float] = ()
+    groups: Sequence[Group | GroupPart],
+    num_ranks: int,
+    flat_costs: bool = False,
+    loads: Sequence[float] = (),
 ) -> tuple[tuple[GroupPart, ...], ...]:
-    """Deal the groups to ranks so that the dearest rank is cheap, independent of the order in which they arrive.
+    """Deal the groups to ranks so that the dearest rank is cheap, independent of the order in which
+    they arrive.
 
-    Dealt group by group, by families of groups whose prompts share half their tokens or more, and response by response; the best
-    deal wins, a cut one only if it is clearly better. A group whose rewards are all equal costs nothing unless `flat_costs`: the
-    learner skips what has no gradient. `loads`: predicted cost, by rank, of what the ranks are busy with already (none); what they
-    have behind them does not count.
+    Dealt group by group, by families of groups whose prompts share half their tokens or more, and
+    response by response; the best deal wins, a cut one only if it is clearly better. A group whose
+    rewards are all equal costs nothing unless `flat_costs`: the learner skips what has no gradient.
+    `loads`: predicted cost, by rank, of what the ranks are busy with already (none); what they have
+    behind them does not count.
     """
     if num_ranks < 1:
-        raise ValueError(f"num_ranks must be >= 1, got {num_ranks}; give the learner role at least one device")
+        raise ValueError(
+            f"num_ranks must be >= 1, got {num_ranks}; give the learner role at least one device"
+        )
     ordered = sorted(map(as_part, groups), key=_order)
     free = [part for part in ordered if not flat_costs and is_flat(part.group)]
     costly = [part for part in ordered if flat_costs or not is_flat(part.group)]
@@ -75,13 +93,24 @@ def balance(
 
 
 def predicted_cost(parts: Sequence[GroupPart]) -> float:
-    """What a rank that gets these in one call has to do: a sequence of n tokens costs n + n**2 / QUADRATIC_TOKENS, shared prompts once."""
+    """What a rank that gets these in one call has to do: a sequence of n tokens costs n + n**2 /
+    QUADRATIC_TOKENS, shared prompts once."""
     return _cost(parts, [])
 
 
 def is_flat(group: Group) -> bool:
-    """Whether all verdicts of a group are equal, so that none of its advantages is other than zero."""
-    return len({one.score.reward for one in group.responses if one.score is not None and one.score.reward is not None}) < 2
+    """Whether all verdicts of a group are equal, so that none of its advantages is other than
+    zero."""
+    return (
+        len(
+            {
+                one.score.reward
+                for one in group.responses
+                if one.score is not None and one.score.reward is not None
+            }
+        )
+        < 2
+    )
 
 
 def _order(part: GroupPart) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
@@ -93,7 +122,9 @@ def _families(ordered: Sequence[GroupPart]) -> list[list[GroupPart]]:
     families: list[list[GroupPart]] = []
     for part in ordered:
         prompt = part.group.prompt.token_ids
-        if families and 2 * shared_prefix(families[-1][-1].group.prompt.token_ids, prompt) >= len(prompt):
+        if families and 2 * shared_prefix(families[-1][-1].group.prompt.token_ids, prompt) >= len(
+            prompt
+        ):
             families[-1].append(part)
         else:
             families.append([part])
@@ -106,11 +137,17 @@ def _cut(parts: Sequence[GroupPart], busy: float, num_ranks: int) -> list[list[G
     dear = CUT_SHARE * (busy + sum(costs)) / num_ranks
     units: list[list[GroupPart]] = []
     for part, cost in zip(parts, costs, strict=True):
-        units += [[part]] if cost < dear else [[GroupPart(group=part.group, places=(place,))] for place in part.places]
+        units += (
+            [[part]]
+            if cost < dear
+            else [[GroupPart(group=part.group, places=(place,))] for place in part.places]
+        )
     return units
 
 
-def _deal(units: list[list[GroupPart]], before: Sequence[float]) -> tuple[list[float], list[list[GroupPart]]]:
+def _deal(
+    units: list[list[GroupPart]], before: Sequence[float]
+) -> tuple[list[float], list[list[GroupPart]]]:
     """Loads and parts by rank: the dearest unit first, each to the rank where the load ends lowest.
 
     A rank pays for a prompt only what its other prompts do not already hold.
@@ -144,4 +181,6 @@ def _joined(parts: Sequence[GroupPart]) -> tuple[GroupPart, ...]:
     groups = {part.group.prompt.prompt_id: part.group for part in sorted(parts, key=_order)}
     for part in parts:
         places.setdefault(part.group.prompt.prompt_id, []).extend(part.places)
-    return tuple(GroupPart(group=group, places=tuple(sorted(places[name]))) for name, group in groups.items())
+    return tuple(
+        GroupPart(group=group, places=tuple(sorted(places[name]))) for name, group in groups.items()
+    )

@@ -1,8 +1,8 @@
 """A model's parameters as views into one flat buffer; trained ones with one flat fp32 buffer for
 their gradients.
 
-Flat, so that a rank can own a contiguous slice whatever the layers look like: reduce, update and gather are one call each. Tied
-weights lie in it once. Leaves out who owns which slice (sharding).
+Flat, so that a rank can own a contiguous slice whatever the layers look like: reduce, update and
+gather are one call each. Tied weights lie in it once. Leaves out who owns which slice (sharding).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Slot:
 
 
 class FlatParameters:
-    """Moves a module's parameters into a flat buffer of the compute dtype; the module keeps working on views of it."""
+    """Moves a module's parameters into a flat buffer of the compute dtype; the module keeps working
+    on views of it."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, num_slices: int) -> None:
         """The size is padded to a multiple of `num_slices` so that equal slices cover it."""

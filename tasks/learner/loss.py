@@ -1,7 +1,8 @@
 """Per-token losses by name, and how tokens are weighted into one number.
 
-Everything is a sum with its normaliser: the loss of an update is sum(weight * token loss) / sum(normaliser), both over all
-ranks, divided once (DESIGN, invariants 4 and 5). Leaves out where log-probabilities come from (policy) and the division (trainer).
+Everything is a sum with its normaliser: the loss of an update is sum(weight * token loss) /
+sum(normaliser), both over all ranks, divided once (DESIGN, invariants 4 and 5). Leaves out where
+log-probabilities come from (policy) and the division (trainer).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """What the loss knows of each response token besides its current log-probability; all of shape (tokens,), fp32."""
+    """What the loss knows of each response token besides its current log-probability; all of shape
+    (tokens,), fp32."""
 
     behaviour: Tensor  # log-probability under the engine that sampled it
     advantage: Tensor  # of its response
@@ -55,7 +57,9 @@ class PpoClipLoss(BaseModel):
 
     model_config = _FROZEN
 
-    kind: Literal["ppo_clip"] = Field(default="ppo_clip", description="Clipped policy-gradient loss.")
+    kind: Literal["ppo_clip"] = Field(
+        default="ppo_clip", description="Clipped policy-gradient loss."
+    )
     clip_low: float = Field(
         default=0.2,
         gt=0,
@@ -69,8 +73,10 @@ class PpoClipLoss(BaseModel):
     )
     old_policy: Literal["learner", "engine"] = Field(
         default="learner",
-        description="Whose log-probabilities divide the ratio: the learner's own, which makes it 1 "
-        "as long as a step has one update, or the sampling engine's.",
+        description=(
+            "Whose log-probabilities divide the ratio: the learner's own, which makes it 1 "
+            "as long as a step has one update, or the sampling engine's."
+        ),
     )
     importance_cap: float = Field(
         default=2.0,
@@ -99,12 +105,17 @@ class PpoClipLoss(BaseModel):
 
 
 class ReinforceLoss(BaseModel):
-    """-w A logp with the truncated importance weight w = min(policy/engine, cap) held constant: never clips a gradient away."""
+    """-w A logp with the truncated importance weight w = min(policy/engine, cap) held constant:
+    never clips a gradient away."""
 
     model_config = _FROZEN
 
-    kind: Literal["reinforce"] = Field(default="reinforce", description="Policy gradient, truncated importance weights.")
-    importance_cap: float = Field(default=2.0, gt=0, description="Bound on the weight policy/engine.")
+    kind: Literal["reinforce"] = Field(
+        default="reinforce", description="Policy gradient, truncated importance weights."
+    )
+    importance_cap: float = Field(
+        default=2.0, gt=0, description="Bound on the weight policy/engine."
+    )
     clips: ClassVar[bool] = False
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
@@ -126,40 +137,54 @@ class TokenMean(BaseModel):
 
     model_config = _FROZEN
 
-    kind: Literal["token_mean"] = Field(default="token_mean", description="Mean over all tokens of the update.")
+    kind: Literal["token_mean"] = Field(
+        default="token_mean", description="Mean over all tokens of the update."
+    )
 
     def of(self, num_tokens: int) -> tuple[float, float]:
         return 1.0, float(num_tokens)
 
 
 class SequenceMean(BaseModel):
-    """Every response counts the same: the mean over responses of the mean over their tokens (GRPO as published)."""
+    """Every response counts the same: the mean over responses of the mean over their tokens (GRPO
+    as published)."""
 
     model_config = _FROZEN
 
-    kind: Literal["sequence_mean"] = Field(default="sequence_mean", description="Mean over responses of their tokens' mean.")
+    kind: Literal["sequence_mean"] = Field(
+        default="sequence_mean", description="Mean over responses of their tokens' mean."
+    )
 
     def of(self, num_tokens: int) -> tuple[float, float]:
         return 1.0 / num_tokens, 1.0
 
 
 class ConstantLength(BaseModel):
-    """Token sums over a constant, then the mean over responses (Dr.GRPO): no reward for being short or long."""
+    """Token sums over a constant, then the mean over responses (Dr.GRPO): no reward for being short
+    or long."""
 
     model_config = _FROZEN
 
-    kind: Literal["constant"] = Field(default="constant", description="Mean over responses of their token sum over a constant.")
-    length_tokens: int = Field(default=256, ge=1, description="The constant; usually the bound on response tokens.")
+    kind: Literal["constant"] = Field(
+        default="constant", description="Mean over responses of their token sum over a constant."
+    )
+    length_tokens: int = Field(
+        default=256, ge=1, description="The constant; usually the bound on response tokens."
+    )
 
     def of(self, num_tokens: int) -> tuple[float, float]:
         return 1.0 / self.length_tokens, 1.0
 
 
-NormalisationConfig = Annotated[TokenMean | SequenceMean | ConstantLength, Field(discriminator="kind")]
+NormalisationConfig = Annotated[
+    TokenMean | SequenceMean | ConstantLength, Field(discriminator="kind")
+]
 """`of(num_tokens)` gives a response's weight per token and its addition to the normaliser."""
 
 
 def k3(logp: Tensor, reference: Tensor) -> Tensor:
-    """Unbiased, non-negative estimate of KL(policy || reference) per token: exp(d) - d - 1 with d = reference - logp."""
+    """Unbiased, non-negative estimate of KL(policy || reference) per token: exp(d) - d - 1 with
+    d = reference - logp.
+    """
     difference = reference - logp
     return torch.expm1(difference) - difference

@@ -30,7 +30,8 @@ class MicroStep:
         self._policy, self._reference = policy, reference
 
     def run(self, batch: PackedBatch) -> AccumulateReport:
-        """Report of this row: its statistics and times, without groups, responses and normaliser."""
+        """Report of this row: its statistics and times, without groups, responses and
+        normaliser."""
         started = time.time()
         tokens = self._token_batch(batch)
 
@@ -53,25 +54,34 @@ class MicroStep:
     def _token_batch(self, batch: PackedBatch) -> TokenBatch:
         device = self._policy.device
         lengths = torch.tensor([len(sample.response) for sample in batch.samples])
-        advantages = torch.tensor([sample.advantage for sample in batch.samples], dtype=torch.float32)
+        advantages = torch.tensor(
+            [sample.advantage for sample in batch.samples], dtype=torch.float32
+        )
         weights = torch.tensor([sample.weight for sample in batch.samples], dtype=torch.float32)
-        behaviour = torch.tensor([value for sample in batch.samples for value in sample.behaviour], dtype=torch.float32)
+        behaviour = torch.tensor(
+            [value for sample in batch.samples for value in sample.behaviour], dtype=torch.float32
+        )
         return TokenBatch(
             behaviour=behaviour.to(device),
             advantage=advantages.repeat_interleave(lengths).to(device),
             weight=weights.repeat_interleave(lengths).to(device),
-            reference=self._reference.score(batch, self._temperature).logp if self._reference else None,
+            reference=self._reference.score(batch, self._temperature).logp
+            if self._reference
+            else None,
         )
 
     @torch.no_grad()
-    def _statistics(self, batch: PackedBatch, tokens: TokenBatch, result: HeadResult) -> AccumulateReport:
+    def _statistics(
+        self, batch: PackedBatch, tokens: TokenBatch, result: HeadResult
+    ) -> AccumulateReport:
         logp = result.logp
         explained = self._loss.token_loss(logp, tokens)
         return AccumulateReport(
             num_tokens_scored=len(batch.targets),
             num_tokens_computed=len(batch.tokens),
             num_prompt_tokens_computed=batch.num_prompt_nodes,
-            num_prompt_tokens_saved=sum(len(sample.prompt) for sample in batch.samples) - batch.num_prompt_nodes,
+            num_prompt_tokens_saved=sum(len(sample.prompt) for sample in batch.samples)
+            - batch.num_prompt_nodes,
             num_micro_batches=1,
             loss_sum=float(self._weighted_loss(logp, tokens).double().sum()),
             importance_sum=float(explained.importance.double().sum()),
@@ -81,7 +91,9 @@ class MicroStep:
             num_tokens_clipped=int(explained.clipped.sum()),
             num_tokens_nonfinite=int((~(logp.isfinite() & tokens.behaviour.isfinite())).sum()),
             entropy_sum=float(result.entropy.double().sum()),
-            reference_kl_sum=0.0 if tokens.reference is None else float(k3(logp, tokens.reference).double().sum()),
+            reference_kl_sum=0.0
+            if tokens.reference is None
+            else float(k3(logp, tokens.reference).double().sum()),
             mismatch_abs_sum=float((logp - tokens.behaviour).abs().double().sum()),
             mismatch_k3_sum=float(k3(tokens.behaviour, logp).double().sum()),
         )

@@ -1,18 +1,31 @@
-"""From a model's configuration to the directory it lies in, building it first where that is needed."""
+"""From a model's configuration to the directory it lies in, building it first where that is
+needed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from artifacts.models.choice import ModelConfig, PathConfig, SmolLM2Config, TinyLlamaConfig, build_once, cache_name, check_model
+from artifacts.models.choice import (
+    ModelConfig,
+    PathConfig,
+    SmolLM2Config,
+    TinyLlamaConfig,
+    build_once,
+    cache_name,
+    check_model,
+)
 
-RECIPE = 2  # raise it when warm_up or chain_sum change what the same configuration builds: cached models are then left alone
+# raise it when warm_up or chain_sum change what the same configuration builds: cached models are
+# then left alone
+RECIPE = 2
 
 
 def resolve_model(config: ModelConfig, cache_dir: Path) -> Path:
-    """A Hugging Face directory that engine and learner can load; built models are kept in `cache_dir`.
+    """A Hugging Face directory that engine and learner can load; built models are kept in
+    `cache_dir`.
 
-    Raises ValueError for a directory that holds no model, or when the package that a model comes from is missing.
+    Raises ValueError for a directory that holds no model, or when the package that a model comes
+    from is missing.
     """
     match config:
         case PathConfig():
@@ -20,7 +33,11 @@ def resolve_model(config: ModelConfig, cache_dir: Path) -> Path:
         case SmolLM2Config():
             return build_once(cache_dir, "smollm2-135m-instruct", _convert)
         case TinyLlamaConfig():
-            return build_once(cache_dir, cache_name(config, f"tiny_llama-r{RECIPE}"), lambda target: _warm_up(config, target))
+            return build_once(
+                cache_dir,
+                cache_name(config, f"tiny_llama-r{RECIPE}"),
+                lambda target: _warm_up(config, target),
+            )
 
 
 def _convert(target: Path) -> None:

@@ -1,8 +1,9 @@
 """What training makes of responses that are too long (DAPO, sections 3.4 and 3.5).
 
-A truncated response is wrong because it was cut, whatever it was about to say: a noisy verdict. It can be trained like any other,
-punished gradually before it comes to that, or left out of the loss. Only training sees this: verdicts, their metrics, held-out
-scores and dynamic sampling stay what the reward said.
+A truncated response is wrong because it was cut, whatever it was about to say: a noisy verdict. It
+can be trained like any other, punished gradually before it comes to that, or left out of the loss.
+Only training sees this: verdicts, their metrics, held-out scores and dynamic sampling stay what the
+reward said.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ class TrainOverlong(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["train"] = Field(default="train", description="Train truncated responses as they were scored.")
+    kind: Literal["train"] = Field(
+        default="train", description="Train truncated responses as they were scored."
+    )
 
     def shaped(self, reward: float, generated: Generated) -> float:
         """The reward that advantages are computed from."""
@@ -31,14 +34,26 @@ class TrainOverlong(BaseModel):
 
 
 class SoftPunishment(BaseModel):
-    """Soft overlong punishment (equation 13): nothing before the buffer, then linear, the full penalty from max_tokens on."""
+    """Soft overlong punishment (equation 13): nothing before the buffer, then linear, the full
+    penalty from max_tokens on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["soft"] = Field(default="soft", description="Subtract a growing penalty from the reward of long responses.")
-    max_tokens: int = Field(ge=1, description="Length from which the whole penalty counts; at most sampling.max_response_tokens.")
-    buffer_tokens: int = Field(ge=1, description="The penalty grows from 0 over so many tokens before max_tokens.")
-    penalty: float = Field(default=1.0, gt=0, description="What the reward of a response of max_tokens loses.")
+    kind: Literal["soft"] = Field(
+        default="soft", description="Subtract a growing penalty from the reward of long responses."
+    )
+    max_tokens: int = Field(
+        ge=1,
+        description=(
+            "Length from which the whole penalty counts; at most sampling.max_response_tokens."
+        ),
+    )
+    buffer_tokens: int = Field(
+        ge=1, description="The penalty grows from 0 over so many tokens before max_tokens."
+    )
+    penalty: float = Field(
+        default=1.0, gt=0, description="What the reward of a response of max_tokens loses."
+    )
 
     def shaped(self, reward: float, generated: Generated) -> float:
         """The reward less the punishment."""
@@ -51,15 +66,18 @@ class SoftPunishment(BaseModel):
 
 
 class MaskTruncated(BaseModel):
-    """Overlong filtering: truncated responses are left out of the loss and of its divisor, but stay in their group's statistics.
+    """Overlong filtering: truncated responses are left out of the loss and of its divisor, but stay
+    in their group's statistics.
 
-    Left out of the statistics as well, the rest of a group would be compared only with what ended in time, and a group of one
-    answer and seven truncations would teach nothing.
+    Left out of the statistics as well, the rest of a group would be compared only with what ended
+    in time, and a group of one answer and seven truncations would teach nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["mask"] = Field(default="mask", description="Leave truncated responses out of the loss.")
+    kind: Literal["mask"] = Field(
+        default="mask", description="Leave truncated responses out of the loss."
+    )
 
     def shaped(self, reward: float, generated: Generated) -> float:
         """The verdict."""

@@ -1,12 +1,14 @@
 """From samples to packed micro-batches: every shared prefix once, no padding.
 
-    prompt A ─┬─ response 0          sorted sequences inserted into a trie; its nodes, in preorder, are the packed row:
-              ├─ response 1            tokens       the token of each node
-              └─ response 2            positions    its depth, so positions restart per branch
-    (few-shot prefix above A and B)    subtree_ends one past its last descendant
+    (few-shot prefix above A and B)    sequences, sorted, are inserted into a trie;
+    prompt A ─┬─ response 0            its nodes in preorder are the packed row:
+              ├─ response 1            tokens        the token of each node
+              └─ response 2            positions     its depth, so positions restart per branch
+                                       subtree_ends  one past its last descendant
 
-Node j is an ancestor of node i exactly when j <= i < subtree_ends[j]: that one comparison is the attention mask.
-A response's last token predicts nothing and is not computed. Leaves out the attention itself and everything on tensors.
+Node j is an ancestor of node i exactly when j <= i < subtree_ends[j]: that one comparison is the
+attention mask. A response's last token predicts nothing and is not computed. Leaves out the
+attention itself and everything on tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
-    """One packed row. N nodes, P predicted response tokens, ordered by sample as given and by position within a sample."""
+    """One packed row. N nodes, P predicted response tokens, ordered by sample as given and by
+    position within a sample."""
 
     tokens: tuple[int, ...]  # (N,) token ids
     positions: tuple[int, ...]  # (N,) depth in the tree
@@ -81,11 +84,22 @@ def pack_samples(samples: Sequence[Sample]) -> PackedBatch:
 
 
 def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[PackedBatch]:
-    """Pack the samples into rows of at most `max_tokens` computed tokens, whatever the order in which they are given.
+    """Pack the samples into rows of at most `max_tokens` computed tokens, whatever the order in
+    which they are given.
 
-    Sequences that share prefixes fall together because they are sorted. A sequence longer than the bound gets a row of its own.
+    Sequences that share prefixes fall together because they are sorted. A sequence longer than the
+    bound gets a row of its own.
     """
-    ordered = sorted(samples, key=lambda sample: (sample.computed, sample.prompt, sample.response, sample.behaviour, sample.advantage))
+    ordered = sorted(
+        samples,
+        key=lambda sample: (
+            sample.computed,
+            sample.prompt,
+            sample.response,
+            sample.behaviour,
+            sample.advantage,
+        ),
+    )
     rows: list[list[Sample]] = []
     filled = max_tokens + 1
     previous: tuple[int, ...] = ()
@@ -102,7 +116,8 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[PackedBatc
 
 
 def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common prefix, by bisection on slices (comparing slices is fast, comparing elements is not)."""
+    """Length of the longest common prefix, by bisection on slices (comparing slices is fast,
+    comparing elements is not)."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
         return high

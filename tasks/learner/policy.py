@@ -1,11 +1,12 @@
 """The policy on one device, and its frozen reference: decoders that run packed prefix trees.
 
-    groups' tokens -> embedding rows -> decoder layers (tree attention) -> hidden states of predicting nodes -> head_pass
+    groups' tokens -> embedding rows -> decoder layers (tree attention) -> hidden states of
+    predicting nodes -> head_pass
                            gradients in fp32 <- backward <- gradient of those hidden states <-'
 
-Computes in bf16 copies of the weights, the very numbers that the engines load; products accumulate in fp32, gradients are summed
-in fp32, masters and moments are fp32 (sharding). Autocast would cast 135M weights anew for every micro-batch for nothing.
-A reference has its bf16 copy and nothing else.
+Computes in bf16 copies of the weights, the very numbers that the engines load; products accumulate
+in fp32, gradients are summed in fp32, masters and moments are fp32 (sharding). Autocast would cast
+135M weights anew for every micro-batch for nothing. A reference has its bf16 copy and nothing else.
 """
 
 from __future__ import annotations
@@ -46,23 +47,32 @@ class Decoder:
         """Log-probabilities and entropies of the batch's targets, nothing for a gradient."""
         with torch.no_grad():
             hidden, rows = self._hidden(batch, self._embed(batch))
-        return head_pass(hidden, self.flat.view(self._head_name), rows, self._ids(batch.targets), temperature)
+        return head_pass(
+            hidden, self.flat.view(self._head_name), rows, self._ids(batch.targets), temperature
+        )
 
     def _embed(self, batch: PackedBatch) -> Tensor:
         """(1, N, hidden)."""
-        if max(batch.tokens + batch.targets) >= self.vocabulary_size or min(batch.tokens + batch.targets) < 0:
+        if (
+            max(batch.tokens + batch.targets) >= self.vocabulary_size
+            or min(batch.tokens + batch.targets) < 0
+        ):
             raise ValueError(
-                f"token ids must lie in the model's vocabulary of {self.vocabulary_size}, got {max(batch.tokens + batch.targets)}; "
-                "let rollout and learner start from the same model"
+                f"token ids must lie in the model's vocabulary of {self.vocabulary_size}, got"
+                f" {max(batch.tokens + batch.targets)}; let rollout and learner start from the same"
+                " model"
             )
         return self.flat.view(self._embedding_name)[self._ids(batch.tokens)][None]
 
     def _hidden(self, batch: PackedBatch, embedded: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states of the predicting nodes (R, hidden), and which of these rows predicts each target (P,)."""
+        """Hidden states of the predicting nodes (R, hidden), and which of these rows predicts each
+        target (P,)."""
         nodes, rows = torch.unique(self._ids(batch.predictors), return_inverse=True)
         plan = TreePlan(self._ids(batch.subtree_ends))
         positions = self._ids(batch.positions)[None]
-        output = self._backbone(inputs_embeds=embedded, position_ids=positions, use_cache=False, tree=plan)
+        output = self._backbone(
+            inputs_embeds=embedded, position_ids=positions, use_cache=False, tree=plan
+        )
         return output.last_hidden_state[0].index_select(0, nodes), rows
 
     def _ids(self, values: tuple[int, ...]) -> Tensor:
@@ -98,12 +108,15 @@ class Policy(Decoder):
                 parameter.register_post_accumulate_grad_hook(self._drain(name))
 
     def take_initial_masters(self) -> Tensor:
-        """The fp32 values as loaded, flat; given away once, so that they are not kept beside the optimizer's."""
+        """The fp32 values as loaded, flat; given away once, so that they are not kept beside the
+        optimizer's."""
         assert self._initial is not None
         initial, self._initial = self._initial, None
         return initial
 
-    def score_and_backward(self, batch: PackedBatch, temperature: float, loss_gradient: LossGradient) -> HeadResult:
+    def score_and_backward(
+        self, batch: PackedBatch, temperature: float, loss_gradient: LossGradient
+    ) -> HeadResult:
         """The same, and adds the gradient of the loss sum to the flat gradients."""
         embedded = self._embed(batch).requires_grad_()
         hidden, rows = self._hidden(batch, embedded)
@@ -118,11 +131,14 @@ class Policy(Decoder):
         )
         torch.autograd.backward([hidden], [result.grad_hidden])
         assert embedded.grad is not None
-        self.flat.gradient(self._embedding_name).index_add_(0, self._ids(batch.tokens), embedded.grad[0].float())
+        self.flat.gradient(self._embedding_name).index_add_(
+            0, self._ids(batch.tokens), embedded.grad[0].float()
+        )
         return result
 
     def _drain(self, name: str) -> Callable[[Tensor], None]:
-        """Moves a parameter's gradient into the fp32 sum as soon as backward has it, so that only one exists in bf16."""
+        """Moves a parameter's gradient into the fp32 sum as soon as backward has it, so that only
+        one exists in bf16."""
 
         def add(parameter: Tensor) -> None:
             assert parameter.grad is not None
@@ -142,13 +158,20 @@ def load_reference(model_path: str, compute: ComputeDtype, device: str) -> Decod
 def _load(model_path: str, device: str) -> Any:  # Any: transformers models carry no types
     """The model in fp32 on its device, with tree attention."""
     if not (Path(model_path) / "config.json").is_file():
-        raise ValueError(f"model_path must be a directory with a config.json, got {model_path!r}; fetch or convert the model first")
-    attention = TREE_FLEX if torch.device(device).type == "cuda" else TREE_BLOCKS
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, attn_implementation=attention, local_files_only=True).to(
-        device
-    )
-    if type(model.get_input_embeddings()) is not nn.Embedding or getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise ValueError(
-            f"packed training needs a plain embedding and a bias-free head, {type(model).__name__} has others; train a Llama-like model"
+            f"model_path must be a directory with a config.json, got {model_path!r}; fetch or"
+            " convert the model first"
+        )
+    attention = TREE_FLEX if torch.device(device).type == "cuda" else TREE_BLOCKS
+    model = AutoModelForCausalLM.from_pretrained(
+        model_path, dtype=torch.float32, attn_implementation=attention, local_files_only=True
+    ).to(device)
+    if (
+        type(model.get_input_embeddings()) is not nn.Embedding
+        or getattr(model.get_output_embeddings(), "bias", None) is not None
+    ):
+        raise ValueError(
+            f"packed training needs a plain embedding and a bias-free head, {type(model).__name__}"
+            " has others; train a Llama-like model"
         )
     return model

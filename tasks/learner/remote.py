@@ -1,7 +1,9 @@
-"""A learner rank in a Dask worker. Its long methods run in the worker's one actor thread; ping and version answer beside them.
+"""A learner rank in a Dask worker. Its long methods run in the worker's one actor thread; ping and
+version answer beside them.
 
-Every method that changes the policy names the step it belongs to and is idempotent: asked again for a step it has already done,
-it returns the report of that step, so that a task that Dask or Prefect runs twice cannot update twice.
+Every method that changes the policy names the step it belongs to and is idempotent: asked again for
+a step it has already done, it returns the report of that step, so that a task that Dask or Prefect
+runs twice cannot update twice.
 """
 
 from __future__ import annotations
@@ -20,9 +22,19 @@ from tasks.learner.trainer import LearnerConfig, LearnerRank
 class LearnerActor:
     """Holds one rank of the learner."""
 
-    def __init__(self, config: LearnerConfig, model_path: str, rank: int, world_size: int, core_ids: tuple[int, ...], device: str) -> None:
+    def __init__(
+        self,
+        config: LearnerConfig,
+        model_path: str,
+        rank: int,
+        world_size: int,
+        core_ids: tuple[int, ...],
+        device: str,
+    ) -> None:
         pin_process(core_ids)
-        self._rank = LearnerRank(config=config, model_path=model_path, rank=rank, world_size=world_size, device=device)
+        self._rank = LearnerRank(
+            config=config, model_path=model_path, rank=rank, world_size=world_size, device=device
+        )
         self._version = 0
         self._update_report = b""
 
@@ -51,7 +63,8 @@ class LearnerActor:
         self._rank.discard()
 
     def accumulate(self, step: int, payload: bytes) -> bytes:
-        """Add the gradients of these groups or parts of groups; the report is empty bytes if this step has been updated already."""
+        """Add the gradients of these groups or parts of groups; the report is empty bytes if this
+        step has been updated already."""
         return b"" if step <= self._version else pack(self._rank.accumulate(payload))
 
     def update(self, step: int) -> bytes:
@@ -60,18 +73,23 @@ class LearnerActor:
             return self._update_report
         if step != self._version + 1:
             raise ValueError(
-                f"update of step {step} must follow version {step - 1}, the learner is at {self._version}; replay the steps between"
+                f"update of step {step} must follow version {step - 1}, the learner is at"
+                f" {self._version}; replay the steps between"
             )
         self._update_report = pack(self._rank.update(step))
         self._version = step
         return self._update_report
 
     def export_weights(self, directory: str) -> WeightsRef | None:
-        """Write this version where engines can read it; only rank 0 does and returns the reference."""
-        return self._rank.export_weights(self._version, f"{directory}/{self._version:05d}.safetensors")
+        """Write this version where engines can read it; only rank 0 does and returns the
+        reference."""
+        return self._rank.export_weights(
+            self._version, f"{directory}/{self._version:05d}.safetensors"
+        )
 
     def attest(self, probes: bytes) -> bytes:
-        """What the gate compares: fingerprints of the exported view, and log-probabilities of the probe prompts."""
+        """What the gate compares: fingerprints of the exported view, and log-probabilities of the
+        probe prompts."""
         tokens: Sequence[tuple[int, ...]] = unpack(probes)
         return pack((self._version, self._rank.fingerprints(), self._rank.probe(tokens)))
 

@@ -1,4 +1,5 @@
-"""What the learner says of its work, as sums, so that reports of calls and of ranks can be added."""
+"""What the learner says of its work, as sums, so that reports of calls and of ranks can be
+added."""
 
 from __future__ import annotations
 
@@ -29,14 +30,21 @@ class GradientsNotFinite(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulateReport:
-    """One `accumulate`. Token statistics cover tokens whose log-probabilities were computed: those of skipped responses were not."""
+    """One `accumulate`. Token statistics cover tokens whose log-probabilities were computed: those
+    of skipped responses were not."""
 
     num_groups: int = 0  # groups given
-    num_groups_flat: int = 0  # groups whose advantages are all zero (equal rewards, or fewer than two verdicts)
+    num_groups_flat: int = (
+        0  # groups whose advantages are all zero (equal rewards, or fewer than two verdicts)
+    )
     num_responses: int = 0  # responses in the loss, the skipped ones included
-    num_responses_excluded: int = 0  # responses without a verdict (infra) or without a token: not in the loss
+    num_responses_excluded: int = (
+        0  # responses without a verdict (infra) or without a token: not in the loss
+    )
     num_responses_masked: int = 0  # truncated responses that were left out of the loss
-    num_responses_skipped: int = 0  # in the normaliser but not computed: their gradient is exactly zero
+    num_responses_skipped: int = (
+        0  # in the normaliser but not computed: their gradient is exactly zero
+    )
     num_tokens: int = 0  # response tokens in the loss, those of skipped responses included
     num_tokens_scored: int = 0  # response tokens whose log-probability was computed
     num_tokens_computed: int = 0  # tokens that went through the layers
@@ -52,14 +60,19 @@ class AccumulateReport:
     num_tokens_clipped: int = 0  # scored tokens without gradient because of the clip
     num_tokens_nonfinite: int = 0  # scored tokens without a finite log-probability on either side
     entropy_sum: float = 0.0  # nats, over scored tokens
-    reference_kl_sum: float = 0.0  # k3 estimate to the reference, over scored tokens; 0 without a KL term
+    reference_kl_sum: float = (
+        0.0  # k3 estimate to the reference, over scored tokens; 0 without a KL term
+    )
     mismatch_abs_sum: float = 0.0  # |learner - engine| log-probability, over scored tokens
     mismatch_k3_sum: float = 0.0  # k3 estimate of KL(engine || learner), over scored tokens
     busy: tuple[tuple[float, float], ...] = ()  # when the device worked: Unix seconds, (start, end)
 
     def __add__(self, other: AccumulateReport) -> AccumulateReport:
         """Sums of sums, the larger maximum, and all busy times."""
-        total = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        total = {
+            field.name: getattr(self, field.name) + getattr(other, field.name)
+            for field in fields(self)
+        }
         largest = max(self.importance_max, other.importance_max)
         return AccumulateReport(**(total | {"importance_max": largest}))
 

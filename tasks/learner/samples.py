@@ -1,6 +1,7 @@
 """From accepted groups to samples: who is trained, with which advantage and which weight.
 
-Everything here is local to a group, so it may be done group by group as they arrive. Leaves out packing and tensors.
+Everything here is local to a group, so it may be done group by group as they arrive. Leaves out
+packing and tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from tasks.learner.packing import Sample
 class TrainingSet:
     """What some groups contribute to an update, as sums."""
 
-    samples: tuple[Sample, ...]  # every response with a verdict and at least one token that is not masked
+    samples: tuple[
+        Sample, ...
+    ]  # every response with a verdict and at least one token that is not masked
     normaliser: float  # what they add to the divisor of the loss
     num_groups: int  # groups given
     num_groups_flat: int  # groups whose advantages are all zero
@@ -34,9 +37,11 @@ def training_set(
     normalisation: TokenMean | SequenceMean | ConstantLength,
     overlong: Overlong = AS_SCORED,
 ) -> TrainingSet:
-    """Samples in the order of groups and responses. Responses without a verdict change neither a mean nor a normaliser.
+    """Samples in the order of groups and responses. Responses without a verdict change neither a
+    mean nor a normaliser.
 
-    Of a part of a group the responses that are not its own have a say in the advantages and are nothing else; its first part counts it.
+    Of a part of a group the responses that are not its own have a say in the advantages and are
+    nothing else; its first part counts it.
     """
     samples: list[Sample] = []
     normaliser, flat, excluded, masked = 0.0, 0, 0, 0
@@ -95,16 +100,22 @@ def _rewards(group: Group, overlong: Overlong) -> list[float | None]:
     """The group's rewards as training sees them, after checking that it can be trained."""
     name = group.prompt.prompt_id
     if not group.prompt.token_ids:
-        raise ValueError(f"a prompt must have at least one token, {name!r} has none; check the chat template")
+        raise ValueError(
+            f"a prompt must have at least one token, {name!r} has none; check the chat template"
+        )
     rewards: list[float | None] = []
     for response in group.responses:
         generated = response.generated
         if response.score is None:
-            raise ValueError(f"only scored responses are trained, {generated.response_id!r} has no score; wait for its reward")
+            raise ValueError(
+                f"only scored responses are trained, {generated.response_id!r} has no score; wait"
+                " for its reward"
+            )
         if len(generated.logprobs) != len(generated.token_ids):
             raise ValueError(
-                f"every token needs its behaviour log-probability, {generated.response_id!r} has {len(generated.token_ids)} tokens "
-                f"and {len(generated.logprobs)} log-probabilities; ask the engine for log-probabilities"
+                f"every token needs its behaviour log-probability, {generated.response_id!r} has"
+                f" {len(generated.token_ids)} tokens and {len(generated.logprobs)}"
+                " log-probabilities; ask the engine for log-probabilities"
             )
         reward = response.score.reward
         rewards.append(None if reward is None else overlong.shaped(reward, generated))

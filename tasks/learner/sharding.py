@@ -1,8 +1,11 @@
-"""Data parallelism with a sharded optimizer (ZeRO-1) over the flat buffers; the same code on gloo and NCCL.
+"""Data parallelism with a sharded optimizer (ZeRO-1) over the flat buffers; the same code on gloo
+and NCCL.
 
-    gradients (every rank, whole) --reduce-scatter--> own slice -> divide, clip, AdamW on fp32 masters -> values --all-gather--> whole
+    gradients (every rank, whole) --reduce-scatter--> own slice -> divide, clip, AdamW on fp32
+    masters -> values --all-gather--> whole
 
-Each rank owns an equal slice of masters and moments. One rank works without torch.distributed. Leaves out when to update.
+Each rank owns an equal slice of masters and moments. One rank works without torch.distributed.
+Leaves out when to update.
 """
 
 from __future__ import annotations
@@ -26,29 +29,59 @@ class AdamWConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     learning_rate: float = Field(default=2e-5, gt=0, description="Learning rate after the warm-up.")
-    warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises linearly from zero.")
-    decay_steps: int = Field(default=0, ge=0, description="Step by which the learning rate has fallen linearly to its floor; 0: never.")
-    floor_fraction: float = Field(default=0.1, ge=0, le=1, description="Floor of a falling learning rate, as a share of the full one.")
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the gradient's running mean.")
-    beta2: float = Field(default=0.95, ge=0, lt=1, description="Decay of the squared gradient's running mean.")
-    epsilon: float = Field(default=1e-8, gt=0, description="Added to the root of the second moment.")
-    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay of matrices; vectors are never decayed.")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="Bound on the global gradient norm, applied after the division.")
+    warmup_steps: int = Field(
+        default=0, ge=0, description="Steps over which the learning rate rises linearly from zero."
+    )
+    decay_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Step by which the learning rate has fallen linearly to its floor; 0: never.",
+    )
+    floor_fraction: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="Floor of a falling learning rate, as a share of the full one.",
+    )
+    beta1: float = Field(
+        default=0.9, ge=0, lt=1, description="Decay of the gradient's running mean."
+    )
+    beta2: float = Field(
+        default=0.95, ge=0, lt=1, description="Decay of the squared gradient's running mean."
+    )
+    epsilon: float = Field(
+        default=1e-8, gt=0, description="Added to the root of the second moment."
+    )
+    weight_decay: float = Field(
+        default=0.0,
+        ge=0,
+        description="Decoupled weight decay of matrices; vectors are never decayed.",
+    )
+    max_grad_norm: float = Field(
+        default=1.0,
+        gt=0,
+        description="Bound on the global gradient norm, applied after the division.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> AdamWConfig:
         if 0 < self.decay_steps <= self.warmup_steps:
             raise ValueError(
-                f"optimizer.decay_steps must be 0 or beyond warmup_steps ({self.warmup_steps}), got {self.decay_steps}; "
-                "set it to the run's num_steps, or to 0 for a constant rate"
+                f"optimizer.decay_steps must be 0 or beyond warmup_steps ({self.warmup_steps}), got"
+                f" {self.decay_steps}; set it to the run's num_steps, or to 0 for a constant rate"
             )
         return self
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step, counted from 1: up over the warm-up, then down to the floor, which it keeps."""
+        """Learning rate of a step, counted from 1: up over the warm-up, then down to the floor,
+        which it keeps."""
         if step < self.warmup_steps:
             return self.learning_rate * step / self.warmup_steps
-        fallen = min(1.0, (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps)) if self.decay_steps else 0.0
+        fallen = (
+            min(1.0, (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps))
+            if self.decay_steps
+            else 0.0
+        )
         return self.learning_rate * (1.0 - fallen * (1.0 - self.floor_fraction))
 
 
@@ -61,11 +94,15 @@ class PeerLost(RuntimeError):
 
 
 class Ranks:
-    """The ranks of a learner and what they do together. All but `join` and `close` are no-ops for one rank."""
+    """The ranks of a learner and what they do together. All but `join` and `close` are no-ops for
+    one rank."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         if not 0 <= rank < world_size:
-            raise ValueError(f"rank must lie in 0..{world_size - 1}, got {rank}; number the learner's devices from 0")
+            raise ValueError(
+                f"rank must lie in 0..{world_size - 1}, got {rank}; number the learner's devices"
+                " from 0"
+            )
         self.rank, self.world_size, self._device = rank, world_size, device
         self._joined = False
         self._lost: str | None = None  # what broke the group
@@ -162,7 +199,10 @@ class Ranks:
 
     def _require_joined(self) -> None:
         if not self._joined:
-            raise ValueError(f"a learner of {self.world_size} ranks must be joined before it updates; call join() on every rank")
+            raise ValueError(
+                f"a learner of {self.world_size} ranks must be joined before it updates; call"
+                " join() on every rank"
+            )
 
 
 def _peer_failures(device: torch.device) -> type[RuntimeError]:
@@ -174,7 +214,9 @@ def _peer_failures(device: torch.device) -> type[RuntimeError]:
 class ShardedAdamW:
     """fp32 masters and Adam moments of one rank's slice of the flat parameters."""
 
-    def __init__(self, config: AdamWConfig, flat: FlatParameters, masters: Tensor, ranks: Ranks) -> None:
+    def __init__(
+        self, config: AdamWConfig, flat: FlatParameters, masters: Tensor, ranks: Ranks
+    ) -> None:
         """`masters` are the initial fp32 values, whole; only the slice is kept."""
         self._config, self._flat, self._ranks = config, flat, ranks
         size = flat.values.numel() // ranks.world_size
@@ -187,8 +229,12 @@ class ShardedAdamW:
         """AdamW on the slice's gradient, then every rank's values. Collective."""
         self.num_updates += 1
         for matrices in (True, False):
-            pieces = [(start, end) for start, end, is_matrix in self._pieces() if is_matrix == matrices]
-            self._step_pieces(gradient, pieces, rate, self._config.weight_decay if matrices else 0.0)
+            pieces = [
+                (start, end) for start, end, is_matrix in self._pieces() if is_matrix == matrices
+            ]
+            self._step_pieces(
+                gradient, pieces, rate, self._config.weight_decay if matrices else 0.0
+            )
         self.publish()
 
     def publish(self) -> None:
@@ -197,10 +243,19 @@ class ShardedAdamW:
 
     def _pieces(self) -> list[tuple[int, int, bool]]:
         """What of each parameter lies in the slice, relative to it, and whether it is a matrix."""
-        cuts = [(max(slot.start, self.start), min(slot.end, self.end), len(slot.shape) > 1) for slot in self._flat.slots]
-        return [(start - self.start, end - self.start, is_matrix) for start, end, is_matrix in cuts if start < end]
+        cuts = [
+            (max(slot.start, self.start), min(slot.end, self.end), len(slot.shape) > 1)
+            for slot in self._flat.slots
+        ]
+        return [
+            (start - self.start, end - self.start, is_matrix)
+            for start, end, is_matrix in cuts
+            if start < end
+        ]
 
-    def _step_pieces(self, gradient: Tensor, pieces: list[tuple[int, int]], rate: float, weight_decay: float) -> None:
+    def _step_pieces(
+        self, gradient: Tensor, pieces: list[tuple[int, int]], rate: float, weight_decay: float
+    ) -> None:
         def views(whole: Tensor) -> list[Tensor]:
             return [whole[start:end] for start, end in pieces]
 

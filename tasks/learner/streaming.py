@@ -1,11 +1,14 @@
-"""Gradients while the round still runs: accepted groups to the ranks whose devices are free, the rest to all ranks at its end.
+"""Gradients while the round still runs: accepted groups to the ranks whose devices are free, the
+rest to all ranks at its end.
 
-    accepted groups ──▶ waiting ──▶ rows for freed ranks ─┐ (the rest generate)
-    round closed:       waiting ──▶ balanced over all ranks ─┴─▶ sums on every rank ─▶ one reduction, one update
+    accepted groups ─▶ waiting ─▶ rows for freed ranks ───┐ (the rest generate)
+    round closed:      waiting ─▶ balanced over all ranks ┴▶ sums on every rank
+                                                             ─▶ one reduction, one update
 
-Exact by construction: a rank adds sums of losses, gradients and normalisers, and nothing is divided before the reduction (DESIGN,
-invariant 4). Which group went where depends on timing, and with it the last bits of the sums; so the split is kept as a record and
-a replayed step follows it call by call. Leaves out devices and processes: a rank is whatever accumulates.
+Exact by construction: a rank adds sums of losses, gradients and normalisers, and nothing is divided
+before the reduction (DESIGN, invariant 4). Which group went where depends on timing, and with it
+the last bits of the sums; so the split is kept as a record and a replayed step follows it call by
+call. Leaves out devices and processes: a rank is whatever accumulates.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from artifacts.records import Group
 from tasks.learner.dealing import GroupPart, as_part, balance, is_flat, predicted_cost, rows_of
 from tasks.learner.reports import AccumulateReport
 
-PORTIONS = 4  # a freed rank gets its share of a step in at least so many calls, so that none is long behind when the round ends
+# a freed rank gets its share of a step in at least so many calls, so that none is long behind when
+# the round ends
+PORTIONS = 4
 
 
 class GradientRank(Protocol):
@@ -35,17 +40,28 @@ class Share:
     """What one call gave to one rank."""
 
     rank: int  # from 0
-    parts: tuple[tuple[str, tuple[int, ...]], ...]  # in the order given: a group's prompt id, and places of the responses trained
+    parts: tuple[
+        tuple[str, tuple[int, ...]], ...
+    ]  # in the order given: a group's prompt id, and places of the responses trained
 
 
 Split = tuple[Share, ...]  # all calls of a step; those of one rank in the order made
 
 
 class StreamedAccumulation:
-    """One step's gradients. `offer` and `free` as the round goes on, `finish` when it is closed; inside the task group given."""
+    """One step's gradients. `offer` and `free` as the round goes on, `finish` when it is closed;
+    inside the task group given."""
 
-    def __init__(self, ranks: Sequence[GradientRank], tasks: asyncio.TaskGroup, num_groups: int, row_tokens: int, flat_costs: bool) -> None:
-        """`num_groups`: those of the step. `row_tokens`: of a full row, the most a rank gets at once. `flat_costs`: see `balance`."""
+    def __init__(
+        self,
+        ranks: Sequence[GradientRank],
+        tasks: asyncio.TaskGroup,
+        num_groups: int,
+        row_tokens: int,
+        flat_costs: bool,
+    ) -> None:
+        """`num_groups`: those of the step. `row_tokens`: of a full row, the most a rank gets at
+        once. `flat_costs`: see `balance`."""
         self._ranks, self._tasks = tuple(ranks), tasks
         self._row_tokens, self._flat_costs = row_tokens, flat_costs
         self._row_parts = max(1, num_groups // (PORTIONS * len(self._ranks)))
@@ -60,7 +76,8 @@ class StreamedAccumulation:
         self.num_streamed = 0  # groups of which something was trained before the round was closed
 
     async def offer(self, groups: Sequence[Group]) -> None:
-        """Accepted groups. Those without a gradient wait for the end: they only add to the normaliser."""
+        """Accepted groups. Those without a gradient wait for the end: they only add to the
+        normaliser."""
         for group in groups:
             if is_flat(group) and not self._flat_costs:
                 self._flat.append(as_part(group))
@@ -73,14 +90,21 @@ class StreamedAccumulation:
         if rank not in self._workers:
             self._workers[rank] = self._tasks.create_task(self._work(rank))
 
-    async def finish(self, record: Callable[[Split], Awaitable[None]]) -> tuple[AccumulateReport, ...]:
+    async def finish(
+        self, record: Callable[[Split], Awaitable[None]]
+    ) -> tuple[AccumulateReport, ...]:
         """Deal what is left to all ranks, given what they are still busy with; the reports by rank.
 
         The split is final, and recorded, before the last calls are made.
         """
         self._is_closed = True
         self.num_streamed = len({name for share in self._calls for name, _ in share.parts})
-        rest = balance((*self._waiting, *self._flat), len(self._ranks), flat_costs=self._flat_costs, loads=self._loads)
+        rest = balance(
+            (*self._waiting, *self._flat),
+            len(self._ranks),
+            flat_costs=self._flat_costs,
+            loads=self._loads,
+        )
         await record((*self._calls, *_shares(rest)))
         await self._wake()
         await asyncio.gather(*(self._end(rank, parts) for rank, parts in enumerate(rest)))
@@ -91,14 +115,18 @@ class StreamedAccumulation:
             await self._accumulate(rank, row)
 
     async def _next_row(self) -> tuple[GroupPart, ...]:
-        """The oldest waiting parts that fill a row or a portion, at least one; nothing when the round is closed."""
+        """The oldest waiting parts that fill a row or a portion, at least one; nothing when the
+        round is closed."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._waiting or self._is_closed)
         if self._is_closed:
             return ()
         row: list[GroupPart] = []
         while self._waiting and len(row) < self._row_parts:
-            if row and sum(map(_num_tokens, row)) + _num_tokens(self._waiting[0]) > self._row_tokens:
+            if (
+                row
+                and sum(map(_num_tokens, row)) + _num_tokens(self._waiting[0]) > self._row_tokens
+            ):
                 break
             row.append(self._waiting.pop(0))
         return tuple(row)
@@ -126,23 +154,33 @@ def one_shot(groups: Sequence[Group], num_ranks: int, flat_costs: bool) -> Split
     return _shares(balance(groups, num_ranks, flat_costs=flat_costs))
 
 
-async def accumulate_split(ranks: Sequence[GradientRank], groups: Sequence[Group], split: Split) -> tuple[AccumulateReport, ...]:
-    """Make exactly the calls of a recorded split; the reports by rank. ValueError when it is not a split of these groups."""
+async def accumulate_split(
+    ranks: Sequence[GradientRank], groups: Sequence[Group], split: Split
+) -> tuple[AccumulateReport, ...]:
+    """Make exactly the calls of a recorded split; the reports by rank. ValueError when it is not a
+    split of these groups."""
     by_id = {group.prompt.prompt_id: group for group in groups}
-    named = sorted((name, place) for share in split for name, places in share.parts for place in places)
-    trained = sorted((name, place) for name, group in by_id.items() for place in range(len(group.responses)))
+    named = sorted(
+        (name, place) for share in split for name, places in share.parts for place in places
+    )
+    trained = sorted(
+        (name, place) for name, group in by_id.items() for place in range(len(group.responses))
+    )
     num_ranks = 1 + max((share.rank for share in split), default=-1)
     if named != trained or num_ranks > len(ranks):
         raise ValueError(
-            f"a recorded split must name each of the {len(trained)} trained responses once, over {len(ranks)} ranks, got {len(named)} "
-            f"names over {num_ranks}; resume with the number of learners the run was made with"
+            f"a recorded split must name each of the {len(trained)} trained responses once, over"
+            f" {len(ranks)} ranks, got {len(named)} names over {num_ranks}; resume with the number"
+            " of learners the run was made with"
         )
 
     async def follow(rank: int) -> AccumulateReport:
         report = AccumulateReport()
         for share in split:
             if share.rank == rank:
-                parts = (GroupPart(group=by_id[name], places=places) for name, places in share.parts)
+                parts = (
+                    GroupPart(group=by_id[name], places=places) for name, places in share.parts
+                )
                 report += await ranks[rank].accumulate(tuple(parts))
         return report
 
@@ -151,7 +189,9 @@ async def accumulate_split(ranks: Sequence[GradientRank], groups: Sequence[Group
 
 def share_of(rank: int, parts: Sequence[GroupPart]) -> Share:
     """The record of a call."""
-    return Share(rank=rank, parts=tuple((part.group.prompt.prompt_id, part.places) for part in parts))
+    return Share(
+        rank=rank, parts=tuple((part.group.prompt.prompt_id, part.places) for part in parts)
+    )
 
 
 def _shares(dealt: Sequence[tuple[GroupPart, ...]]) -> Split:
@@ -159,4 +199,6 @@ def _shares(dealt: Sequence[tuple[GroupPart, ...]]) -> Split:
 
 
 def _num_tokens(part: GroupPart) -> int:
-    return len(part.group.prompt.token_ids) + sum(len(part.group.responses[place].generated.token_ids) for place in part.places)
+    return len(part.group.prompt.token_ids) + sum(
+        len(part.group.responses[place].generated.token_ids) for place in part.places
+    )

@@ -4,8 +4,9 @@
         sums of gradients,     reduce, divide once,
         normaliser, loss       clip, AdamW, gather
 
-`accumulate` talks to no other rank, so ranks may get different numbers of calls in any split (DESIGN, invariant 4). All methods
-are synchronous and called from one thread; the Dask actor around it is `remote.LearnerActor`.
+`accumulate` talks to no other rank, so ranks may get different numbers of calls in any split
+(DESIGN, invariant 4). All methods are synchronous and called from one thread; the Dask actor around
+it is `remote.LearnerActor`.
 """
 
 from __future__ import annotations
@@ -42,15 +43,36 @@ class LearnerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     loss: LossConfig = Field(default=PpoClipLoss(), description="Loss per token.")
-    normalisation: NormalisationConfig = Field(default=TokenMean(), description="How tokens are weighted into one number.")
-    advantage: AdvantageConfig = Field(default=GrpoAdvantage(), description="What a reward is worth within its group.")
-    overlong: OverlongConfig = Field(default=AS_SCORED, description="What training makes of responses that are too long.")
-    optimizer: AdamWConfig = Field(default=AdamWConfig(), description="AdamW, its warm-up and the gradient clip.")
-    kl_coefficient: float = Field(default=0.0, ge=0, description="Weight of the k3 KL term to the model the run started from.")
-    temperature: float = Field(default=1.0, gt=0, description="Divides the logits; must be what the engine's log-probabilities used.")
-    max_tokens_per_microbatch: int = Field(default=2048, ge=1, description="Bound on computed tokens of a packed row; sets memory.")
-    compute: ComputeDtype = Field(default="bf16", description="Dtype of forward and backward; masters and sums are fp32 always.")
-    recompute_layers: bool = Field(default=False, description="Recompute each layer in backward: less memory, a third slower.")
+    normalisation: NormalisationConfig = Field(
+        default=TokenMean(), description="How tokens are weighted into one number."
+    )
+    advantage: AdvantageConfig = Field(
+        default=GrpoAdvantage(), description="What a reward is worth within its group."
+    )
+    overlong: OverlongConfig = Field(
+        default=AS_SCORED, description="What training makes of responses that are too long."
+    )
+    optimizer: AdamWConfig = Field(
+        default=AdamWConfig(), description="AdamW, its warm-up and the gradient clip."
+    )
+    kl_coefficient: float = Field(
+        default=0.0, ge=0, description="Weight of the k3 KL term to the model the run started from."
+    )
+    temperature: float = Field(
+        default=1.0,
+        gt=0,
+        description="Divides the logits; must be what the engine's log-probabilities used.",
+    )
+    max_tokens_per_microbatch: int = Field(
+        default=2048, ge=1, description="Bound on computed tokens of a packed row; sets memory."
+    )
+    compute: ComputeDtype = Field(
+        default="bf16",
+        description="Dtype of forward and backward; masters and sums are fp32 always.",
+    )
+    recompute_layers: bool = Field(
+        default=False, description="Recompute each layer in backward: less memory, a third slower."
+    )
 
     max_nonfinite_steps: int = Field(
         default=3,
@@ -67,32 +89,58 @@ class LearnerConfig(BaseModel):
 class LearnerRank:
     """The policy, its gradients and this rank's part of the optimizer."""
 
-    def __init__(self, config: LearnerConfig, model_path: str, rank: int, world_size: int, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        config: LearnerConfig,
+        model_path: str,
+        rank: int,
+        world_size: int,
+        device: str = "cpu",
+    ) -> None:
         self._config = config
         self._ranks = Ranks(rank, world_size, torch.device(device))
         # first, so that what its loading leaves free is there for the policy
         reference = None
         if config.kl_coefficient:
             reference = load_reference(model_path, config.compute, device)
-        self._policy = Policy(model_path, config.compute, device, world_size, config.recompute_layers)
-        self._optimizer = ShardedAdamW(config.optimizer, self._policy.flat, self._policy.take_initial_masters(), self._ranks)
-        self._micro_step = MicroStep(config.loss, config.kl_coefficient, config.temperature, self._policy, reference)
+        self._policy = Policy(
+            model_path, config.compute, device, world_size, config.recompute_layers
+        )
+        self._optimizer = ShardedAdamW(
+            config.optimizer, self._policy.flat, self._policy.take_initial_masters(), self._ranks
+        )
+        self._micro_step = MicroStep(
+            config.loss, config.kl_coefficient, config.temperature, self._policy, reference
+        )
         self._normaliser = 0.0
         self._loss_sum = 0.0
 
     def join(self, init_method: str, deadline_s: float) -> None:
-        """Enter the group of all ranks. Collective; the deadline holds for every later collective too."""
+        """Enter the group of all ranks. Collective; the deadline holds for every later collective
+        too."""
         self._ranks.join(init_method, deadline_s)
-        checksum = float(fingerprint(self._policy.flat.values[: self._policy.flat.num_elements]) % (1 << 40))
+        checksum = float(
+            fingerprint(self._policy.flat.values[: self._policy.flat.num_elements]) % (1 << 40)
+        )
         total, count = self._ranks.sum([checksum, 1.0])
         if total != count * checksum:
-            raise ValueError(f"all {self._ranks.world_size} ranks must start from the same weights, they differ; check model_path")
+            raise ValueError(
+                f"all {self._ranks.world_size} ranks must start from the same weights, they differ;"
+                " check model_path"
+            )
 
     def accumulate(self, payload: bytes) -> AccumulateReport:
-        """Add the gradients, loss and normaliser of these groups or parts of groups (packed tuples). Not collective."""
+        """Add the gradients, loss and normaliser of these groups or parts of groups (packed
+        tuples). Not collective."""
         groups: tuple[Group | GroupPart, ...] = unpack(payload)
-        data = training_set(groups, self._config.advantage, self._config.normalisation, self._config.overlong)
-        wanted = [sample for sample in data.samples if sample.advantage != 0.0 or self._config.kl_coefficient]
+        data = training_set(
+            groups, self._config.advantage, self._config.normalisation, self._config.overlong
+        )
+        wanted = [
+            sample
+            for sample in data.samples
+            if sample.advantage != 0.0 or self._config.kl_coefficient
+        ]
         report = AccumulateReport(
             num_groups=data.num_groups,
             num_groups_flat=data.num_groups_flat,
@@ -157,7 +205,11 @@ class LearnerRank:
 
     def probe(self, probes: Sequence[tuple[int, ...]]) -> tuple[tuple[float, ...], ...]:
         """Log-probability of each token after the first, per probe, at temperature 1."""
-        samples = [Sample(prompt=ids[:1], response=ids[1:], behaviour=(), advantage=0.0, weight=0.0) for ids in probes if len(ids) > 1]
+        samples = [
+            Sample(prompt=ids[:1], response=ids[1:], behaviour=(), advantage=0.0, weight=0.0)
+            for ids in probes
+            if len(ids) > 1
+        ]
         values = iter(self._policy.score(pack_samples(samples)).logp.tolist() if samples else ())
         return tuple(tuple(next(values) for _ in ids[1:]) for ids in probes)
 
@@ -167,7 +219,8 @@ class LearnerRank:
         _give_memory_back()
 
     def load_checkpoint(self, path: str) -> int:
-        """Restore weights, optimizer and step bit by bit; returns the step. What was accumulated is forgotten."""
+        """Restore weights, optimizer and step bit by bit; returns the step. What was accumulated is
+        forgotten."""
         self.discard()
         return load_shards(path, self._optimizer, self._policy.flat)
 
@@ -181,7 +234,8 @@ class LearnerRank:
 
 
 def _give_memory_back() -> None:
-    """Rows of ever new lengths leave holes between what the allocator holds, which it keeps: a gigabyte in twenty steps of SmolLM2.
+    """Rows of ever new lengths leave holes between what the allocator holds, which it keeps: a
+    gigabyte in twenty steps of SmolLM2.
 
     Once a checkpoint, because every page is faulted in anew afterwards. Only glibc has the call.
     """

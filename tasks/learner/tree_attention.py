@@ -1,13 +1,14 @@
 """Attention over a packed prefix tree: each token sees its ancestors and itself, nothing else.
 
-Registered with transformers under `TREE_BLOCKS` and `TREE_FLEX`, so that any of its decoders runs on packed rows: pass
-`tree=TreePlan` through the model's keyword arguments. Models whose layers ask for more than causal attention (sliding windows,
-soft caps, sinks) are refused.
+Registered with transformers under `TREE_BLOCKS` and `TREE_FLEX`, so that any of its decoders runs
+on packed rows: pass `tree=TreePlan` through the model's keyword arguments. Models whose layers ask
+for more than causal attention (sliding windows, soft caps, sinks) are refused.
 
-`TREE_BLOCKS` (CPU) walks the row in blocks of queries. The keys of a block are the path above its first token and the block
-itself, so no T x T matrix exists. Plain matrix products with the query heads of one key head folded together: torch's fused CPU
-kernel needs 1.5 to 2 times as long for bf16 backward. Probabilities are kept for backward, scores are formed in fp32.
-`TREE_FLEX` (CUDA) hands the same mask to flex_attention.
+`TREE_BLOCKS` (CPU) walks the row in blocks of queries. The keys of a block are the path above its
+first token and the block itself, so no T x T matrix exists. Plain matrix products with the query
+heads of one key head folded together: torch's fused CPU kernel needs 1.5 to 2 times as long for
+bf16 backward. Probabilities are kept for backward, scores are formed in fp32. `TREE_FLEX` (CUDA)
+hands the same mask to flex_attention.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class QueryBlock:
 
     start: int  # first query
     end: int  # one past the last query
-    key_spans: tuple[tuple[int, int], ...]  # half-open ranges of keys, in order; the last one is the block itself
+    key_spans: tuple[
+        tuple[int, int], ...
+    ]  # half-open ranges of keys, in order; the last one is the block itself
     hidden: Tensor  # bool (queries, keys): True where a query must not look
 
 
@@ -62,12 +65,14 @@ class TreePlan:
 
 
 def is_ancestor(subtree_ends: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Whether node `key` lies on the path from the root to node `query`, itself included; broadcasts."""
+    """Whether node `key` lies on the path from the root to node `query`, itself included;
+    broadcasts."""
     return (key <= query) & (query < subtree_ends[key])
 
 
 def _block(ends: Tensor, start: int, end: int) -> QueryBlock:
-    """An ancestor before `start` of any query of the block is an ancestor of `start` too: preorder keeps subtrees together."""
+    """An ancestor before `start` of any query of the block is an ancestor of `start` too: preorder
+    keeps subtrees together."""
     path = torch.nonzero(ends[:start] > start).flatten()
     keys = torch.cat([path, torch.arange(start, end)])
     gaps = (torch.nonzero(path.diff() > 1).flatten() + 1).tolist()
@@ -81,33 +86,58 @@ class _TreeBlocks(torch.autograd.Function):
     """q (H, T, D), k and v (K, T, D) with H a multiple of K -> (H, T, D)."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float) -> Tensor:  # Any: torch's context
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float
+    ) -> Tensor:  # Any: torch's context
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         kept: list[Tensor] = []
         for block in plan.blocks:
             queries = _fold(q[:, block.start : block.end], k.shape[0])
-            scores = torch.bmm(queries.float(), _gather(k, block).float().transpose(1, 2)).mul_(scale)
+            scores = torch.bmm(queries.float(), _gather(k, block).float().transpose(1, 2)).mul_(
+                scale
+            )
             folded = scores.view(k.shape[0], -1, *block.hidden.shape)
-            probabilities = folded.masked_fill_(block.hidden, float("-inf")).view_as(scores).softmax(-1).to(q.dtype)
-            out[:, block.start : block.end] = torch.bmm(probabilities, _gather(v, block)).view(q.shape[0], -1, q.shape[2])
+            probabilities = (
+                folded.masked_fill_(block.hidden, float("-inf"))
+                .view_as(scores)
+                .softmax(-1)
+                .to(q.dtype)
+            )
+            out[:, block.start : block.end] = torch.bmm(probabilities, _gather(v, block)).view(
+                q.shape[0], -1, q.shape[2]
+            )
             kept.append(probabilities)
         ctx.save_for_backward(q, k, v, *kept)
         ctx.plan, ctx.scale = plan, scale
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # Any: torch's context
+    def backward(
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, None, None]:  # Any: torch's context
         q, k, v, *kept = ctx.saved_tensors
         grad_q = torch.empty_like(q, memory_format=torch.contiguous_format)
-        grad_k, grad_v = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
+        grad_k, grad_v = (
+            torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v)
+        )
         for block, probabilities in zip(ctx.plan.blocks, kept, strict=True):
             rows = slice(block.start, block.end)
             grad_out = _fold(grad[:, rows], k.shape[0])
             _scatter(grad_v, block, torch.bmm(probabilities.transpose(1, 2), grad_out))
             grad_p = torch.bmm(grad_out, _gather(v, block).transpose(1, 2))
             grad_scores = torch.ops.aten._softmax_backward_data(grad_p, probabilities, -1, q.dtype)
-            grad_q[:, rows] = torch.bmm(grad_scores, _gather(k, block)).mul_(ctx.scale).view(q.shape[0], -1, q.shape[2])
-            _scatter(grad_k, block, torch.bmm(grad_scores.transpose(1, 2), _fold(q[:, rows], k.shape[0])).mul_(ctx.scale))
+            grad_q[:, rows] = (
+                torch.bmm(grad_scores, _gather(k, block))
+                .mul_(ctx.scale)
+                .view(q.shape[0], -1, q.shape[2])
+            )
+            _scatter(
+                grad_k,
+                block,
+                torch.bmm(grad_scores.transpose(1, 2), _fold(q[:, rows], k.shape[0])).mul_(
+                    ctx.scale
+                ),
+            )
         return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None
 
 
@@ -127,10 +157,15 @@ def _scatter(total: Tensor, block: QueryBlock, part: Tensor) -> None:
         offset += end - start
 
 
-def _require_plain(kwargs: dict[str, Any]) -> None:  # Any: transformers' attention keyword arguments
+def _require_plain(
+    kwargs: dict[str, Any],
+) -> None:  # Any: transformers' attention keyword arguments
     for name in ("sliding_window", "softcap", "s_aux"):
         if kwargs.get(name) is not None:
-            raise ValueError(f"packed attention is causal only, the model asks for {name}={kwargs[name]}; use one without it")
+            raise ValueError(
+                f"packed attention is causal only, the model asks for {name}={kwargs[name]}; use"
+                " one without it"
+            )
 
 
 def tree_blocks(
@@ -168,7 +203,9 @@ def tree_flex(
 ) -> tuple[Tensor, None]:  # Any: transformers' attention keyword arguments
     """The same on CUDA, by flex_attention."""
     _require_plain(kwargs)
-    out = _compiled_flex()(query, key, value, block_mask=tree.block_mask, scale=scaling, enable_gqa=True)
+    out = _compiled_flex()(
+        query, key, value, block_mask=tree.block_mask, scale=scaling, enable_gqa=True
+    )
     return out.transpose(1, 2), None
 
 

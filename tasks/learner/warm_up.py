@@ -1,11 +1,14 @@
-"""The tiny model: a small Llama and its supervised warm-up, which makes a model that is right sometimes.
+"""The tiny model: a small Llama and its supervised warm-up, which makes a model that is right
+sometimes.
 
-    demonstrations (clean, then with wrong steps) -> batches of about 800 tokens -> next-token loss on the responses
+    demonstrations (clean, then with wrong steps) -> batches of about 800 tokens -> next-token loss
+    on the responses
         -> Muon for the matrices, AdamW for the rest -> Hugging Face directory
 
-Trained on clean demonstrations first, so that it finds the rule, and in the last quarter on flawed ones, so that sampling errs
-while the most likely answer is mostly right: the gap that reinforcement learning closes. The same configuration gives the same
-bytes on the same machine; the thread count is fixed for that. Leaves out the task (artifacts.datasets.chain_sum).
+Trained on clean demonstrations first, so that it finds the rule, and in the last quarter on flawed
+ones, so that sampling errs while the most likely answer is mostly right: the gap that reinforcement
+learning closes. The same configuration gives the same bytes on the same machine; the thread count
+is fixed for that. Leaves out the task (artifacts.datasets.chain_sum).
 """
 
 from __future__ import annotations
@@ -25,9 +28,12 @@ from artifacts.datasets.chain_sum import demonstration, draw_training_terms, que
 from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
 from artifacts.models.choice import TinyLlamaConfig
 
-NUM_THREADS = 1  # a second thread gains little on matrices this small, and loses tenfold when the cores are shared
+# a second thread gains little on matrices this small, and loses tenfold when the cores are shared
+NUM_THREADS = 1
 BATCH_TOKENS = 768  # prompts and responses, without padding
-TRAINING_ALPHA = 0.7  # more long chains than any task draws: they hold most of the steps to learn from
+TRAINING_ALPHA = (
+    0.7  # more long chains than any task draws: they hold most of the steps to learn from
+)
 CLEAN_SHARE = 0.75  # of the steps; the demonstrations after it have wrong steps
 MUON_LR, ADAMW_LR = 0.02, 4e-3
 RAMP_STEPS, FINAL_LR_SHARE = 20, 0.1
@@ -52,16 +58,27 @@ def build_tiny_model(config: TinyLlamaConfig, target: Path, report: Report) -> N
     tokenizer.save_pretrained(target)
 
 
-def warm_up(config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase, report: Report) -> LlamaForCausalLM:
-    """A model trained for config.warm_up_steps, in float32. Touches no global random state or thread count for good."""
+def warm_up(
+    config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase, report: Report
+) -> LlamaForCausalLM:
+    """A model trained for config.warm_up_steps, in float32. Touches no global random state or
+    thread count for good."""
     with _reproducible(config.seed):
         model = LlamaForCausalLM(_architecture(config, tokenizer))
         optimizers = _optimizers(model)
         rng = random.Random(f"{config.seed}/warm_up")
         for step in range(config.warm_up_steps):
-            loss = _train_step(model, optimizers, _batch(config, tokenizer, rng, step), _lr_share(step, config.warm_up_steps))
+            loss = _train_step(
+                model,
+                optimizers,
+                _batch(config, tokenizer, rng, step),
+                _lr_share(step, config.warm_up_steps),
+            )
             if (step + 1) % 50 == 0:
-                report(f"tiny_llama: warm-up step {step + 1} of {config.warm_up_steps}, loss {loss:.3f}")
+                report(
+                    f"tiny_llama: warm-up step {step + 1} of {config.warm_up_steps}, loss"
+                    f" {loss:.3f}"
+                )
     return model.eval()
 
 
@@ -89,7 +106,8 @@ def _architecture(config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase) -
         head_dim=config.head_dim,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
-        initializer_range=config.hidden_size**-0.5,  # the usual 0.02 keeps a model this narrow on its plateau for most of the budget
+        initializer_range=config.hidden_size
+        ** -0.5,  # the usual 0.02 keeps a model this narrow on its plateau for most of the budget
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -98,7 +116,8 @@ def _architecture(config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase) -
 
 
 def _optimizers(model: LlamaForCausalLM) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon learns the matrices in a third of the steps that AdamW needs here; embeddings and norms are not its business."""
+    """Muon learns the matrices in a third of the steps that AdamW needs here; embeddings and norms
+    are not its business."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return (
@@ -112,15 +131,22 @@ def _lr_share(step: int, num_steps: int) -> float:
     return min(1.0, (step + 1) / RAMP_STEPS) * (1.0 - (1.0 - FINAL_LR_SHARE) * step / num_steps)
 
 
-def _batch(config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase, rng: random.Random, step: int) -> tuple[Example, ...]:
+def _batch(
+    config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase, rng: random.Random, step: int
+) -> tuple[Example, ...]:
     """Fresh demonstrations of BATCH_TOKENS or a little more."""
     is_clean = step < CLEAN_SHARE * config.warm_up_steps
-    wrong_share, ramble_share = (0.0, 0.0) if is_clean else (config.wrong_share, config.ramble_share)
+    wrong_share, ramble_share = (
+        (0.0, 0.0) if is_clean else (config.wrong_share, config.ramble_share)
+    )
     examples: list[Example] = []
     while sum(len(example.token_ids) for example in examples) < BATCH_TOKENS:
         terms = draw_training_terms(rng, TRAINING_ALPHA)
         prompt = _encode(tokenizer, f"{tokenizer.bos_token}{question(terms)}")
-        response = _encode(tokenizer, f"{demonstration(terms, rng, wrong_share, ramble_share)}{tokenizer.eos_token}")
+        response = _encode(
+            tokenizer,
+            f"{demonstration(terms, rng, wrong_share, ramble_share)}{tokenizer.eos_token}",
+        )
         examples.append(Example(token_ids=(*prompt, *response), num_prompt_tokens=len(prompt)))
     return tuple(examples)
 
@@ -130,9 +156,13 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def _train_step(
-    model: LlamaForCausalLM, optimizers: tuple[torch.optim.Optimizer, ...], examples: tuple[Example, ...], lr_share: float
+    model: LlamaForCausalLM,
+    optimizers: tuple[torch.optim.Optimizer, ...],
+    examples: tuple[Example, ...],
+    lr_share: float,
 ) -> float:
-    """One update on the mean loss per response token (nats); two micro-batches by length spare most of the padding."""
+    """One update on the mean loss per response token (nats); two micro-batches by length spare most
+    of the padding."""
     by_length = sorted(examples, key=lambda example: len(example.token_ids))
     num_tokens = sum(len(example.token_ids) - example.num_prompt_tokens for example in examples)
     cut = max(1, len(by_length) * 3 // 4)
@@ -140,7 +170,12 @@ def _train_step(
     for part in filter(None, (by_length[:cut], by_length[cut:])):
         token_ids, labels = _padded(part)
         logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1]
-        loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum") / num_tokens
+        loss = (
+            cross_entropy(
+                logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
+            )
+            / num_tokens
+        )
         torch.autograd.backward(loss)
         total += loss.item()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -153,7 +188,8 @@ def _train_step(
 
 
 def _padded(examples: list[Example]) -> tuple[Tensor, Tensor]:
-    """Token ids and labels, both [examples, longest]; padding goes right, where a causal model does not see it."""
+    """Token ids and labels, both [examples, longest]; padding goes right, where a causal model does
+    not see it."""
     longest = max(len(example.token_ids) for example in examples)
     token_ids = torch.zeros((len(examples), longest), dtype=torch.long)
     labels = torch.full_like(token_ids, IGNORED)

@@ -1,8 +1,8 @@
 """The sync gate: after every publication, do learner ranks and engines hold the same weights?
 
-Two comparisons, because each catches what the other cannot: exact checksums name the tensor that is stale, missing or transposed;
-log-probabilities of fixed probe prompts show that the engine computes with what it holds. An engine samples nothing for training
-before it has passed.
+Two comparisons, because each catches what the other cannot: exact checksums name the tensor that is
+stale, missing or transposed; log-probabilities of fixed probe prompts show that the engine computes
+with what it holds. An engine samples nothing for training before it has passed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ class GateFailed(RuntimeError):
     """
 
 
-def check_gate(engine: str, attested: Attestation, expected: Attestation, tolerance_nats: float) -> float:
-    """The mean absolute difference of the probes' log-probabilities. Raises GateFailed with the tensor's name or the difference."""
+def check_gate(
+    engine: str, attested: Attestation, expected: Attestation, tolerance_nats: float
+) -> float:
+    """The mean absolute difference of the probes' log-probabilities. Raises GateFailed with the
+    tensor's name or the difference."""
     check_tensors(engine, attested, expected)
     difference = mean_difference(attested.probe_logprobs, expected.probe_logprobs)
     if not difference <= tolerance_nats:  # not-a-number fails, too
         raise GateFailed(
-            f"{engine} must give the probes the learner's log-probabilities within {tolerance_nats} nats, they differ by "
-            f"{difference:.3f} on average; its tensors are right, so look at what it computes (dtype, attention backend, position limits), "
-            "or raise gate.tolerance_nats"
+            f"{engine} must give the probes the learner's log-probabilities within {tolerance_nats}"
+            f" nats, they differ by {difference:.3f} on average; its tensors are right, so look at"
+            " what it computes (dtype, attention backend, position limits), or raise"
+            " gate.tolerance_nats"
         )
     return difference
 
@@ -50,5 +54,9 @@ def check_tensors(holder: str, attested: Attestation, expected: Attestation) -> 
 
 def mean_difference(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:
     """Mean absolute difference over all probe tokens, nats; 0 without probes."""
-    pairs = [(a, b) for ours, theirs in zip(first, second, strict=True) for a, b in zip(ours, theirs, strict=True)]
+    pairs = [
+        (a, b)
+        for ours, theirs in zip(first, second, strict=True)
+        for a, b in zip(ours, theirs, strict=True)
+    ]
     return sum(abs(a - b) for a, b in pairs) / len(pairs) if pairs else 0.0

@@ -1,7 +1,7 @@
 """The Reward seam: one finished response in, a verdict with outcome and timings out.
 
-A reward never raises for what a model wrote: bad text is WRONG with a detail. A crash of the verifier itself is INFRA, which
-the scheduler excludes from the group; it is never a reward of zero.
+A reward never raises for what a model wrote: bad text is WRONG with a detail. A crash of the
+verifier itself is INFRA, which the scheduler excludes from the group; it is never a reward of zero.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class ScorerProcess(Protocol):
 
 
 class ProcessReward(ABC):
-    """A reward that scores in a process of its own: starts and ends it, stamps its verdicts, and is INFRA without it."""
+    """A reward that scores in a process of its own: starts and ends it, stamps its verdicts, and is
+    INFRA without it."""
 
     name: str
 
@@ -67,7 +68,8 @@ class ProcessReward(ABC):
 
     @property
     def interrupt(self) -> Interrupt:
-        """To be set from another thread when nobody needs the verdict, and cleared before the next."""
+        """To be set from another thread when nobody needs the verdict, and cleared before the
+        next."""
         return self._process.interrupt
 
     def warm(self) -> None:
@@ -107,8 +109,11 @@ def infra(detail: str) -> Verdict:
     return Verdict(reward=None, outcome=Outcome.INFRA, detail=printable(detail))
 
 
-def stamp(verdict: Verdict, prompt: Prompt, generated: Generated, *, scorer: str, started_s: float) -> Score:
-    """The Score of a verdict reached just now. A WRONG response that hit the token bound is TRUNCATED, reward unchanged."""
+def stamp(
+    verdict: Verdict, prompt: Prompt, generated: Generated, *, scorer: str, started_s: float
+) -> Score:
+    """The Score of a verdict reached just now. A WRONG response that hit the token bound is
+    TRUNCATED, reward unchanged."""
     outcome, detail = verdict.outcome, verdict.detail
     if generated.finish_reason == "length":
         outcome = Outcome.TRUNCATED if outcome is Outcome.WRONG else outcome
@@ -127,5 +132,6 @@ def stamp(verdict: Verdict, prompt: Prompt, generated: Generated, *, scorer: str
 
 
 def printable(text: str, max_chars: int = 400) -> str:
-    """One line of printable ASCII: details reach logs and tables, which must not fail on surrogates or control characters."""
+    """One line of printable ASCII: details reach logs and tables, which must not fail on surrogates
+    or control characters."""
     return ascii(" ".join(text.split()))[1:-1][:max_chars]

@@ -1,4 +1,5 @@
-"""A user's own reward: `def reward(prompt: str, response: str, gold: str) -> float`, by import path.
+"""A user's own reward: `def reward(prompt: str, response: str, gold: str) -> float`, by import
+path.
 
 It runs in a verify worker, so it may hang or exhaust memory on a response without harm to the run:
 what it does not score has no verdict, is counted, and stops the run where it is too much
@@ -16,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Verdict, infra
-from tasks.rewards.workers.verify_worker import DEFAULT_MEMORY_BYTES, VerifyWorker, WorkerStartError
 from tasks.rewards.workers.reply import Reply
+from tasks.rewards.workers.verify_worker import DEFAULT_MEMORY_BYTES, VerifyWorker, WorkerStartError
 
 FAILED = {
     "raised": "failed",
@@ -34,14 +35,23 @@ class CustomConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["custom"] = Field(default="custom", description="Chooses a reward function of your own.")
-    path: str = Field(description="The function of (prompt, response, gold), as 'package.module:function' or 'path/to/file.py:function'.")
+    kind: Literal["custom"] = Field(
+        default="custom", description="Chooses a reward function of your own."
+    )
+    path: str = Field(
+        description=(
+            "The function of (prompt, response, gold), as 'package.module:function' or"
+            " 'path/to/file.py:function'."
+        )
+    )
     timeout_s: float = Field(
         default=5.0,
         gt=0,
         le=600,
-        description="Wall seconds that the function may take for one response; past them it is "
-        "asked once more, and then there is no verdict.",
+        description=(
+            "Wall seconds that the function may take for one response; past them it is "
+            "asked once more, and then there is no verdict."
+        ),
     )
     memory_bytes: int = Field(
         default=DEFAULT_MEMORY_BYTES,
@@ -51,10 +61,12 @@ class CustomConfig(BaseModel):
 
 
 class CustomReward(ProcessReward):
-    """Scores with the user's function. A positive reward is OK, any other WRONG; the float is kept as it is."""
+    """Scores with the user's function. A positive reward is OK, any other WRONG; the float is kept
+    as it is."""
 
     def __init__(self, config: CustomConfig) -> None:
-        """ValueError if the function cannot be loaded. Starts the worker: that is where the user's module is imported."""
+        """ValueError if the function cannot be loaded. Starts the worker: that is where the user's
+        module is imported."""
         self.name = f"custom:{config.path}"
         self._worker = VerifyWorker(
             _absolute(config.path),
@@ -67,8 +79,9 @@ class CustomReward(ProcessReward):
             self.warm()
         except WorkerStartError as error:
             raise ValueError(
-                f"a custom reward must name a function that can be imported, got {config.path!r} ({error}); "
-                "write 'package.module:function' or 'path/to/file.py:function' and import it in a shell to see the error"
+                f"a custom reward must name a function that can be imported, got {config.path!r}"
+                f" ({error}); write 'package.module:function' or 'path/to/file.py:function' and"
+                " import it in a shell to see the error"
             ) from error
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
@@ -79,12 +92,17 @@ class CustomReward(ProcessReward):
         if reply.kind != "value":
             return infra(f"{self.name} {FAILED[reply.kind]}: {reply.detail}")
         if not isinstance(reply.value, int | float) or not math.isfinite(reply.value):
-            return infra(f"{self.name} returned {reply.value!r}, but a reward must be a finite number")
+            return infra(
+                f"{self.name} returned {reply.value!r}, but a reward must be a finite number"
+            )
         reward = float(reply.value)
-        return Verdict(reward=reward, outcome=Outcome.OK if reward > 0 else Outcome.WRONG, detail="custom")
+        return Verdict(
+            reward=reward, outcome=Outcome.OK if reward > 0 else Outcome.WRONG, detail="custom"
+        )
 
 
 def _absolute(path: str) -> str:
-    """A file path that holds in the worker, whatever its working directory; import paths stay as they are."""
+    """A file path that holds in the worker, whatever its working directory; import paths stay as
+    they are."""
     module_path, _, name = path.rpartition(":")
     return f"{Path(module_path).resolve()}:{name}" if module_path.endswith(".py") else path

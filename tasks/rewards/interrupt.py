@@ -1,6 +1,7 @@
 """How one thread tells another that nobody needs what it waits for.
 
-    pool: interrupt.set() --> the thread that scores, in poll: Interrupted --> ends what ran, is free
+    pool: interrupt.set() --> the thread that scores, in poll: Interrupted --> ends what ran, is
+    free
 
 The thread that waits is the one that ends what it waits for, so that no other ever touches its
 processes and pipes.

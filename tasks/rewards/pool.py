@@ -1,12 +1,15 @@
-"""The reward workers of a run: made once, kept from round to round, shared out among the kinds of rewards by their backlog.
+"""The reward workers of a run: made once, kept from round to round, shared out among the kinds of
+rewards by their backlog.
 
-    submit(prompt, response) -> backlog of its kind -> a free worker -> a reward of that kind, idle or new -> verdict
-    verdict.cancel() ---------> dropped there, or the program, the call is ended -> the worker is
+    submit(prompt, response) -> backlog of its kind -> a free worker -> a reward of that kind, idle
+    or new -> verdict verdict.cancel() ---------> dropped there, or the program, the call is ended
+    -> the worker is
                                 free
 
-A worker is a thread that waits for a reward's own process. A kind with a long backlog takes all `num_workers`, and a kind that has none
-gets one beyond them: a queue of programs, each of which may be endless, never keeps a sum waiting. Lives in the process that scores,
-one per run (`pool_of`), and ends with the run, the process, or the next run.
+A worker is a thread that waits for a reward's own process. A kind with a long backlog takes all
+`num_workers`, and a kind that has none gets one beyond them: a queue of programs, each of which may
+be endless, never keeps a sum waiting. Lives in the process that scores, one per run (`pool_of`),
+and ends with the run, the process, or the next run.
 """
 
 from __future__ import annotations
@@ -20,16 +23,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from artifacts.records import Generated, Prompt, Score
-from tasks.rewards.programs.adaptive_timeout import Anchor, TimeoutBook, merged
 from tasks.rewards.base import ProcessReward, Reward
-from tasks.rewards.programs.code_tests import CodeTestsConfig
 from tasks.rewards.interrupt import Interrupted
-from tasks.rewards.registry import RewardConfig, build_reward, config_of, score_with
+from tasks.rewards.programs.adaptive_timeout import Anchor, TimeoutBook, merged
+from tasks.rewards.programs.code_tests import CodeTestsConfig
 from tasks.rewards.programs.second_look import SecondLooks
+from tasks.rewards.registry import RewardConfig, build_reward, config_of, score_with
 
 
-def next_kind(backlog: Mapping[str, int], running: Mapping[str, int], num_workers: int) -> str | None:
-    """The kind that a free worker turns to, None if it may turn to none: of those with a backlog the one with the fewest workers.
+def next_kind(
+    backlog: Mapping[str, int], running: Mapping[str, int], num_workers: int
+) -> str | None:
+    """The kind that a free worker turns to, None if it may turn to none: of those with a backlog
+    the one with the fewest workers.
 
     With `num_workers` at work only a kind that has none of them may still begin.
     """
@@ -94,17 +100,26 @@ class _Kind:
 
 
 class RewardPool:
-    """Scores responses side by side; rewards are built when a backlog asks for them, and never more of a kind than `num_workers`."""
+    """Scores responses side by side; rewards are built when a backlog asks for them, and never more
+    of a kind than `num_workers`."""
 
-    def __init__(self, configs: Mapping[str, RewardConfig], num_workers: int, book: TimeoutBook) -> None:
+    def __init__(
+        self, configs: Mapping[str, RewardConfig], num_workers: int, book: TimeoutBook
+    ) -> None:
         self.book = book
         self._configs = dict(configs)
         self._num_workers = num_workers
-        self._kinds = {config.model_dump_json(): _Kind(config=config) for config in configs.values()}
-        programs = [kind.config for kind in self._kinds.values() if isinstance(kind.config, CodeTestsConfig)]
+        self._kinds = {
+            config.model_dump_json(): _Kind(config=config) for config in configs.values()
+        }
+        programs = [
+            kind.config for kind in self._kinds.values() if isinstance(kind.config, CodeTestsConfig)
+        ]
         self._looks = [SecondLooks(config, book, num_workers) for config in programs]
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(num_workers + max(0, len(self._kinds) - 1), thread_name_prefix="reward")
+        self._threads = ThreadPoolExecutor(
+            num_workers + max(0, len(self._kinds) - 1), thread_name_prefix="reward"
+        )
 
     def submit(self, prompt: Prompt, generated: Generated) -> Future[Score]:
         """A verdict to come. Cancel it when nobody needs it: no worker goes on with it.
@@ -118,10 +133,13 @@ class RewardPool:
         return verdict
 
     def look_again(self, scored: Sequence[tuple[Prompt, Generated, Score]]) -> list[Future[Score]]:
-        """Execute some of a round's early killed programs once more, with what nothing else wants; see `relearned`."""
+        """Execute some of a round's early killed programs once more, with what nothing else wants;
+        see `relearned`."""
         looks: list[Future[Score]] = []
         for own in self._looks:
-            looks += own.look_again([one for one in scored if config_of(self._configs, one[0].domain) == own.config])
+            looks += own.look_again(
+                [one for one in scored if config_of(self._configs, one[0].domain) == own.config]
+            )
         return looks
 
     def relearned(self) -> dict[str, Anchor]:
@@ -180,7 +198,9 @@ class RewardPool:
             with job.verdict.reached_by(reward):
                 score = score_with(reward, job.prompt, job.generated)
             job.verdict.set_result(score)
-        except BaseException as error:  # the boundary of the thread: whoever waits for the verdict raises it
+        except (
+            BaseException
+        ) as error:  # the boundary of the thread: whoever waits for the verdict raises it
             job.verdict.set_exception(error)
         finally:
             if reward is not None:

@@ -1,6 +1,8 @@
-"""Rewards of reasoning-gym's data sets, for the ones whose scorers were tried against hostile answers and held.
+"""Rewards of reasoning-gym's data sets, for the ones whose scorers were tried against hostile
+answers and held.
 
-    Prompt.gold = {"dataset", "seed", "index", "config"} as JSON -> the entry, generated again -> score_answer in a worker
+    Prompt.gold = {"dataset", "seed", "index", "config"} as JSON -> the entry, generated again ->
+    score_answer in a worker
 
 Nine of its scorers evaluate the answer as code and others hang, raise or pay for junk: only names
 on the allow-list are scored. Where one of those, too, gives full marks for less than the answer, a
@@ -28,8 +30,10 @@ Entry = dict[str, Any]  # Any: reasoning-gym is untyped
 
 ALLOWED_DATASETS = frozenset(
     {
-        "aiw", "basic_arithmetic", "calendar_arithmetic", "chain_sum", "count_bits", "count_primes", "family_relationships",
-        "gcd", "gsm_symbolic", "lcm", "leg_counting", "letter_counting", "maze", "number_sequence", "number_sorting",
+        "aiw", "basic_arithmetic", "calendar_arithmetic", "chain_sum", "count_bits", "count_primes",
+        "family_relationships",
+        "gcd", "gsm_symbolic", "lcm", "leg_counting", "letter_counting", "maze", "number_sequence",
+        "number_sorting",
         "products", "simple_equations", "sokoban", "spell_backward", "word_sorting",
     }
 )  # fmt: skip
@@ -42,8 +46,13 @@ class ReasoningGymConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["reasoning_gym"] = Field(default="reasoning_gym", description="Chooses reasoning-gym's scorers.")
-    binary: bool = Field(default=True, description="Pay 1 for a full score and 0 for anything less; off, partial credit is kept.")
+    kind: Literal["reasoning_gym"] = Field(
+        default="reasoning_gym", description="Chooses reasoning-gym's scorers."
+    )
+    binary: bool = Field(
+        default=True,
+        description="Pay 1 for a full score and 0 for anything less; off, partial credit is kept.",
+    )
 
 
 class ReasoningGymGold(BaseModel):
@@ -53,7 +62,12 @@ class ReasoningGymGold(BaseModel):
 
     dataset: str = Field(description="Name of the data set in reasoning-gym.")
     seed: int = Field(description="The data set's seed.")
-    index: int = Field(ge=0, description="The entry's position; an entry is a function of data set, seed, position and config.")
+    index: int = Field(
+        ge=0,
+        description=(
+            "The entry's position; an entry is a function of data set, seed, position and config."
+        ),
+    )
     config: dict[str, Any] = Field(  # Any: the data set's own keyword arguments
         default_factory=dict, description="Further arguments the data set was created with."
     )
@@ -67,12 +81,15 @@ class ReasoningGymReward(ProcessReward):
     def __init__(self, config: ReasoningGymConfig) -> None:
         self._binary = config.binary
         self._worker = VerifyWorker(
-            "tasks.rewards.reasoning_gym_score:score_entry", timeout_s=TIMEOUT_S, rehearsals=[("chain_sum", 0, 0, "{}", "1")]
+            "tasks.rewards.reasoning_gym_score:score_entry",
+            timeout_s=TIMEOUT_S,
+            rehearsals=[("chain_sum", 0, 0, "{}", "1")],
         )
         super().__init__(self._worker)
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """OK for a full score, else WRONG. ValueError if the prompt's data set is not on the allow-list."""
+        """OK for a full score, else WRONG. ValueError if the prompt's data set is not on the
+        allow-list."""
         return self._judge(read_gold(prompt.gold), generated.text)
 
     def check_gold(self, gold: str) -> None:
@@ -101,7 +118,11 @@ class ReasoningGymReward(ProcessReward):
             return wrong("score_out_of_range")
         full = value >= 1.0
         reward = float(full) if self._binary else float(value)
-        return Verdict(reward=reward, outcome=Outcome.OK if full else Outcome.WRONG, detail="full" if full else "not_full")
+        return Verdict(
+            reward=reward,
+            outcome=Outcome.OK if full else Outcome.WRONG,
+            detail="full" if full else "not_full",
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -111,17 +132,19 @@ def read_gold(text: str) -> ReasoningGymGold:
         gold = ReasoningGymGold.model_validate_json(text)
     except ValidationError as error:
         raise ValueError(
-            f"a reasoning-gym gold must be JSON with dataset, seed, index and config, got {text!r}; write a ReasoningGymGold"
+            f"a reasoning-gym gold must be JSON with dataset, seed, index and config, got {text!r};"
+            " write a ReasoningGymGold"
         ) from error
     if gold.dataset not in ALLOWED_DATASETS:
         raise ValueError(
-            f"a reasoning-gym data set must be one whose scorer is safe on model text, got {gold.dataset!r}; "
-            f"choose one of {', '.join(sorted(ALLOWED_DATASETS))}"
+            "a reasoning-gym data set must be one whose scorer is safe on model text, got"
+            f" {gold.dataset!r}; choose one of {', '.join(sorted(ALLOWED_DATASETS))}"
         )
     return gold
 
 
-# --- inside the worker ----------------------------------------------------------------------------------------------------
+# --- inside the worker
+# --------------------------------------------------------------------------------------------------
 
 
 def score_entry(dataset: str, seed: int, index: int, config: str, answer: str | None) -> float:
@@ -137,7 +160,9 @@ def score_entry(dataset: str, seed: int, index: int, config: str, answer: str | 
         is_full = _RULES[dataset](answer, entry) if dataset in _RULES else score >= 1.0
     except MemoryError:
         raise
-    except Exception:  # the boundary to third-party scorers: an answer they choke on is a wrong answer
+    except (
+        Exception
+    ):  # the boundary to third-party scorers: an answer they choke on is a wrong answer
         return 0.0
     if is_full:
         return 1.0
@@ -151,7 +176,9 @@ def _entry(dataset: str, seed: int, index: int, config: str) -> Entry:
 
 
 @lru_cache(maxsize=64)
-def _create(dataset: str, seed: int, index: int, config: str) -> Any:  # Any: reasoning-gym is untyped
+def _create(
+    dataset: str, seed: int, index: int, config: str
+) -> Any:  # Any: reasoning-gym is untyped
     import reasoning_gym
 
     return reasoning_gym.create_dataset(dataset, size=index + 1, seed=seed, **json.loads(config))

@@ -1,6 +1,7 @@
 """Which reward scores which domain: from configuration to one object with `score` and `close`.
 
-{"add": MathAnswerConfig(), "*": CustomConfig(...)} -> build_rewards -> Rewards.score(prompt, generated), by prompt.domain
+{"add": MathAnswerConfig(), "*": CustomConfig(...)} -> build_rewards -> Rewards.score(prompt,
+generated), by prompt.domain
 """
 
 from __future__ import annotations
@@ -12,15 +13,24 @@ from typing import Annotated, Protocol, TypeVar, runtime_checkable
 from pydantic import Field
 
 from artifacts.records import Generated, Outcome, Prompt, Score
-from tasks.rewards.programs.adaptive_timeout import Anchor, TimeoutBook, is_ended_early, merged, observed
 from tasks.rewards.base import Reward, Verdict, stamp
-from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.custom import CustomConfig, CustomReward
 from tasks.rewards.judges.reward import JudgeConfig, JudgedAtTheDesk
 from tasks.rewards.maths.math_answer import MathAnswer, MathAnswerConfig
+from tasks.rewards.programs.adaptive_timeout import (
+    Anchor,
+    TimeoutBook,
+    is_ended_early,
+    merged,
+    observed,
+)
+from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.reasoning_gym_score import ReasoningGymConfig, ReasoningGymReward
 
-RewardConfig = Annotated[MathAnswerConfig | CodeTestsConfig | ReasoningGymConfig | CustomConfig | JudgeConfig, Field(discriminator="kind")]
+RewardConfig = Annotated[
+    MathAnswerConfig | CodeTestsConfig | ReasoningGymConfig | CustomConfig | JudgeConfig,
+    Field(discriminator="kind"),
+]
 
 ANY_DOMAIN = "*"
 Found = TypeVar("Found")
@@ -41,7 +51,8 @@ class ChecksGold(Protocol):
 
 
 class Rewards:
-    """A Reward over several domains. Domains with equal configuration share one reward, and so one worker process."""
+    """A Reward over several domains. Domains with equal configuration share one reward, and so one
+    worker process."""
 
     name = "rewards"
 
@@ -49,11 +60,13 @@ class Rewards:
         self._by_domain = dict(by_domain)
 
     def score(self, prompt: Prompt, generated: Generated) -> Score:
-        """The domain's verdict; an aborted response gets none. ValueError for a domain without a reward."""
+        """The domain's verdict; an aborted response gets none. ValueError for a domain without a
+        reward."""
         return score_with(self.reward_of(prompt.domain), prompt, generated)
 
     def check(self, prompt: Prompt) -> None:
-        """ValueError if this prompt can never be scored: its domain is unknown or its gold is unusable."""
+        """ValueError if this prompt can never be scored: its domain is unknown or its gold is
+        unusable."""
         reward = self.reward_of(prompt.domain)
         if isinstance(reward, ChecksGold):
             reward.check_gold(prompt.gold)
@@ -90,7 +103,10 @@ def config_of(by_domain: Mapping[str, Found], domain: str) -> Found:
     found = by_domain.get(domain) or by_domain.get(ANY_DOMAIN)
     if found is None:
         known = ", ".join(sorted(by_domain))
-        raise ValueError(f"every domain needs a reward, got {domain!r} with rewards for {known}; add it or a reward for '*'")
+        raise ValueError(
+            f"every domain needs a reward, got {domain!r} with rewards for {known}; add it or a"
+            " reward for '*'"
+        )
     return found
 
 
@@ -99,8 +115,11 @@ def learns_timeouts(configs: Mapping[str, RewardConfig]) -> bool:
     return any(isinstance(config, CodeTestsConfig) for config in configs.values())
 
 
-def timeouts_of(configs: Mapping[str, RewardConfig], scored: Iterable[tuple[str, Score]]) -> dict[str, Anchor]:
-    """What executed programs tell of the running times of their test cases; `scored` are domains and verdicts."""
+def timeouts_of(
+    configs: Mapping[str, RewardConfig], scored: Iterable[tuple[str, Score]]
+) -> dict[str, Anchor]:
+    """What executed programs tell of the running times of their test cases; `scored` are domains
+    and verdicts."""
     anchors: dict[str, Anchor] = {}
     for domain, score in scored:
         config = config_of(configs, domain)
@@ -118,7 +137,8 @@ def is_early_killed(configs: Mapping[str, RewardConfig], domain: str, score: Sco
 def build_rewards(configs: Mapping[str, RewardConfig]) -> Rewards:
     """The rewards of a run, by domain; "*" takes every domain not named.
 
-    ValueError without any, for a bad custom path, or for a sandbox that this machine does not allow.
+    ValueError without any, for a bad custom path, or for a sandbox that this machine does not
+    allow.
     """
     if not configs:
         raise ValueError("a run needs at least one reward, got none; add one for '*'")

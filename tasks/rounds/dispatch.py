@@ -1,4 +1,5 @@
-"""The engines of a round behind one router: requests out in batches, one call per engine, and who was lost on the way.
+"""The engines of a round behind one router: requests out in batches, one call per engine, and who
+was lost on the way.
 
 Leaves out what to generate and what to do about a loss; that is the driver's.
 """
@@ -32,8 +33,11 @@ class Dispatch:
         """Ids of all responses that some engine has not answered."""
         return self._router.running()
 
-    async def read(self) -> tuple[dict[str, int], tuple[RunningRequest, ...], dict[str, EngineLost]]:
-        """KV capacity in tokens of every engine in service, what runs on them, and the engines that were found lost."""
+    async def read(
+        self,
+    ) -> tuple[dict[str, int], tuple[RunningRequest, ...], dict[str, EngineLost]]:
+        """KV capacity in tokens of every engine in service, what runs on them, and the engines that
+        were found lost."""
         names = self._router.in_service
         readings = (self.reading(name) for name in names)
         answers = await asyncio.gather(*readings, return_exceptions=True)
@@ -47,7 +51,8 @@ class Dispatch:
         return await self._engines[name].stats()
 
     def _running_on(self, reading: EngineStats) -> Iterator[RunningRequest]:
-        """What the engine has not finished; what it has finished and not handed back yet is on its way."""
+        """What the engine has not finished; what it has finished and not handed back yet is on its
+        way."""
         for request in self._router.requests(reading.engine):
             if request.response_id in reading.progress:
                 yield RunningRequest(
@@ -61,7 +66,9 @@ class Dispatch:
         """Give these engines no more requests; the ids of what runs on them."""
         for name in names:
             self._router.retire(name)
-        return tuple(request.response_id for name in names for request in self._router.requests(name))
+        return tuple(
+            request.response_id for name in names for request in self._router.requests(name)
+        )
 
     def num_running(self, name: str) -> int:
         """Requests that this engine has not answered."""
@@ -72,13 +79,16 @@ class Dispatch:
         return await self._engines[name].collect(wait_s)
 
     async def submit(self, requests: Sequence[Request]) -> dict[str, EngineLost]:
-        """Spread these over the engines, one submission each; returns the engines that were found lost. They still hold theirs."""
+        """Spread these over the engines, one submission each; returns the engines that were found
+        lost. They still hold theirs."""
         batches: dict[str, list[Request]] = {}
         for request in requests:
             name = self._router.assign(request)
             self._sent[name, request.response_id] = len(request.kept_tokens)
             batches.setdefault(name, []).append(request)
-        return await _lost({name: self._engines[name].submit(batch) for name, batch in batches.items()})
+        return await _lost(
+            {name: self._engines[name].submit(batch) for name, batch in batches.items()}
+        )
 
     async def abort(self, response_ids: Sequence[str]) -> dict[str, EngineLost]:
         """Stop those of these that run; returns the engines that were found lost."""
@@ -87,7 +97,9 @@ class Dispatch:
             where = self._router.where(name)
             if where is not None:
                 batches.setdefault(where, []).append(name)
-        return await _lost({name: self._engines[name].abort(batch) for name, batch in batches.items()})
+        return await _lost(
+            {name: self._engines[name].abort(batch) for name, batch in batches.items()}
+        )
 
     def is_expected(self, name: str, generated: Generated, attempt: int) -> bool:
         """Whether this attempt asked this engine for this, and has no answer yet."""

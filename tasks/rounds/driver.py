@@ -1,4 +1,5 @@
-"""Plays one round: carries out the scheduler's decisions on the engines, and tells it what happened.
+"""Plays one round: carries out the scheduler's decisions on the engines, and tells it what
+happened.
 
     engines ── finished, lost ─┐                       ┌─ launch ─▶ dispatch ─▶ engines
     feed ───── scored ─────────┼▶ events ─▶ scheduler ─┼─ abort ──▶ dispatch
@@ -22,8 +23,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from artifacts.records import Generated, Response, Score, response_id
-from tasks.rounds.arrivals import Arrivals
 from tasks.engines.base import EngineLost
+from tasks.rounds.arrivals import Arrivals
 from tasks.rounds.dispatch import Dispatch
 from tasks.rounds.migration import Migration
 from tasks.rounds.records import RoundInputs, RoundResult
@@ -92,7 +93,8 @@ class _Round:
         self._events.clear()
 
     async def _stop(self) -> None:
-        """After a failure: leave the engines idle, for the next attempt asks them for the same responses."""
+        """After a failure: leave the engines idle, for the next attempt asks them for the same
+        responses."""
         self._closed = True
         self._sources.only_engines(STOP_S)
         try:
@@ -246,7 +248,8 @@ class _Round:
             await self._inputs.feed.publish(self._arrivals.hand_over())
 
     async def _scale_down(self) -> None:
-        """At a milestone: free the devices that the round can do without, and move what runs on them."""
+        """At a milestone: free the devices that the round can do without, and move what runs on
+        them."""
         trainer, num_accepted = self._inputs.stream_trainer, self._arrivals.num_groups
         if self._closed or not trainer.is_due(num_accepted):
             return

@@ -1,10 +1,13 @@
-"""Responses that change engines in mid-round: what they keep, and which engines are being emptied. Pure bookkeeping.
+"""Responses that change engines in mid-round: what they keep, and which engines are being emptied.
+Pure bookkeeping.
 
-    leave(decision, ids) -> (the ids are aborted) -> part(partial responses) -> resume(request) -> the rest is generated elsewhere
-                                                                   └-> freed(): the decisions whose engines are empty now
+    leave(decision, ids) -> (the ids are aborted) -> part(partial responses)
+        ├-> resume(request): the rest is generated elsewhere
+        └-> freed(): the decisions whose engines are empty now
 
-A response keeps its tokens, their log-probabilities and versions; the new engine computes the prompt and them again (one prefill),
-which restores the distribution of the next token exactly, so that migration changes nothing about what is sampled.
+A response keeps its tokens, their log-probabilities and versions; the new engine computes the
+prompt and them again (one prefill), which restores the distribution of the next token exactly, so
+that migration changes nothing about what is sampled.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ class Migration:
     """One round's."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, Generated] = {}  # partial responses whose continuation has not come home
+        self.kept: dict[
+            str, Generated
+        ] = {}  # partial responses whose continuation has not come home
         self.moved: list[Generated] = []  # partial responses as the engines handed them over
         self._moving: set[str] = set()
         self._leaving: list[ScaleDown] = []
@@ -31,7 +36,8 @@ class Migration:
         self._moving |= set(response_ids)
 
     def part(self, partial: Iterable[Generated]) -> list[Generated]:
-        """Keep what came back unfinished; returns those of it that are on the move. The others were given up by their engine."""
+        """Keep what came back unfinished; returns those of it that are on the move. The others were
+        given up by their engine."""
         moving = []
         for one in partial:
             self.kept[one.response_id] = one
@@ -55,7 +61,12 @@ class Migration:
         kept = self.kept.get(request.response_id)
         if kept is None or not kept.token_ids:
             return request
-        return replace(request, kept_tokens=kept.token_ids, kept_logprobs=kept.logprobs, kept_versions=kept.versions)
+        return replace(
+            request,
+            kept_tokens=kept.token_ids,
+            kept_logprobs=kept.logprobs,
+            kept_versions=kept.versions,
+        )
 
     def freed(self, is_empty: Callable[[str], bool]) -> list[ScaleDown]:
         """The decisions whose engines have handed everything over; each is told once."""

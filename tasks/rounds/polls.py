@@ -1,6 +1,7 @@
 """Waiting for several sources at once: one open question to each, answers in the order they came.
 
-    ask(source, question) ... await next(wait_s) -> (source, its answered question) ... ask(source, ...) again
+    ask(source, question) ... await next(wait_s) -> (source, its answered question) ... ask(source,
+    ...) again
 
 Leaves out who is worth asking and what an answer means.
 """
@@ -11,7 +12,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-Answer = asyncio.Task[Any]  # Any: whatever the source says; its result() gives that or raises the source's error
+Answer = asyncio.Task[
+    Any
+]  # Any: whatever the source says; its result() gives that or raises the source's error
 
 
 class Polls:
@@ -19,7 +22,9 @@ class Polls:
 
     def __init__(self) -> None:
         self._open: dict[str, Answer] = {}
-        self._answered: asyncio.Queue[str] = asyncio.Queue()  # sources whose question has ended, some of them dropped since
+        self._answered: asyncio.Queue[str] = (
+            asyncio.Queue()
+        )  # sources whose question has ended, some of them dropped since
 
     def is_asked(self, source: str) -> bool:
         """Whether a question to this source is open."""
@@ -31,7 +36,8 @@ class Polls:
         self._open[source].add_done_callback(lambda _: self._answered.put_nowait(source))
 
     async def next(self, wait_s: float) -> tuple[str, Answer]:
-        """The next source to answer, and the ended task. Raises TimeoutError when none does within wait_s."""
+        """The next source to answer, and the ended task. Raises TimeoutError when none does within
+        wait_s."""
         ends = asyncio.get_running_loop().time() + wait_s
         while True:
             source = await self._next_answered(ends - asyncio.get_running_loop().time())

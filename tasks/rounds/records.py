@@ -1,4 +1,5 @@
-"""What a round is given and what it brings home: the records at the driver's two ends, and the seam to the reward stage."""
+"""What a round is given and what it brings home: the records at the driver's two ends, and the seam
+to the reward stage."""
 
 from __future__ import annotations
 
@@ -45,13 +46,19 @@ class RoundInputs:
     engines: Sequence[Engine]  # the replicas, all idle
     feed: ScoreFeed  # the reward stage
     sampling: SamplingConfig  # how responses are drawn
-    recorded: Sequence[Response]  # responses of an earlier attempt, which stand in for their launches
+    recorded: Sequence[
+        Response
+    ]  # responses of an earlier attempt, which stand in for their launches
     seed: int  # the run's; every request derives its own from it
     deadline_s: float  # how long there may be no token, no response and no verdict
     on_finished: Callable[[Sequence[Generated]], None]  # hears of whole responses
     on_accept: Callable[[Group], Awaitable[None]]  # takes accepted groups, in training order
-    stream_trainer: StreamTrainer = field(default_factory=_frees_nothing)  # which devices stop generating in mid-round; fresh, too
-    on_freed: Callable[[ScaleDown], Awaitable[None]] = _unheard  # hears of each of its decisions once the engines are empty
+    stream_trainer: StreamTrainer = field(
+        default_factory=_frees_nothing
+    )  # which devices stop generating in mid-round; fresh, too
+    on_freed: Callable[[ScaleDown], Awaitable[None]] = (
+        _unheard  # hears of each of its decisions once the engines are empty
+    )
     attempt: int = 0  # unlike that of any other attempt or round of the run; requests carry it
 
     def allows(self, generated: Generated) -> bool:
@@ -67,7 +74,9 @@ class RoundInputs:
             max_new_tokens=self.sampling.max_response_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
-            seed=derive_seed(self.seed, prompt_id, index),  # without the step: a deferred prompt draws as it did before
+            seed=derive_seed(
+                self.seed, prompt_id, index
+            ),  # without the step: a deferred prompt draws as it did before
             attempt=self.attempt,
         )
 
@@ -81,6 +90,8 @@ class RoundResult:
     dropped: tuple[str, ...]  # prompt ids given up
     filtered: tuple[str, ...]  # prompt ids of complete groups that were not worth training on
     generated: tuple[Generated, ...]  # every response, aborted ones included
-    migrated: tuple[Generated, ...]  # what engines handed over to others; these tokens are in `generated`, too
+    migrated: tuple[
+        Generated, ...
+    ]  # what engines handed over to others; these tokens are in `generated`, too
     scores: tuple[Score, ...]  # every verdict that came in time
     stale_tokens: int = 0  # of responses that another attempt asked for, or of weights not allowed

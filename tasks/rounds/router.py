@@ -1,4 +1,5 @@
-"""Which replica gets a request: the one with the least to do. Pure; the same calls give the same choices.
+"""Which replica gets a request: the one with the least to do. Pure; the same calls give the same
+choices.
 
 What a replica has to do is counted in tokens: every running response up to its bound, and with the
 first response of a prompt its prefill, which costs a fraction of that. So the responses of a group
@@ -15,7 +16,9 @@ from artifacts.records import Request
 PREFILL_COST = 1  # of a token; a unit, so that costs are whole numbers and come back to 0 exactly
 DECODE_COST = 10  # of a token; measured ratios lie between ten and thirty
 
-EXTRA_WORK = 2.0  # weight of added work against balance; at 1 an idle replica wins even with a second prefill, and every group spreads
+# weight of added work against balance; at 1 an idle replica wins even with a second prefill, and
+# every group spreads
+EXTRA_WORK = 2.0
 
 
 class Router:
@@ -39,14 +42,21 @@ class Router:
         return tuple(name for name in self._running if name not in self._retired)
 
     def retire(self, name: str) -> None:
-        """Give a replica no more requests; what runs there goes on. It comes back only when no other is left."""
+        """Give a replica no more requests; what runs there goes on. It comes back only when no
+        other is left."""
         self._retired.add(name)
 
     def assign(self, request: Request) -> str:
-        """The replica for this request, which counts as running there from now on. ValueError when no replica is left."""
+        """The replica for this request, which counts as running there from now on. ValueError when
+        no replica is left."""
         if not self._running:
-            raise ValueError(f"a request needs a replica, none is left for {request.response_id}; start one")
-        name = min(self.in_service, key=lambda one: self._cost[one] + EXTRA_WORK * self._added(one, request))
+            raise ValueError(
+                f"a request needs a replica, none is left for {request.response_id}; start one"
+            )
+        name = min(
+            self.in_service,
+            key=lambda one: self._cost[one] + EXTRA_WORK * self._added(one, request),
+        )
         self._costs[name][request.response_id] = self._added(name, request)
         self._cost[name] += self._costs[name][request.response_id]
         self._prompts[name].add(request.prompt_id)
@@ -65,7 +75,9 @@ class Router:
 
     def where(self, response_id: str) -> str | None:
         """The replica that a response runs on, or None."""
-        return next((name for name, running in self._running.items() if response_id in running), None)
+        return next(
+            (name for name, running in self._running.items() if response_id in running), None
+        )
 
     def num_running(self, name: str) -> int:
         """Requests that this replica has not answered."""

@@ -1,11 +1,13 @@
 """What acceptance does to the sample: trained responses against all that were launched.
 
-Within a prompt: keeping the first R0 of eta_R*R0 verdicts keeps the shortest ones; with eta_R = 1 nothing is chosen there.
-Between rounds: a prompt is deferred because one of its answers was long, and answers again in a long round. If that round draws
-anew, short answers have two chances to be trained and long ones one, even with eta_R = 1. If it draws with the same seeds
-(`tasks.rounds.driver`), every prompt is trained on its first R0 draws, as far as the updates in between have left the law alone, and
-only the order of prompts has changed. Engines without seeds keep this second, smaller bias; synchronous rounds have neither.
-Aborted responses count with the tokens they had, so every difference reported here is smaller than the true one.
+Within a prompt: keeping the first R0 of eta_R*R0 verdicts keeps the shortest ones; with eta_R = 1
+nothing is chosen there. Between rounds: a prompt is deferred because one of its answers was long,
+and answers again in a long round. If that round draws anew, short answers have two chances to be
+trained and long ones one, even with eta_R = 1. If it draws with the same seeds
+(`tasks.rounds.driver`), every prompt is trained on its first R0 draws, as far as the updates in
+between have left the law alone, and only the order of prompts has changed. Engines without seeds
+keep this second, smaller bias; synchronous rounds have neither. Aborted responses count with the
+tokens they had, so every difference reported here is smaller than the true one.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def launched_of(
     trained: Collection[str],
     filtered: Collection[str],
 ) -> list[Launched]:
-    """All responses of a training round; `rewards` by response id, `trained` and `filtered` hold response ids."""
+    """All responses of a training round; `rewards` by response id, `trained` and `filtered` hold
+    response ids."""
     return [
         Launched(
             prompt_id=one.prompt_id,
@@ -52,13 +55,15 @@ def launched_of(
 
 
 def siblings_of_accepted(launched: Sequence[Launched]) -> list[Launched]:
-    """Every launched response of the prompts that were accepted: what the accepted ones were chosen from."""
+    """Every launched response of the prompts that were accepted: what the accepted ones were chosen
+    from."""
     accepted = {one.prompt_id for one in launched if one.is_accepted}
     return [one for one in launched if one.prompt_id in accepted]
 
 
 def acceptance_figures(launched: Sequence[Launched]) -> dict[str, float]:
-    """Length and reward of the accepted responses beside those of their siblings and of all; empty if none was accepted."""
+    """Length and reward of the accepted responses beside those of their siblings and of all; empty
+    if none was accepted."""
     accepted = [one for one in launched if one.is_accepted]
     if not accepted:
         return {}
@@ -69,7 +74,8 @@ def acceptance_figures(launched: Sequence[Launched]) -> dict[str, float]:
         "acceptance/launched_tokens_mean": mean_tokens(launched),
         "acceptance/accepted_reward_mean": mean_reward(accepted),
         "acceptance/launched_reward_mean": mean_reward(launched),
-        "acceptance/length_bias_fraction": mean_tokens(accepted) / max(mean_tokens(siblings), 1.0) - 1.0,
+        "acceptance/length_bias_fraction": mean_tokens(accepted) / max(mean_tokens(siblings), 1.0)
+        - 1.0,
         "acceptance/reward_bias": mean_reward(accepted) - mean_reward(siblings),
     }
 

@@ -1,24 +1,36 @@
 """The scheduler without speculation: everything launched is waited for.
 
-Serves synchronous steps, long rounds and drains of the long-prompt queue, and evaluations: they differ in the prompts they ask.
+Serves synchronous steps, long rounds and drains of the long-prompt queue, and evaluations: they
+differ in the prompts they ask.
 """
 
 from __future__ import annotations
 
 from tasks.scheduling.dynamic_sampling import Reserve
-from tasks.scheduling.events import AcceptGroup, CloseRound, Decision, Drop, Event, Filter, RoundPlan
+from tasks.scheduling.events import (
+    AcceptGroup,
+    CloseRound,
+    Decision,
+    Drop,
+    Event,
+    Filter,
+    RoundPlan,
+)
 from tasks.scheduling.groups import GroupProgress, describe_missing
 
 
 class SyncScheduler:
     """Launches every response at once, accepts each group as it completes, closes after the last.
 
-    A prompt is missing from the accepted groups if too many of its responses had no verdict; it is dropped then. With a reserve,
-    groups whose rewards agree are filtered, and the next prompt of their domain is asked instead.
+    A prompt is missing from the accepted groups if too many of its responses had no verdict; it is
+    dropped then. With a reserve, groups whose rewards agree are filtered, and the next prompt of
+    their domain is asked instead.
     """
 
     def __init__(self, plan: RoundPlan) -> None:
-        assert plan.accept_prompts == len(plan.prompts), "without speculation every launched prompt is accepted"
+        assert plan.accept_prompts == len(plan.prompts), (
+            "without speculation every launched prompt is accepted"
+        )
         self._plan = plan
         self._reserve = Reserve(plan)
         self._groups = {ref.prompt_id: GroupProgress(ref, plan) for ref in plan.prompts}
@@ -26,7 +38,11 @@ class SyncScheduler:
     def start(self) -> list[Decision]:
         if not self._groups:
             return [CloseRound()]
-        return [launch for group in self._groups.values() for launch in group.launch(self._plan.launch_per_prompt)]
+        return [
+            launch
+            for group in self._groups.values()
+            for launch in group.launch(self._plan.launch_per_prompt)
+        ]
 
     def handle(self, event: Event) -> list[Decision]:
         group = self._groups[event.prompt_id]
@@ -44,9 +60,16 @@ class SyncScheduler:
     def _accept(self, group: GroupProgress) -> list[Decision]:
         further = self._reserve.replacement(group)
         if further is None:
-            return [AcceptGroup(prompt_id=group.ref.prompt_id, indices=group.accepted_indices()), *group.close()]
+            return [
+                AcceptGroup(prompt_id=group.ref.prompt_id, indices=group.accepted_indices()),
+                *group.close(),
+            ]
         self._groups[further.ref.prompt_id] = further
-        return [*group.close(), Filter(prompt_id=group.ref.prompt_id), *further.launch(self._plan.launch_per_prompt)]
+        return [
+            *group.close(),
+            Filter(prompt_id=group.ref.prompt_id),
+            *further.launch(self._plan.launch_per_prompt),
+        ]
 
     def waiting_for(self) -> str:
         return describe_missing(self._open(), len(self._open()))

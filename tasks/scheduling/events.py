@@ -2,7 +2,8 @@
 
     event -> scheduler.handle(event) -> list of decisions -> driver carries them out -> new events
 
-All are frozen and compared with ``==``. Schedulers do no I/O, read no clock and draw no random numbers.
+All are frozen and compared with ``==``. Schedulers do no I/O, read no clock and draw no random
+numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class PromptRef:
     domain: str  # its quota key
 
 
-# --- events ---------------------------------------------------------------------------------------------------------------
+# --- events
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,8 @@ class Lost:
 
 Event = Finished | Scored | Lost
 
-# --- decisions ------------------------------------------------------------------------------------------------------------
+# --- decisions
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +99,16 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Leave this complete group untrained: its rewards agree. The prompt leaves the run, counted, and takes no slot."""
+    """Leave this complete group untrained: its rewards agree. The prompt leaves the run, counted,
+    and takes no slot."""
 
     prompt_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseRound:
-    """The round has what it wanted; nothing of it is still running once the aborts before this are carried out."""
+    """The round has what it wanted; nothing of it is still running once the aborts before this are
+    carried out."""
 
 
 Decision = Launch | Abort | AcceptGroup | Defer | Drop | Filter | CloseRound
@@ -128,11 +133,24 @@ class RoundPlan:
     launch_per_prompt: int  # responses launched per prompt (R0, or eta_R * R0 rounded)
     accept_prompts: int  # P0: groups to accept (fewer in a drain)
     accept_per_prompt: int  # R0: responses per accepted group
-    quotas: tuple[Quota, ...]  # of a short round, one per domain of its prompts; the others have none
-    max_replacements: int = 4  # further responses a prompt may launch in place of those without a verdict, before it is dropped
-    reserve: tuple[PromptRef, ...] = ()  # asked in this order in place of filtered groups of their domain; empty filters nothing
-    places: tuple[int, ...] = ()  # of the newly drawn candidates in the prompt stream, if it has unfit rows; else they follow each other
-    scores_last: bool = False  # whether responses wait for their verdicts until nothing generates any more
+    quotas: tuple[
+        Quota, ...
+    ]  # of a short round, one per domain of its prompts; the others have none
+    # further responses a prompt may launch in place of those without a verdict, before it is
+    # dropped
+    max_replacements: int = 4
+    reserve: tuple[
+        PromptRef, ...
+    ] = ()  # asked in this order in place of filtered groups of their domain; empty filters nothing
+    places: tuple[
+        int,
+        ...,
+        # of the newly drawn candidates in the prompt stream, if it has unfit rows; else they follow
+        # each other
+    ] = ()
+    scores_last: bool = (
+        False  # whether responses wait for their verdicts until nothing generates any more
+    )
 
     @property
     def candidates(self) -> tuple[PromptRef, ...]:

@@ -1,7 +1,8 @@
-"""What became of one prompt's responses during a round: the bookkeeping that every round scheduler needs.
+"""What became of one prompt's responses during a round: the bookkeeping that every round scheduler
+needs.
 
     launched -> running -> unscored -> valid      (a verdict: counts towards the group)
-                   |           └-----> a further response takes its place (no verdict), a bounded number of times
+                   |           └-----> another response takes its place, a bounded number of times
                    └-> lost with its engine: launched again under the same index
 
 Leaves out which groups a round takes; that is the scheduler's decision.
@@ -12,7 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from tasks.scheduling.events import Abort, Event, Finished, Launch, Lost, PromptRef, RoundPlan, Scored
+from tasks.scheduling.events import (
+    Abort,
+    Event,
+    Finished,
+    Launch,
+    Lost,
+    PromptRef,
+    RoundPlan,
+    Scored,
+)
 
 
 class GroupProgress:
@@ -20,7 +30,9 @@ class GroupProgress:
 
     def __init__(self, ref: PromptRef, plan: RoundPlan) -> None:
         self.ref = ref
-        self.is_open = True  # still wanted; a closed group launches nothing and can no longer be completed by running responses
+        # still wanted; a closed group launches nothing and can no longer be completed by running
+        # responses
+        self.is_open = True
         self._needed = plan.accept_per_prompt
         self._next_index = 0
         self._replacements_left = plan.max_replacements
@@ -36,7 +48,8 @@ class GroupProgress:
         return [Launch(prompt_id=self.ref.prompt_id, index=index) for index in indices]
 
     def handle(self, event: Event) -> list[Launch]:
-        """Note the event; answers with the launches that make up for what it took away. Repeated events change nothing."""
+        """Note the event; answers with the launches that make up for what it took away. Repeated
+        events change nothing."""
         match event:
             case Finished(index=index):
                 self._finish(index)
@@ -83,7 +96,8 @@ class GroupProgress:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it cannot be completed any more because too many verdicts failed; never true of a closed group."""
+        """Whether it cannot be completed any more because too many verdicts failed; never true of a
+        closed group."""
         return self.is_open and self._num_live() < self._needed
 
     def accepted_indices(self) -> tuple[int, ...]:
@@ -92,7 +106,8 @@ class GroupProgress:
 
     @property
     def is_flat(self) -> bool:
-        """Whether it is complete and the rewards of the responses that it would be trained on are all the same."""
+        """Whether it is complete and the rewards of the responses that it would be trained on are
+        all the same."""
         return self.is_complete and len(set(islice(self._valid.values(), self._needed))) == 1
 
     def close(self) -> list[Abort]:
@@ -103,8 +118,8 @@ class GroupProgress:
 
     def describe(self) -> str:
         return (
-            f"{self.ref.prompt_id} ({len(self._valid)} of {self._needed} scored, {len(self._running)} running, "
-            f"{len(self._unscored)} unscored)"
+            f"{self.ref.prompt_id} ({len(self._valid)} of {self._needed} scored,"
+            f" {len(self._running)} running, {len(self._unscored)} unscored)"
         )
 
 

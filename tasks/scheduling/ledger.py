@@ -36,7 +36,9 @@ class TokenLedger:
         return {column: tokens / max(self.total, 1) for column, tokens in asdict(self).items()}
 
     def __add__(self, other: TokenLedger) -> TokenLedger:
-        return TokenLedger(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        return TokenLedger(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        )
 
 
 def account_tokens(
@@ -48,7 +50,8 @@ def account_tokens(
     stale_tokens: int = 0,
     judged_tokens: int = 0,
 ) -> TokenLedger:
-    """The ledger of a round; `trained` and `filtered` hold response ids. Each record counts once, whatever its id."""
+    """The ledger of a round; `trained` and `filtered` hold response ids. Each record counts once,
+    whatever its id."""
     tokens: dict[str, int] = {"stale": stale_tokens, "judged": judged_tokens}
     for response in generated:
         column = column_of(response, trained, filtered, is_evaluation=is_evaluation)
@@ -57,7 +60,11 @@ def account_tokens(
 
 
 def column_of(
-    response: Generated, trained: Collection[str], filtered: Collection[str] = frozenset(), *, is_evaluation: bool = False
+    response: Generated,
+    trained: Collection[str],
+    filtered: Collection[str] = frozenset(),
+    *,
+    is_evaluation: bool = False,
 ) -> Column:
     """The column that a response's tokens are booked in."""
     if response.finish_reason == "aborted":

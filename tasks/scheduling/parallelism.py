@@ -1,11 +1,14 @@
 """How many devices hold one rollout replica, per kind of round (RollPacker, section 4.2). Pure.
 
-    first sizes (a profile, or the configured one) ──▶ round of a kind ──▶ preemptions, KV use ──▶ observe ──▶ size of that kind's next
+    first sizes (a profile, or the configured one) ──▶ round of a kind
+        ──▶ preemptions, KV use ──▶ observe ──▶ size of that kind's next
 
-A larger tensor-parallel size leaves more room for the KV cache (the weights are shared out) and means fewer replicas. Short rounds
-launch more than they keep, so that they run out of room first: in the paper they preempt 1.8 times as often as long ones and gain
-25 % from the size that costs long rounds 10 % (figure 6). Hence one size per kind, doubled when preemptions jump, halved when they stay
-away. Leaves out how engines are rebuilt (`tasks.cluster.fleet`) and what a size is worth before the first round (`throughput`).
+A larger tensor-parallel size leaves more room for the KV cache (the weights are shared out) and
+means fewer replicas. Short rounds launch more than they keep, so that they run out of room first:
+in the paper they preempt 1.8 times as often as long ones and gain 25 % from the size that costs
+long rounds 10 % (figure 6). Hence one size per kind, doubled when preemptions jump, halved when
+they stay away. Leaves out how engines are rebuilt (`tasks.cluster.fleet`) and what a size is worth
+before the first round (`throughput`).
 """
 
 from __future__ import annotations
@@ -20,27 +23,49 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import RoundKind
 
-JUMP = 1.05  # preemptions of a round over those of the last of its kind, above which its size doubles (paper, section 4.2)
-NOISE = 2.0  # standard deviations of a count that are chance: a round of 10 after one of 8 is no jump, though the paper's rule says so
-QUIET_ROUNDS = 4  # rounds of a kind without a preemption after which its size halves (paper, section 4.2)
+# preemptions of a round over those of the last of its kind, above which its size doubles (paper,
+# section 4.2)
+JUMP = 1.05
+# standard deviations of a count that are chance: a round of 10 after one of 8 is no jump, though
+# the paper's rule says so
+NOISE = 2.0
+QUIET_ROUNDS = (
+    4  # rounds of a kind without a preemption after which its size halves (paper, section 4.2)
+)
 
 PlannedKind = Literal["sync", "short", "long"]
-PLANNED: Mapping[RoundKind, PlannedKind] = {"sync": "sync", "short": "short", "long": "long", "drain": "long"}
+PLANNED: Mapping[RoundKind, PlannedKind] = {
+    "sync": "sync",
+    "short": "short",
+    "long": "long",
+    "drain": "long",
+}
 Groups = tuple[tuple[int, ...], ...]
 
 
 class PlannerConfig(BaseModel):
-    """The parallelism planner: the size of the engines, chosen per kind of round from what they report."""
+    """The parallelism planner: the size of the engines, chosen per kind of round from what they
+    report."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(
-        False, description="Change engine.tensor_parallel_size between rounds as preemptions come and go; off keeps it as it is."
+        False,
+        description=(
+            "Change engine.tensor_parallel_size between rounds as preemptions come and go; off"
+            " keeps it as it is."
+        ),
     )
     profile: str = Field(
-        "", description="JSON profile of 'python -m flows.commands.calibrate' that gives the first sizes; empty begins with the engine's own."
+        "",
+        description=(
+            "JSON profile of 'python -m flows.commands.calibrate' that gives the first sizes; empty"
+            " begins with the engine's own."
+        ),
     )
-    max_tensor_parallel_size: int = Field(8, ge=1, description="Largest number of devices that may hold one replica together.")
+    max_tensor_parallel_size: int = Field(
+        8, ge=1, description="Largest number of devices that may hold one replica together."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +83,9 @@ class KindState:
 
     size: int  # devices per replica in its next round
     preemptions: int | None = None  # of its last round; None before the first
-    quiet_rounds: int = 0  # rounds without a preemption since the last one with, or since the size changed
+    quiet_rounds: int = (
+        0  # rounds without a preemption since the last one with, or since the size changed
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,33 +99,61 @@ class PlannerState:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:  # Any: JSON values
-        """The inverse of to_json; unknown kinds are left out, so that an empty mapping is the state before any round."""
-        return cls(kinds={kind: KindState(**raw[kind]) for kind in dict.fromkeys(PLANNED.values()) if kind in raw})
+        """The inverse of to_json; unknown kinds are left out, so that an empty mapping is the state
+        before any round."""
+        return cls(
+            kinds={
+                kind: KindState(**raw[kind])
+                for kind in dict.fromkeys(PLANNED.values())
+                if kind in raw
+            }
+        )
 
 
-def observe(state: PlannerState, reading: RoundReading, sizes: Sequence[int], kv_tokens: Mapping[int, int]) -> PlannerState:
-    """The state after a round. `sizes`: the possible ones; `kv_tokens`: KV capacity of a replica by size, as far as it is known."""
-    return PlannerState(kinds={**state.kinds, reading.kind: _after(state.kinds[reading.kind], reading, sizes, kv_tokens)})
+def observe(
+    state: PlannerState, reading: RoundReading, sizes: Sequence[int], kv_tokens: Mapping[int, int]
+) -> PlannerState:
+    """The state after a round. `sizes`: the possible ones; `kv_tokens`: KV capacity of a replica by
+    size, as far as it is known."""
+    return PlannerState(
+        kinds={
+            **state.kinds,
+            reading.kind: _after(state.kinds[reading.kind], reading, sizes, kv_tokens),
+        }
+    )
 
 
-def _after(state: KindState, reading: RoundReading, sizes: Sequence[int], kv_tokens: Mapping[int, int]) -> KindState:
+def _after(
+    state: KindState, reading: RoundReading, sizes: Sequence[int], kv_tokens: Mapping[int, int]
+) -> KindState:
     preemptions = reading.num_preemptions
     quiet_rounds = 0 if preemptions else state.quiet_rounds + 1
-    if state.preemptions is not None and is_jump(state.preemptions, preemptions) and 2 * state.size in sizes:
+    if (
+        state.preemptions is not None
+        and is_jump(state.preemptions, preemptions)
+        and 2 * state.size in sizes
+    ):
         return KindState(size=2 * state.size, preemptions=preemptions)
     half, odd = divmod(state.size, 2)
-    if quiet_rounds >= QUIET_ROUNDS and not odd and half in sizes and _fits(reading.kv_usage_max, state.size, half, kv_tokens):
+    if (
+        quiet_rounds >= QUIET_ROUNDS
+        and not odd
+        and half in sizes
+        and _fits(reading.kv_usage_max, state.size, half, kv_tokens)
+    ):
         return KindState(size=half, preemptions=preemptions)
     return KindState(size=state.size, preemptions=preemptions, quiet_rounds=quiet_rounds)
 
 
 def is_jump(before: int, after: int) -> bool:
-    """Whether preemptions rose by more than the paper's factor and by more than chance; of thousands, the factor alone decides."""
+    """Whether preemptions rose by more than the paper's factor and by more than chance; of
+    thousands, the factor alone decides."""
     return after > JUMP * before and after > before + NOISE * math.sqrt(before + 1)
 
 
 def _fits(kv_usage: float, size: int, half: int, kv_tokens: Mapping[int, int]) -> bool:
-    """Whether the fullest cache of the round would have fitted at half the size: twice the replicas, each with its own weights.
+    """Whether the fullest cache of the round would have fitted at half the size: twice the
+    replicas, each with its own weights.
 
     Without capacities nothing is known against it, and the paper's rule stands alone.
     """
@@ -108,22 +163,27 @@ def _fits(kv_usage: float, size: int, half: int, kv_tokens: Mapping[int, int]) -
 
 
 def device_groups(devices: Sequence[int], size: int, devices_per_host: int) -> Groups:
-    """The devices of every replica, in order. ValueError unless each host's devices divide by size: no replica spans two hosts.
+    """The devices of every replica, in order. ValueError unless each host's devices divide by size:
+    no replica spans two hosts.
 
     Device d lies on host d // devices_per_host.
     """
     for host, num in sorted(Counter(device // devices_per_host for device in devices).items()):
         if size < 1 or num % size:
             raise ValueError(
-                f"engine.tensor_parallel_size must divide the rollout devices of every host, got {size} for the {num} of host {host}; "
-                "change it, cluster.roles or cluster.devices_per_host"
+                "engine.tensor_parallel_size must divide the rollout devices of every host, got"
+                f" {size} for the {num} of host {host}; change it, cluster.roles or"
+                " cluster.devices_per_host"
             )
     ordered = sorted(devices)
     return tuple(tuple(ordered[start : start + size]) for start in range(0, len(ordered), size))
 
 
-def possible_sizes(devices: Sequence[int], devices_per_host: int, num_heads: int, num_kv_heads: int, largest: int) -> tuple[int, ...]:
-    """The powers of two that divide each host's devices and the model's heads, smallest first; 1 is always one of them.
+def possible_sizes(
+    devices: Sequence[int], devices_per_host: int, num_heads: int, num_kv_heads: int, largest: int
+) -> tuple[int, ...]:
+    """The powers of two that divide each host's devices and the model's heads, smallest first; 1 is
+    always one of them.
 
     KV heads are shared out, or repeated when there are fewer of them than devices.
     """

@@ -1,7 +1,9 @@
-"""The order in which a run asks its dataset: an endless stream of prompts, epoch after epoch, each in an order of its own.
+"""The order in which a run asks its dataset: an endless stream of prompts, epoch after epoch, each
+in an order of its own.
 
-The stream's whole state is the number of prompts drawn so far, so resuming it is exact. Rows are named by epoch and row, never
-by their text: a dataset may hold the same question twice. Leaves out what a row contains.
+The stream's whole state is the number of prompts drawn so far, so resuming it is exact. Rows are
+named by epoch and row, never by their text: a dataset may hold the same question twice. Leaves out
+what a row contains.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def _permutation(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return order
 
 
-def draw_prompts(domains: Sequence[str], seed: int, num_drawn: int, num_prompts: int, unfit: Collection[int] = ()) -> tuple[PromptRef, ...]:
+def draw_prompts(
+    domains: Sequence[str], seed: int, num_drawn: int, num_prompts: int, unfit: Collection[int] = ()
+) -> tuple[PromptRef, ...]:
     """The next prompts after the first num_drawn; `domains` has the domain of every row of the
     dataset, seed is >= 0.
 
@@ -36,11 +40,15 @@ def draw_prompts(domains: Sequence[str], seed: int, num_drawn: int, num_prompts:
     )
 
 
-def draw_places(num_rows: int, seed: int, num_drawn: int, num_prompts: int, unfit: Collection[int] = ()) -> tuple[int, ...]:
+def draw_places(
+    num_rows: int, seed: int, num_drawn: int, num_prompts: int, unfit: Collection[int] = ()
+) -> tuple[int, ...]:
     """Where in the stream these prompts stand."""
     num_fit = num_rows - len(unfit)
     if num_fit < 1:
-        raise ValueError(f"a dataset must have at least 1 row to ask, got {num_fit}; check the task's filters")
+        raise ValueError(
+            f"a dataset must have at least 1 row to ask, got {num_fit}; check the task's filters"
+        )
     fit = (place for place in count(num_drawn) if row_at(num_rows, seed, place) not in unfit)
     return tuple(islice(fit, num_prompts))
 

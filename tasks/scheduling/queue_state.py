@@ -17,7 +17,9 @@ class QueueState:
     """Where the drawn prompts are."""
 
     queue: tuple[PromptRef, ...] = ()  # the long-prompt queue, first in first out
-    skipped: tuple[PromptRef, ...] = ()  # passed over in a reserve for one of another domain; the next to be asked
+    skipped: tuple[
+        PromptRef, ...
+    ] = ()  # passed over in a reserve for one of another domain; the next to be asked
     num_drawn: int = 0  # prompts drawn from the dataset; also the position of the prompt stream
     num_trained: int = 0  # prompts trained
     num_dropped: int = 0  # prompts given up because too few of their responses could be scored
@@ -39,7 +41,9 @@ class QueueState:
     def from_json(cls, raw: Mapping[str, Any]) -> Self:  # Any: JSON values
         """The inverse of to_json."""
         refs = {
-            name: tuple(PromptRef(prompt_id=prompt_id, domain=domain) for prompt_id, domain in value)
+            name: tuple(
+                PromptRef(prompt_id=prompt_id, domain=domain) for prompt_id, domain in value
+            )
             for name, value in raw.items()
             if isinstance(value, list)
         }
@@ -55,17 +59,21 @@ def finish_round(
     dropped: Collection[str],
     filtered: Collection[str] = (),
 ) -> QueueState:
-    """The state after a round; every prompt that it asked must be in exactly one of the four (prompt ids)."""
+    """The state after a round; every prompt that it asked must be in exactly one of the four
+    (prompt ids)."""
     refs = {ref.prompt_id: ref for ref in plan.candidates}
     asked = [*accepted, *deferred, *dropped, *filtered]
     planned = {ref.prompt_id for ref in plan.prompts}
     if len(set(asked)) != len(asked) or not planned <= set(asked) <= set(refs):
         raise ValueError(
-            f"step {plan.step} must account for each of its {len(planned)} prompts once, got {len(accepted)} accepted, "
-            f"{len(deferred)} deferred, {len(dropped)} dropped and {len(filtered)} filtered; repeat the step"
+            f"step {plan.step} must account for each of its {len(planned)} prompts once, got"
+            f" {len(accepted)} accepted, {len(deferred)} deferred, {len(dropped)} dropped and"
+            f" {len(filtered)} filtered; repeat the step"
         )
     is_from_queue = plan.kind in ("long", "drain")
-    assert not is_from_queue or state.queue[: len(planned)] == plan.prompts, "a round over the queue takes its head"
+    assert not is_from_queue or state.queue[: len(planned)] == plan.prompts, (
+        "a round over the queue takes its head"
+    )
     kept = state.queue[len(planned) :] if is_from_queue else state.queue
     upcoming = plan.reserve if is_from_queue else plan.candidates
     skipped, num_new = _advance(state, upcoming, set(asked))
@@ -97,10 +105,16 @@ def row_of(ref: PromptRef) -> int:
     return int(ref.prompt_id.partition("/")[2])
 
 
-def _advance(state: QueueState, upcoming: Sequence[PromptRef], asked: Collection[str]) -> tuple[tuple[PromptRef, ...], int]:
+def _advance(
+    state: QueueState, upcoming: Sequence[PromptRef], asked: Collection[str]
+) -> tuple[tuple[PromptRef, ...], int]:
     """What is skipped now, and how many were newly drawn: up to the last prompt that was asked,
     those before it that were not stay."""
-    assert state.skipped[: len(upcoming)] == upcoming[: len(state.skipped)], "what was skipped comes next"
-    last = max((place for place, ref in enumerate(upcoming, start=1) if ref.prompt_id in asked), default=0)
+    assert state.skipped[: len(upcoming)] == upcoming[: len(state.skipped)], (
+        "what was skipped comes next"
+    )
+    last = max(
+        (place for place, ref in enumerate(upcoming, start=1) if ref.prompt_id in asked), default=0
+    )
     passed_over = tuple(ref for ref in upcoming[:last] if ref.prompt_id not in asked)
     return (*passed_over, *state.skipped[last:]), max(0, last - len(state.skipped))

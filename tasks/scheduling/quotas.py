@@ -1,10 +1,13 @@
-"""Which domains a short round's groups come from: a domain of short answers cannot crowd out one of long answers.
+"""Which domains a short round's groups come from: a domain of short answers cannot crowd out one of
+long answers.
 
-    launched: 6 of code, 2 stories, 1 letters, 1 sum; to accept: 8      exact shares 4.8, 1.6, 0.8, 0.8
-    -> at least 4, 1, 0, 0 and at most 5, 2, 1, 1: who finishes first decides which shares are rounded up
+    launched: 6 of code, 2 stories, 1 letters, 1 sum; to accept: 8   exact shares 4.8, 1.6, 0.8, 0.8
+    -> at least 4, 1, 0, 0 and at most 5, 2, 1, 1: who finishes first decides which shares are
+    rounded up
 
-Every domain gets its share of the launched mix, rounded; fixing beforehand which way would make a small round wait for its slowest
-domain. What is put off is trained in a long round, so that the mix over both is that of the data set.
+Every domain gets its share of the launched mix, rounded; fixing beforehand which way would make a
+small round wait for its slowest domain. What is put off is trained in a long round, so that the mix
+over both is that of the data set.
 """
 
 from __future__ import annotations
@@ -16,20 +19,32 @@ from tasks.scheduling.events import PromptRef, Quota
 
 
 def domain_quotas(prompts: Sequence[PromptRef], num_accepted: int) -> tuple[Quota, ...]:
-    """The share of each domain in the accepted groups, rounded down and up; by name. A single domain has all of them."""
+    """The share of each domain in the accepted groups, rounded down and up; by name. A single
+    domain has all of them."""
     launched = Counter(ref.domain for ref in prompts)
-    shares = {domain: divmod(count * num_accepted, len(prompts)) for domain, count in sorted(launched.items())}
-    return tuple(Quota(domain=domain, least=whole, most=whole + (rest > 0)) for domain, (whole, rest) in shares.items())
+    shares = {
+        domain: divmod(count * num_accepted, len(prompts))
+        for domain, count in sorted(launched.items())
+    }
+    return tuple(
+        Quota(domain=domain, least=whole, most=whole + (rest > 0))
+        for domain, (whole, rest) in shares.items()
+    )
 
 
 class Slots:
-    """What a round has yet to accept, by domain. Can always be filled from what was launched, unless prompts are given up."""
+    """What a round has yet to accept, by domain. Can always be filled from what was launched,
+    unless prompts are given up."""
 
     def __init__(self, quotas: Sequence[Quota], num_groups: int) -> None:
         self._reserved = {quota.domain: quota.least for quota in quotas}
-        self._allowed = {quota.domain: quota.most - quota.least for quota in quotas}  # beyond what is reserved
+        self._allowed = {
+            quota.domain: quota.most - quota.least for quota in quotas
+        }  # beyond what is reserved
         self._shared = num_groups - sum(self._reserved.values())  # for whoever is first
-        assert 0 <= self._shared <= sum(self._allowed.values()), "quotas enclose the groups of the round"
+        assert 0 <= self._shared <= sum(self._allowed.values()), (
+            "quotas enclose the groups of the round"
+        )
 
     @property
     def num_free(self) -> int:
@@ -50,12 +65,15 @@ class Slots:
             self._shared -= 1
 
     def give_up(self, candidates: Counter[str]) -> None:
-        """A prompt was given up: slots that these undecided prompts per domain cannot fill go to domains that can, or are lost."""
+        """A prompt was given up: slots that these undecided prompts per domain cannot fill go to
+        domains that can, or are lost."""
         for domain, slots in self._reserved.items():
             self._reserved[domain] = min(slots, candidates[domain])
             self._shared += slots - self._reserved[domain]
         beyond = {domain: candidates[domain] - slots for domain, slots in self._reserved.items()}
-        lacking = self._shared - sum(min(self._allowed[domain], beyond[domain]) for domain in beyond)
+        lacking = self._shared - sum(
+            min(self._allowed[domain], beyond[domain]) for domain in beyond
+        )
         for domain, num in beyond.items():
             more = max(0, min(lacking, num - self._allowed[domain]))
             self._allowed[domain] += more

@@ -6,6 +6,7 @@ import hashlib
 
 
 def derive_seed(seed: int, *names: object) -> int:
-    """A seed of 63 bits for the choice of this name, for example derive_seed(0, "sampling", 7, "engine-0")."""
+    """A seed of 63 bits for the choice of this name, for example derive_seed(0, "sampling", 7,
+    "engine-0")."""
     text = "/".join(map(str, (seed, *names)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

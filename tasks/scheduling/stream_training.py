@@ -1,11 +1,14 @@
-"""The stream trainer (RollPacker, section 4.4, Algorithm 1): which devices stop generating in mid-round, and when.
+"""The stream trainer (RollPacker, section 4.4, Algorithm 1): which devices stop generating in
+mid-round, and when.
 
     milestone of accepted groups reached
-      -> do the requests that still run fit the KV caches of fewer engines, at the peak they are projected to reach?
-      -> ScaleDown: their engines hand over what they run, their learners begin to accumulate gradients
+      -> do the requests that still run fit the KV caches of fewer engines, at the peak they are
+      projected to reach? -> ScaleDown: their engines hand over what they run, their learners begin
+      to accumulate gradients
 
-A device group is freed whole or not at all, so that no learner communication group and no engine is ever split. Pure: readings in,
-decisions out. Leaves out how requests move (`engines.driver`) and what the learners get (`learner.streaming`).
+A device group is freed whole or not at all, so that no learner communication group and no engine is
+ever split. Pure: readings in, decisions out. Leaves out how requests move (`engines.driver`) and
+what the learners get (`learner.streaming`).
 """
 
 from __future__ import annotations
@@ -26,26 +29,61 @@ class StreamTrainerConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    enabled: bool = Field(False, description="Free devices in mid-round and train the accepted groups there.")
-    first_milestone: float = Field(0.2, ge=0, le=1, description="Share of the round's groups whose acceptance first asks for devices.")
-    last_milestone: float = Field(0.5, ge=0, le=1, description="Share of the round's groups after which no device is freed any more.")
-    milestone_step: float = Field(0.05, gt=0, le=1, description="Distance between two milestones, as a share of the round's groups.")
+    enabled: bool = Field(
+        False, description="Free devices in mid-round and train the accepted groups there."
+    )
+    first_milestone: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Share of the round's groups whose acceptance first asks for devices.",
+    )
+    last_milestone: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Share of the round's groups after which no device is freed any more.",
+    )
+    milestone_step: float = Field(
+        0.05,
+        gt=0,
+        le=1,
+        description="Distance between two milestones, as a share of the round's groups.",
+    )
     max_freed_share: float = Field(
-        0.5, ge=0, le=1, description="Share of the engines that may be freed in a round; a freed device idles once it has caught up."
+        0.5,
+        ge=0,
+        le=1,
+        description=(
+            "Share of the engines that may be freed in a round; a freed device idles once it has"
+            " caught up."
+        ),
     )
     kv_share: float = Field(
-        0.9, gt=0, le=1, description="Share of the remaining engines' KV caches that the projected peak of what still runs may fill."
+        0.9,
+        gt=0,
+        le=1,
+        description=(
+            "Share of the remaining engines' KV caches that the projected peak of what still runs"
+            " may fill."
+        ),
     )
     max_running_per_engine: int = Field(
-        64, ge=1, description="Responses that a remaining engine may have to decode at once; a device is freed only when so few are left."
+        64,
+        ge=1,
+        description=(
+            "Responses that a remaining engine may have to decode at once; a device is freed only"
+            " when so few are left."
+        ),
     )
 
     @model_validator(mode="after")
     def _milestones_follow(self) -> Self:
         if self.last_milestone < self.first_milestone:
             raise ValueError(
-                f"stream_trainer.last_milestone must be >= first_milestone ({self.first_milestone:g}), got {self.last_milestone:g}; "
-                "raise it or lower first_milestone"
+                "stream_trainer.last_milestone must be >= first_milestone"
+                f" ({self.first_milestone:g}), got {self.last_milestone:g}; raise it or lower"
+                " first_milestone"
             )
         return self
 
@@ -53,12 +91,17 @@ class StreamTrainerConfig(BaseModel):
     def milestones(self) -> tuple[float, ...]:
         """Shares of the round's groups, ascending; none when disabled."""
         count = int((self.last_milestone - self.first_milestone) / self.milestone_step + NOISE) + 1
-        return tuple(self.first_milestone + place * self.milestone_step for place in range(count)) if self.enabled else ()
+        return (
+            tuple(self.first_milestone + place * self.milestone_step for place in range(count))
+            if self.enabled
+            else ()
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroup:
-    """Engines and learners that can be told apart from the rest of the cluster: what is freed, is freed whole."""
+    """Engines and learners that can be told apart from the rest of the cluster: what is freed, is
+    freed whole."""
 
     engines: tuple[str, ...]  # rollout replicas on its devices
     learners: tuple[str, ...]  # learner ranks on its devices, whole communication groups
@@ -95,12 +138,19 @@ class StreamTrainer:
     """Decides for one round. `start` once, then `handle` whenever `is_due`."""
 
     def __init__(
-        self, config: StreamTrainerConfig, groups: Sequence[DeviceGroup], accept_prompts: int, lengths: Iterable[int] = ()
+        self,
+        config: StreamTrainerConfig,
+        groups: Sequence[DeviceGroup],
+        accept_prompts: int,
+        lengths: Iterable[int] = (),
     ) -> None:
-        """`lengths`: response lengths of earlier rounds, in tokens; without any, every response is projected to its bound."""
+        """`lengths`: response lengths of earlier rounds, in tokens; without any, every response is
+        projected to its bound."""
         self._config = config
         self._groups = tuple(groups)
-        self._least_engines = max(1.0, (1 - config.max_freed_share) * sum(len(group.engines) for group in groups))
+        self._least_engines = max(
+            1.0, (1 - config.max_freed_share) * sum(len(group.engines) for group in groups)
+        )
         self._due = [milestone * accept_prompts for milestone in config.milestones]
         self._lengths = sorted(lengths)
 
@@ -113,10 +163,15 @@ class StreamTrainer:
         """Learners whose devices generate nothing are free from the beginning."""
         if not self.is_enabled:
             return []
-        return [ScaleDown(engines=(), learners=group.learners) for group in self._groups if group.learners and not group.engines]
+        return [
+            ScaleDown(engines=(), learners=group.learners)
+            for group in self._groups
+            if group.learners and not group.engines
+        ]
 
     def is_due(self, num_accepted: int) -> bool:
-        """Whether a milestone has been reached since the last reading; only then is a reading worth taking."""
+        """Whether a milestone has been reached since the last reading; only then is a reading worth
+        taking."""
         return bool(self._due) and num_accepted >= self._due[0] - NOISE
 
     def handle(self, reading: Reading) -> list[ScaleDown]:
@@ -127,7 +182,9 @@ class StreamTrainer:
         freed: list[ScaleDown] = []
         staying = dict(reading.capacity_tokens)
         for group in self._candidates(reading):
-            rest = {engine: tokens for engine, tokens in staying.items() if engine not in group.engines}
+            rest = {
+                engine: tokens for engine, tokens in staying.items() if engine not in group.engines
+            }
             if not self._fits(reading.running, rest):
                 break
             staying = rest
@@ -136,18 +193,32 @@ class StreamTrainer:
 
     def _candidates(self, reading: Reading) -> list[DeviceGroup]:
         """Groups whose engines all generate and whose learners could train."""
-        whole = [one for one in self._groups if one.learners and one.engines and set(one.engines) <= set(reading.capacity_tokens)]
-        return sorted(whole, key=lambda group: (_held_tokens(group, reading.running), group.engines))
+        whole = [
+            one
+            for one in self._groups
+            if one.learners and one.engines and set(one.engines) <= set(reading.capacity_tokens)
+        ]
+        return sorted(
+            whole, key=lambda group: (_held_tokens(group, reading.running), group.engines)
+        )
 
     def _fits(self, running: Sequence[RunningRequest], capacity_tokens: Mapping[str, int]) -> bool:
         """Whether these engines are enough, and can take everything that runs."""
-        if len(capacity_tokens) < self._least_engines - NOISE or len(running) > self._config.max_running_per_engine * len(capacity_tokens):
+        if len(capacity_tokens) < self._least_engines - NOISE or len(
+            running
+        ) > self._config.max_running_per_engine * len(capacity_tokens):
             return False
-        return self.projected_peak_tokens(running) <= self._config.kv_share * sum(capacity_tokens.values())
+        return self.projected_peak_tokens(running) <= self._config.kv_share * sum(
+            capacity_tokens.values()
+        )
 
     def projected_peak_tokens(self, running: Sequence[RunningRequest]) -> int:
-        """Largest KV use ahead if all of these decode side by side, a token each per step, until they reach their projected lengths."""
-        left = sorted((self.projected_length(one) - one.num_tokens, one.prompt_tokens + one.num_tokens) for one in running)
+        """Largest KV use ahead if all of these decode side by side, a token each per step, until
+        they reach their projected lengths."""
+        left = sorted(
+            (self.projected_length(one) - one.num_tokens, one.prompt_tokens + one.num_tokens)
+            for one in running
+        )
         peak, held, still = 0, sum(tokens for _, tokens in left), len(left)
         for steps, tokens in left:
             peak = max(peak, held + steps * still)
@@ -155,7 +226,8 @@ class StreamTrainer:
         return peak
 
     def projected_length(self, request: RunningRequest) -> int:
-        """Tokens that a response will have: a high quantile of the earlier lengths beyond what it has already, within its bound."""
+        """Tokens that a response will have: a high quantile of the earlier lengths beyond what it
+        has already, within its bound."""
         beyond = self._lengths[bisect_right(self._lengths, request.num_tokens) :]
         if not beyond:
             return request.max_new_tokens
@@ -168,15 +240,22 @@ def _held_tokens(group: DeviceGroup, running: Sequence[RunningRequest]) -> int:
 
 
 def device_groups(
-    engines: Mapping[str, frozenset[str]], learners: Mapping[str, frozenset[str]], communication_groups: Iterable[Sequence[str]]
+    engines: Mapping[str, frozenset[str]],
+    learners: Mapping[str, frozenset[str]],
+    communication_groups: Iterable[Sequence[str]],
 ) -> tuple[DeviceGroup, ...]:
-    """The smallest parts of the cluster that share no device, no engine and no learner communication group with another.
+    """The smallest parts of the cluster that share no device, no engine and no learner
+    communication group with another.
 
-    `engines` and `learners`: devices by actor name. `communication_groups`: learners that cannot compute without each other
-    (tensor- or pipeline-parallel ranks; purely data-parallel ranks are alone).
+    `engines` and `learners`: devices by actor name. `communication_groups`: learners that cannot
+    compute without each other (tensor- or pipeline-parallel ranks; purely data-parallel ranks are
+    alone).
     """
     joined = [*engines.values(), *learners.values()]
-    joined += [frozenset[str]().union(*(learners[name] for name in names)) for names in communication_groups]
+    joined += [
+        frozenset[str]().union(*(learners[name] for name in names))
+        for names in communication_groups
+    ]
     parts: list[frozenset[str]] = []
     for devices in joined:
         touching = [part for part in parts if part & devices]

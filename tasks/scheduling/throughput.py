@@ -1,8 +1,10 @@
-"""What a replica of each size is worth: a measured profile, the planner's first choice from it, and its veto. Pure.
+"""What a replica of each size is worth: a measured profile, the planner's first choice from it, and
+its veto. Pure.
 
-`python -m flows.commands.calibrate` measures, `flows.engine_layout` asks: before the first round of each kind for the best size, and after every
-round, of which the lengths are known by then, for the sizes that would be slower. The paper's rule looks at preemptions alone, and
-what it saves in them can cost more in time: the exchange within a replica, and fewer replicas.
+`python -m flows.commands.calibrate` measures, `flows.engine_layout` asks: before the first round of
+each kind for the best size, and after every round, of which the lengths are known by then, for the
+sizes that would be slower. The paper's rule looks at preemptions alone, and what it saves in them
+can cost more in time: the exchange within a replica, and fewer replicas.
 """
 
 from __future__ import annotations
@@ -67,11 +69,13 @@ class ThroughputProfile:
             return cls(kv_tokens=kv_tokens, points=points, **raw)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
-                f"a profile must be the JSON of 'python -m flows.commands.calibrate', version {PROFILE_VERSION}, got {error!r}; measure again"
+                "a profile must be the JSON of 'python -m flows.commands.calibrate', version"
+                f" {PROFILE_VERSION}, got {error!r}; measure again"
             ) from error
 
     def predicted_s(self, size: int, num_devices: int, demand: Demand) -> float:
-        """Seconds of a round on num_devices // size replicas: as many responses at a time as fit the cache, all of the same length."""
+        """Seconds of a round on num_devices // size replicas: as many responses at a time as fit
+        the cache, all of the same length."""
         num_each = math.ceil(demand.num_responses / (num_devices // size))
         room = self.kv_tokens[size] // (demand.prompt_tokens + demand.response_tokens)
         batch = max(1, min(num_each, room))
@@ -79,34 +83,54 @@ class ThroughputProfile:
         return num_each * (demand.prompt_tokens / prefill + demand.response_tokens / decode)
 
     def _rates(self, size: int, batch: int, length: int) -> tuple[float, float]:
-        """(prefill, decode) tokens per second, between the measured batches by interpolation; of the nearest measured length."""
+        """(prefill, decode) tokens per second, between the measured batches by interpolation; of
+        the nearest measured length."""
         measured = [point for point in self.points if point.size == size]
-        nearest = min({point.length for point in measured}, key=lambda one: (abs(one - length), one))
-        curve = sorted((point for point in measured if point.length == nearest), key=lambda point: point.batch)
+        nearest = min(
+            {point.length for point in measured}, key=lambda one: (abs(one - length), one)
+        )
+        curve = sorted(
+            (point for point in measured if point.length == nearest), key=lambda point: point.batch
+        )
         above = min(bisect_left([point.batch for point in curve], batch), len(curve) - 1)
         high, low = curve[above], curve[max(0, above - 1)]
-        share = min(1.0, max(0.0, (batch - low.batch) / (high.batch - low.batch))) if high.batch > low.batch else 0.0
+        share = (
+            min(1.0, max(0.0, (batch - low.batch) / (high.batch - low.batch)))
+            if high.batch > low.batch
+            else 0.0
+        )
         return (
-            low.prefill_tokens_per_s + share * (high.prefill_tokens_per_s - low.prefill_tokens_per_s),
+            low.prefill_tokens_per_s
+            + share * (high.prefill_tokens_per_s - low.prefill_tokens_per_s),
             low.decode_tokens_per_s + share * (high.decode_tokens_per_s - low.decode_tokens_per_s),
         )
 
 
-def best_size(profile: ThroughputProfile, sizes: Sequence[int], num_devices: int, demand: Demand) -> int:
-    """The possible and measured size with the shortest predicted round; of equals the smaller. ValueError when none was measured."""
+def best_size(
+    profile: ThroughputProfile, sizes: Sequence[int], num_devices: int, demand: Demand
+) -> int:
+    """The possible and measured size with the shortest predicted round; of equals the smaller.
+    ValueError when none was measured."""
     known = [size for size in sizes if size in profile.sizes and size in profile.kv_tokens]
     if not known:
         raise ValueError(
-            f"planner.profile must have measured a possible size ({', '.join(map(str, sizes))}), it has {profile.sizes}; "
-            f"measure again with --sizes {sizes[0]}"
+            f"planner.profile must have measured a possible size ({', '.join(map(str, sizes))}), it"
+            f" has {profile.sizes}; measure again with --sizes {sizes[0]}"
         )
     return min(known, key=lambda size: (profile.predicted_s(size, num_devices, demand), size))
 
 
-def not_slower(profile: ThroughputProfile, sizes: Sequence[int], now: int, num_devices: int, demand: Demand) -> tuple[int, ...]:
-    """The sizes without those that the profile predicts to be slower than the present one for such a round; unmeasured ones stay."""
+def not_slower(
+    profile: ThroughputProfile, sizes: Sequence[int], now: int, num_devices: int, demand: Demand
+) -> tuple[int, ...]:
+    """The sizes without those that the profile predicts to be slower than the present one for such
+    a round; unmeasured ones stay."""
     known = [size for size in sizes if size in profile.sizes and size in profile.kv_tokens]
     if now not in known:
         return tuple(sizes)
     limit_s = profile.predicted_s(now, num_devices, demand)
-    return tuple(size for size in sizes if size not in known or profile.predicted_s(size, num_devices, demand) <= limit_s)
+    return tuple(
+        size
+        for size in sizes
+        if size not in known or profile.predicted_s(size, num_devices, demand) <= limit_s
+    )

@@ -1,4 +1,5 @@
-"""A tiny random Llama with a character tokenizer, and factories for engines, requests and weight versions."""
+"""A tiny random Llama with a character tokenizer, and factories for engines, requests and weight
+versions."""
 
 from __future__ import annotations
 
@@ -16,20 +17,27 @@ from artifacts.records import Generated, Request, WeightsRef
 from artifacts.weights import write_weights
 from tasks.engines.vllm.engine import EngineConfig, VllmEngine
 
-CHARACTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?'-+*/=()[]{}<>#$%&@_|~^0123456789\""
+CHARACTERS = (
+    "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?'-+*/=()[]{}<>#$%&@_|~^0123456789\""
+)
 
 
 def save_tiny_model(directory: Path, seed: int) -> LlamaForCausalLM:
-    """A two-layer bf16 Llama with tied embeddings, saved with its tokenizer. Its logits are spread enough to matter."""
+    """A two-layer bf16 Llama with tied embeddings, saved with its tokenizer. Its logits are spread
+    enough to matter."""
     vocabulary = {token: index for index, token in enumerate(["<eos>", "<unk>", *CHARACTERS])}
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     characters.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>", unk_token="<unk>").save_pretrained(directory)
+    PreTrainedTokenizerFast(
+        tokenizer_object=characters, eos_token="<eos>", unk_token="<unk>"
+    ).save_pretrained(directory)
     torch.manual_seed(seed)
     shape = LlamaConfig(
-        vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.15,
+        vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True,
+        initializer_range=0.15,
         eos_token_id=0, bos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     model = LlamaForCausalLM(shape).to(torch.bfloat16)
@@ -45,7 +53,9 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[WeightsRef, LlamaForCausalLM]]:
+def versions(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[int, tuple[WeightsRef, LlamaForCausalLM]]:
     """Weight versions 1 and 2 (different random models) with the transformers model of each."""
     directory = tmp_path_factory.mktemp("weights")
     made = {}
@@ -90,7 +100,12 @@ def start_engine(model_path: str, slot: Slot) -> Callable[..., VllmEngine]:
 
     def start(name: str, **changes: object) -> VllmEngine:
         slot.take()
-        fields: dict[str, object] = {"max_num_seqs": 16, "max_model_len": 256, "max_batched_tokens": 512, "kv_cache_gb": 0.05}
+        fields: dict[str, object] = {
+            "max_num_seqs": 16,
+            "max_model_len": 256,
+            "max_batched_tokens": 512,
+            "kv_cache_gb": 0.05,
+        }
         config = EngineConfig(call_deadline_s=60, **(fields | changes))  # type: ignore[arg-type]
         engine = VllmEngine(config=config, model_path=model_path, name=name, cpu_ids=None, seed=1)
         engine.start()
@@ -124,5 +139,7 @@ async def collect_all(engine: VllmEngine, num: int) -> dict[str, Generated]:
     done: dict[str, Generated] = {}
     async with asyncio.timeout(60):
         while len(done) < num:
-            done |= {generated.response_id: generated for generated in await engine.collect(wait_s=5)}
+            done |= {
+                generated.response_id: generated for generated in await engine.collect(wait_s=5)
+            }
     return done

@@ -1,4 +1,5 @@
-"""python -m tests.engine.first_attention KIND MODEL: a process whose first attention has few rows."""
+"""python -m tests.engine.first_attention KIND MODEL: a process whose first attention has few
+rows."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ import sys
 from artifacts.judgements import Question
 from artifacts.models.choice import PathConfig
 from benchmarks.bare_llm import bare_llm
-from tasks.rewards.judges.engine import JudgeEngine, JudgeEngineConfig
 from tasks.engines.vllm.core import build_core
 from tasks.engines.vllm.engine import EngineConfig, pin_this_thread
+from tasks.rewards.judges.engine import JudgeEngine, JudgeEngineConfig
 
 CORES = tuple(sorted(os.sched_getaffinity(0)))[:2]
 
@@ -53,7 +54,9 @@ def by_hand(model: str) -> None:
 
 
 def _config(ranks: int) -> EngineConfig:
-    return EngineConfig(max_num_seqs=4, max_model_len=64, kv_cache_gb=0.05, tensor_parallel_size=ranks)
+    return EngineConfig(
+        max_num_seqs=4, max_model_len=64, kv_cache_gb=0.05, tensor_parallel_size=ranks
+    )
 
 
 if __name__ == "__main__":

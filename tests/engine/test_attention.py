@@ -1,4 +1,5 @@
-"""A first attention of a few rows ends no process: with AMX it must have asked for the tile registers."""
+"""A first attention of a few rows ends no process: with AMX it must have asked for the tile
+registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the planner reads of the real engine: preemptions and the peak of KV use, both of the round that the weights were loaded for."""
+"""What the planner reads of the real engine: preemptions and the peak of KV use, both of the round
+that the weights were loaded for."""
 
 from __future__ import annotations
 
@@ -11,13 +12,17 @@ from artifacts.records import WeightsRef
 from tasks.engines.vllm.engine import VllmEngine
 from tests.engine.conftest import generate, make_batch
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning"),
+]
 
 ROOM_GB = 0.0008  # some 1,600 tokens of the tiny model: sixteen responses of 220 tokens do not fit
 
 
 async def test_a_full_cache_preempts_and_the_next_weights_begin_a_new_count(
-    start_engine: Callable[..., VllmEngine], versions: dict[int, tuple[WeightsRef, LlamaForCausalLM]]
+    start_engine: Callable[..., VllmEngine],
+    versions: dict[int, tuple[WeightsRef, LlamaForCausalLM]],
 ) -> None:
     engine = start_engine("engine-small", kv_cache_gb=ROOM_GB)
     before = await engine.stats()

@@ -1,4 +1,5 @@
-"""A real judge: a tiny random Llama that always reaches a verdict, the same one for the same question."""
+"""A real judge: a tiny random Llama that always reaches a verdict, the same one for the same
+question."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.judgements import Judgement, JudgeMode, Question
+from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.models.choice import PathConfig
 from artifacts.records import Prompt
 from tasks.rewards.judges.core import JudgeCore
@@ -20,7 +21,9 @@ from tests.engine.conftest import Slot
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning"),  # vLLM scans every module's attributes
+    pytest.mark.filterwarnings(
+        "ignore:.*torch.distributed.reduce_op.*:FutureWarning"
+    ),  # vLLM scans every module's attributes
 ]
 
 HOSTILE = (
@@ -37,7 +40,12 @@ HOSTILE = (
 def judge(model_path: str, slot: Slot) -> JudgeEngine:
     slot.take()
     config = JudgeEngineConfig(
-        model=PathConfig(path=model_path), max_model_len=512, max_batched_tokens=512, max_num_seqs=8, kv_cache_gb=0.05, call_deadline_s=120
+        model=PathConfig(path=model_path),
+        max_model_len=512,
+        max_batched_tokens=512,
+        max_num_seqs=8,
+        kv_cache_gb=0.05,
+        call_deadline_s=120,
     )
     engine = JudgeEngine(config, model_path, "judge-0", None, has_tokenizer=True)
     engine.start(240)
@@ -48,7 +56,14 @@ def judge(model_path: str, slot: Slot) -> JudgeEngine:
 def question(answer: str, mode: JudgeMode = "yes_no", max_new_tokens: int = 120) -> Question:
     prompt = Prompt(prompt_id="0/0", domain="add", token_ids=(), gold="8", text="3 + 5?")
     return make_question(
-        judge="j", rubric="Grade.", prompt=prompt, answer=answer, mode=mode, yes="Yes", no="No", max_new_tokens=max_new_tokens
+        judge="j",
+        rubric="Grade.",
+        prompt=prompt,
+        answer=answer,
+        mode=mode,
+        yes="Yes",
+        no="No",
+        max_new_tokens=max_new_tokens,
     )
 
 
@@ -68,7 +83,9 @@ def test_the_same_question_gets_the_same_verdict(judge: JudgeEngine) -> None:
     (first,) = decide(judge, question("8"))
     assert decide(judge, question("8")) == (first,)
     batch = decide(judge, *(question(str(number)) for number in range(12)))
-    assert batch[8].p_yes == pytest.approx(first.p_yes, abs=0.02)  # bf16: the batch changes the last bits
+    assert batch[8].p_yes == pytest.approx(
+        first.p_yes, abs=0.02
+    )  # bf16: the batch changes the last bits
 
 
 def test_a_generated_verdict_is_read_from_the_judges_own_object(judge: JudgeEngine) -> None:
@@ -79,13 +96,35 @@ def test_a_generated_verdict_is_read_from_the_judges_own_object(judge: JudgeEngi
 
 def test_a_question_without_room_for_an_answer_has_no_verdict(judge: JudgeEngine) -> None:
     prompt = Prompt(prompt_id="0/0", domain="add", token_ids=(), gold="8", text="?" * 600)
-    long = make_question(judge="j", rubric="Grade.", prompt=prompt, answer="8", mode="yes_no", yes="Yes", no="No", max_new_tokens=1)
-    assert [(one.p_yes, one.detail) for one in decide(judge, long)] == [(None, "judge_prompt_too_long")]
+    long = make_question(
+        judge="j",
+        rubric="Grade.",
+        prompt=prompt,
+        answer="8",
+        mode="yes_no",
+        yes="Yes",
+        no="No",
+        max_new_tokens=1,
+    )
+    assert [(one.p_yes, one.detail) for one in decide(judge, long)] == [
+        (None, "judge_prompt_too_long")
+    ]
 
 
-def test_words_that_the_vocabulary_cannot_tell_apart_are_an_error_and_leave_the_judge_alive(judge: JudgeEngine) -> None:
+def test_words_that_the_vocabulary_cannot_tell_apart_are_an_error_and_leave_the_judge_alive(
+    judge: JudgeEngine,
+) -> None:
     prompt = Prompt(prompt_id="0/0", domain="add", token_ids=(), gold="8", text="3 + 5?")
-    alike = make_question(judge="j", rubric="Grade.", prompt=prompt, answer="8", mode="yes_no", yes="Nope", no="No", max_new_tokens=1)
+    alike = make_question(
+        judge="j",
+        rubric="Grade.",
+        prompt=prompt,
+        answer="8",
+        mode="yes_no",
+        yes="Nope",
+        no="No",
+        max_new_tokens=1,
+    )
     with pytest.raises(ValueError, match="different tokens"):
         decide(judge, alike)
     assert decide(judge, question("8"))[0].p_yes is not None
@@ -96,10 +135,14 @@ def test_vllm_takes_the_arguments_of_every_placement(tmp_path: Path, placement: 
     from vllm import EngineArgs
 
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 28}')
-    config = JudgeEngineConfig(model=PathConfig(path=str(tmp_path)), placement=placement, max_batched_tokens=16_384)
+    config = JudgeEngineConfig(
+        model=PathConfig(path=str(tmp_path)), placement=placement, max_batched_tokens=16_384
+    )
     made = EngineArgs(**config.vllm_arguments(str(tmp_path), 0, on_cpu=False, has_tokenizer=False))
     assert made.enable_sleep_mode == (placement == "sleep")
-    assert (made.offload_group_size, made.offload_num_in_group) == ((8, 8) if placement == "prefetch" else (0, 1))
+    assert (made.offload_group_size, made.offload_num_in_group) == (
+        (8, 8) if placement == "prefetch" else (0, 1)
+    )
 
 
 class Bed:

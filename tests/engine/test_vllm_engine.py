@@ -1,4 +1,5 @@
-"""The real engine on a tiny random model: what a response carries, aborts, resumption, weights, reproducibility, death."""
+"""The real engine on a tiny random model: what a response carries, aborts, resumption, weights,
+reproducibility, death."""
 
 from __future__ import annotations
 
@@ -17,15 +18,17 @@ from transformers import LlamaForCausalLM
 from artifacts.records import Generated, VersionSpan, WeightsRef
 from artifacts.weights import fingerprints
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.rounds.migration import Migration
 from tasks.engines.vllm.core import VllmCore, _agreed
 from tasks.engines.vllm.engine import VllmEngine
+from tasks.rounds.migration import Migration
 from tasks.scheduling.stream_training import ScaleDown
 from tests.engine.conftest import collect_all, generate, make_batch, make_request
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning"),  # vLLM scans every module's attributes
+    pytest.mark.filterwarnings(
+        "ignore:.*torch.distributed.reduce_op.*:FutureWarning"
+    ),  # vLLM scans every module's attributes
 ]
 
 PROBES = ((5, 9, 30, 41, 7, 22), (3, 4, 5, 6))
@@ -38,7 +41,9 @@ def engine(start_engine: Callable[[str], VllmEngine]) -> VllmEngine:
     return start_engine("engine-a")
 
 
-def reference_logprobs(model: LlamaForCausalLM, tokens: tuple[int, ...], temperature: float = 1.0) -> torch.Tensor:
+def reference_logprobs(
+    model: LlamaForCausalLM, tokens: tuple[int, ...], temperature: float = 1.0
+) -> torch.Tensor:
     """Log-probability of each token after the first under a transformers forward."""
     ids = torch.tensor([tokens])
     with torch.no_grad():
@@ -75,8 +80,12 @@ async def test_logprobs_are_those_of_the_sampled_distribution(
     differences = []
     for request in requests:
         generated = done[request.response_id]
-        reference = reference_logprobs(model, request.prompt_tokens + generated.token_ids, temperature)
-        differences.append((reference[len(request.prompt_tokens) - 1 :] - torch.tensor(generated.logprobs)).abs())
+        reference = reference_logprobs(
+            model, request.prompt_tokens + generated.token_ids, temperature
+        )
+        differences.append(
+            (reference[len(request.prompt_tokens) - 1 :] - torch.tensor(generated.logprobs)).abs()
+        )
     assert torch.cat(differences).mean() < bound
 
 
@@ -93,11 +102,15 @@ async def test_greedy_repeats_itself(engine: VllmEngine) -> None:
 async def test_abort_brings_partial_responses_back_once(engine: VllmEngine) -> None:
     requests = make_batch(4, max_new_tokens=230, prompt_tokens=(9, 8, 7))
     await engine.submit(requests)
-    first = [generated for generated in await engine.collect(0.05) if generated.finish_reason == "stop"]
+    first = [
+        generated for generated in await engine.collect(0.05) if generated.finish_reason == "stop"
+    ]
     await engine.abort([request.response_id for request in requests] + ["9/9:9"])
     await engine.abort([request.response_id for request in requests])
     rest = await engine.collect(0.05)
-    assert sorted(generated.response_id for generated in first + rest) == sorted(request.response_id for request in requests)
+    assert sorted(generated.response_id for generated in first + rest) == sorted(
+        request.response_id for request in requests
+    )
     partial = [generated for generated in rest if generated.finish_reason == "aborted"]
     assert partial
     assert all(len(generated.token_ids) == len(generated.logprobs) < 230 for generated in partial)
@@ -112,7 +125,9 @@ async def test_a_request_aborted_before_its_first_step_comes_back_empty(engine: 
     assert await engine._thread.call("test", submit_and_abort, 10) == ()
 
 
-async def test_kept_tokens_are_continued_greedily_as_if_never_interrupted(engine: VllmEngine, versions: Versions) -> None:
+async def test_kept_tokens_are_continued_greedily_as_if_never_interrupted(
+    engine: VllmEngine, versions: Versions
+) -> None:
     await engine.load_weights(versions[1][0], seed=1, probes=())
     request = make_request("0/1", temperature=0.0, max_new_tokens=16)
     whole = (await generate(engine, [request]))["0/1:0"]
@@ -129,10 +144,15 @@ async def test_kept_tokens_are_continued_greedily_as_if_never_interrupted(engine
     assert resumed.logprobs[:kept] == whole.logprobs[:kept]
     assert resumed.logprobs == pytest.approx(whole.logprobs, abs=0.2)
     rest = len(whole.token_ids) - kept
-    assert resumed.versions == (VersionSpan(version=1, num_tokens=kept), VersionSpan(version=7, num_tokens=rest))
+    assert resumed.versions == (
+        VersionSpan(version=1, num_tokens=kept),
+        VersionSpan(version=7, num_tokens=rest),
+    )
 
 
-async def test_a_migrated_response_is_what_it_would_have_been(engine: VllmEngine, versions: Versions) -> None:
+async def test_a_migrated_response_is_what_it_would_have_been(
+    engine: VllmEngine, versions: Versions
+) -> None:
     await engine.load_weights(versions[1][0], seed=1, probes=())
     request = make_request("0/1", temperature=0.0, max_new_tokens=24)
 
@@ -147,7 +167,9 @@ async def test_a_migrated_response_is_what_it_would_have_been(engine: VllmEngine
     assert stats.progress == {"0/1:0": len(partial.token_ids)}
     assert 0 < len(partial.token_ids) < len(whole.token_ids)
     migration = Migration()
-    migration.leave(ScaleDown(engines=("engine-a",), learners=("learner-0",)), [request.response_id])
+    migration.leave(
+        ScaleDown(engines=("engine-a",), learners=("learner-0",)), [request.response_id]
+    )
     migration.part([partial])
     joined = (await generate(engine, [migration.resume(request)]))["0/1:0"]
     assert joined.token_ids == whole.token_ids
@@ -156,7 +178,9 @@ async def test_a_migrated_response_is_what_it_would_have_been(engine: VllmEngine
     assert joined.versions == whole.versions
 
 
-async def test_loading_changes_what_is_sampled_and_attested(engine: VllmEngine, versions: Versions) -> None:
+async def test_loading_changes_what_is_sampled_and_attested(
+    engine: VllmEngine, versions: Versions
+) -> None:
     seen = {}
     for version, (weights, model) in versions.items():
         attestation = await engine.load_weights(weights, seed=5, probes=PROBES)
@@ -165,15 +189,29 @@ async def test_loading_changes_what_is_sampled_and_attested(engine: VllmEngine, 
         for probe, logprobs in zip(PROBES, attestation.probe_logprobs, strict=True):
             assert logprobs == pytest.approx(reference_logprobs(model, probe).tolist(), abs=0.3)
         seen[version] = (attestation, await generate(engine, make_batch(4)))
-    changed = {name for name, print_1 in seen[1][0].fingerprints.items() if print_1 != seen[2][0].fingerprints[name]}
-    assert changed == {name for name in seen[1][0].fingerprints if not name.endswith("norm.weight")}  # norms start as ones
+    changed = {
+        name
+        for name, print_1 in seen[1][0].fingerprints.items()
+        if print_1 != seen[2][0].fingerprints[name]
+    }
+    assert changed == {
+        name for name in seen[1][0].fingerprints if not name.endswith("norm.weight")
+    }  # norms start as ones
     assert seen[1][0].probe_logprobs != seen[2][0].probe_logprobs
-    assert {generated.token_ids for generated in seen[1][1].values()} != {generated.token_ids for generated in seen[2][1].values()}
+    assert {generated.token_ids for generated in seen[1][1].values()} != {
+        generated.token_ids for generated in seen[2][1].values()
+    }
 
 
-async def test_attestation_names_a_tensor_that_was_tampered_with(engine: VllmEngine, versions: Versions) -> None:
+async def test_attestation_names_a_tensor_that_was_tampered_with(
+    engine: VllmEngine, versions: Versions
+) -> None:
     def tamper(core: VllmCore) -> None:
-        layer = core._engine.model_executor.driver_worker.worker.model_runner.get_model().model.layers[1]
+        layer = (
+            core._engine.model_executor.driver_worker.worker.model_runner.get_model().model.layers[
+                1
+            ]
+        )
         layer.input_layernorm.weight.data[3] += 1
         good = layer.mlp.gate_up_proj.cpu_linear
         layer.mlp.gate_up_proj.cpu_linear = lambda x, weight, bias: good(x, weight, bias) * 2
@@ -187,7 +225,11 @@ async def test_attestation_names_a_tensor_that_was_tampered_with(engine: VllmEng
     prints, right = await engine._thread.call("held", held, 10), fingerprints(versions[1][0].path)
     wrong = {name for name in right if prints[name] != right[name]}
     layer = "model.layers.1."
-    assert wrong == {f"{layer}input_layernorm.weight", f"{layer}mlp.gate_proj.weight", f"{layer}mlp.up_proj.weight"}
+    assert wrong == {
+        f"{layer}input_layernorm.weight",
+        f"{layer}mlp.gate_proj.weight",
+        f"{layer}mlp.up_proj.weight",
+    }
 
 
 async def test_loading_drops_what_is_left(engine: VllmEngine, versions: Versions) -> None:
@@ -202,11 +244,19 @@ async def test_loading_drops_what_is_left(engine: VllmEngine, versions: Versions
     assert [span.version for span in again["0/0:0"].versions] == [versions[1][0].version]
 
 
-async def test_loading_refuses_a_file_of_another_model(engine: VllmEngine, versions: Versions, tmp_path: Path) -> None:
+async def test_loading_refuses_a_file_of_another_model(
+    engine: VllmEngine, versions: Versions, tmp_path: Path
+) -> None:
     before = await engine.load_weights(versions[1][0], seed=5, probes=PROBES)
-    save_file({"model.norm.weight": torch.ones(128, dtype=torch.bfloat16)}, tmp_path / "part.safetensors")
+    save_file(
+        {"model.norm.weight": torch.ones(128, dtype=torch.bfloat16)}, tmp_path / "part.safetensors"
+    )
     with pytest.raises(ValueError, match="lacks"):
-        await engine.load_weights(WeightsRef(version=9, path=str(tmp_path / "part.safetensors"), digest=""), seed=5, probes=())
+        await engine.load_weights(
+            WeightsRef(version=9, path=str(tmp_path / "part.safetensors"), digest=""),
+            seed=5,
+            probes=(),
+        )
     after = await engine.load_weights(versions[1][0], seed=5, probes=PROBES)
     assert before == after
 
@@ -222,7 +272,9 @@ async def test_loading_refuses_a_file_of_another_model(engine: VllmEngine, versi
         ({"prompt_id": "0/0"}, "once at a time"),
     ],
 )
-async def test_an_unfit_request_is_refused_with_its_whole_batch(engine: VllmEngine, changes: dict[str, object], rule: str) -> None:
+async def test_an_unfit_request_is_refused_with_its_whole_batch(
+    engine: VllmEngine, changes: dict[str, object], rule: str
+) -> None:
     with pytest.raises(ValueError, match=rule):
         await engine.submit([make_request("0/0"), make_request(**({"prompt_id": "0/1"} | changes))])
     assert (await engine.stats()).num_running + (await engine.stats()).num_waiting == 0
@@ -236,9 +288,16 @@ async def test_stats_count(engine: VllmEngine) -> None:
     before = await engine.stats()
     done = await generate(engine, make_batch(4))
     after = await engine.stats()
-    assert after.tokens_generated - before.tokens_generated == sum(len(generated.token_ids) for generated in done.values())
+    assert after.tokens_generated - before.tokens_generated == sum(
+        len(generated.token_ids) for generated in done.values()
+    )
     assert after.busy_s > before.busy_s
-    assert (after.engine, after.num_running, after.num_waiting, after.kv_usage) == ("engine-a", 0, 0, 0.0)
+    assert (after.engine, after.num_running, after.num_waiting, after.kv_usage) == (
+        "engine-a",
+        0,
+        0,
+        0.0,
+    )
     assert after.kv_tokens * KV_BYTES_PER_TOKEN == pytest.approx(0.05 * 2**30, rel=0.05)
     assert after.progress == {}
 
@@ -246,7 +305,9 @@ async def test_stats_count(engine: VllmEngine) -> None:
 async def test_same_seed_and_order_give_the_same_tokens_in_a_used_and_a_fresh_engine(
     engine: VllmEngine, start_engine: Callable[[str], VllmEngine], versions: Versions
 ) -> None:
-    async def reload_and_generate(engine: VllmEngine) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    async def reload_and_generate(
+        engine: VllmEngine,
+    ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
         await engine.load_weights(versions[2][0], seed=5, probes=PROBES)
         done = await generate(engine, make_batch(24, max_new_tokens=40))
         return [(generated.token_ids, generated.logprobs) for _, generated in sorted(done.items())]
@@ -292,7 +353,8 @@ async def test_a_tensor_parallel_shard_that_was_tampered_with_is_named(
 async def test_a_resting_engine_wakes_for_the_next_request_or_load_and_only_then(
     start_engine: Callable[..., VllmEngine], versions: Versions
 ) -> None:
-    """As far as it goes without a GPU: the CPU backend cannot sleep, so that its two methods are told of only."""
+    """As far as it goes without a GPU: the CPU backend cannot sleep, so that its two methods are
+    told of only."""
     engine = start_engine("engine-s", sleep_mode=True)
     told: list[str] = []
 
@@ -317,7 +379,9 @@ async def test_a_resting_engine_wakes_for_the_next_request_or_load_and_only_then
     await collect_all(engine, 1)
 
 
-async def test_a_dead_stepping_thread_is_engine_lost_with_the_cause(start_engine: Callable[[str], VllmEngine]) -> None:
+async def test_a_dead_stepping_thread_is_engine_lost_with_the_cause(
+    start_engine: Callable[[str], VllmEngine],
+) -> None:
     engine = start_engine("engine-c")
 
     def explode() -> None:

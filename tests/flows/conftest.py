@@ -1,4 +1,5 @@
-"""Runs through the real commands: a Prefect server for the session, the tiny model built once, every run in a process of its own."""
+"""Runs through the real commands: a Prefect server for the session, the tiny model built once,
+every run in a process of its own."""
 
 from __future__ import annotations
 
@@ -47,21 +48,38 @@ class Launcher:
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
 
-    def start(self, root: Path, *assignments: str, preset: str = "tiny-sync", resume: str = "") -> subprocess.Popen[str]:
+    def start(
+        self, root: Path, *assignments: str, preset: str = "tiny-sync", resume: str = ""
+    ) -> subprocess.Popen[str]:
         """A run in the background, its artifacts under root."""
-        command = [sys.executable, "-m", "flows.commands.start", "--preset", preset, "--set", f"keep.artifact_root={root}"]
+        command = [
+            sys.executable,
+            "-m",
+            "flows.commands.start",
+            "--preset",
+            preset,
+            "--set",
+            f"keep.artifact_root={root}",
+        ]
         for assignment in (*SMALL, *assignments):
             command += ["--set", assignment]
         command += ["--resume", resume] if resume else []
         process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=ROOT,
+            env=os.environ | self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for pipe in (process.stdout, process.stderr):  # nobody reads them while the run goes on
             assert pipe is not None
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         return process
 
-    def run(self, root: Path, *assignments: str, preset: str = "tiny-sync", resume: str = "") -> Finished:
+    def run(
+        self, root: Path, *assignments: str, preset: str = "tiny-sync", resume: str = ""
+    ) -> Finished:
         """A run from beginning to end."""
         process = self.start(root, *assignments, preset=preset, resume=resume)
         out, err = process.communicate(timeout=280)
@@ -90,14 +108,29 @@ class JoinedCluster:
         self._workers = [self._worker(name) for name in WORKERS]
 
     def _worker(self, name: str) -> subprocess.Popen[bytes]:
-        threads, slots = ("6", "coordinator=4") if name == "control" else ("2", f"{name.partition('-')[0]}=1")
-        size = ("--nthreads", threads, "--resources", slots, "--nworkers", "1", "--memory-limit", "0")
-        return self._start("worker", self.address, "--name", name, "--local-directory", str(self._scratch), *size)
+        threads, slots = (
+            ("6", "coordinator=4") if name == "control" else ("2", f"{name.partition('-')[0]}=1")
+        )
+        size = (
+            "--nthreads",
+            threads,
+            "--resources",
+            slots,
+            "--nworkers",
+            "1",
+            "--memory-limit",
+            "0",
+        )
+        return self._start(
+            "worker", self.address, "--name", name, "--local-directory", str(self._scratch), *size
+        )
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "dask", *words, "--no-dashboard"]
         with (self._scratch / "dask.log").open("ab") as log:
-            return subprocess.Popen(command, cwd=ROOT, env=self._environment, stdout=log, stderr=log)
+            return subprocess.Popen(
+                command, cwd=ROOT, env=self._environment, stdout=log, stderr=log
+            )
 
     def close(self) -> None:
         for process in (*self._workers, self.scheduler):
@@ -133,7 +166,8 @@ def wait_for(found: Path, process: subprocess.Popen[str], deadline_s: float = 20
     while not found.exists():
         if process.poll() is not None:
             raise AssertionError(
-                f"the run ended with {process.returncode} before {found}: {process.stderr.read() if process.stderr else ''}"
+                f"the run ended with {process.returncode} before {found}:"
+                f" {process.stderr.read() if process.stderr else ''}"
             )
         if time.monotonic() > ends:
             raise AssertionError(f"{found} did not appear within {deadline_s:.0f} s")

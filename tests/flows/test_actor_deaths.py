@@ -1,4 +1,5 @@
-"""An actor whose process dies is accounted for in one sentence: which, by what signal, its last words, what to try."""
+"""An actor whose process dies is accounted for in one sentence: which, by what signal, its last
+words, what to try."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_an_actor_that_dies_of_its_building_ends_in_one_sentence(registry: Actor
     assert "\n" not in said
 
 
-def test_a_worker_that_is_killed_once_while_it_builds_costs_no_start(registry: ActorRegistry, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_once_while_it_builds_costs_no_start(
+    registry: ActorRegistry, tmp_path: Path
+) -> None:
     recipes = {
         "engine-0": (Unlucky, (str(tmp_path / "died"),)),
         "learner-0": (Healthy, ()),

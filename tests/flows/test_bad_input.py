@@ -1,4 +1,5 @@
-"""Bad input ends with one clear sentence (rule, value, cure) and a non-zero exit, and leaves nothing half-written."""
+"""Bad input ends with one clear sentence (rule, value, cure) and a non-zero exit, and leaves
+nothing half-written."""
 
 from __future__ import annotations
 
@@ -26,7 +27,13 @@ def complaint(err: str) -> str:
     ("assignment", "words"),
     [
         ("learner.lr=1e-5", ("learner.lr", "known field", "--fields")),
-        ('scheduling={"kind": "tail_batching", "prompt_overprovision": 1, "response_overprovision": 1}', ("over-provision", "1.0", "sync")),
+        (
+            (
+                'scheduling={"kind": "tail_batching", "prompt_overprovision": 1,'
+                ' "response_overprovision": 1}'
+            ),
+            ("over-provision", "1.0", "sync"),
+        ),
         ("batch.responses_per_prompt=1", ("batch.responses_per_prompt", "2", "1")),
         ("sampling.max_response_tokens=9999", ("max_response_tokens", "9999", "max_model_len")),
         ('cluster.roles="rollout: 0-7, learner: 0"', ("devices 0 to 1", "2", "num_devices")),
@@ -38,7 +45,9 @@ def complaint(err: str) -> str:
         ("task.num_prompts=3", ("rows", "(4)", "got 3", "lower")),
     ],
 )
-def test_a_wrong_value_is_named_with_its_cure(launcher: Launcher, tmp_path: Path, assignment: str, words: tuple[str, ...]) -> None:
+def test_a_wrong_value_is_named_with_its_cure(
+    launcher: Launcher, tmp_path: Path, assignment: str, words: tuple[str, ...]
+) -> None:
     finished = launcher.run(tmp_path / "runs", assignment)
     sentence = complaint(finished.err)
     assert finished.code != 0
@@ -50,14 +59,18 @@ def test_a_malformed_row_is_named_with_its_line(launcher: Launcher, tmp_path: Pa
     data = tmp_path / "questions.jsonl"
     rows = [json.dumps({"prompt": f"{i}+1=", "answer": str(i + 1)}) for i in range(40)]
     data.write_text("\n".join([*rows, '{"prompt": "no answer"}']) + "\n")
-    finished = launcher.run(tmp_path / "runs", f"task={json.dumps({'kind': 'jsonl', 'path': str(data)})}")
+    finished = launcher.run(
+        tmp_path / "runs", f"task={json.dumps({'kind': 'jsonl', 'path': str(data)})}"
+    )
     sentence = complaint(finished.err)
     assert finished.code != 0
     assert "41" in sentence
     assert "answer" in sentence
 
 
-def test_an_artifact_root_that_cannot_be_written_is_refused(launcher: Launcher, tmp_path: Path) -> None:
+def test_an_artifact_root_that_cannot_be_written_is_refused(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("not a directory")
     finished = launcher.run(in_the_way / "runs")
@@ -76,7 +89,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("mounting needs privileges that are not there")
     try:
@@ -103,6 +118,10 @@ def test_a_port_in_use_is_named(launcher: Launcher, tmp_path: Path) -> None:
 
 
 def test_a_scheduler_that_does_not_answer_is_named(launcher: Launcher, tmp_path: Path) -> None:
-    finished = launcher.run(tmp_path / "runs", "cluster.scheduler_address=tcp://127.0.0.1:9", "cluster.start_deadline_s=3")
+    finished = launcher.run(
+        tmp_path / "runs",
+        "cluster.scheduler_address=tcp://127.0.0.1:9",
+        "cluster.start_deadline_s=3",
+    )
     assert finished.code != 0
     assert "127.0.0.1:9" in complaint(finished.err)

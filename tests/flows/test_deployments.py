@@ -1,4 +1,5 @@
-"""prefect.yaml against a server: every deployment is made without a question asked, and its form is RunConfig with a sentence per field."""
+"""prefect.yaml against a server: every deployment is made without a question asked, and its form is
+RunConfig with a sentence per field."""
 
 from __future__ import annotations
 
@@ -14,7 +15,17 @@ from tests.flows.conftest import ROOT, Launcher
 
 pytestmark = pytest.mark.flow
 
-NAMES = ("laptop", "laptop-sync", "tinycode", "rollpacker", "rollpacker-mixed", "overlap", "tiny", "one-gpu", "eight-gpu")
+NAMES = (
+    "laptop",
+    "laptop-sync",
+    "tinycode",
+    "rollpacker",
+    "rollpacker-mixed",
+    "overlap",
+    "tiny",
+    "one-gpu",
+    "eight-gpu",
+)
 Json = dict[str, Any]  # Any: JSON values
 
 
@@ -22,7 +33,9 @@ def prefect(launcher: Launcher, *words: str) -> None:
     """A prefect command in the clone, as a shell runs it."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", *words]
     environment = os.environ | launcher.environment | {"PWD": str(ROOT)}
-    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    finished = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+    )
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
@@ -43,32 +56,54 @@ def test_every_deployment_is_there(deployments: dict[str, Json]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_deployment_runs_in_the_clone_wherever_its_worker_is(deployments: dict[str, Json], name: str) -> None:
-    assert deployments[name]["pull_steps"] == [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}]
+def test_a_deployment_runs_in_the_clone_wherever_its_worker_is(
+    deployments: dict[str, Json], name: str
+) -> None:
+    assert deployments[name]["pull_steps"] == [
+        {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_form_has_a_sentence_on_every_field(deployments: dict[str, Json], name: str) -> None:
     schema = deployments[name]["parameter_openapi_schema"]
     assert schema["properties"]["config"]["$ref"] == "#/definitions/RunConfig"
-    fields = {(model, field): value for model, one in schema["definitions"].items() for field, value in one.get("properties", {}).items()}
+    fields = {
+        (model, field): value
+        for model, one in schema["definitions"].items()
+        for field, value in one.get("properties", {}).items()
+    }
     assert len(fields) > 80
     assert [field for field, value in fields.items() if not value.get("description")] == []
-    config = schema["definitions"]["RunConfig"]["properties"]  # a default in the form would be sent, and override the preset
+    config = schema["definitions"]["RunConfig"][
+        "properties"
+    ]  # a default in the form would be sent, and override the preset
     assert [field for field, value in config.items() if "default" in value] == []
 
 
 @pytest.mark.parametrize(
     "config",
-    [{"preset": "tiny", "num_steps": 10}, {"resume": "tiny-1"}, {"batch": {"prompts_per_step": 4}}, {"scheduling": {"kind": "sync"}}],
+    [
+        {"preset": "tiny", "num_steps": 10},
+        {"resume": "tiny-1"},
+        {"batch": {"prompts_per_step": 4}},
+        {"scheduling": {"kind": "sync"}},
+    ],
 )
-def test_a_run_may_give_any_part_of_the_configuration(launcher: Launcher, deployments: dict[str, Json], config: Json) -> None:
-    body = {"parameters": {"config": config}, "state": {"type": "CANCELLED"}}  # no worker is to take it
+def test_a_run_may_give_any_part_of_the_configuration(
+    launcher: Launcher, deployments: dict[str, Json], config: Json
+) -> None:
+    body = {
+        "parameters": {"config": config},
+        "state": {"type": "CANCELLED"},
+    }  # no worker is to take it
     created = ask(launcher, f"/deployments/{deployments['tiny']['id']}/create_flow_run", body)
     assert created.status_code == 201, created.text
 
 
-def test_a_field_that_does_not_exist_is_refused_before_a_run_is_made(launcher: Launcher, deployments: dict[str, Json]) -> None:
+def test_a_field_that_does_not_exist_is_refused_before_a_run_is_made(
+    launcher: Launcher, deployments: dict[str, Json]
+) -> None:
     body = {"parameters": {"config": {"learner": {"lr": 1e-5}}}}
     refused = ask(launcher, f"/deployments/{deployments['tiny']['id']}/create_flow_run", body)
     assert refused.status_code == 409

@@ -1,4 +1,5 @@
-"""Dynamic sampling on the real engine, in rounds that score last: groups whose rewards agree give way to others, wave by wave."""
+"""Dynamic sampling on the real engine, in rounds that score last: groups whose rewards agree give
+way to others, wave by wave."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ pytestmark = [pytest.mark.flow, pytest.mark.engine]
 
 @pytest.fixture(scope="module")
 def run(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Groups of two, whose rewards of 0 and 1 agree in every second one at least, whatever the model can do."""
+    """Groups of two, whose rewards of 0 and 1 agree in every second one at least, whatever the
+    model can do."""
     root = tmp_path_factory.mktemp("runs")
     settings = (
         "batch.prompts_per_step=8",
@@ -34,7 +36,10 @@ def rounds(run: Path) -> list[dict[str, list[str]]]:
 
 def rewards_of(run: Path, step: int) -> dict[str, list[float]]:
     """Rewards of every prompt that was asked in a step."""
-    query = f"select prompt_id, list(reward) from read_parquet('{run}/responses/step=0000{step}/*.parquet') group by prompt_id"
+    query = (
+        "select prompt_id, list(reward) from"
+        f" read_parquet('{run}/responses/step=0000{step}/*.parquet') group by prompt_id"
+    )
     return dict(duckdb.sql(query).fetchall())
 
 
@@ -57,11 +62,13 @@ def test_a_step_trains_as_many_groups_as_without(run: Path) -> None:
 
 
 def test_nothing_is_scored_while_anything_generates(run: Path) -> None:
-    """What takes the place of filtered groups is a wave of its own: generated whole, then scored."""
+    """What takes the place of filtered groups is a wave of its own: generated whole, then
+    scored."""
     for step in (1, 2):
         rows = f"read_parquet('{run}/responses/step=0000{step}/*.parquet')"
         query = f"""
             select count(*) from {rows} as scored join {rows} as running
-            on running.submitted_s < scored.score_started_s and running.finished_s > scored.score_started_s
+            on running.submitted_s < scored.score_started_s
+            and running.finished_s > scored.score_started_s
         """
         assert duckdb.sql(query).fetchall() == [(0,)]

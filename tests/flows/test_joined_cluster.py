@@ -17,10 +17,14 @@ pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
 
 def committed(run: Path) -> list[int]:
     """Steps that are committed."""
-    return [int(json.loads(path.read_text())["step"]) for path in sorted((run / "steps").glob("*.json"))]
+    return [
+        int(json.loads(path.read_text())["step"]) for path in sorted((run / "steps").glob("*.json"))
+    ]
 
 
-def test_a_cluster_serves_run_after_run_and_a_dead_scheduler_costs_a_resume(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_cluster_serves_run_after_run_and_a_dead_scheduler_costs_a_resume(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     """With two learners, whose process group no process can enter twice."""
     root, run = tmp_path / "runs", tmp_path / "runs" / "joined"
     with joined_cluster(launcher.environment, tmp_path / "first") as cluster:
@@ -39,7 +43,9 @@ def test_a_cluster_serves_run_after_run_and_a_dead_scheduler_costs_a_resume(laun
         assert longer.returncode != 0
         assert "start the cluster again and resume the run" in err, err
     with joined_cluster(launcher.environment, tmp_path / "second") as cluster:
-        ended = launcher.run(root, f"cluster.scheduler_address={cluster.address}", "num_steps=4", resume=run.name)
+        ended = launcher.run(
+            root, f"cluster.scheduler_address={cluster.address}", "num_steps=4", resume=run.name
+        )
     assert ended.code == 0, ended.err
     assert committed(run) == [1, 2, 3, 4]
     changes = json.loads((run / "manifest.json").read_text())["changes"]

@@ -1,8 +1,10 @@
-"""Kill -9 of the flow, of an engine and of a learner, at three points of a step: nothing committed is lost, nothing is trained twice.
+"""Kill -9 of the flow, of an engine and of a learner, at three points of a step: nothing committed
+is lost, nothing is trained twice.
 
-The uninterrupted run and the killed ones share seed and configuration (tiny preset, sync scheduling). A killed run is killed three times,
-in three steps. It must have the very weights of the uninterrupted one as long as the rounds of the interrupted steps were closed; killed
-earlier, only what was not recorded is generated again, and the prompts trained are the same.
+The uninterrupted run and the killed ones share seed and configuration (tiny preset, sync
+scheduling). A killed run is killed three times, in three steps. It must have the very weights of
+the uninterrupted one as long as the rounds of the interrupted steps were closed; killed earlier,
+only what was not recorded is generated again, and the prompts trained are the same.
 """
 
 from __future__ import annotations
@@ -22,8 +24,14 @@ from tests.flows.conftest import Launcher, wait_for
 pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(600)]
 
 NUM_STEPS = 5
-MOMENTS = ("rounds/00002.json", "00003.safetensors", "steps/00004.json")  # training, after the update, and in the next rollout
-NUM_CLOSED = 3  # steps whose rounds no kill finds open: the second may come late, in step 4, which is over before the third
+MOMENTS = (
+    "rounds/00002.json",
+    "00003.safetensors",
+    "steps/00004.json",
+)  # training, after the update, and in the next rollout
+# steps whose rounds no kill finds open: the second may come late, in step 4, which is over before
+# the third
+NUM_CLOSED = 3
 
 
 @pytest.fixture(scope="module")
@@ -36,23 +44,34 @@ def uninterrupted(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) 
 
 def digests(run: Path) -> list[str]:
     """Digest of the weights after every committed step."""
-    return [json.loads(path.read_text())["weights"]["digest"] for path in sorted((run / "steps").glob("*.json"))]
+    return [
+        json.loads(path.read_text())["weights"]["digest"]
+        for path in sorted((run / "steps").glob("*.json"))
+    ]
 
 
 def attempts(run: Path) -> list[int]:
     """How often every committed step was tried."""
-    return [int(json.loads(path.read_text())["metrics"]["round/attempts"]) for path in sorted((run / "steps").glob("*.json"))]
+    return [
+        int(json.loads(path.read_text())["metrics"]["round/attempts"])
+        for path in sorted((run / "steps").glob("*.json"))
+    ]
 
 
 def trained_prompts(run: Path) -> list[list[str]]:
-    """The trained prompts of every step; their order within a step is that of acceptance, which chance decides."""
+    """The trained prompts of every step; their order within a step is that of acceptance, which
+    chance decides."""
     groups = [pq.read_table(path).to_pylist() for path in sorted((run / "groups").glob("step=*"))]
     return [sorted(group["prompt_id"] for group in step) for step in groups]
 
 
 def moment(run: Path, name: str) -> Path:
     """The file to wait for: a table of the run, or weights on their way to the engines."""
-    return Path("/dev/shm") / f"rollflow-{run.name}" / name if name.endswith(".safetensors") else run / name
+    return (
+        Path("/dev/shm") / f"rollflow-{run.name}" / name
+        if name.endswith(".safetensors")
+        else run / name
+    )
 
 
 def worker_of(process: subprocess.Popen[str], marker: str) -> psutil.Process:
@@ -70,10 +89,14 @@ def worker_of(process: subprocess.Popen[str], marker: str) -> psutil.Process:
     raise AssertionError(f"no {marker} worker among the children of {process.pid}")
 
 
-def test_a_flow_that_is_killed_at_every_point_resumes(launcher: Launcher, uninterrupted: Path, tmp_path: Path) -> None:
+def test_a_flow_that_is_killed_at_every_point_resumes(
+    launcher: Launcher, uninterrupted: Path, tmp_path: Path
+) -> None:
     run, resume = tmp_path / "flow-kills", ""
     for name in MOMENTS:
-        process = launcher.start(tmp_path, f'run_name="{run.name}"', f"num_steps={NUM_STEPS}", resume=resume)
+        process = launcher.start(
+            tmp_path, f'run_name="{run.name}"', f"num_steps={NUM_STEPS}", resume=resume
+        )
         wait_for(moment(run, name), process)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
@@ -87,7 +110,9 @@ def test_a_flow_that_is_killed_at_every_point_resumes(launcher: Launcher, uninte
 
 
 @pytest.mark.parametrize("victim", ["engine", "learner", "control"])
-def test_a_worker_that_is_killed_at_every_point_is_got_over(launcher: Launcher, uninterrupted: Path, tmp_path: Path, victim: str) -> None:
+def test_a_worker_that_is_killed_at_every_point_is_got_over(
+    launcher: Launcher, uninterrupted: Path, tmp_path: Path, victim: str
+) -> None:
     run = tmp_path / f"{victim}-kills"
     process = launcher.start(tmp_path, f'run_name="{run.name}"', f"num_steps={NUM_STEPS}")
     for name in MOMENTS:
@@ -99,8 +124,11 @@ def test_a_worker_that_is_killed_at_every_point_is_got_over(launcher: Launcher, 
     assert trained_prompts(run) == trained_prompts(uninterrupted)
 
 
-def test_a_learner_that_dies_before_the_checkpoint_is_got_over(launcher: Launcher, uninterrupted: Path, tmp_path: Path) -> None:
-    """Without the gate nobody asks the learner for anything between its export and the checkpoint, which is what misses it."""
+def test_a_learner_that_dies_before_the_checkpoint_is_got_over(
+    launcher: Launcher, uninterrupted: Path, tmp_path: Path
+) -> None:
+    """Without the gate nobody asks the learner for anything between its export and the checkpoint,
+    which is what misses it."""
     run = tmp_path / "before-the-checkpoint"
     process = launcher.start(tmp_path, f'run_name="{run.name}"', "gate.enabled=false")
     wait_for(moment(run, "steps/00001.json"), process)
@@ -115,12 +143,24 @@ def test_a_learner_that_dies_before_the_checkpoint_is_got_over(launcher: Launche
     assert attempts(run) == [1, 2]
 
 
-def test_a_streamed_run_replays_who_trained_what_bit_by_bit(launcher: Launcher, tmp_path: Path) -> None:
-    """A learner is killed after two steps without a checkpoint: the replay must come to the committed weights or stops the run."""
+def test_a_streamed_run_replays_who_trained_what_bit_by_bit(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """A learner is killed after two steps without a checkpoint: the replay must come to the
+    committed weights or stops the run."""
     run = tmp_path / "streamed"
-    streaming = ("stream_trainer.enabled=true", "stream_trainer.first_milestone=0", "stream_trainer.last_milestone=1")
+    streaming = (
+        "stream_trainer.enabled=true",
+        "stream_trainer.first_milestone=0",
+        "stream_trainer.last_milestone=1",
+    )
     process = launcher.start(
-        tmp_path, f'run_name="{run.name}"', "num_steps=3", "keep.checkpoint_every_steps=10", "batch.prompts_per_step=8", *streaming
+        tmp_path,
+        f'run_name="{run.name}"',
+        "num_steps=3",
+        "keep.checkpoint_every_steps=10",
+        "batch.prompts_per_step=8",
+        *streaming,
     )
     wait_for(run / "steps" / "00002.json", process)
     committed = digests(run)
@@ -130,7 +170,9 @@ def test_a_streamed_run_replays_who_trained_what_bit_by_bit(launcher: Launcher, 
     assert digests(run)[: len(committed)] == committed
     assert [len(prompts) for prompts in trained_prompts(run)] == [8, 8, 8]
     assert all(len(versions_of(run, step)) == 1 for step in (1, 2, 3))
-    metrics = [json.loads(path.read_text())["metrics"] for path in sorted((run / "steps").glob("*.json"))]
+    metrics = [
+        json.loads(path.read_text())["metrics"] for path in sorted((run / "steps").glob("*.json"))
+    ]
     assert sum(step["rollout/freed_learners"] for step in metrics) >= 1
     assert len(list((run / "splits").glob("*.json"))) == 3
 

@@ -1,7 +1,9 @@
-"""The planner in a real run: a profile asks for replicas of two devices, and the fleet rebuilds its engines before the round.
+"""The planner in a real run: a profile asks for replicas of two devices, and the fleet rebuilds its
+engines before the round.
 
-Real vLLM with tensor parallelism over two CPU devices. That the run ends well says that the new engines hold the learner's weights:
-the sync gate compares them after every publication, that of the rebuilding included.
+Real vLLM with tensor parallelism over two CPU devices. That the run ends well says that the new
+engines hold the learner's weights: the sync gate compares them after every publication, that of the
+rebuilding included.
 """
 
 from __future__ import annotations
@@ -22,16 +24,22 @@ FASTER_TOGETHER = ThroughputProfile(
     device="cpu",
     kv_tokens={1: 10_000, 2: 20_000},
     points=tuple(
-        ThroughputPoint(size=size, batch=8, length=32, prefill_tokens_per_s=rate, decode_tokens_per_s=rate)
+        ThroughputPoint(
+            size=size, batch=8, length=32, prefill_tokens_per_s=rate, decode_tokens_per_s=rate
+        )
         for size, rate in ((1, 10.0), (2, 1000.0))
     ),
 )
 
 
-def test_the_engines_are_rebuilt_over_both_devices_before_the_round(launcher: Launcher, tmp_path: Path) -> None:
+def test_the_engines_are_rebuilt_over_both_devices_before_the_round(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     profile = tmp_path / "profile.json"
     profile.write_text(FASTER_TOGETHER.to_json())
-    finished = launcher.run(tmp_path, 'run_name="run"', f'planner={{"enabled": true, "profile": "{profile}"}}')
+    finished = launcher.run(
+        tmp_path, 'run_name="run"', f'planner={{"enabled": true, "profile": "{profile}"}}'
+    )
     assert finished.code == 0, finished.err
     run = tmp_path / "run"
     commits = [json.loads(path.read_text()) for path in sorted((run / "steps").glob("*.json"))]

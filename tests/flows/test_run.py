@@ -1,4 +1,5 @@
-"""A whole run of the tiny preset through the command, on the real engine, and what it leaves behind."""
+"""A whole run of the tiny preset through the command, on the real engine, and what it leaves
+behind."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ pytestmark = [pytest.mark.flow, pytest.mark.engine]
 
 
 @pytest.fixture(scope="module")
-def tail_batched(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
+def tail_batched(
+    launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Finished, Path]:
     """Five steps: with four prompts over-provisioned to five, four short rounds and a long one."""
     root = tmp_path_factory.mktemp("runs")
     finished = launcher.run(root, "num_steps=5", 'run_name="first"', preset="tiny")
@@ -32,9 +35,13 @@ def test_a_run_ends_well_and_says_what_came_of_it(tail_batched: tuple[Finished, 
     assert (root / "first" / "report" / "summary.md").read_text().startswith("# first")
 
 
-def test_short_rounds_fill_the_queue_and_a_long_one_empties_it(tail_batched: tuple[Finished, Path]) -> None:
+def test_short_rounds_fill_the_queue_and_a_long_one_empties_it(
+    tail_batched: tuple[Finished, Path],
+) -> None:
     _, root = tail_batched
-    commits = [json.loads(path.read_text()) for path in sorted((root / "first" / "steps").glob("*.json"))]
+    commits = [
+        json.loads(path.read_text()) for path in sorted((root / "first" / "steps").glob("*.json"))
+    ]
     assert [commit["kind"] for commit in commits] == ["short"] * 4 + ["long"]
     assert [len(commit["queue"]["queue"]) for commit in commits] == [1, 2, 3, 4, 0]
 
@@ -56,12 +63,17 @@ def test_no_token_of_a_step_is_older_than_its_weights(tail_batched: tuple[Finish
 def test_every_token_is_in_one_column_of_the_ledger(tail_batched: tuple[Finished, Path]) -> None:
     _, root = tail_batched
     pattern = f"{root}/first/responses/**/*.parquet"
-    query = f"select step, fate, sum(len(token_ids)) from read_parquet('{pattern}', hive_partitioning=true) group by all"
+    query = (
+        f"select step, fate, sum(len(token_ids)) from read_parquet('{pattern}',"
+        " hive_partitioning=true) group by all"
+    )
     booked = {(int(step), fate): tokens for step, fate, tokens in duckdb.sql(query).fetchall()}
     for path in (root / "first" / "steps").glob("*.json"):
         commit = json.loads(path.read_text())
         for column in ("trained", "aborted", "discarded"):
-            assert commit["metrics"][f"ledger/{column}_tokens"] == booked.get((commit["step"], column), 0)
+            assert commit["metrics"][f"ledger/{column}_tokens"] == booked.get(
+                (commit["step"], column), 0
+            )
 
 
 def test_counters_are_running_totals(tail_batched: tuple[Finished, Path]) -> None:
@@ -87,13 +99,29 @@ def test_trained_responses_have_their_advantage(tail_batched: tuple[Finished, Pa
     assert all(num == 0 for _, num, _ in found.values())
 
 
-def test_mlflow_has_the_metrics_of_every_step_and_the_way_back(tail_batched: tuple[Finished, Path]) -> None:
+def test_mlflow_has_the_metrics_of_every_step_and_the_way_back(
+    tail_batched: tuple[Finished, Path],
+) -> None:
     _, root = tail_batched
     client = MlflowClient(f"sqlite:///{root}/mlflow.db")
-    (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    times = ("time/step_s", "time/rollout_s", "time/train_s", "time/publish_s", "time/orchestration_s")
+    (run,) = client.search_runs(
+        [experiment.experiment_id for experiment in client.search_experiments()]
+    )
+    times = (
+        "time/step_s",
+        "time/rollout_s",
+        "time/train_s",
+        "time/publish_s",
+        "time/orchestration_s",
+    )
     for name in (*times, "reward/mean", "bubble/tail_fraction"):
-        assert [metric.step for metric in client.get_metric_history(run.info.run_id, name)] == [1, 2, 3, 4, 5], name
+        assert [metric.step for metric in client.get_metric_history(run.info.run_id, name)] == [
+            1,
+            2,
+            3,
+            4,
+            5,
+        ], name
     assert run.data.params["batch.prompts_per_step"] == "4"
     assert run.data.tags["prefect.flow_run_id"]
 
@@ -106,8 +134,12 @@ def test_the_stages_of_a_step_sum_to_its_time(tail_batched: tuple[Finished, Path
         assert sum(timings.values()) == pytest.approx(total, abs=1e-6)
 
 
-def test_a_reward_of_ones_own_is_used_and_one_that_raises_stops_the_run(launcher: Launcher, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def reward(prompt, response, gold):\n    raise RuntimeError('no verdict today')\n")
+def test_a_reward_of_ones_own_is_used_and_one_that_raises_stops_the_run(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def reward(prompt, response, gold):\n    raise RuntimeError('no verdict today')\n"
+    )
     rewards = json.dumps({"*": {"kind": "custom", "path": f"{tmp_path / 'mine.py'}:reward"}})
     finished = launcher.run(tmp_path / "runs", f"rewards={rewards}")
     assert finished.code != 0
@@ -115,9 +147,13 @@ def test_a_reward_of_ones_own_is_used_and_one_that_raises_stops_the_run(launcher
     assert not list(tmp_path.glob("runs/*/steps/*"))
 
 
-def test_the_trained_model_is_kept_as_a_directory_that_loads(tail_batched: tuple[Finished, Path]) -> None:
+def test_the_trained_model_is_kept_as_a_directory_that_loads(
+    tail_batched: tuple[Finished, Path],
+) -> None:
     _, root = tail_batched
     model = root / "first" / "model"
     last = json.loads((root / "first" / "steps" / "00005.json").read_text())["weights"]
-    assert AutoModelForCausalLM.from_pretrained(model).config.vocab_size >= len(AutoTokenizer.from_pretrained(model))
+    assert AutoModelForCausalLM.from_pretrained(model).config.vocab_size >= len(
+        AutoTokenizer.from_pretrained(model)
+    )
     assert digest(read_weights(model / "model.safetensors")) == last["digest"]

@@ -1,4 +1,5 @@
-"""The learner on a CUDA device: flex_attention and NCCL take the places of the CPU's block walk and gloo."""
+"""The learner on a CUDA device: flex_attention and NCCL take the places of the CPU's block walk and
+gloo."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ from tasks.learner.samples import training_set
 from tasks.learner.trainer import LearnerConfig, LearnerRank
 from tasks.learner.tree_attention import TreePlan, is_ancestor
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Which acceptance is fair to long answers: the trained responses of whole runs, drain included, against what they are drawn from."""
+"""Which acceptance is fair to long answers: the trained responses of whole runs, drain included,
+against what they are drawn from."""
 
 from __future__ import annotations
 
@@ -35,22 +36,42 @@ SMALL = Simulation(
     over=st.sampled_from([1.0, 1.25, 1.5, 2.0]),
     num_steps=st.integers(1, 6),
     lengths=st.builds(
-        LengthModel, median_tokens=st.just(60), sigma=st.floats(0, 1.5), prompt_share=st.floats(0, 1), seed=st.integers(0, 999)
+        LengthModel,
+        median_tokens=st.just(60),
+        sigma=st.floats(0, 1.5),
+        prompt_share=st.floats(0, 1),
+        seed=st.integers(0, 999),
     ),
 )
-def test_speculation_on_prompts_alone_trains_every_prompt_on_the_draws_that_a_synchronous_run_trains_it_on(
+def test_speculation_on_prompts_alone_trains_on_the_draws_of_a_synchronous_run(
     prompts_per_step: int, over: float, num_steps: int, lengths: LengthModel
 ) -> None:
-    """The engines take seeds and the law stays the same; then the order of prompts is all that tail batching changes."""
+    """The engines take seeds and the law stays the same; then the order of prompts is all that tail
+    batching changes."""
     batch = BatchConfig(prompts_per_step=prompts_per_step, responses_per_prompt=3)
-    scheduling = TailBatchingConfig(prompt_overprovision=over, response_overprovision=1) if over > 1 else SyncConfig()
+    scheduling = (
+        TailBatchingConfig(prompt_overprovision=over, response_overprovision=1)
+        if over > 1
+        else SyncConfig()
+    )
     engines = make_engines(2, ENGINE.model_copy(update={"lengths": lengths}))
-    rounds = run_virtual(simulate_run(batch, scheduling, num_steps=num_steps, engines=engines, domains=("a", "b") * 20))
+    rounds = run_virtual(
+        simulate_run(
+            batch, scheduling, num_steps=num_steps, engines=engines, domains=("a", "b") * 20
+        )
+    )
     groups = [group for one in rounds for group in one.result.groups]
-    assert len({group.prompt.prompt_id for group in groups}) == len(groups) == rounds[-1].state.num_drawn
+    assert (
+        len({group.prompt.prompt_id for group in groups})
+        == len(groups)
+        == rounds[-1].state.num_drawn
+    )
     for group in groups:
         name = group.prompt.prompt_id
-        draws = [min(lengths.tokens(name, index, derive_seed(0, name, index)), LONGEST) for index in range(3)]
+        draws = [
+            min(lengths.tokens(name, index, derive_seed(0, name, index)), LONGEST)
+            for index in range(3)
+        ]
         assert [len(response.generated.token_ids) for response in group.responses] == draws
 
 
@@ -67,9 +88,27 @@ def test_the_other_variants_train_on_short_answers(variant: Variant) -> None:
     assert measure(SMALL, variant).bias.high < 0
 
 
-def test_the_comparison_prints_a_row_per_variant(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_prints_a_row_per_variant(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    assert main(["--replicas", "2", "--prompts", "4", "--responses", "2", "--steps", "2", "--max-tokens", "500"]) == 0
+    assert (
+        main(
+            [
+                "--replicas",
+                "2",
+                "--prompts",
+                "4",
+                "--responses",
+                "2",
+                "--steps",
+                "2",
+                "--max-tokens",
+                "500",
+            ]
+        )
+        == 0
+    )
     told = capsys.readouterr().out.splitlines()
     assert len(told) == 13
     assert told[1].split()[:5] == ["1", "1", "yes", told[1].split()[3], "1.00"]

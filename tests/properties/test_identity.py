@@ -42,8 +42,12 @@ def larger(parts: st.SearchStrategy[Written]) -> st.SearchStrategy[Written]:
         pairs.map(lambda pair: (f"({pair[0][0]}) + {pair[1][0]}", pair[0][1] + pair[1][1])),
         pairs.map(lambda pair: (f"({pair[0][0]}-({pair[1][0]}))", pair[0][1] - pair[1][1])),
         pairs.map(lambda pair: (f"({pair[0][0]})\\cdot ({pair[1][0]})", pair[0][1] * pair[1][1])),
-        st.tuples(parts, st.integers(1, 3)).map(lambda pair: (f"({pair[0][0]})^{pair[1]}", pair[0][1] ** pair[1])),
-        st.tuples(parts, st.integers(1, 9)).map(lambda pair: (f"\\frac{{{pair[0][0]}}}{{{pair[1]}}}", pair[0][1] / pair[1])),
+        st.tuples(parts, st.integers(1, 3)).map(
+            lambda pair: (f"({pair[0][0]})^{pair[1]}", pair[0][1] ** pair[1])
+        ),
+        st.tuples(parts, st.integers(1, 9)).map(
+            lambda pair: (f"\\frac{{{pair[0][0]}}}{{{pair[1]}}}", pair[0][1] / pair[1])
+        ),
     )
 
 
@@ -60,7 +64,9 @@ def test_verdict_is_that_of_algebra(first: Written, second: Written) -> None:
 
 @given(expression=expressions, number=st.integers(1, 50))
 @settings(max_examples=300)
-def test_an_expression_equals_itself_written_otherwise_and_no_other(expression: Written, number: int) -> None:
+def test_an_expression_equals_itself_written_otherwise_and_no_other(
+    expression: Written, number: int
+) -> None:
     text = expression[0]
     assert same_function(text, f"\\left( {text} \\right) + {number} - {number}") in (True, None)
     assert same_function(text, f"({text}) + {number}") in (False, None)
@@ -71,7 +77,10 @@ def test_an_expression_equals_itself_written_otherwise_and_no_other(expression: 
 @given(st.fractions(), st.fractions())
 def test_fractions_are_equal_exactly_when_they_are(first: Fraction, second: Fraction) -> None:
     for wanted, given_ in ((first, first), (first, second)):
-        gold, answer = (f"{'-' if one < 0 else ''}\\frac{{{abs(one.numerator)}}}{{{one.denominator}}}x" for one in (wanted, given_))
+        gold, answer = (
+            f"{'-' if one < 0 else ''}\\frac{{{abs(one.numerator)}}}{{{one.denominator}}}x"
+            for one in (wanted, given_)
+        )
         assert same_function(gold, answer) is (wanted == given_)
 
 

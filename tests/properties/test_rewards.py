@@ -1,4 +1,5 @@
-"""Properties of the mathematics reward: exactness against Fraction, agreement with the tiny-mix rule, and no exception ever."""
+"""Properties of the mathematics reward: exactness against Fraction, agreement with the tiny-mix
+rule, and no exception ever."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ from hypothesis import strategies as st
 
 from artifacts.records import Outcome
 from tasks.rewards.maths.exact_number import exact_number, too_complex
-from tasks.rewards.maths.final_answer import answer_tail, find_expression, find_number, last_boxed, visible_text
+from tasks.rewards.maths.final_answer import (
+    answer_tail,
+    find_expression,
+    find_number,
+    last_boxed,
+    visible_text,
+)
 from tasks.rewards.maths.math_answer import MathAnswer, MathAnswerConfig
 
 REWARD = MathAnswer(MathAnswerConfig())  # numbers against numbers never start its worker
@@ -33,8 +40,14 @@ def written_numbers(draw: st.DrawFn) -> tuple[str, Fraction]:
         places = draw(st.integers(min_value=0, max_value=6))
         digits = str(abs(top)).zfill(places + 1)
         whole, part = digits[: len(digits) - places], digits[len(digits) - places :]
-        return f"{'-' if top < 0 else ''}{whole}{'.' + part if part else ''}", Fraction(top, 10**places)
-    text = {"integer": f"{top}", "commas": f"{top:,}", "padded": f"{'-' if top < 0 else '+'}00{abs(top)}"}[style]
+        return f"{'-' if top < 0 else ''}{whole}{'.' + part if part else ''}", Fraction(
+            top, 10**places
+        )
+    text = {
+        "integer": f"{top}",
+        "commas": f"{top:,}",
+        "padded": f"{'-' if top < 0 else '+'}00{abs(top)}",
+    }[style]
     return text, Fraction(top)
 
 
@@ -73,7 +86,18 @@ def ends_plainly(text: str) -> bool:
 small = st.integers(min_value=0, max_value=120)
 work_lines = st.one_of(
     st.builds(lambda a, b, c: f"{a} + {b} = {c}", small, small, small),
-    st.sampled_from(["b-o-o-k", "s-u-n", "a-_-s-m-a-l-l", "4 pens", "the answer is", "", "Answer", "Ana has pens."]),
+    st.sampled_from(
+        [
+            "b-o-o-k",
+            "s-u-n",
+            "a-_-s-m-a-l-l",
+            "4 pens",
+            "the answer is",
+            "",
+            "Answer",
+            "Ana has pens.",
+        ]
+    ),
 )
 answer_lines = st.builds(
     lambda word, separator, number, rest: f"{word}{separator}{number}{rest}",
@@ -84,9 +108,15 @@ answer_lines = st.builds(
 )
 
 
-@given(gold=small, lines=st.lists(st.one_of(work_lines, answer_lines), max_size=8), last=st.one_of(st.none(), small))
+@given(
+    gold=small,
+    lines=st.lists(st.one_of(work_lines, answer_lines), max_size=8),
+    last=st.one_of(st.none(), small),
+)
 @settings(max_examples=1000)
-def test_tiny_mix_answers_are_judged_by_the_tiny_mix_rule(gold: int, lines: list[str], last: int | None) -> None:
+def test_tiny_mix_answers_are_judged_by_the_tiny_mix_rule(
+    gold: int, lines: list[str], last: int | None
+) -> None:
     text = "\n".join([*lines, *([f"Answer: {last}"] if last is not None else [])])
     is_paid = REWARD.judge(str(gold), text).reward == 1.0
     if ends_plainly(text):
@@ -96,8 +126,28 @@ def test_tiny_mix_answers_are_judged_by_the_tiny_mix_rule(gold: int, lines: list
 
 
 hostile = st.text(
-    alphabet=st.one_of(st.sampled_from(list("\\{}$^*().,%/-+ \n0123456789eExXanswer:boxed<|>")), st.characters()), max_size=400
-) | st.lists(st.sampled_from(["\\boxed{", "{", "}", "\\frac", "Answer: ", "42", "^", "**", "\n", "\\{", "<|im_end|>", "½"])).map("".join)
+    alphabet=st.one_of(
+        st.sampled_from(list("\\{}$^*().,%/-+ \n0123456789eExXanswer:boxed<|>")), st.characters()
+    ),
+    max_size=400,
+) | st.lists(
+    st.sampled_from(
+        [
+            "\\boxed{",
+            "{",
+            "}",
+            "\\frac",
+            "Answer: ",
+            "42",
+            "^",
+            "**",
+            "\n",
+            "\\{",
+            "<|im_end|>",
+            "½",
+        ]
+    )
+).map("".join)
 
 
 @given(hostile)

@@ -1,4 +1,5 @@
-"""Invariants 1, 2, 3 and 7 of the scheduling over simulated runs: random lengths, failing verdicts, dying engines."""
+"""Invariants 1, 2, 3 and 7 of the scheduling over simulated runs: random lengths, failing verdicts,
+dying engines."""
 
 from __future__ import annotations
 
@@ -24,7 +25,14 @@ from tasks.scheduling.baselines import SyncScheduler
 from tasks.scheduling.events import Event, Finished, Launch, PromptRef, Scored
 from tasks.scheduling.ledger import account_tokens
 from tasks.scheduling.prompt_stream import draw_prompts
-from tasks.scheduling.rounds import BatchConfig, QueueState, SyncConfig, TailBatchingConfig, finish_round, plan_round
+from tasks.scheduling.rounds import (
+    BatchConfig,
+    QueueState,
+    SyncConfig,
+    TailBatchingConfig,
+    finish_round,
+    plan_round,
+)
 from tasks.scheduling.tail_batching import ShortRoundScheduler
 
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -46,7 +54,9 @@ class Scenario:
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
-    batch = BatchConfig(prompts_per_step=draw(st.integers(1, 6)), responses_per_prompt=draw(st.integers(2, 4)))
+    batch = BatchConfig(
+        prompts_per_step=draw(st.integers(1, 6)), responses_per_prompt=draw(st.integers(2, 4))
+    )
     dynamic_sampling = draw(st.sampled_from([0.0, 0.0, 0.5, 2.0]))
     tail = TailBatchingConfig(
         prompt_overprovision=draw(st.sampled_from([1.0, 1.25, 1.5, 3.0])),
@@ -58,10 +68,19 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         batch=batch,
         scheduling=draw(st.sampled_from([tail, SyncConfig(dynamic_sampling=dynamic_sampling)])),
         num_steps=draw(st.integers(1, 7)),
-        domains=tuple(draw(st.lists(st.sampled_from(["add", "letters", "rare"]), min_size=18, max_size=25))),
-        lengths=LengthModel(median_tokens=60, sigma=draw(st.floats(0, 1.5)), prompt_share=draw(st.floats(0, 1)), seed=seed),
+        domains=tuple(
+            draw(st.lists(st.sampled_from(["add", "letters", "rare"]), min_size=18, max_size=25))
+        ),
+        lengths=LengthModel(
+            median_tokens=60,
+            sigma=draw(st.floats(0, 1.5)),
+            prompt_share=draw(st.floats(0, 1)),
+            seed=seed,
+        ),
         reward=SimulatedRewardConfig(
-            infra_share=draw(st.sampled_from([0.0, 0.0, 0.1, 0.6])), ok_share=draw(st.sampled_from([0.5, 0.9, 1.0])), seed=seed
+            infra_share=draw(st.sampled_from([0.0, 0.0, 0.1, 0.6])),
+            ok_share=draw(st.sampled_from([0.5, 0.9, 1.0])),
+            seed=seed,
         ),
         losses_s=tuple(draw(st.lists(st.floats(0, 30), max_size=3))),
         seed=seed,
@@ -70,7 +89,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 def run(scenario: Scenario) -> list[Round]:
     async def simulate() -> list[Round]:
-        engines = make_engines(len(scenario.losses_s) + 1, ENGINE.model_copy(update={"lengths": scenario.lengths}))
+        engines = make_engines(
+            len(scenario.losses_s) + 1, ENGINE.model_copy(update={"lengths": scenario.lengths})
+        )
         for engine, lost_s in zip(engines, scenario.losses_s, strict=False):
             asyncio.get_running_loop().call_later(lost_s, engine.fail)
         return await simulate_run(
@@ -92,11 +113,17 @@ def prompt_ids(refs: Sequence[PromptRef]) -> list[str]:
 
 @few
 @given(scenarios())
-def test_every_drawn_prompt_is_trained_once_or_dropped_or_filtered_or_still_to_be_asked(scenario: Scenario) -> None:
+def test_every_drawn_prompt_is_trained_once_or_dropped_or_filtered_or_still_to_be_asked(
+    scenario: Scenario,
+) -> None:
     asked: set[str] = set()
     gone: set[str] = set()
     for one in run(scenario):
-        done = [*(group.prompt.prompt_id for group in one.result.groups), *one.result.dropped, *one.result.filtered]
+        done = [
+            *(group.prompt.prompt_id for group in one.result.groups),
+            *one.result.dropped,
+            *one.result.filtered,
+        ]
         asked |= {*done, *one.result.deferred}
         assert asked >= set(prompt_ids(one.plan.prompts))
         assert len(set(done)) == len(done)
@@ -115,7 +142,9 @@ def test_every_drawn_prompt_is_trained_once_or_dropped_or_filtered_or_still_to_b
 
 @few
 @given(scenarios())
-def test_only_groups_whose_rewards_agree_are_filtered_and_none_of_them_is_queued(scenario: Scenario) -> None:
+def test_only_groups_whose_rewards_agree_are_filtered_and_none_of_them_is_queued(
+    scenario: Scenario,
+) -> None:
     for one in run(scenario):
         verdicts: dict[str, list[float]] = {}
         for score in one.result.scores:
@@ -124,21 +153,38 @@ def test_only_groups_whose_rewards_agree_are_filtered_and_none_of_them_is_queued
         domain_of = {ref.prompt_id: ref.domain for ref in one.plan.candidates}
         needed = one.plan.accept_per_prompt
         assert all(len(set(verdicts[prompt_id][:needed])) == 1 for prompt_id in one.result.filtered)
-        asked = {*one.result.deferred, *one.result.dropped, *one.result.filtered, *(group.prompt.prompt_id for group in one.result.groups)}
+        asked = {
+            *one.result.deferred,
+            *one.result.dropped,
+            *one.result.filtered,
+            *(group.prompt.prompt_id for group in one.result.groups),
+        }
         left = {ref.domain for ref in one.plan.reserve if ref.prompt_id not in asked}
         for group in one.result.groups:
-            rewards = {response.score.reward for response in group.responses if response.score is not None}
+            rewards = {
+                response.score.reward for response in group.responses if response.score is not None
+            }
             assert len(rewards) > 1 or group.prompt.domain not in left
         if not one.plan.reserve:
             assert one.result.filtered == ()
         else:
-            ready = [prompt_id for prompt_id in one.result.deferred if len(verdicts.get(prompt_id, ())) >= needed]
-            assert all(len(set(verdicts[prompt_id][:needed])) > 1 for prompt_id in ready if domain_of[prompt_id])
+            ready = [
+                prompt_id
+                for prompt_id in one.result.deferred
+                if len(verdicts.get(prompt_id, ())) >= needed
+            ]
+            assert all(
+                len(set(verdicts[prompt_id][:needed])) > 1
+                for prompt_id in ready
+                if domain_of[prompt_id]
+            )
 
 
 @few
 @given(scenarios())
-def test_every_step_trains_exactly_its_groups_of_scored_responses_of_the_current_version(scenario: Scenario) -> None:
+def test_every_step_trains_exactly_its_groups_of_scored_responses_of_the_current_version(
+    scenario: Scenario,
+) -> None:
     for one in run(scenario):
         plan, groups = one.plan, one.result.groups
         assert len(groups) <= plan.accept_prompts
@@ -148,13 +194,21 @@ def test_every_step_trains_exactly_its_groups_of_scored_responses_of_the_current
             domains = Counter(group.prompt.domain for group in groups)
             assert all(quota.least <= domains[quota.domain] <= quota.most for quota in plan.quotas)
         for group in groups:
-            assert len({response.generated.index for response in group.responses}) == plan.accept_per_prompt
+            assert (
+                len({response.generated.index for response in group.responses})
+                == plan.accept_per_prompt
+            )
             for response in group.responses:
                 assert response.score is not None
                 assert response.score.outcome is not Outcome.INFRA
-                assert (response.score.prompt_id, response.score.index) == (group.prompt.prompt_id, response.generated.index)
+                assert (response.score.prompt_id, response.score.index) == (
+                    group.prompt.prompt_id,
+                    response.generated.index,
+                )
                 assert response.generated.finish_reason != "aborted"
-        assert {span.version for response in one.result.generated for span in response.versions} <= {plan.step - 1}
+        assert {
+            span.version for response in one.result.generated for span in response.versions
+        } <= {plan.step - 1}
 
 
 @few
@@ -163,15 +217,27 @@ def test_every_generated_token_is_in_one_column(scenario: Scenario) -> None:
     for one in run(scenario):
         generated = one.result.generated
         assert len({response.response_id for response in generated}) == len(generated)
-        trained = {response.generated.response_id for group in one.result.groups for response in group.responses}
-        filtered = {response.response_id for response in generated if response.prompt_id in one.result.filtered}
+        trained = {
+            response.generated.response_id
+            for group in one.result.groups
+            for response in group.responses
+        }
+        filtered = {
+            response.response_id
+            for response in generated
+            if response.prompt_id in one.result.filtered
+        }
         assert not filtered & trained
         ledger = account_tokens(generated, trained=trained, filtered=filtered)
         assert ledger.filtered == sum(
-            len(response.token_ids) for response in generated if response.response_id in filtered and response.finish_reason != "aborted"
+            len(response.token_ids)
+            for response in generated
+            if response.response_id in filtered and response.finish_reason != "aborted"
         )
         assert ledger.total == sum(len(response.token_ids) for response in generated)
-        assert ledger.trained == sum(len(response.token_ids) for response in generated if response.response_id in trained)
+        assert ledger.trained == sum(
+            len(response.token_ids) for response in generated if response.response_id in trained
+        )
         assert sum(ledger.shares().values()) == pytest.approx(1.0)
 
 
@@ -181,13 +247,17 @@ def test_every_generated_token_is_in_one_column(scenario: Scenario) -> None:
     num_periods=st.integers(1, 4),
     seed=st.integers(0, 1000),
 )
-def test_in_steady_state_one_round_in_so_many_is_long(prompts_per_step: int, eta: float, num_periods: int, seed: int) -> None:
+def test_in_steady_state_one_round_in_so_many_is_long(
+    prompts_per_step: int, eta: float, num_periods: int, seed: int
+) -> None:
     batch = BatchConfig(prompts_per_step=prompts_per_step, responses_per_prompt=2)
     scheduling = TailBatchingConfig(prompt_overprovision=eta)
     period = round(1 / (eta - 1)) + 1
     state, kinds = QueueState(), []
     for step in range(1, period * num_periods + 1):
-        plan = plan_round(state, batch, scheduling, domains=("a",) * 50, seed=seed, step=step, num_steps=10_000)
+        plan = plan_round(
+            state, batch, scheduling, domains=("a",) * 50, seed=seed, step=step, num_steps=10_000
+        )
         assert plan is not None
         names = prompt_ids(plan.prompts)
         accepted, deferred = names[: plan.accept_prompts], names[plan.accept_prompts :]
@@ -203,22 +273,43 @@ def test_in_steady_state_one_round_in_so_many_is_long(prompts_per_step: int, eta
     reserve=st.sampled_from([0.0, 0.5]),
     data=st.data(),
 )
-def test_unfit_rows_are_passed_over_and_counted(unfit: set[int], speculates: bool, reserve: float, data: st.DataObject) -> None:
+def test_unfit_rows_are_passed_over_and_counted(
+    unfit: set[int], speculates: bool, reserve: float, data: st.DataObject
+) -> None:
     """Over epochs of 20 rows; of every round some prompts of the reserve are asked in place of
     others."""
     batch = BatchConfig(prompts_per_step=4, responses_per_prompt=2)
-    scheduling = TailBatchingConfig(dynamic_sampling=reserve) if speculates else SyncConfig(dynamic_sampling=reserve)
+    scheduling = (
+        TailBatchingConfig(dynamic_sampling=reserve)
+        if speculates
+        else SyncConfig(dynamic_sampling=reserve)
+    )
     state, asked = QueueState(), set()
     for step in range(1, 12):
-        plan = plan_round(state, batch, scheduling, domains=("a",) * 20, seed=1, step=step, num_steps=11, unfit=unfit)
+        plan = plan_round(
+            state,
+            batch,
+            scheduling,
+            domains=("a",) * 20,
+            seed=1,
+            step=step,
+            num_steps=11,
+            unfit=unfit,
+        )
         assert plan is not None
         reserved = [ref.prompt_id for ref in plan.reserve if data.draw(st.booleans())]
         names = [*prompt_ids(plan.prompts), *reserved]
         filtered, rest = names[: len(reserved)], names[len(reserved) :]
         accepted, deferred = rest[: plan.accept_prompts], rest[plan.accept_prompts :]
-        state = finish_round(state, plan, accepted=accepted, deferred=deferred, dropped=(), filtered=filtered)
+        state = finish_round(
+            state, plan, accepted=accepted, deferred=deferred, dropped=(), filtered=filtered
+        )
         asked |= set(names)
-        passed_over = [row for row in prompt_rows(draw_prompts(("a",) * 20, 1, 0, state.num_drawn)) if row in unfit]
+        passed_over = [
+            row
+            for row in prompt_rows(draw_prompts(("a",) * 20, 1, 0, state.num_drawn))
+            if row in unfit
+        ]
         assert not set(prompt_rows(plan.candidates)) & unfit
         assert state.num_unfit == len(passed_over)
         counted = state.num_trained + state.num_filtered + state.num_unfit
@@ -234,7 +325,9 @@ def prompt_rows(refs: Sequence[PromptRef]) -> list[int]:
     queue=st.lists(st.tuples(st.text(min_size=1), st.text()), max_size=20),
     counts=st.tuples(*[st.integers(0, 10**9)] * 5),
 )
-def test_the_queue_survives_json(queue: list[tuple[str, str]], counts: tuple[int, int, int, int, int]) -> None:
+def test_the_queue_survives_json(
+    queue: list[tuple[str, str]], counts: tuple[int, int, int, int, int]
+) -> None:
     refs = tuple(PromptRef(prompt_id=prompt_id, domain=domain) for prompt_id, domain in queue)
     drawn, trained, dropped, filtered, unfit = counts
     state = QueueState(
@@ -250,7 +343,9 @@ def test_the_queue_survives_json(queue: list[tuple[str, str]], counts: tuple[int
 
 
 @given(
-    st.permutations([(f"{name}", index) for name in ("p0", "p1", "p2", "r0", "r1") for index in range(3)]),
+    st.permutations(
+        [(f"{name}", index) for name in ("p0", "p1", "p2", "r0", "r1") for index in range(3)]
+    ),
     st.sets(st.integers(0, 14), max_size=3),
     st.sets(st.integers(0, 14)),
 )
@@ -262,7 +357,9 @@ def test_a_short_round_without_speculation_decides_like_a_synchronous_one(
     assert short.start() == plain.start()
     asked = {"p0", "p1", "p2"}
     for place, (prompt, index) in enumerate(order):
-        reward, outcome = (None, Outcome.INFRA) if place in failing else (float(place not in wrong), Outcome.OK)
+        reward, outcome = (
+            (None, Outcome.INFRA) if place in failing else (float(place not in wrong), Outcome.OK)
+        )
         events: list[Event] = [
             Finished(prompt_id=prompt, index=index, num_tokens=1),
             Scored(prompt_id=prompt, index=index, outcome=outcome, reward=reward),
@@ -283,14 +380,20 @@ def test_a_long_round_of_any_domain_mix_ends(slow_domain: str) -> None:
 
 
 def test_a_period_at_128_replicas_beats_synchronous_steps() -> None:
-    """The paper's shape: heavy tail, P0 128, R0 8, both over-provisioned by 1.25; 4 short rounds and a long one."""
+    """The paper's shape: heavy tail, P0 128, R0 8, both over-provisioned by 1.25; 4 short rounds
+    and a long one."""
     engine = SimulatedEngineConfig(lengths=LengthModel(median_tokens=500, sigma=1.0))
     batch = BatchConfig(prompts_per_step=128, responses_per_prompt=8)
 
     async def rollouts(scheduling: SyncConfig | TailBatchingConfig) -> list[Round]:
         domains = ("math", "code", "qa") * 1000
         return await simulate_run(
-            batch, scheduling, num_steps=5, engines=make_engines(128, engine), domains=domains, max_response_tokens=16_384
+            batch,
+            scheduling,
+            num_steps=5,
+            engines=make_engines(128, engine),
+            domains=domains,
+            max_response_tokens=16_384,
         )
 
     plain, tail = run_virtual(rollouts(SyncConfig())), run_virtual(rollouts(TailBatchingConfig()))
@@ -300,5 +403,12 @@ def test_a_period_at_128_replicas_beats_synchronous_steps() -> None:
     plain_s, tail_s = (sum(one.rollout_s for one in rounds) for rounds in (plain, tail))
     print(f"rollouts of five steps: {plain_s:.1f} s with sync, {tail_s:.1f} s with tail batching")
     assert plain_s > 1.4 * tail_s
-    longest = [max(len(response.generated.token_ids) for group in one.result.groups for response in group.responses) for one in tail]
+    longest = [
+        max(
+            len(response.generated.token_ids)
+            for group in one.result.groups
+            for response in group.responses
+        )
+        for one in tail
+    ]
     assert max(longest[:4]) * 4 < longest[4]

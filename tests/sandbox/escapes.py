@@ -1,7 +1,8 @@
 """Attempts to get out of the sandbox, or to get a reward without earning it.
 
-Every attempt is the body of `solve(x)`. What follows it is reached only by an attempt that works, and then `won()` gives the expected
-value away, so a pass is a breach. Programs that are attempts as a whole are in `WHOLE`.
+Every attempt is the body of `solve(x)`. What follows it is reached only by an attempt that works,
+and then `won()` gives the expected value away, so a pass is a breach. Programs that are attempts as
+a whole are in `WHOLE`.
 """
 
 # ruff: noqa: E501
@@ -12,7 +13,8 @@ LIBC = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\ndef must(result
 
 PIPE = LIBC + "import os\nfirst, second = os.pipe()\n"
 
-# Name -> statements that must not all succeed. CANARY, PORT, SECRET and PACKAGES are filled in by the test.
+# Name -> statements that must not all succeed. CANARY, PORT, SECRET and PACKAGES are filled in by
+# the test.
 ATTEMPTS: dict[str, str] = {
     # the network
     "tcp": "import socket; socket.create_connection(('127.0.0.1', PORT), timeout=1)",
@@ -207,8 +209,8 @@ WHOLE: dict[str, str] = {
     "encoding trick": "# coding: utf-7\ndef solve(x): return '+AGE-'",
 }  # fmt: skip
 
-# Reads every page in which a live object lies, freed memory on it included. The mark is searched in halves, since put together it would
-# find itself. Gives the expected value if the mark is nowhere.
+# Reads every page in which a live object lies, freed memory on it included. The mark is searched in
+# halves, since put together it would find itself. Gives the expected value if the mark is nowhere.
 LOOK_THROUGH_MEMORY = """
 import ctypes, gc
 def solve(x):

@@ -1,4 +1,5 @@
-"""The escape suite: every attempt is contained, gets no reward, and leaves the sandbox fit for the next program."""
+"""The escape suite: every attempt is contained, gets no reward, and leaves the sandbox fit for the
+next program."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from tasks.rewards.programs.sandbox.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.self_test import holds
 
 LIMIT_S = 1.0
-EXPECTED = "the expected value"  # computed by no attempt; `won` has it only on this side of the text
+EXPECTED = (  # computed by no attempt; `won` has it only on this side of the text
+    "the expected value"
+)
 FORGE = "import os, struct\ndef solve(x): os.write(4, struct.pack('>I', len(body)) + body)\n"
 FORGED = {
     "no walls": b'{"unconfined": "they fell"}',
@@ -67,7 +70,11 @@ class Arena:
         return self.verdict(f"def solve(x):\n    return {EXPECTED!r}", 20.0) == "pass"
 
     def filled(self, attempt: str) -> str:
-        told = {"CANARY": repr(str(self.canary)), "PORT": str(self.server.getsockname()[1]), "SECRET": repr(self.secret)}
+        told = {
+            "CANARY": repr(str(self.canary)),
+            "PORT": str(self.server.getsockname()[1]),
+            "SECRET": repr(self.secret),
+        }
         told["PACKAGES"] = repr(PACKAGES)
         for name, value in told.items():
             attempt = attempt.replace(name, value)
@@ -75,7 +82,9 @@ class Arena:
 
 
 @pytest.fixture(scope="module", params=list(Isolation))
-def arena(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+def arena(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Arena]:
     reason = holds(request.param)
     if reason:
         pytest.skip(f"this machine does not give {request.param}: {reason}")
@@ -93,9 +102,13 @@ def arena(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def as_program(attempt: str) -> str:
-    """The attempt as the body of a function that gives the expected value once the attempt has worked."""
+    """The attempt as the body of a function that gives the expected value once the attempt has
+    worked."""
     body = "\n".join(f"    {line}" for line in attempt.split("\n"))
-    return f"def won():\n    return {EXPECTED[::-1]!r}[::-1]\ndef solve(x):\n{body}\n    return won()\n"
+    return (
+        f"def won():\n    return {EXPECTED[::-1]!r}[::-1]\ndef solve(x):\n{body}\n    return"
+        " won()\n"
+    )
 
 
 def limit_of(name: str) -> float:
@@ -123,14 +136,27 @@ def test_nothing_of_the_last_program_is_left_in_memory(arena: Arena) -> None:
     mark = secrets.token_hex(8)
     for _ in range(2):
         arena.verdict(f"left = {mark!r} * 100\ndef solve(x):\n    return {mark!r} * 50", 20.0)
-        search = LOOK_THROUGH_MEMORY.replace("FIRST", repr(mark[:8].encode())).replace("SECOND", repr(mark[8:].encode()))
-        assert arena.verdict(search, 20.0) == "pass"  # it looked everywhere and gives the expected value where it found nothing
+        search = LOOK_THROUGH_MEMORY.replace("FIRST", repr(mark[:8].encode())).replace(
+            "SECOND", repr(mark[8:].encode())
+        )
+        assert (
+            arena.verdict(search, 20.0) == "pass"
+        )  # it looked everywhere and gives the expected value where it found nothing
 
 
 def test_no_open_file_is_shared_by_two_programs(arena: Arena) -> None:
-    flags = "import ctypes, os\nfcntl = ctypes.CDLL(None).fcntl\ndef flags(): return [fcntl(place, 3) for place in range(5)]\n"
-    marks = "def solve(x):\n    for place, old in enumerate(flags()): fcntl(place, 4, old | os.O_APPEND)\n    return flags()\n"
-    looks = "def solve(x): return flags() if any(flag & os.O_APPEND for flag in flags()) else 'the expected value'\n"
+    flags = (
+        "import ctypes, os\nfcntl = ctypes.CDLL(None).fcntl\ndef flags(): return [fcntl(place, 3)"
+        " for place in range(5)]\n"
+    )
+    marks = (
+        "def solve(x):\n    for place, old in enumerate(flags()): fcntl(place, 4, old |"
+        " os.O_APPEND)\n    return flags()\n"
+    )
+    looks = (
+        "def solve(x): return flags() if any(flag & os.O_APPEND for flag in flags()) else 'the"
+        " expected value'\n"
+    )
     assert arena.verdict(flags + marks, 20.0) == "wrong"
     assert arena.verdict(flags + looks, 20.0) == "pass"
 
@@ -153,7 +179,9 @@ def test_the_machine_is_as_it_was(arena: Arena) -> None:
     pid = arena.runner._programs.pid
     assert pid is not None
     ends = time.monotonic() + 20.0
-    while len(psutil.Process(pid).children(recursive=True)) > 3:  # bwrap's first process, the origin, and a candidate that waits
+    while (
+        len(psutil.Process(pid).children(recursive=True)) > 3
+    ):  # bwrap's first process, the origin, and a candidate that waits
         assert time.monotonic() < ends, "a program left a process behind"
 
 
@@ -167,11 +195,16 @@ def test_the_machine_is_as_it_was(arena: Arena) -> None:
         "import os; os.close(1)",
         "import os; os.lseek(1, 1 << 23, 0); os.write(1, b'x')",
         "print(open('/proc/self/fd/1').read())",
-        "import os, sys; sys.stdout.write('7'); sys.stdout.flush(); os.kill(os.getpid(), 9); while_ = 1 / 0",
+        (
+            "import os, sys; sys.stdout.write('7'); sys.stdout.flush(); os.kill(os.getpid(), 9);"
+            " while_ = 1 / 0"
+        ),
     ],
 )
 def test_whole_program_without_the_right_output_gets_nothing(arena: Arena, program: str) -> None:
-    (run,) = arena.runner.run(program, CodeGold(cases=(StdioCase(stdin="3 4", stdout="7"),)), [LIMIT_S])
+    (run,) = arena.runner.run(
+        program, CodeGold(cases=(StdioCase(stdin="3 4", stdout="7"),)), [LIMIT_S]
+    )
     assert str(run.verdict) != "pass"
     assert arena.is_fit()
 
@@ -186,11 +219,17 @@ def test_whole_program_without_the_right_output_gets_nothing(arena: Arena, progr
         "import os\ndef solve(x): os._exit(0)",
         FORGE + 'body = b\'{"ask": {"arguments": [], "named": {}}}\'',
         FORGE + 'body = b\'{"value": {"odd": 1}}\'',
-        "import gc\ndef solve(x): return next(int(text) for text in map(str, gc.get_objects()) if text == '49')",
+        (
+            "import gc\ndef solve(x): return next(int(text) for text in map(str, gc.get_objects())"
+            " if text == '49')"
+        ),
     ],
 )
 def test_assertions_cannot_be_talked_round(arena: Arena, program: str) -> None:
-    gold = CodeGold(function="solve", cases=(AssertionCase(statement="assert solve(7) == 49 and solve(0) == 0"),))
+    gold = CodeGold(
+        function="solve",
+        cases=(AssertionCase(statement="assert solve(7) == 49 and solve(0) == 0"),),
+    )
     (run,) = arena.runner.run(program, gold, [LIMIT_S])
     assert str(run.verdict) != "pass"
     assert arena.is_fit()

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from artifacts.judgements import Judgement, JudgementCache, Question
 from artifacts.models.choice import TinyLlamaConfig
 from artifacts.records import FinishReason, Generated, Prompt, Score
+from tasks.rewards.judges.desk import JudgeDesk, JudgingReport
 from tasks.rewards.judges.engine import JudgeEngineConfig
 from tasks.rewards.judges.reward import JudgeConfig
-from tasks.rewards.judges.desk import JudgeDesk, JudgingReport
 
 Rule = Callable[[Question], float | None]
 
@@ -23,7 +23,13 @@ def by_reference(question: Question) -> float | None:
 class RuleJudge:
     """Follows a rule; keeps the batches that it was asked."""
 
-    def __init__(self, name: str = "judge-0", rule: Rule = by_reference, takes_s: float = 0.0, error: Exception | None = None) -> None:
+    def __init__(
+        self,
+        name: str = "judge-0",
+        rule: Rule = by_reference,
+        takes_s: float = 0.0,
+        error: Exception | None = None,
+    ) -> None:
         self.name = name
         self.batches: list[list[Question]] = []
         self.num_rests = 0
@@ -42,7 +48,11 @@ class RuleJudge:
     def _judgement(self, question: Question) -> Judgement:
         p_yes = self._rule(question)
         return Judgement(
-            key=question.key, p_yes=p_yes, prompt_tokens=10, new_tokens=1, detail="" if p_yes is not None else "judge_unparsable"
+            key=question.key,
+            p_yes=p_yes,
+            prompt_tokens=10,
+            new_tokens=1,
+            detail="" if p_yes is not None else "judge_unparsable",
         )
 
 
@@ -58,7 +68,8 @@ def make_prompt(gold: str = "8", text: str = "3 + 5?") -> Prompt:
 
 def make_generated(text: str, index: int = 0, finish_reason: FinishReason = "stop") -> Generated:
     return Generated(
-        prompt_id="0/0", index=index, token_ids=(1, 2), logprobs=(0.0, 0.0), versions=(), finish_reason=finish_reason, text=text,
+        prompt_id="0/0", index=index, token_ids=(1, 2), logprobs=(0.0, 0.0), versions=(),
+        finish_reason=finish_reason, text=text,
         engine="engine-0", submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
     )  # fmt: skip
 
@@ -75,9 +86,14 @@ def score_all(
     """Scores of responses that arrive together, in order, and what the desk says of the round."""
 
     async def run() -> tuple[list[Score], JudgingReport]:
-        async with JudgeDesk(judges, cache if cache is not None else JudgementCache(), max_batch) as desk:
+        async with JudgeDesk(
+            judges, cache if cache is not None else JudgementCache(), max_batch
+        ) as desk:
             asked = prompt or make_prompt()
-            scoring = (desk.score(config or make_config(), asked, make_generated(text, index)) for index, text in enumerate(texts))
+            scoring = (
+                desk.score(config or make_config(), asked, make_generated(text, index))
+                for index, text in enumerate(texts)
+            )
             scores = await asyncio.gather(*scoring)
         return list(scores), desk.report
 

@@ -34,7 +34,12 @@ def make_model(path: Path, tied: bool = True, seed: int = 0, head_dim: int = 8) 
     return str(path)
 
 
-def make_group(prompt: tuple[int, ...], responses: list[tuple[int, ...]], rewards: list[float | None], prompt_id: str = "0/0") -> Group:
+def make_group(
+    prompt: tuple[int, ...],
+    responses: list[tuple[int, ...]],
+    rewards: list[float | None],
+    prompt_id: str = "0/0",
+) -> Group:
     """A scored group; behaviour log-probabilities are made up from the token ids."""
     made = []
     for index, (tokens, reward) in enumerate(zip(responses, rewards, strict=True)):
@@ -53,7 +58,14 @@ def make_group(prompt: tuple[int, ...], responses: list[tuple[int, ...]], reward
         )
         outcome = Outcome.INFRA if reward is None else Outcome.OK
         score = Score(
-            prompt_id=prompt_id, index=index, reward=reward, outcome=outcome, detail="", scorer="test", started_s=0.0, finished_s=0.0
+            prompt_id=prompt_id,
+            index=index,
+            reward=reward,
+            outcome=outcome,
+            detail="",
+            scorer="test",
+            started_s=0.0,
+            finished_s=0.0,
         )
         made.append(Response(generated=generated, score=score))
     asked = Prompt(prompt_id=prompt_id, domain="test", token_ids=prompt, gold="", text="")
@@ -61,7 +73,8 @@ def make_group(prompt: tuple[int, ...], responses: list[tuple[int, ...]], reward
 
 
 def random_groups(seed: int, num_groups: int = 4, num_responses: int = 4) -> tuple[Group, ...]:
-    """Groups in two families with a shared prefix, long-tailed response lengths, some equal responses, a few infra failures."""
+    """Groups in two families with a shared prefix, long-tailed response lengths, some equal
+    responses, a few infra failures."""
     rng = random.Random(seed)
 
     def draw(length: int) -> tuple[int, ...]:
@@ -80,11 +93,14 @@ def random_groups(seed: int, num_groups: int = 4, num_responses: int = 4) -> tup
 
 def naive_model(path: str) -> LlamaForCausalLM:
     """The model as transformers runs it, one sequence at a time, fp32."""
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    return AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
 
 
 def naive_logp(model: LlamaForCausalLM, sample: Sample) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of each response token by an ordinary forward pass over the sequence."""
+    """Log-probability and entropy of each response token by an ordinary forward pass over the
+    sequence."""
     ids = torch.tensor([sample.prompt + sample.response])
     logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt) - 1 : -1]
     logs = logits.log_softmax(-1)

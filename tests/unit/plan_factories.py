@@ -53,7 +53,12 @@ def make_step_plan(step: int = 1, kind: RoundKind = "short", attempt: int = 1) -
         accept_per_prompt=2,
         quotas=(),
     )
-    return StepPlan(run=CONTEXT, round=round_plan, weights=WeightsRef(version=step - 1, path="", digest=""), attempt=attempt)
+    return StepPlan(
+        run=CONTEXT,
+        round=round_plan,
+        weights=WeightsRef(version=step - 1, path="", digest=""),
+        attempt=attempt,
+    )
 
 
 def span(kind: str, start_s: float, end_s: float) -> Span:
@@ -85,7 +90,15 @@ def make_report(
             finished_s=finished_s,
         ),
         reward=RewardReport(
-            num_scored=2, num_infra=1, first_infra="", num_timeouts=0, num_early_kills=0, num_unneeded=0, relearned={}, busy_s=0.5, spans=()
+            num_scored=2,
+            num_infra=1,
+            first_infra="",
+            num_timeouts=0,
+            num_early_kills=0,
+            num_unneeded=0,
+            relearned={},
+            busy_s=0.5,
+            spans=(),
         ),
         gradients=GradientReport(ranks=ranks, spans=()),
         policy=PolicyReport(
@@ -100,7 +113,12 @@ def make_report(
             ),
             spans=(),
         ),
-        published=PublishReport(weights=WeightsRef(version=1, path="", digest="d"), probe_difference_nats=0.02, gate_s=0.1, spans=()),
+        published=PublishReport(
+            weights=WeightsRef(version=1, path="", digest="d"),
+            probe_difference_nats=0.02,
+            gate_s=0.1,
+            spans=(),
+        ),
         started_s=started_s,
         finished_s=finished_s,
     )

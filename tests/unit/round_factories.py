@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from artifacts.records import Generated, Group, Prompt, Response, RoundKind, WeightsRef, response_id
 from tasks.engines.base import EngineLost
-from tasks.rounds.driver import drive_round
-from tasks.rounds.records import RoundInputs, RoundResult, ScoreFeed
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulation.replica import LengthModel, SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.rounds.driver import drive_round
+from tasks.rounds.records import RoundInputs, RoundResult, ScoreFeed
 from tasks.scheduling.events import (
     AcceptGroup,
     Decision,
@@ -35,7 +35,9 @@ from tasks.scheduling.rounds import (
 )
 from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
 
-ENGINE = SimulatedEngineConfig(max_batch=64, kv_capacity_tokens=60_000, lengths=LengthModel(median_tokens=120, sigma=1.0))
+ENGINE = SimulatedEngineConfig(
+    max_batch=64, kv_capacity_tokens=60_000, lengths=LengthModel(median_tokens=120, sigma=1.0)
+)
 
 
 def make_plan(
@@ -48,19 +50,32 @@ def make_plan(
     max_replacements: int = 4,
     reserve: Sequence[str] = (),
 ) -> RoundPlan:
-    """Prompts are named p0, p1, ..., those of the reserve, given by domain, r0, r1, ...; without quotas any domain may have all groups."""
+    """Prompts are named p0, p1, ..., those of the reserve, given by domain, r0, r1, ...; without
+    quotas any domain may have all groups."""
     accept_prompts = len(domains) if accept_prompts is None else accept_prompts
-    bounds = {domain: (slots, slots) for domain, slots in quotas.items()} if quotas else dict.fromkeys(domains, (0, accept_prompts))
+    bounds = (
+        {domain: (slots, slots) for domain, slots in quotas.items()}
+        if quotas
+        else dict.fromkeys(domains, (0, accept_prompts))
+    )
     return RoundPlan(
         step=1,
         kind=kind,
-        prompts=tuple(PromptRef(prompt_id=f"p{place}", domain=domain) for place, domain in enumerate(domains)),
+        prompts=tuple(
+            PromptRef(prompt_id=f"p{place}", domain=domain) for place, domain in enumerate(domains)
+        ),
         launch_per_prompt=launch_per_prompt or accept_per_prompt,
         accept_prompts=accept_prompts,
         accept_per_prompt=accept_per_prompt,
-        quotas=tuple(Quota(domain=domain, least=least, most=most) for domain, (least, most) in bounds.items()) if kind == "short" else (),
+        quotas=tuple(
+            Quota(domain=domain, least=least, most=most) for domain, (least, most) in bounds.items()
+        )
+        if kind == "short"
+        else (),
         max_replacements=max_replacements,
-        reserve=tuple(PromptRef(prompt_id=f"r{place}", domain=domain) for place, domain in enumerate(reserve)),
+        reserve=tuple(
+            PromptRef(prompt_id=f"r{place}", domain=domain) for place, domain in enumerate(reserve)
+        ),
     )
 
 
@@ -70,7 +85,13 @@ def make_engines(count: int, config: SimulatedEngineConfig = ENGINE) -> list[Sim
 
 def make_prompts(plan: RoundPlan, num_tokens: int = 20) -> dict[str, Prompt]:
     return {
-        ref.prompt_id: Prompt(prompt_id=ref.prompt_id, domain=ref.domain, token_ids=(1,) * num_tokens, gold="", text="")
+        ref.prompt_id: Prompt(
+            prompt_id=ref.prompt_id,
+            domain=ref.domain,
+            token_ids=(1,) * num_tokens,
+            gold="",
+            text="",
+        )
         for ref in plan.candidates
     }
 
@@ -179,22 +200,34 @@ async def simulate_run(
     reward: SimulatedRewardConfig | None = None,
     max_response_tokens: int = 2000,
 ) -> list[Round]:
-    """All rounds of a run, the drain included; each step ends with a new version in every engine that lives."""
+    """All rounds of a run, the drain included; each step ends with a new version in every engine
+    that lives."""
     rounds: list[Round] = []
     state = QueueState()
     loop = asyncio.get_running_loop()
     while True:
         step = len(rounds) + 1
-        plan = plan_round(state, batch, scheduling, domains=domains, seed=seed, step=step, num_steps=num_steps)
+        plan = plan_round(
+            state, batch, scheduling, domains=domains, seed=seed, step=step, num_steps=num_steps
+        )
         if plan is None:
             return rounds
         started_s = loop.time()
         feed = SimulatedFeed(reward or SimulatedRewardConfig())
         result = await play(plan, engines, feed, max_response_tokens=max_response_tokens)
         accepted = [group.prompt.prompt_id for group in result.groups]
-        state = finish_round(state, plan, accepted=accepted, deferred=result.deferred, dropped=result.dropped, filtered=result.filtered)
+        state = finish_round(
+            state,
+            plan,
+            accepted=accepted,
+            deferred=result.deferred,
+            dropped=result.dropped,
+            filtered=result.filtered,
+        )
         state = QueueState.from_json(json.loads(json.dumps(state.to_json())))
-        rounds.append(Round(plan=plan, result=result, state=state, rollout_s=loop.time() - started_s))
+        rounds.append(
+            Round(plan=plan, result=result, state=state, rollout_s=loop.time() - started_s)
+        )
         engines = await publish(engines, step)
 
 
@@ -205,7 +238,9 @@ async def publish(engines: Sequence[SimulatedEngine], version: int) -> list[Simu
         try:
             assert (await engine.stats()).progress == {}, "a round leaves its engines idle"
             assert await engine.collect(0.0) == [], "a round collects all that it asked for"
-            await engine.load_weights(WeightsRef(version=version, path="", digest=""), seed=0, probes=())
+            await engine.load_weights(
+                WeightsRef(version=version, path="", digest=""), seed=0, probes=()
+            )
         except EngineLost:
             continue
         alive.append(engine)

@@ -1,4 +1,5 @@
-"""The ablation: what is run in which order, what is kept, and its figures against numbers worked out by hand."""
+"""The ablation: what is run in which order, what is kept, and its figures against numbers worked
+out by hand."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.reports.ablation_plot import ablation_plot
 from artifacts.commit import RunManifest, StepCommit, commit_step, write_manifest
 from artifacts.records import WeightsRef
+from artifacts.reports.ablation_plot import ablation_plot
 from artifacts.store import Store
 from flows.config.run_config import RunConfig
 from flows.experiments.ablation import VARIANTS, Job, curves, is_finished, job_of, measured, plan
@@ -66,7 +67,10 @@ def test_a_steps_groups_are_the_difference_of_the_totals() -> None:
 
 
 def test_a_block_is_a_period_and_costs_seconds_per_trained_group() -> None:
-    assert block_costs(run("sync", 3, [4, 6, 8, 12, 99]), period=2) == {(3, 0): 10 / 4, (3, 1): 20 / 4}
+    assert block_costs(run("sync", 3, [4, 6, 8, 12, 99]), period=2) == {
+        (3, 0): 10 / 4,
+        (3, 1): 20 / 4,
+    }
 
 
 def test_a_run_shorter_than_a_period_is_one_block() -> None:
@@ -74,8 +78,12 @@ def test_a_run_shorter_than_a_period_is_one_block() -> None:
 
 
 def test_a_speed_up_is_the_geometric_mean_of_the_paired_ratios_with_students_interval() -> None:
-    """Ratios 1, 2 and 4: logarithms 0, ln 2 and 2 ln 2, of standard deviation ln 2; 4.303 is Student's quantile of two degrees."""
-    before, after = {(1, 0): 4.0, (2, 0): 4.0, (3, 0): 4.0}, {(1, 0): 4.0, (2, 0): 2.0, (3, 0): 1.0, (4, 0): 9.0}
+    """Ratios 1, 2 and 4: logarithms 0, ln 2 and 2 ln 2, of standard deviation ln 2; 4.303 is
+    Student's quantile of two degrees."""
+    before, after = (
+        {(1, 0): 4.0, (2, 0): 4.0, (3, 0): 4.0},
+        {(1, 0): 4.0, (2, 0): 2.0, (3, 0): 1.0, (4, 0): 9.0},
+    )
     found = speed_up(before, after)
     assert found is not None
     spread = 2 ** (4.303 / math.sqrt(3))
@@ -104,7 +112,10 @@ def test_the_tables_compare_with_the_first_line_and_with_the_line_that_is_added_
         "| + tail batching | 4.0 | 2.00 | 2.00 | 2.00 | 2.00 | 1 |",
         "| + stream trainer | 4.0 | 2.00 | 2.00 | 1.00 | 2.00 | 1 |",
     ]
-    assert times.splitlines()[2] == "| plain | 4.00 | 0.00 | 4.00 | 0.00 | 0.00 | 0.00 | 8.00 | 4.00 | 0.25 | 0.50 |"
+    assert (
+        times.splitlines()[2]
+        == "| plain | 4.00 | 0.00 | 4.00 | 0.00 | 0.00 | 0.00 | 8.00 | 4.00 | 0.25 | 0.50 |"
+    )
     assert figures.splitlines()[4].startswith("| + stream trainer | 1000 | 100 |")
 
 
@@ -118,8 +129,13 @@ def test_every_variant_is_a_configuration_and_adds_to_another() -> None:
     jobs = {job.variant: job for job in plan("smollm2-mixed", list(VARIANTS), 5, 1)}
     assert all(one.over in VARIANTS or name == "sync" for name, one in VARIANTS.items())
     assert {job.config.seed for job in jobs.values()} == {1}
-    assert [jobs[name].config.stream_trainer.enabled for name in ("planner", "stream", "overlap")] == [False, True, True]
-    assert {name: jobs[name].config.rewards["code"].timeout.floor_s for name in ("sync", "tail", "reward")} == {  # type: ignore[union-attr]
+    assert [
+        jobs[name].config.stream_trainer.enabled for name in ("planner", "stream", "overlap")
+    ] == [False, True, True]
+    assert {
+        name: jobs[name].config.rewards["code"].timeout.floor_s
+        for name in ("sync", "tail", "reward")
+    } == {  # type: ignore[union-attr]
         "sync": 30,
         "tail": 30,
         "reward": 2,
@@ -130,7 +146,9 @@ def test_the_variants_with_a_stream_trainer_have_that_of_the_presets() -> None:
     for variant, preset in (("stream", "rollpacker-mixed"), ("overlap", "overlap")):
         config = job_of("smollm2-mixed", variant, 5, 1).config
         assert config.stream_trainer == RunConfig.model_validate({"preset": preset}).stream_trainer
-        assert config.scheduling.kind == RunConfig.model_validate({"preset": preset}).scheduling.kind
+        assert (
+            config.scheduling.kind == RunConfig.model_validate({"preset": preset}).scheduling.kind
+        )
 
 
 def test_a_task_without_programs_and_synchronous_rounds_are_spared_what_is_not_theirs() -> None:
@@ -165,7 +183,17 @@ def keep(out: Path, job: Job, num_steps: int) -> None:
     """A run as training leaves it behind."""
     store = Store.open(str(out)).child(job.run_name)
     config = job.config.model_dump(mode="json", exclude={"resume"})
-    write_manifest(store, RunManifest(run_id=job.run_name, created="", config=config, packages={}, git_sha=None, mlflow_run_id=None))
+    write_manifest(
+        store,
+        RunManifest(
+            run_id=job.run_name,
+            created="",
+            config=config,
+            packages={},
+            git_sha=None,
+            mlflow_run_id=None,
+        ),
+    )
     for step in range(1, num_steps + 1):
         commit_step(store, commit(step, 2.0 * step, 4 * step, reward=0.25 * step))
 
@@ -181,7 +209,12 @@ def test_a_finished_run_is_not_run_again_and_an_unfinished_one_is(tmp_path: Path
 
 def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
     keep(tmp_path, job_of("tiny", "sync", 2, 1), 2)
-    with pytest.raises(ValueError, match=r"--out must be a new directory for another measurement, .*sync-r1 has other settings"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"--out must be a new directory for another measurement, .*sync-r1 has other settings"
+        ),
+    ):
         is_finished(tmp_path, job_of("tiny", "sync", 2, 1, ["sampling.max_response_tokens=32"]))
 
 
@@ -190,7 +223,10 @@ def test_what_is_finished_is_measured_and_drawn(tmp_path: Path) -> None:
         keep(tmp_path, job_of("tiny", "sync", 2, repeat), 2)
     keep(tmp_path, job_of("tiny", "tail", 2, 1), 1)
     runs = measured(tmp_path, ["sync", "tail"])
-    assert [(one.variant, one.repeat, len(one.steps)) for one in runs] == [("sync", 1, 2), ("sync", 2, 2)]
+    assert [(one.variant, one.repeat, len(one.steps)) for one in runs] == [
+        ("sync", 1, 2),
+        ("sync", 2, 2),
+    ]
     assert curves(TAIL, runs) is None
     drawn = curves(SYNC, runs)
     assert drawn is not None

@@ -1,4 +1,5 @@
-"""Time limits that follow the slowest correct execution, and the second looks that keep a lucky fast one from starving slow ones."""
+"""Time limits that follow the slowest correct execution, and the second looks that keep a lucky
+fast one from starving slow ones."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ from tasks.rewards.programs.adaptive_timeout import (
 
 CONFIG = AdaptiveTimeoutConfig()
 seconds = st.floats(0, 100, allow_nan=False)
-anchors = st.builds(Anchor, slowest_s=seconds, num_correct=st.integers(0, 5), num_hopeless=st.integers(0, 5))
+anchors = st.builds(
+    Anchor, slowest_s=seconds, num_correct=st.integers(0, 5), num_hopeless=st.integers(0, 5)
+)
 states = st.dictionaries(st.sampled_from(["a/0", "a/1", "b/0"]), anchors)
 
 
@@ -39,7 +42,9 @@ def case(verdict: str, wall_s: float, limit: float = 30.0, key: str = "a/0") -> 
     ("slowest_s", "limit"),
     [(0.001, 2.0), (1.0, 2.0), (1.34, 2.01), (10.0, 15.0), (20.0, 30.0), (29.0, 30.0)],
 )
-def test_limit_is_a_multiple_of_the_slowest_correct_execution_between_floor_and_ceiling(slowest_s: float, limit: float) -> None:
+def test_limit_is_a_multiple_of_the_slowest_correct_execution_between_floor_and_ceiling(
+    slowest_s: float, limit: float
+) -> None:
     assert limit_s(CONFIG, Anchor(slowest_s=slowest_s, num_correct=1)) == pytest.approx(limit)
 
 
@@ -55,12 +60,23 @@ def test_equal_floor_and_ceiling_fix_the_limit_and_the_wrong_order_is_refused() 
 
 
 def test_only_responses_that_pass_everything_set_anchors() -> None:
-    told = observed(CONFIG, [(case("pass", 3.0), case("pass", 0.5, key="a/1")), (case("pass", 9.0), case("wrong", 0.1, key="a/1"))])
-    assert told == {"a/0": Anchor(slowest_s=3.0, num_correct=1), "a/1": Anchor(slowest_s=0.5, num_correct=1)}
+    told = observed(
+        CONFIG,
+        [
+            (case("pass", 3.0), case("pass", 0.5, key="a/1")),
+            (case("pass", 9.0), case("wrong", 0.1, key="a/1")),
+        ],
+    )
+    assert told == {
+        "a/0": Anchor(slowest_s=3.0, num_correct=1),
+        "a/1": Anchor(slowest_s=0.5, num_correct=1),
+    }
 
 
 def test_hopeless_are_executions_at_the_ceiling_and_not_early_kills() -> None:
-    assert observed(CONFIG, [(case("timeout", 30.0),), (case("timeout", 2.0, limit=2.0),)]) == {"a/0": Anchor(num_hopeless=1)}
+    assert observed(CONFIG, [(case("timeout", 30.0),), (case("timeout", 2.0, limit=2.0),)]) == {
+        "a/0": Anchor(num_hopeless=1)
+    }
     assert is_early_kill(CONFIG, case("timeout", 2.0, limit=2.0))
     assert not is_early_kill(CONFIG, case("timeout", 30.0))
     assert not is_early_kill(CONFIG, case("wrong", 1.0, limit=2.0))
@@ -84,8 +100,17 @@ def test_more_correct_executions_never_shorten_a_limit(anchor: Anchor, wall_s: f
 
 
 def test_second_looks_go_to_one_early_killed_program_of_each_case_with_hope() -> None:
-    early, other, hopeless = (case("timeout", 2.0, limit=2.0, key=key) for key in ("a/0", "b/0", "c/0"))
-    responses = [(case("wrong", 0.1),), (early,), (early,), (case("pass", 0.1), other), (hopeless,), (case("timeout", 30.0, key="d/0"),)]
+    early, other, hopeless = (
+        case("timeout", 2.0, limit=2.0, key=key) for key in ("a/0", "b/0", "c/0")
+    )
+    responses = [
+        (case("wrong", 0.1),),
+        (early,),
+        (early,),
+        (case("pass", 0.1), other),
+        (hopeless,),
+        (case("timeout", 30.0, key="d/0"),),
+    ]
     anchors = {"c/0": Anchor(num_hopeless=MAX_HOPELESS)}
     assert second_looks(CONFIG, anchors, responses, 8) == [1, 3]
     assert second_looks(CONFIG, anchors, responses, 1) == [1]
@@ -93,19 +118,31 @@ def test_second_looks_go_to_one_early_killed_program_of_each_case_with_hope() ->
 
 
 def test_a_program_that_failed_by_itself_is_no_early_kill_and_gets_no_second_look() -> None:
-    early, wrong, unrun = case("timeout", 2.0, limit=2.0), case("wrong", 0.1, key="b/0"), case("not_run", 0.0, key="c/0")
+    early, wrong, unrun = (
+        case("timeout", 2.0, limit=2.0),
+        case("wrong", 0.1, key="b/0"),
+        case("not_run", 0.0, key="c/0"),
+    )
     assert is_ended_early(CONFIG, (case("pass", 0.1), early, unrun))
-    for cases in ((wrong, early), (early, case("timeout", 30.0, key="b/0")), (case("pass", 0.1),), ()):
+    for cases in (
+        (wrong, early),
+        (early, case("timeout", 30.0, key="b/0")),
+        (case("pass", 0.1),),
+        (),
+    ):
         assert not is_ended_early(CONFIG, cases)
     assert second_looks(CONFIG, {}, [(wrong, early)], 8) == []
 
 
 def starved(num_looks: int, num_rounds: int = 50) -> float:
-    """Share of slow correct executions (6 s, one a round) that are killed after a lucky fast one (10 ms) came first."""
+    """Share of slow correct executions (6 s, one a round) that are killed after a lucky fast one
+    (10 ms) came first."""
     book, killed = TimeoutBook({"a/0": Anchor(slowest_s=0.01, num_correct=1)}), 0
     for _ in range(num_rounds):
         (limit,) = book.limits(CONFIG, ["a/0"])
-        result = case("pass", 6.0, limit=limit) if limit >= 6.0 else case("timeout", limit, limit=limit)
+        result = (
+            case("pass", 6.0, limit=limit) if limit >= 6.0 else case("timeout", limit, limit=limit)
+        )
         killed += result.verdict is CaseVerdict.TIMEOUT
         book.learn(observed(CONFIG, [(result,)]))
         for _ in second_looks(CONFIG, book.anchors, [(result,)], num_looks):
@@ -113,7 +150,7 @@ def starved(num_looks: int, num_rounds: int = 50) -> float:
     return killed / num_rounds
 
 
-def test_a_lucky_fast_answer_starves_all_slow_ones_without_second_looks_and_one_round_of_them_with() -> None:
+def test_a_lucky_fast_answer_starves_all_slow_ones_but_for_one_round_with_second_looks() -> None:
     assert starved(num_looks=0) == 1.0
     assert starved(num_looks=1) == 1 / 50
 

@@ -11,9 +11,9 @@ from round_factories import ENGINE, make_plan, make_prompts, play
 
 from artifacts.records import Request, Response, VersionSpan, WeightsRef
 from tasks.engines.base import EngineLost
-from tasks.rounds.records import RoundResult
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.rounds.records import RoundResult
 from tasks.scheduling.ledger import account_tokens
 
 PLAN = replace(make_plan(domains=("a",) * 4, accept_per_prompt=4), step=4)

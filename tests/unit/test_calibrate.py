@@ -1,4 +1,5 @@
-"""Calibration: which replicas are measured, how a batch is timed, what a failed measurement says, what is written."""
+"""Calibration: which replicas are measured, how a batch is timed, what a failed measurement says,
+what is written."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ import pytest
 from artifacts.records import Generated, Request
 from flows.commands.calibrate import answers, measuring_orders, parser, write
 from flows.config.run_config import RunConfig
-from tasks.engines.vllm.measuring import MeasuringOrder, measure, random_requests
 from tasks.engines.vllm.engine import EngineConfig
+from tasks.engines.vllm.measuring import MeasuringOrder, measure, random_requests
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 
 
@@ -44,7 +45,8 @@ class CountingCore:
 
 def order(**changes: object) -> MeasuringOrder:
     fields: dict[str, object] = {
-        "model_path": "nowhere", "engine": EngineConfig(tensor_parallel_size=2), "cores": (0, 1), "gpus": (), "batches": (1, 4),
+        "model_path": "nowhere", "engine": EngineConfig(tensor_parallel_size=2), "cores": (0, 1),
+        "gpus": (), "batches": (1, 4),
         "lengths": (16,), "new_tokens": 5, "repeats": 3,
     }  # fmt: skip
     return MeasuringOrder(**(fields | changes))  # type: ignore[arg-type]
@@ -53,7 +55,9 @@ def order(**changes: object) -> MeasuringOrder:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """As much of a model as orders need: four heads, which two devices can share."""
-    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64})
+    )
     return tmp_path
 
 
@@ -66,7 +70,9 @@ def test_an_order_comes_back_from_json() -> None:
     assert MeasuringOrder.from_json(order().to_json()) == order()
 
 
-def test_every_size_that_cluster_and_model_allow_is_measured_on_a_replicas_cores(model: Path) -> None:
+def test_every_size_that_cluster_and_model_allow_is_measured_on_a_replicas_cores(
+    model: Path,
+) -> None:
     made = orders_of(model, "--batches", "4", "1", "200")
     assert [one.engine.tensor_parallel_size for one in made] == [1, 2]
     assert [one.cores for one in made] == [(0,), (0, 1)]
@@ -85,7 +91,9 @@ def test_every_size_that_cluster_and_model_allow_is_measured_on_a_replicas_cores
         (("--new-tokens", "1"), r"--new-tokens >= 2"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_starts(model: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_what_cannot_be_measured_is_refused_before_anything_starts(
+    model: Path, arguments: tuple[str, ...], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         orders_of(model, *arguments)
 
@@ -110,13 +118,23 @@ async def test_a_measuring_process_that_fails_is_quoted() -> None:
         _ = [answer async for answer in answers(order(), silence_s=120)]
 
 
-def test_the_profile_lies_beside_its_picture_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_profile_lies_beside_its_picture_and_comes_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     points = tuple(
-        ThroughputPoint(size=size, batch=batch, length=32, prefill_tokens_per_s=900.0 * size, decode_tokens_per_s=100.0 * batch)
+        ThroughputPoint(
+            size=size,
+            batch=batch,
+            length=32,
+            prefill_tokens_per_s=900.0 * size,
+            decode_tokens_per_s=100.0 * batch,
+        )
         for size in (1, 2)
         for batch in (1, 8)
     )
-    profile = ThroughputProfile(model="tiny", device="1 CPU core", kv_tokens={1: 5000, 2: 10000}, points=points)
+    profile = ThroughputProfile(
+        model="tiny", device="1 CPU core", kv_tokens={1: 5000, 2: 10000}, points=points
+    )
     write(profile, tmp_path / "made" / "profile.json")
     assert ThroughputProfile.from_json((tmp_path / "made" / "profile.json").read_text()) == profile
     assert (tmp_path / "made" / "profile.png").read_bytes().startswith(b"\x89PNG")

@@ -81,7 +81,9 @@ def test_a_gap_is_an_error_that_names_the_step(store: Store) -> None:
         read_commits(store)
 
 
-def test_a_commit_killed_before_its_rename_never_happened(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_killed_before_its_rename_never_happened(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -131,7 +133,11 @@ def test_outside_git_there_is_no_sha(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(params=["local", "memory"])
 def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path)) if request.param == "local" else Store.open(f"memory://{uuid.uuid4().hex}")
+    return (
+        Store.open(str(tmp_path))
+        if request.param == "local"
+        else Store.open(f"memory://{uuid.uuid4().hex}")
+    )
 
 
 def save(checkpoints: Checkpoints, step: int, content: str, scratch: Path) -> None:
@@ -146,7 +152,9 @@ def saved(checkpoints: Checkpoints, step: int, scratch: Path) -> str:
         return (directory / "rank0/state").read_text()
 
 
-def test_checkpoints_are_complete_or_absent_and_the_last_ones_stay(any_store: Store, tmp_path: Path) -> None:
+def test_checkpoints_are_complete_or_absent_and_the_last_ones_stay(
+    any_store: Store, tmp_path: Path
+) -> None:
     checkpoints = Checkpoints(any_store, keep=2)
     assert checkpoints.latest() is None
     for step in (1, 2, 3):
@@ -158,7 +166,9 @@ def test_checkpoints_are_complete_or_absent_and_the_last_ones_stay(any_store: St
     assert saved(checkpoints, 3, tmp_path) == "state 3"
 
 
-def test_an_uncommitted_checkpoint_neither_counts_nor_costs_the_committed_one(any_store: Store, tmp_path: Path) -> None:
+def test_an_uncommitted_checkpoint_neither_counts_nor_costs_the_committed_one(
+    any_store: Store, tmp_path: Path
+) -> None:
     checkpoints = Checkpoints(any_store, keep=1)
     save(checkpoints, 1, "committed", tmp_path)
     save(checkpoints, 2, "interrupted", tmp_path)
@@ -179,7 +189,9 @@ def test_a_checkpoint_without_its_marker_is_none(any_store: Store, tmp_path: Pat
         saved(checkpoints, 4, tmp_path)
 
 
-def test_saving_and_fetching_leave_nothing_beside_the_checkpoints(any_store: Store, tmp_path: Path) -> None:
+def test_saving_and_fetching_leave_nothing_beside_the_checkpoints(
+    any_store: Store, tmp_path: Path
+) -> None:
     checkpoints, scratch = Checkpoints(any_store, keep=1), tmp_path / "scratch"
     save(checkpoints, 1, "x", scratch)
     assert saved(checkpoints, 1, scratch) == "x"

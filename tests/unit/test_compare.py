@@ -23,13 +23,24 @@ def logged(uri: str, name: str, num_steps: int, step_s: float) -> str:
     run_id = tracker.start(experiment="tests", run_name=name, params={}, tags={})
     for step in range(1, num_steps + 1):
         times = {"time/step_s": step_s, "time/rollout_s": step_s / 2, "time/train_s": step_s / 3}
-        tracker.log_step(step, {**times, "reward/mean": 0.1 * step, "round/is_long": float(step == 4), "ledger/trained_tokens": 600.0})
+        tracker.log_step(
+            step,
+            {
+                **times,
+                "reward/mean": 0.1 * step,
+                "round/is_long": float(step == 4),
+                "ledger/trained_tokens": 600.0,
+            },
+        )
     tracker.end("FINISHED")
     return run_id
 
 
 def test_names_and_ids_give_stages_speed_up_and_plot(
-    tracked: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tracked: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     uri, fast_id = tracked
@@ -55,12 +66,16 @@ def test_an_unknown_run_is_one_sentence_with_the_known_ones(
     assert "the latest there: empty, fast, slow" in told
 
 
-def test_a_run_without_steps_cannot_be_compared(tracked: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_steps_cannot_be_compared(
+    tracked: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["slow", "empty", "--tracking-uri", tracked[0]]) == 2
     assert "'empty' must have at least one step" in capsys.readouterr().err
 
 
-def test_a_database_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_database_that_is_not_there_is_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["a", "b", "--tracking-uri", f"sqlite:///{tmp_path}/none.db"]) == 2
     assert "must name a database that is there" in capsys.readouterr().err
     assert not (tmp_path / "none.db").exists()

@@ -1,4 +1,5 @@
-"""Programming questions: hidden tests that a right program passes, a split that is fair, and mixtures that keep their ratio."""
+"""Programming questions: hidden tests that a right program passes, a split that is fair, and
+mixtures that keep their ratio."""
 
 from __future__ import annotations
 
@@ -13,11 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, call_case
 from artifacts.datasets.choice import HumanEvalConfig, MixtureConfig, TinycodeConfig, load_dataset
+from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, call_case
 from artifacts.datasets.humaneval_rows import split_check
 from artifacts.datasets.mixture import PartConfig
-from artifacts.datasets.plain_values import MAX_DEPTH, MAX_INT_DIGITS, check, from_json, same, to_json
+from artifacts.datasets.plain_values import (
+    MAX_DEPTH,
+    MAX_INT_DIGITS,
+    check,
+    from_json,
+    same,
+    to_json,
+)
 from artifacts.datasets.tiny_mix import TinyMixConfig
 from artifacts.datasets.tinycode import SLOW_SPECS, SPECS
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
@@ -52,19 +60,31 @@ def test_equal_questions_of_tinycode_have_equal_tests() -> None:
 
 
 def test_slow_questions_have_their_share() -> None:
-    counts = Counter("fib(" in row.text or "pairs" in row.text for row in load_dataset(TinycodeConfig(slow_share=1.0), 0).rows)
+    counts = Counter(
+        "fib(" in row.text or "pairs" in row.text
+        for row in load_dataset(TinycodeConfig(slow_share=1.0), 0).rows
+    )
     assert counts[True] / 4096 == pytest.approx(1 / 3, abs=0.05)
-    assert not any("while loop" in row.text for row in load_dataset(TinycodeConfig(slow_share=0.0), 0).rows)
+    assert not any(
+        "while loop" in row.text for row in load_dataset(TinycodeConfig(slow_share=0.0), 0).rows
+    )
 
 
-def test_every_plain_solution_passes_the_hidden_tests_and_nothing_does_not(runner: CaseRunner) -> None:
+def test_every_plain_solution_passes_the_hidden_tests_and_nothing_does_not(
+    runner: CaseRunner,
+) -> None:
     dataset = load_dataset(TinycodeConfig(slow_share=0.3), 0)
     golds = [CodeGold.model_validate_json(row.gold) for row in (*dataset.rows, *dataset.heldout)]
     one_of_each = {gold.function: gold for gold in golds}
     assert len(one_of_each) == len(SPECS) + len(SLOW_SPECS)
     for name, gold in one_of_each.items():
-        assert {str(run.verdict) for run in runner.run(gold.solution, gold, [LIMIT_S] * 6)} == {"pass"}, name
-        assert {str(run.verdict) for run in runner.run(f"def {name}(*given):\n    return None", gold, [LIMIT_S] * 6)} == {"wrong"}, name
+        assert {str(run.verdict) for run in runner.run(gold.solution, gold, [LIMIT_S] * 6)} == {
+            "pass"
+        }, name
+        assert {
+            str(run.verdict)
+            for run in runner.run(f"def {name}(*given):\n    return None", gold, [LIMIT_S] * 6)
+        } == {"wrong"}, name
 
 
 def test_humaneval_s_own_solutions_pass_and_empty_ones_do_not(runner: CaseRunner) -> None:
@@ -74,17 +94,27 @@ def test_humaneval_s_own_solutions_pass_and_empty_ones_do_not(runner: CaseRunner
     for row in dataset.heldout:
         gold = CodeGold.model_validate_json(row.gold)
         limits = [LIMIT_S] * len(gold.cases)
-        assert {str(run.verdict) for run in runner.run(gold.solution, gold, limits)} == {"pass"}, gold.function
-        assert {str(run.verdict) for run in runner.run("    return", gold, limits)} != {"pass"}, gold.function
+        assert {str(run.verdict) for run in runner.run(gold.solution, gold, limits)} == {"pass"}, (
+            gold.function
+        )
+        assert {str(run.verdict) for run in runner.run("    return", gold, limits)} != {"pass"}, (
+            gold.function
+        )
         assert all(isinstance(case, AssertionCase) for case in gold.cases)
 
 
 def test_a_test_function_is_split_at_its_assertions() -> None:
-    body = "    x = 1\n    assert candidate(x) == 1\n    for n in range(3):\n        assert candidate(n)\n    y = 2"
+    body = (
+        "    x = 1\n    assert candidate(x) == 1\n    for n in range(3):\n        assert"
+        " candidate(n)\n    y = 2"
+    )
     source = f"import math\ndef check(candidate):\n{body}"
     setup, cases = split_check(source)
     assert setup == "import math"
-    assert cases == ["x = 1\nassert candidate(x) == 1", "for n in range(3):\n    assert candidate(n)"]
+    assert cases == [
+        "x = 1\nassert candidate(x) == 1",
+        "for n in range(3):\n    assert candidate(n)",
+    ]
 
 
 def mixed(**over: object) -> MixtureConfig:
@@ -93,7 +123,9 @@ def mixed(**over: object) -> MixtureConfig:
         PartConfig(task=TinycodeConfig(num_prompts=100, heldout_prompts=20), weight=1.0),
         PartConfig(task=HumanEvalConfig(heldout_prompts=10), weight=0.0, heldout_weight=2.0),
     )
-    return MixtureConfig.model_validate({"parts": parts, "num_prompts": 1000, "heldout_prompts": 200, **over})
+    return MixtureConfig.model_validate(
+        {"parts": parts, "num_prompts": 1000, "heldout_prompts": 200, **over}
+    )
 
 
 def test_a_mixture_keeps_its_ratio_and_its_domains() -> None:
@@ -152,7 +184,9 @@ def test_a_mixture_without_weights_or_questions_is_refused() -> None:
         (None, 0, 0.0, False),
     ],
 )
-def test_values_are_the_same_in_type_and_value(expected: object, given: object, tolerance: float, equal: bool) -> None:
+def test_values_are_the_same_in_type_and_value(
+    expected: object, given: object, tolerance: float, equal: bool
+) -> None:
     assert same(to_json(expected), to_json(given), tolerance) is equal
 
 

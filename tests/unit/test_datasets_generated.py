@@ -1,4 +1,5 @@
-"""Generated datasets: right answers, a long tail, disjoint sides, and the same rows from the same seed."""
+"""Generated datasets: right answers, a long tail, disjoint sides, and the same rows from the same
+seed."""
 
 from __future__ import annotations
 
@@ -12,17 +13,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from artifacts.datasets.chain_sum import MAX_TERM, MAX_TERMS, ChainSumConfig, demonstration, question
+from artifacts.datasets.chain_sum import (
+    MAX_TERM,
+    MAX_TERMS,
+    ChainSumConfig,
+    demonstration,
+    question,
+)
 from artifacts.datasets.choice import TaskConfig, load_dataset
 from artifacts.datasets.reasoning_gym_rows import ALLOWED_DATASETS, ReasoningGymConfig
 from artifacts.datasets.rows import Row, generate, pareto_size, question_row
 from artifacts.datasets.tiny_mix import FamilyConfig, TinyMixConfig
 
-GENERATED = (TinyMixConfig(num_prompts=300, heldout_prompts=40), ChainSumConfig(num_prompts=300, heldout_prompts=40))
+GENERATED = (
+    TinyMixConfig(num_prompts=300, heldout_prompts=40),
+    ChainSumConfig(num_prompts=300, heldout_prompts=40),
+)
 
 
 @pytest.mark.parametrize("config", GENERATED, ids=lambda config: config.kind)
-def test_a_dataset_is_a_function_of_configuration_and_seed(config: TinyMixConfig | ChainSumConfig) -> None:
+def test_a_dataset_is_a_function_of_configuration_and_seed(
+    config: TinyMixConfig | ChainSumConfig,
+) -> None:
     state = random.getstate()
     first, again, other = load_dataset(config, 3), load_dataset(config, 3), load_dataset(config, 4)
     assert first == again
@@ -38,7 +50,10 @@ def test_no_question_is_on_both_sides(config: TinyMixConfig | ChainSumConfig) ->
 
 
 def test_more_prompts_leave_the_earlier_ones_as_they_were() -> None:
-    few, many = load_dataset(ChainSumConfig(num_prompts=10), 0), load_dataset(ChainSumConfig(num_prompts=20), 0)
+    few, many = (
+        load_dataset(ChainSumConfig(num_prompts=10), 0),
+        load_dataset(ChainSumConfig(num_prompts=20), 0),
+    )
     assert many.rows[:10] == few.rows
 
 
@@ -85,14 +100,19 @@ def test_sizes_stay_within_their_bounds(seed: int, largest: int, alpha: float) -
 
 
 def test_chain_sum_sizes_have_a_long_tail() -> None:
-    terms = [row.text.count("=") + len(re.findall("[a-z]", row.text)) - 1 for row in load_dataset(ChainSumConfig(), 0).rows]
+    terms = [
+        row.text.count("=") + len(re.findall("[a-z]", row.text)) - 1
+        for row in load_dataset(ChainSumConfig(), 0).rows
+    ]
     assert max(terms) >= 8 * median(terms)
 
 
 @given(st.lists(st.integers(1, MAX_TERM), min_size=2, max_size=MAX_TERMS), st.integers(0, 999))
 def test_a_clean_demonstration_ends_with_the_sum(terms: list[int], seed: int) -> None:
     text = demonstration(terms, random.Random(seed), wrong_share=0.0, ramble_share=0.0)
-    assert text.endswith(f"{'abcdefghijklmnopqrstuvwx'[len(terms) - 1]}{sum(terms)}\nAnswer: {sum(terms)}")
+    assert text.endswith(
+        f"{'abcdefghijklmnopqrstuvwx'[len(terms) - 1]}{sum(terms)}\nAnswer: {sum(terms)}"
+    )
     assert text.startswith(f"a{terms[0]}b{terms[0] + terms[1]}")
     assert question(terms).endswith("=")
 
@@ -106,15 +126,25 @@ def test_wrong_steps_make_about_the_expected_share_of_answers_wrong() -> None:
 
 def test_a_task_too_small_for_two_sides_says_so() -> None:
     one_question = partial(question_row, "d", "always the same", "0")
-    with pytest.raises(ValueError, match=r"task narrow must know questions for both sides, got no held-out question"):
+    with pytest.raises(
+        ValueError,
+        match=r"task narrow must know questions for both sides, got no held-out question",
+    ):
         generate("narrow", lambda rng: one_question(), 0, num_prompts=3, heldout_prompts=1)
     few = {"gcd": {"min_value": 1, "max_value": 2, "min_numbers": 2, "max_numbers": 2}}
-    with pytest.raises(ValueError, match=r"gcd must know 3 held-out questions, found 0.*lower num_prompts"):
+    with pytest.raises(
+        ValueError, match=r"gcd must know 3 held-out questions, found 0.*lower num_prompts"
+    ):
         load_dataset(ReasoningGymConfig(datasets=few, num_prompts=1, heldout_prompts=3), 0)
 
 
 def test_reasoning_gym_rows_name_their_entry_and_split_evenly() -> None:
-    dataset = load_dataset(ReasoningGymConfig(datasets={"gcd": {}, "chain_sum": {"max_terms": 3}}, num_prompts=20, heldout_prompts=5), 7)
+    dataset = load_dataset(
+        ReasoningGymConfig(
+            datasets={"gcd": {}, "chain_sum": {"max_terms": 3}}, num_prompts=20, heldout_prompts=5
+        ),
+        7,
+    )
     assert sorted(dataset.domains) == ["chain_sum"] * 10 + ["gcd"] * 10
     assert not {row.text for row in dataset.rows} & {row.text for row in dataset.heldout}
     assert '"seed": 7' in dataset.rows[0].gold
@@ -125,7 +155,9 @@ def test_reasoning_gym_names_are_those_the_reward_scores() -> None:
     from tasks.rewards.reasoning_gym_score import read_gold
 
     assert ALLOWED_DATASETS == SCORED
-    row = load_dataset(ReasoningGymConfig(datasets={"lcm": {}}, num_prompts=1, heldout_prompts=0), 0).rows[0]
+    row = load_dataset(
+        ReasoningGymConfig(datasets={"lcm": {}}, num_prompts=1, heldout_prompts=0), 0
+    ).rows[0]
     assert read_gold(row.gold).dataset == "lcm"
 
 
@@ -141,7 +173,9 @@ def test_wrong_arguments_of_a_reasoning_gym_data_set_are_named() -> None:
 
 def test_a_task_is_chosen_by_kind_and_unknown_keys_are_errors() -> None:
     task = TypeAdapter[TaskConfig](TaskConfig)
-    assert task.validate_python({"kind": "chain_sum", "max_terms": 5}) == ChainSumConfig(max_terms=5)
+    assert task.validate_python({"kind": "chain_sum", "max_terms": 5}) == ChainSumConfig(
+        max_terms=5
+    )
     assert task.validate_json(TinyMixConfig().model_dump_json()) == TinyMixConfig()
     with pytest.raises(ValidationError, match="max_size"):
         task.validate_python({"kind": "chain_sum", "max_size": 5})

@@ -17,7 +17,10 @@ GOOD = {"prompt": "1 + 1?", "answer": "2"}
 
 def write(folder: Path, *rows: dict[str, Any] | str, name: str = "rows.jsonl") -> str:
     path = folder / name
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    path.write_text(
+        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows),
+        encoding="utf-8",
+    )
     return str(path)
 
 
@@ -27,14 +30,26 @@ def load(path: str, **fields: Any) -> Dataset:
 
 def test_questions_answers_and_domains_come_from_the_named_fields(tmp_path: Path) -> None:
     path = write(tmp_path, {"question": "6 * 7?", "gold": 42, "tag": "times"})
-    row = load(path, prompt_field="question", answer_field="gold", domain_field="tag", system_prompt="Be brief.").rows[0]
+    row = load(
+        path,
+        prompt_field="question",
+        answer_field="gold",
+        domain_field="tag",
+        system_prompt="Be brief.",
+    ).rows[0]
     assert (row.text, row.gold, row.domain) == ("6 * 7?", "42", "times")
-    assert [(message.role, message.content) for message in row.messages] == [("system", "Be brief."), ("user", "6 * 7?")]
+    assert [(message.role, message.content) for message in row.messages] == [
+        ("system", "Be brief."),
+        ("user", "6 * 7?"),
+    ]
 
 
 @pytest.mark.parametrize("as_text", [True, False])
 def test_a_chat_may_be_json_or_json_in_a_string(tmp_path: Path, as_text: bool) -> None:
-    chat = [{"role": "system", "content": "Reason."}, {"role": "user", "content": "Why?", "name": "x"}]
+    chat = [
+        {"role": "system", "content": "Reason."},
+        {"role": "user", "content": "Why?", "name": "x"},
+    ]
     path = write(tmp_path, {"messages": json.dumps(chat) if as_text else chat, "answer": "because"})
     row = load(path, messages_field="messages").rows[0]
     assert [message.role for message in row.messages] == ["system", "user"]
@@ -48,7 +63,10 @@ def test_blank_lines_are_skipped_and_gzip_is_unpacked(tmp_path: Path) -> None:
 
 
 def test_equal_questions_stay_on_one_side(tmp_path: Path) -> None:
-    path = write(tmp_path, *({"prompt": f"question {number % 40}", "answer": number} for number in range(120)))
+    path = write(
+        tmp_path,
+        *({"prompt": f"question {number % 40}", "answer": number} for number in range(120)),
+    )
     dataset = load(path, heldout_fraction=0.25)
     assert (len(dataset.rows), len(dataset.heldout)) == (90, 30)
     assert not {row.text for row in dataset.rows} & {row.text for row in dataset.heldout}
@@ -66,13 +84,17 @@ def test_the_held_out_side_is_never_empty_when_a_share_is_asked_for(tmp_path: Pa
         ("[1]", {}, r"rows.jsonl:2: .*got list"),
         ({"answer": "2"}, {}, r"rows.jsonl:2: field 'prompt' is missing, the row has 'answer'"),
         ({"prompt": "1?"}, {}, r"rows.jsonl:2: field 'answer' is missing"),
-        ({"prompt": " ", "answer": "2"}, {}, r"rows.jsonl:2: field 'prompt' must be a text or a number and not blank"),
+        ({"prompt": " ", "answer": "2"}, {},
+            r"rows.jsonl:2: field 'prompt' must be a text or a number and not blank"),
         ({"prompt": "1?", "answer": None}, {}, r"rows.jsonl:2: field 'answer' must be a text"),
         ({"prompt": "1?", "answer": True}, {}, r"rows.jsonl:2: field 'answer' must be a text"),
-        ({**GOOD, "tag": ["a"]}, {"domain_field": "tag"}, r"rows.jsonl:2: field 'tag' must be a text"),
+        ({**GOOD, "tag": ["a"]}, {"domain_field": "tag"},
+            r"rows.jsonl:2: field 'tag' must be a text"),
     ],
 )  # fmt: skip
-def test_a_malformed_row_is_named(tmp_path: Path, row: dict[str, Any] | str, fields: dict[str, str], message: str) -> None:
+def test_a_malformed_row_is_named(
+    tmp_path: Path, row: dict[str, Any] | str, fields: dict[str, str], message: str
+) -> None:
     path = write(tmp_path, {**GOOD, "tag": "t"}, row)
     with pytest.raises(ValueError, match=message):
         load(path, **fields)
@@ -85,7 +107,10 @@ def test_a_malformed_row_is_named(tmp_path: Path, row: dict[str, Any] | str, fie
         ({"role": "user"}, r"must be a list of turns, got dict"),
         ([{"role": "robot", "content": "x"}], r"must have a role"),
         ([{"role": "user", "content": 3}], r"text content"),
-        ([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], r"must end with a user turn"),
+        (
+            [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}],
+            r"must end with a user turn",
+        ),
         ([], r"must end with a user turn"),
     ],
 )

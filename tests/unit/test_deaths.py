@@ -47,9 +47,9 @@ def test_a_signal_has_its_name(code: int, words: str) -> None:
 def test_of_a_fatal_report_the_head_is_told() -> None:
     said = account(-4, REPORT)
     assert said.startswith(
-        "its process was killed by SIGILL; it wrote last: Fatal Python error: Illegal instruction | "
-        "Current thread 0x1 (most recent call first): | "
-        'File "_custom_ops.py", line 7 in cpu_attention | File "vllm_core.py", line 8 in step; '
+        "its process was killed by SIGILL; it wrote last: Fatal Python error: Illegal instruction |"
+        ' Current thread 0x1 (most recent call first): | File "_custom_ops.py", line 7 in'
+        ' cpu_attention | File "vllm_core.py", line 8 in step; '
     )
     assert said.endswith("dtype float32 takes another")
 
@@ -63,7 +63,9 @@ def test_a_silent_process_that_was_killed_may_have_lacked_memory() -> None:
     assert account(-9, ()).startswith("its process was killed by SIGKILL; most often the system")
 
 
-def test_what_a_worker_writes_is_passed_on_and_its_last_lines_are_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_worker_writes_is_passed_on_and_its_last_lines_are_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     output = WorkerOutput(tmp_path, "engine-0")
     output.open()
     for stream, path in output.paths.items():
@@ -90,12 +92,14 @@ def test_a_new_process_does_not_answer_for_the_lines_of_the_one_before(tmp_path:
 
 
 def test_a_worker_goes_on_when_nobody_can_hear_it(tmp_path: Path) -> None:
-    """`make demo | head`: the reader of our own output is gone, and more comes than a pipe holds."""
+    """`make demo | head`: whoever read our output is gone, and more comes than a pipe holds."""
     output = WorkerOutput(tmp_path, "engine-0")
     output.open()
     with own_stdout() as reader:
         os.close(reader)
-        written = Thread(target=Path(output.paths[1]).write_text, args=("line\n" * 100_000,), daemon=True)
+        written = Thread(
+            target=Path(output.paths[1]).write_text, args=("line\n" * 100_000,), daemon=True
+        )
         written.start()
         written.join(timeout=20)
         assert not written.is_alive()

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, device_map, engine_members, parse_role_map, worker_specs
+from tasks.cluster.devices import (
+    COORDINATORS,
+    ClusterConfig,
+    WorkerSpec,
+    device_map,
+    engine_members,
+    parse_role_map,
+    worker_specs,
+)
 
 
 def specs_by_name(**values: object) -> dict[str, WorkerSpec]:
@@ -32,7 +40,10 @@ def test_roles_are_read(roles: str, rollout: tuple[int, ...], learner: tuple[int
         ("", "roles must read like"),
         ("0-1", "roles must read like"),
         ("rollout:, learner: 0", "roles must read like"),
-        ("rollout: 0, trainer: 0", "roles must read like .*'trainer: 0'|roles must read like .* trainer: 0"),
+        (
+            "rollout: 0, trainer: 0",
+            "roles must read like .*'trainer: 0'|roles must read like .* trainer: 0",
+        ),
         ("rollout: 0, learner: 0, rollout: 1", "names 'rollout' twice"),
         ("rollout: 0-1", "learner missing .* add 'learner: 0'"),
         ("rollout: a, learner: 0", "numbers like 0-3,6, got 'a'"),
@@ -51,22 +62,33 @@ def test_a_bad_role_map_is_refused_with_the_place(roles: str, rule: str) -> None
 
 
 def test_devices_beyond_the_machine_are_refused() -> None:
-    with pytest.raises(ValidationError, match="devices 0 to 1, got 2 for learner; raise num_devices or change roles"):
+    with pytest.raises(
+        ValidationError,
+        match="devices 0 to 1, got 2 for learner; raise num_devices or change roles",
+    ):
         ClusterConfig(num_devices=2, roles="rollout: 0, learner: 1-2")
 
 
 def test_too_few_coordinator_slots_are_refused_because_the_stages_overlap() -> None:
-    with pytest.raises(ValidationError, match=f"coordinator_slots must be >= {COORDINATORS} .* got 2; raise it"):
+    with pytest.raises(
+        ValidationError, match=f"coordinator_slots must be >= {COORDINATORS} .* got 2; raise it"
+    ):
         ClusterConfig(coordinator_slots=COORDINATORS - 1)
     assert ClusterConfig(coordinator_slots=COORDINATORS).coordinator_slots == COORDINATORS
 
 
 def test_colocated_and_disaggregated_devices_keep_their_numbers() -> None:
-    assert device_map(ClusterConfig(num_devices=4, roles="rollout: 0-2, learner: 3")) == {"rollout": (0, 1, 2), "learner": (3,)}
+    assert device_map(ClusterConfig(num_devices=4, roles="rollout: 0-2, learner: 3")) == {
+        "rollout": (0, 1, 2),
+        "learner": (3,),
+    }
     assert list(specs_by_name(num_devices=4, roles="rollout: 1,3, learner: 0,2")) == [
         "control", "engine-0", "engine-1", "learner-0", "learner-1",
     ]  # fmt: skip
-    assert specs_by_name(num_devices=4, roles="rollout: 1,3, learner: 0,2")["engine-1"].device == "cpu:3"
+    assert (
+        specs_by_name(num_devices=4, roles="rollout: 1,3, learner: 0,2")["engine-1"].device
+        == "cpu:3"
+    )
 
 
 def test_the_control_worker_has_a_slot_and_a_thread_for_every_coordinator() -> None:
@@ -81,12 +103,16 @@ def test_cpu_workers_are_pinned_to_the_cores_of_their_device() -> None:
     assert specs["engine-0"].core_ids == (0, 1, 2, 3)
     assert specs["engine-1"].core_ids == (8, 9, 10, 11)
     assert specs["learner-0"].core_ids == (4, 5, 6, 7)
-    assert {specs[name].environment["OMP_NUM_THREADS"] for name in ("engine-0", "learner-0")} == {"4"}
+    assert {specs[name].environment["OMP_NUM_THREADS"] for name in ("engine-0", "learner-0")} == {
+        "4"
+    }
     assert not any("CUDA_VISIBLE_DEVICES" in spec.environment for spec in specs.values())
 
 
 def test_cuda_workers_see_one_gpu_and_are_not_pinned() -> None:
-    specs = specs_by_name(device_kind="cuda", num_devices=8, cores_per_device=2, roles="rollout: 0-6, learner: 7")
+    specs = specs_by_name(
+        device_kind="cuda", num_devices=8, cores_per_device=2, roles="rollout: 0-6, learner: 7"
+    )
     assert {name: spec.environment.get("CUDA_VISIBLE_DEVICES") for name, spec in specs.items()} == {
         "control": None, **{f"engine-{index}": str(index) for index in range(7)}, "learner-0": "7",
     }  # fmt: skip
@@ -102,12 +128,20 @@ def test_workers_announce_their_role_once() -> None:
 
 def test_an_engine_is_named_after_the_first_worker_whose_device_it_holds() -> None:
     config = ClusterConfig(num_devices=4, roles="rollout: 0-3, learner: 0")
-    assert engine_members(config, 1) == {f"engine-{index}": (f"engine-{index}",) for index in range(4)}
-    assert engine_members(config, 2) == {"engine-0": ("engine-0", "engine-1"), "engine-2": ("engine-2", "engine-3")}
+    assert engine_members(config, 1) == {
+        f"engine-{index}": (f"engine-{index}",) for index in range(4)
+    }
+    assert engine_members(config, 2) == {
+        "engine-0": ("engine-0", "engine-1"),
+        "engine-2": ("engine-2", "engine-3"),
+    }
 
 
 def test_an_engine_stays_on_one_host() -> None:
     config = ClusterConfig(num_devices=6, devices_per_host=3, roles="rollout: 1-4, learner: 0")
-    assert engine_members(config, 2) == {"engine-0": ("engine-0", "engine-1"), "engine-2": ("engine-2", "engine-3")}
+    assert engine_members(config, 2) == {
+        "engine-0": ("engine-0", "engine-1"),
+        "engine-2": ("engine-2", "engine-3"),
+    }
     with pytest.raises(ValueError, match="got 4 for the 2 of host 0"):
         engine_members(config, 4)

@@ -12,15 +12,17 @@ from round_factories import ENGINE, make_engines, make_plan, make_prompts, play
 
 from artifacts.records import Generated, Group, Request, Response, Score
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.rounds.records import RoundResult
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulation.replica import LengthModel, SimulatedEngine
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.rounds.records import RoundResult
 from tasks.scheduling.events import RoundPlan
 
 SYNC = make_plan(domains=("a",) * 6, accept_per_prompt=4)
-SHORT = make_plan("short", domains=("a",) * 8, accept_prompts=6, accept_per_prompt=4, launch_per_prompt=5)
+SHORT = make_plan(
+    "short", domains=("a",) * 8, accept_prompts=6, accept_per_prompt=4, launch_per_prompt=5
+)
 
 
 class CountingEngine(SimulatedEngine):
@@ -82,14 +84,22 @@ def test_a_synchronous_round_brings_home_every_group_whole() -> None:
     result = drive(SYNC)
     assert sorted(group.prompt.prompt_id for group in result.groups) == sorted(make_prompts(SYNC))
     assert whole_groups(result.groups, SYNC)
-    assert (result.deferred, result.dropped, len(result.generated), len(result.scores)) == ((), (), 24, 24)
+    assert (result.deferred, result.dropped, len(result.generated), len(result.scores)) == (
+        (),
+        (),
+        24,
+        24,
+    )
 
 
 def test_the_opening_of_a_round_is_one_submission_per_engine_in_launch_order() -> None:
     async def opening() -> list[list[list[str]]]:
         engines = [CountingEngine("engine-0"), CountingEngine("engine-1")]
         await play(SYNC, engines)
-        return [[[request.response_id for request in batch] for batch in engine.submitted] for engine in engines]
+        return [
+            [[request.response_id for request in batch] for batch in engine.submitted]
+            for engine in engines
+        ]
 
     submitted = run_virtual(opening())
     assert [len(batches) for batches in submitted] == [1, 1]
@@ -130,7 +140,10 @@ def test_every_request_has_a_seed_of_its_own() -> None:
 def test_recorded_responses_are_not_generated_again() -> None:
     first = drive(SYNC)
     scores = {(score.prompt_id, score.index): score for score in first.scores}
-    recorded = [Response(generated=one, score=scores[one.prompt_id, one.index]) for one in first.generated[:10]]
+    recorded = [
+        Response(generated=one, score=scores[one.prompt_id, one.index])
+        for one in first.generated[:10]
+    ]
     recorded += [Response(generated=one, score=None) for one in first.generated[10:15]]
 
     async def resume() -> None:
@@ -151,7 +164,10 @@ def test_recorded_responses_are_not_generated_again() -> None:
 def test_a_fully_recorded_round_asks_no_engine() -> None:
     first = drive(SHORT)
     scores = {(score.prompt_id, score.index): score for score in first.scores}
-    recorded = [Response(generated=one, score=scores.get((one.prompt_id, one.index))) for one in first.generated]
+    recorded = [
+        Response(generated=one, score=scores.get((one.prompt_id, one.index)))
+        for one in first.generated
+    ]
     whole = [one for one in recorded if one.score is not None]
 
     async def resume() -> RoundResult:

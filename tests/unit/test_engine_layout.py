@@ -12,8 +12,8 @@ import pytest
 
 from artifacts.commit import StepCommit
 from artifacts.records import Span
-from artifacts.store import Store
 from artifacts.reports.tracking import RunTracker
+from artifacts.store import Store
 from flows import engine_layout, train
 from flows.config.run_config import RunConfig
 from flows.engine_layout import EngineLayouts, demand_of, with_relayout
@@ -45,7 +45,9 @@ class RecordingFleet:
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 4, "num_key_value_heads": 4}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"num_attention_heads": 4, "num_key_value_heads": 4})
+    )
     return str(tmp_path)
 
 
@@ -65,21 +67,40 @@ def open_run(model: str, **changes: Any) -> tuple[OpenRun, RecordingFleet]:
     """A run of the tiny preset on two devices with the planner on, and its fleet."""
     config = RunConfig.model_validate({"preset": "tiny", "planner": {"enabled": True}, **changes})
     members = engine_members(config.cluster, config.engine.tensor_parallel_size)
-    devices = {"control": "host", "engine-0": "cpu:0", "engine-1": "cpu:1", "learner-0": "cpu:0", "learner-1": "cpu:1"}
+    devices = {
+        "control": "host",
+        "engine-0": "cpu:0",
+        "engine-1": "cpu:1",
+        "learner-0": "cpu:0",
+        "learner-1": "cpu:1",
+    }
     context = replace(CONTEXT, model_path=model, devices=devices).with_engines(members)
     tracker = RunTracker("sqlite://")
-    run = OpenRun(config=config, context=context, store=Store.open("memory://layouts"), tracker=tracker, commits=(), links={})
+    run = OpenRun(
+        config=config,
+        context=context,
+        store=Store.open("memory://layouts"),
+        tracker=tracker,
+        commits=(),
+        links={},
+    )
     return run, RecordingFleet(context)
 
 
 def profile_for_two(path: Path) -> str:
     """Two devices together are much faster than one."""
     points = tuple(
-        ThroughputPoint(size=size, batch=8, length=64, prefill_tokens_per_s=rate, decode_tokens_per_s=rate)
+        ThroughputPoint(
+            size=size, batch=8, length=64, prefill_tokens_per_s=rate, decode_tokens_per_s=rate
+        )
         for size, rate in ((1, 1.0), (2, 99.0))
     )
     file = path / "profile.json"
-    file.write_text(ThroughputProfile(model="m", device="d", kv_tokens={1: 9999, 2: 9999}, points=points).to_json())
+    file.write_text(
+        ThroughputProfile(
+            model="m", device="d", kv_tokens={1: 9999, 2: 9999}, points=points
+        ).to_json()
+    )
     return str(file)
 
 
@@ -91,7 +112,9 @@ async def test_without_a_planner_no_engine_is_touched(model: str) -> None:
     assert fleet.layouts == []
 
 
-async def test_the_first_round_runs_on_the_size_of_the_profile(model: str, tmp_path: Path, published: list[tuple[str, ...]]) -> None:
+async def test_the_first_round_runs_on_the_size_of_the_profile(
+    model: str, tmp_path: Path, published: list[tuple[str, ...]]
+) -> None:
     run, fleet = open_run(model, planner={"enabled": True, "profile": profile_for_two(tmp_path)})
     layouts = EngineLayouts(run)
     spans = await layouts.arrange(fleet, "short")  # type: ignore[arg-type]
@@ -120,36 +143,60 @@ async def test_preemptions_of_a_round_count_for_its_kind(model: str) -> None:
     for preemptions in (2, 30):
         await layouts.arrange(fleet, "short")  # type: ignore[arg-type]
         report = make_report(())
-        layouts.observe(replace(report, rollout=replace(report.rollout, num_preemptions=preemptions)))
+        layouts.observe(
+            replace(report, rollout=replace(report.rollout, num_preemptions=preemptions))
+        )
     assert layouts.state.to_json() == {"short": {"size": 2, "preemptions": 30, "quiet_rounds": 0}}
 
 
-async def test_a_jump_doubles_nothing_that_the_profile_knows_to_be_slower(model: str, tmp_path: Path) -> None:
+async def test_a_jump_doubles_nothing_that_the_profile_knows_to_be_slower(
+    model: str, tmp_path: Path
+) -> None:
     points = tuple(
-        ThroughputPoint(size=size, batch=8, length=64, prefill_tokens_per_s=rate, decode_tokens_per_s=rate)
+        ThroughputPoint(
+            size=size, batch=8, length=64, prefill_tokens_per_s=rate, decode_tokens_per_s=rate
+        )
         for size, rate in ((1, 10.0), (2, 11.0))
     )
     file = tmp_path / "profile.json"
-    file.write_text(ThroughputProfile(model="m", device="d", kv_tokens={1: 9999, 2: 9999}, points=points).to_json())
+    file.write_text(
+        ThroughputProfile(
+            model="m", device="d", kv_tokens={1: 9999, 2: 9999}, points=points
+        ).to_json()
+    )
     run, fleet = open_run(model, planner={"enabled": True, "profile": str(file)})
     layouts = EngineLayouts(run)
     await layouts.arrange(fleet, "short")  # type: ignore[arg-type]
     for preemptions in (2, 300):
         report = make_report(())
-        layouts.observe(replace(report, rollout=replace(report.rollout, num_preemptions=preemptions)))
+        layouts.observe(
+            replace(report, rollout=replace(report.rollout, num_preemptions=preemptions))
+        )
     assert layouts.state.kinds["short"].size == 1
 
 
-def test_a_profile_that_is_not_there_is_refused_before_the_cluster_starts(model: str, tmp_path: Path) -> None:
+def test_a_profile_that_is_not_there_is_refused_before_the_cluster_starts(
+    model: str, tmp_path: Path
+) -> None:
     run, _ = open_run(model, planner={"enabled": True, "profile": str(tmp_path / "none.json")})
-    with pytest.raises(ValueError, match=r"planner\.profile must be a readable file.*make one with 'python -m flows\.calibrate'"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"planner\.profile must be a readable file.*make one with 'python -m flows\.calibrate'"
+        ),
+    ):
         EngineLayouts(run)
 
 
 def test_a_size_that_the_heads_forbid_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 9, "num_key_value_heads": 3}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"num_attention_heads": 9, "num_key_value_heads": 3})
+    )
     run, _ = open_run(str(tmp_path), engine={"tensor_parallel_size": 2})
-    with pytest.raises(ValueError, match=r"engine\.tensor_parallel_size must be one of 1 for the planner \(of 9 heads"):
+    with pytest.raises(
+        ValueError,
+        match=r"engine\.tensor_parallel_size must be one of 1 for the planner \(of 9 heads",
+    ):
         EngineLayouts(run)
 
 
@@ -163,11 +210,17 @@ def test_rebuilding_is_part_of_the_step_it_delays() -> None:
     wake = Span(device="cpu:0", actor="engine-0", kind="wake", start_s=-4.0, end_s=0.0)
     report = with_relayout(make_report((span("rollout", 0.0, 10.0),)), (wake,))
     metrics = step_metrics(report, QueueState(), ())
-    assert (metrics["time/step_s"], metrics["engine/relayout_s"], metrics["time/orchestration_s"]) == (14.0, 4.0, 4.0)
+    assert (
+        metrics["time/step_s"],
+        metrics["engine/relayout_s"],
+        metrics["time/orchestration_s"],
+    ) == (14.0, 4.0, 4.0)
     assert metrics["bubble/sleep_wake_fraction"] == pytest.approx(4 / 14)
 
 
-async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, fleet = open_run(model, planner={"enabled": False}, keep={"checkpoint_every_steps": 1})
     done: list[str] = []
 
@@ -191,7 +244,13 @@ async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(model: str, monk
         return await train.stepped(step_flow, run, fleet, EngineLayouts(run), plan)  # type: ignore[arg-type]
 
     report, checkpoint = await train.recovering(run, fleet, make_step_plan(), work)  # type: ignore[arg-type]
-    assert done == ["step, attempt 1", "checkpoint", "recover to step 0", "step, attempt 2", "checkpoint"]
+    assert done == [
+        "step, attempt 1",
+        "checkpoint",
+        "recover to step 0",
+        "step, attempt 2",
+        "checkpoint",
+    ]
     assert (report.plan.attempt, checkpoint) == (2, "checkpoints/00001")
 
 
@@ -199,7 +258,8 @@ async def test_a_resumed_run_goes_on_with_the_sizes_it_had(model: str) -> None:
     run, fleet = open_run(model)
     weights = make_report(()).published.weights
     committed = StepCommit(
-        step=1, kind="short", weights=weights, queue={}, seeds={}, counters={}, metrics={}, timings={}, checkpoint=None,
+        step=1, kind="short", weights=weights, queue={}, seeds={}, counters={}, metrics={},
+        timings={}, checkpoint=None,
         planner={"short": {"size": 2, "preemptions": 7, "quiet_rounds": 0}},
     )  # fmt: skip
     layouts = EngineLayouts(replace(run, commits=(committed,)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flows.config.run_config import RunConfig
 from flows.commands.explain import algebra_rows, field_rows, placement_rows
+from flows.config.run_config import RunConfig
 from tasks.scheduling.rounds import QueueState, finish_round, plan_round
 
 
@@ -20,7 +20,10 @@ def test_the_algebra_of_tail_batching_tells_what_is_launched_and_kept() -> None:
     assert rows["responses launched per step"] == "200, at most 128 tokens each"
     assert rows["groups trained per step"] == "16 of 8 responses = 128 responses"
     assert rows["requests per engine"] == "100 on each of 2"
-    assert rows["steps"] == "20, 4 short rounds for each long one, and up to 2 more to drain the long-prompt queue"
+    assert (
+        rows["steps"]
+        == "20, 4 short rounds for each long one, and up to 2 more to drain the long-prompt queue"
+    )
     assert rows["evaluation"] == "64 held-out prompts x 4 responses, before and after"
 
 
@@ -33,25 +36,39 @@ def test_the_algebra_of_synchronous_rounds_is_plain() -> None:
 def test_a_bias_of_acceptance_is_told_where_there_is_one() -> None:
     rows = dict(algebra_rows(configured(scheduling={"response_overprovision": 1.25})))
     assert (
-        rows["acceptance within a prompt"] == "the first 8 verdicts of 10: short answers are favoured, not so with response_overprovision 1"
+        rows["acceptance within a prompt"]
+        == "the first 8 verdicts of 10: short answers are favoured, not so with"
+        " response_overprovision 1"
     )
     assert "acceptance within a prompt" not in dict(algebra_rows(configured()))
 
 
 def test_dynamic_sampling_tells_its_bound() -> None:
     rows = dict(algebra_rows(configured(scheduling={"dynamic_sampling": 1.5})))
-    assert rows["groups whose rewards agree"] == "replaced by up to 24 further prompts a step, of the same domains"
+    assert (
+        rows["groups whose rewards agree"]
+        == "replaced by up to 24 further prompts a step, of the same domains"
+    )
     assert "groups whose rewards agree" not in dict(algebra_rows(configured("tiny-sync")))
 
 
 def test_no_drain_is_promised_where_none_is_made() -> None:
-    assert dict(algebra_rows(configured(scheduling={"drain": False})))["steps"] == "20, 4 short rounds for each long one"
+    assert (
+        dict(algebra_rows(configured(scheduling={"drain": False})))["steps"]
+        == "20, 4 short rounds for each long one"
+    )
 
 
 def test_training_in_mid_round_is_told() -> None:
     assert dict(algebra_rows(configured()))["training in mid-round"].startswith("no")
-    told = dict(algebra_rows(configured(stream_trainer={"enabled": True, "max_running_per_engine": 3})))["training in mid-round"]
-    assert told == "on devices freed when 20% to 50% of the groups are accepted and at most 3 responses run on each engine that stays"
+    told = dict(
+        algebra_rows(configured(stream_trainer={"enabled": True, "max_running_per_engine": 3}))
+    )["training in mid-round"]
+    assert (
+        told
+        == "on devices freed when 20% to 50% of the groups are accepted and at most 3 responses run"
+        " on each engine that stays"
+    )
 
 
 def test_a_clip_that_cannot_act_is_told() -> None:
@@ -66,7 +83,9 @@ def test_a_clip_that_cannot_act_is_told() -> None:
 
 
 def test_evaluations_on_the_way_are_told() -> None:
-    assert dict(algebra_rows(configured("one-gpu")))["evaluation"].endswith("before, every 50 steps, and after")
+    assert dict(algebra_rows(configured("one-gpu")))["evaluation"].endswith(
+        "before, every 50 steps, and after"
+    )
 
 
 @pytest.mark.parametrize("over", [1.25, 1.5, 2.0, 3.0, 4.0])
@@ -81,10 +100,24 @@ def test_the_drain_takes_no_more_rounds_than_told(over: float) -> None:
 def drain_rounds(config: RunConfig, num_steps: int) -> int:
     state, step = QueueState(), 1
     while (
-        plan := plan_round(state, config.batch, config.scheduling, domains=["a"] * 50, seed=0, step=step, num_steps=num_steps)
+        plan := plan_round(
+            state,
+            config.batch,
+            config.scheduling,
+            domains=["a"] * 50,
+            seed=0,
+            step=step,
+            num_steps=num_steps,
+        )
     ) is not None:
         names = [ref.prompt_id for ref in plan.prompts]
-        state = finish_round(state, plan, accepted=names[: plan.accept_prompts], deferred=names[plan.accept_prompts :], dropped=())
+        state = finish_round(
+            state,
+            plan,
+            accepted=names[: plan.accept_prompts],
+            deferred=names[plan.accept_prompts :],
+            dropped=(),
+        )
         step += 1
     return step - 1 - num_steps
 
@@ -105,7 +138,13 @@ def test_every_worker_is_placed() -> None:
 def test_every_field_is_listed_by_the_path_that_sets_it_and_explained() -> None:
     rows = list(field_rows(RunConfig.model_json_schema()))
     paths = {path for path, _ in rows}
-    assert {"num_steps", "learner.optimizer.learning_rate", "scheduling.drain", "task.path", "rewards.*.timeout_s"} <= paths
+    assert {
+        "num_steps",
+        "learner.optimizer.learning_rate",
+        "scheduling.drain",
+        "task.path",
+        "rewards.*.timeout_s",
+    } <= paths
     assert not [path for path, description in rows if not description]
 
 

@@ -11,15 +11,15 @@ import pytest
 from judge_factories import make_config
 from plan_factories import CONTEXT
 
-from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.commit import StepCommit
+from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import WeightsRef
 from flows.config.run_config import RunConfig
 from flows.evaluate import evaluation_round
 from flows.run import _fitting
-from tasks.rewards.judges.engine import JudgeEngineConfig
 from tasks.fitting import Examination
 from tasks.plan import RunContext, dataset_of
+from tasks.rewards.judges.engine import JudgeEngineConfig
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.queue_state import QueueState, without_unfit
 
@@ -48,12 +48,18 @@ def config_over(path: Path, **values: object) -> RunConfig:
 
 def write_rows(path: Path, long_rows: set[int] = frozenset(), texts: dict[int, str] = {}) -> None:  # noqa: B006  # never changed
     """Rows with a question each; those of long_rows are longer than there is room for."""
-    questions = {row: f"{row}+1=" + "1" * (ROOM if row in long_rows else 0) for row in range(NUM_ROWS)} | texts
-    path.write_text("".join(json.dumps({"prompt": text, "answer": "1"}) + "\n" for text in questions.values()))
+    questions = {
+        row: f"{row}+1=" + "1" * (ROOM if row in long_rows else 0) for row in range(NUM_ROWS)
+    } | texts
+    path.write_text(
+        "".join(json.dumps({"prompt": text, "answer": "1"}) + "\n" for text in questions.values())
+    )
 
 
 def context_of(config: RunConfig, model_path: str) -> RunContext:
-    return replace(CONTEXT, task=config.task, seed=config.seed, model_path=model_path, max_prompt_tokens=ROOM)
+    return replace(
+        CONTEXT, task=config.task, seed=config.seed, model_path=model_path, max_prompt_tokens=ROOM
+    )
 
 
 def long_ones(context: RunContext) -> set[int]:
@@ -61,10 +67,14 @@ def long_ones(context: RunContext) -> set[int]:
     return {number for number, row in enumerate(dataset_of(context).rows) if len(row.text) > ROOM}
 
 
-def test_a_prompt_that_does_not_fit_is_refused_before_anything_starts(model_path: str, tmp_path: Path) -> None:
+def test_a_prompt_that_does_not_fit_is_refused_before_anything_starts(
+    model_path: str, tmp_path: Path
+) -> None:
     write_rows(path := tmp_path / "rows.jsonl", long_rows=set(range(0, NUM_ROWS, 2)))
     config = config_over(path, num_steps=50)
-    with pytest.raises(ValueError, match=r"do not; the first: a prompt must fit in 128 tokens.*unfit_prompts=skip"):
+    with pytest.raises(
+        ValueError, match=r"do not; the first: a prompt must fit in 128 tokens.*unfit_prompts=skip"
+    ):
         _fitting(config, context_of(config, model_path), ())
 
 
@@ -91,7 +101,9 @@ def test_only_rows_that_the_run_can_come_to_are_rendered(model_path: str, tmp_pa
 
 
 @pytest.mark.parametrize("text", ["\ud800", "3+4=\udfff"])
-def test_a_row_that_the_tokenizer_refuses_is_unfit_too(model_path: str, tmp_path: Path, text: str) -> None:
+def test_a_row_that_the_tokenizer_refuses_is_unfit_too(
+    model_path: str, tmp_path: Path, text: str
+) -> None:
     write_rows(path := tmp_path / "rows.jsonl", texts=dict.fromkeys(range(0, NUM_ROWS, 2), text))
     config = config_over(path, num_steps=50)
     with pytest.raises(ValueError, match="text and roles that the model's tokenizer takes"):
@@ -101,7 +113,9 @@ def test_a_row_that_the_tokenizer_refuses_is_unfit_too(model_path: str, tmp_path
 def test_a_question_that_leaves_its_judge_no_room_is_unfit(model_path: str, tmp_path: Path) -> None:
     write_rows(path := tmp_path / "rows.jsonl")
     config = config_over(path)
-    small = JudgeEngineConfig.model_validate({"model": {"kind": "tiny_llama"}, "max_model_len": 200})
+    small = JudgeEngineConfig.model_validate(
+        {"model": {"kind": "tiny_llama"}, "max_model_len": 200}
+    )
     rewards = {"*": make_config().model_copy(update={"engine": small})}
     run = replace(context_of(config, model_path), rewards=rewards, judge_model_path=model_path)
     with pytest.raises(ValueError, match="room for an answer in the judge's context of 200 tokens"):

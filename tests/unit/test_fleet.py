@@ -12,32 +12,42 @@ import pytest
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import ClusterConfig, engine_members, worker_specs
 from tasks.cluster.fleet import Fleet
-from tasks.rewards.judges.remote import JudgeActor
 from tasks.engines.remote import EngineActor
 from tasks.engines.vllm.engine import EngineConfig
 from tasks.learner.trainer import LearnerConfig
 from tasks.plan import BUFFER
+from tasks.rewards.judges.remote import JudgeActor
 from tests.unit.judge_factories import make_config
 from tests.unit.plan_factories import CONTEXT
 
 
 class WorkersWithGpus:
-    """As much of a Dask client as asking workers for their environment takes; worker engine-3 sees the GPU numbered 7."""
+    """As much of a Dask client as asking workers for their environment takes; worker engine-3 sees
+    the GPU numbered 7."""
 
     def scheduler_info(self, n_workers: int) -> dict[str, dict[str, dict[str, str]]]:
         return {"workers": {f"tcp://{index}": {"name": f"engine-{index}"} for index in range(4)}}
 
-    def run(self, function: Callable[..., str], variable: str, default: str, workers: Sequence[str]) -> dict[str, str]:
+    def run(
+        self, function: Callable[..., str], variable: str, default: str, workers: Sequence[str]
+    ) -> dict[str, str]:
         assert variable == "CUDA_VISIBLE_DEVICES"
-        seen = {"tcp://2": "6,7", "tcp://3": "7"}  # an engine of both was here before, and widened what its first worker sees
+        seen = {
+            "tcp://2": "6,7",
+            "tcp://3": "7",
+        }  # an engine of both was here before, and widened what its first worker sees
         return {address: seen[address] for address in workers}
 
 
 def fleet(kind: str, size: int) -> Fleet:
-    cluster = ClusterConfig.model_validate({"device_kind": kind, "num_devices": 4, "roles": "rollout: 0-3, learner: 0"})
+    cluster = ClusterConfig.model_validate(
+        {"device_kind": kind, "num_devices": 4, "roles": "rollout: 0-3, learner: 0"}
+    )
     devices = {spec.name: spec.device or "host" for spec in worker_specs(cluster)}
     run = replace(CONTEXT, devices=devices).with_engines(engine_members(cluster, size))
-    return Fleet(WorkersWithGpus(), run, worker_specs(cluster), EngineConfig(), LearnerConfig(), start_s=1.0)
+    return Fleet(
+        WorkersWithGpus(), run, worker_specs(cluster), EngineConfig(), LearnerConfig(), start_s=1.0
+    )
 
 
 def engine_recipe(fleet: Fleet, name: str) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
@@ -72,8 +82,16 @@ def test_a_judge_gets_its_own_model_and_the_cores_of_its_device() -> None:
     cluster = ClusterConfig(roles="rollout: 0-1, learner: 0-1, judge: 1")
     judge = make_config(mode="generative")
     devices = {spec.name: spec.device or "host" for spec in worker_specs(cluster)}
-    run = replace(CONTEXT, devices=devices, rewards={"*": judge}, judges=("judge-0",), judge_model_path="judge-model")
-    made = Fleet(WorkersWithGpus(), run, worker_specs(cluster), EngineConfig(), LearnerConfig(), start_s=9.0)._recipe("judge-0")
+    run = replace(
+        CONTEXT,
+        devices=devices,
+        rewards={"*": judge},
+        judges=("judge-0",),
+        judge_model_path="judge-model",
+    )
+    made = Fleet(
+        WorkersWithGpus(), run, worker_specs(cluster), EngineConfig(), LearnerConfig(), start_s=9.0
+    )._recipe("judge-0")
     assert made == (JudgeActor, (judge.engine, "judge-model", "judge-0", (1,), True, 9.0))
 
 

@@ -26,7 +26,9 @@ with handover_directory(Path(sys.argv[1]), sys.argv[2]) as own:
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process with the run `other`."""
-    with subprocess.Popen([sys.executable, "-c", ELSEWHERE, str(tmp_path), "other"], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", ELSEWHERE, str(tmp_path), "other"], stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
@@ -45,12 +47,20 @@ def test_a_run_has_a_directory_as_long_as_it_runs(tmp_path: Path) -> None:
     assert not own.exists()
 
 
-def test_what_a_killed_run_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path, elsewhere: subprocess.Popen[str]) -> None:
-    weights, foreign = tmp_path / "rollflow-other" / "00001.safetensors", tmp_path / "rollflow-notes"
+def test_what_a_killed_run_left_is_removed_and_what_is_in_use_is_not(
+    tmp_path: Path, elsewhere: subprocess.Popen[str]
+) -> None:
+    weights, foreign = (
+        tmp_path / "rollflow-other" / "00001.safetensors",
+        tmp_path / "rollflow-notes",
+    )
     foreign.mkdir()
     with handover_directory(tmp_path, "mine"):
         assert weights.exists()
-        with pytest.raises(ValueError, match="one process at a time"), handover_directory(tmp_path, "other"):
+        with (
+            pytest.raises(ValueError, match="one process at a time"),
+            handover_directory(tmp_path, "other"),
+        ):
             pass
         assert weights.exists()
     elsewhere.send_signal(signal.SIGKILL)

@@ -1,4 +1,5 @@
-"""Judges in a configuration: role and reward need each other, placements become vLLM's arguments, layers follow the tokens."""
+"""Judges in a configuration: role and reward need each other, placements become vLLM's arguments,
+layers follow the tokens."""
 
 from __future__ import annotations
 
@@ -34,29 +35,46 @@ def run_config(**changes: object) -> RunConfig:
 @pytest.mark.parametrize("preset", ["tiny-judged", "smollm2-judged"])
 def test_the_judged_presets_are_sound(preset: str) -> None:
     config = RunConfig.model_validate({"preset": preset})
-    assert [spec.device for spec in worker_specs(config.cluster) if spec.name == "judge-0"] == ["cpu:1"]
+    assert [spec.device for spec in worker_specs(config.cluster) if spec.name == "judge-0"] == [
+        "cpu:1"
+    ]
 
 
 def test_a_role_without_judges_has_no_judge_workers() -> None:
-    assert [spec.name for spec in worker_specs(ClusterConfig())] == ["control", "engine-0", "engine-1", "learner-0", "learner-1"]
+    assert [spec.name for spec in worker_specs(ClusterConfig())] == [
+        "control",
+        "engine-0",
+        "engine-1",
+        "learner-0",
+        "learner-1",
+    ]
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"cluster": {"roles": "rollout: 0-1, learner: 0-1"}}, "got roles 'rollout: 0-1, learner: 0-1'; add ', judge: 1'"),
-        ({"rewards": {"*": {"kind": "math_answer"}}}, "the role judge needs a reward of kind judge, got none"),
-        ({"rewards": {"*": {"engine": {"placement": "sleep"}}}}, "CPU device must have placement 'resident', got 'sleep'"),
-        ({"rewards": {"*": {"engine": {"placement": "prefetch"}}}}, "set placement=resident, or cluster.device_kind=cuda"),
-        ({"rewards": {"a": {"kind": "judge", "engine": {"model": {"kind": "smollm2"}}}}}, "must have the same engine"),
-        ({"rewards": {"*": {"mode": "generative", "max_new_tokens": 400}}}, "must leave half of engine.max_model_len (768)"),
+        ({"cluster": {"roles": "rollout: 0-1, learner: 0-1"}},
+            "got roles 'rollout: 0-1, learner: 0-1'; add ', judge: 1'"),
+        ({"rewards": {"*": {"kind": "math_answer"}}},
+            "the role judge needs a reward of kind judge, got none"),
+        ({"rewards": {"*": {"engine": {"placement": "sleep"}}}},
+            "CPU device must have placement 'resident', got 'sleep'"),
+        ({"rewards": {"*": {"engine": {"placement": "prefetch"}}}},
+            "set placement=resident, or cluster.device_kind=cuda"),
+        ({"rewards": {"a": {"kind": "judge", "engine": {"model": {"kind": "smollm2"}}}}},
+            "must have the same engine"),
+        ({"rewards": {"*": {"mode": "generative", "max_new_tokens": 400}}},
+            "must leave half of engine.max_model_len (768)"),
         (
-            {"cluster": {"device_kind": "cuda"}, "rewards": {"*": {"engine": {"gpu_memory_utilization": 0.5}}}},
+            {"cluster": {"device_kind": "cuda"},
+                "rewards": {"*": {"engine": {"gpu_memory_utilization": 0.5}}}},
             "must together have a gpu_memory_utilization of at most 1, got 1.1",
         ),
     ],
 )  # fmt: skip
-def test_parts_that_do_not_fit_are_refused_with_the_cure(changes: dict[str, object], told: str) -> None:
+def test_parts_that_do_not_fit_are_refused_with_the_cure(
+    changes: dict[str, object], told: str
+) -> None:
     with pytest.raises(ValidationError) as refused:
         run_config(**changes)
     assert told in str(refused.value)
@@ -69,21 +87,35 @@ def test_two_judge_rewards_may_share_a_model_with_rubrics_of_their_own() -> None
 
 
 def test_a_copy_is_hidden_from_the_break_even_on() -> None:
-    """A 7B layer is 0.45 GB: 18 ms at 25 GB/s, and 1.1 us a token at 400 TFLOP/s, so 16k tokens; 8k with twice the link."""
+    """A 7B layer is 0.45 GB: 18 ms at 25 GB/s, and 1.1 us a token at 400 TFLOP/s, so 16k tokens; 8k
+    with twice the link."""
     assert break_even_tokens(PCIE4) == pytest.approx(16_000)
     assert break_even_tokens(PCIE5) == pytest.approx(8_000)
     assert pytest.approx(16_000 * 0.45e9 / 400e12) == 0.45e9 / 25e9
 
 
 @pytest.mark.parametrize(
-    ("tokens", "resident"), [(1, 28), (500, 28), (571, 28), (572, 27), (4096, 21), (8192, 14), (15_999, 1), (16_000, 0), (32_768, 0)]
+    ("tokens", "resident"),
+    [
+        (1, 28),
+        (500, 28),
+        (571, 28),
+        (572, 27),
+        (4096, 21),
+        (8192, 14),
+        (15_999, 1),
+        (16_000, 0),
+        (32_768, 0),
+    ],
 )
 def test_resident_layers_follow_the_tokens_of_a_forward_pass(tokens: int, resident: int) -> None:
     assert resident_layers(28, tokens, PCIE4) == resident
 
 
 @given(st.integers(1, 100), st.integers(1, 40_000), st.floats(1, 100))
-def test_streamed_layers_are_never_more_than_are_hidden(num_layers: int, tokens: int, link: float) -> None:
+def test_streamed_layers_are_never_more_than_are_hidden(
+    num_layers: int, tokens: int, link: float
+) -> None:
     streaming = LayerStreaming(link_gb_per_s=link)
     resident = resident_layers(num_layers, tokens, streaming)
     group, streamed = streamed_in_group(num_layers, tokens, streaming)
@@ -105,12 +137,16 @@ def test_streamed_layers_are_never_more_than_are_hidden(num_layers: int, tokens:
         ("prefetch", 16_384, STREAMED | {"offload_num_in_group": 8}),
     ],
 )  # fmt: skip
-def test_a_placement_becomes_vllms_arguments(placement: Placement, tokens: int, expected: dict[str, object]) -> None:
+def test_a_placement_becomes_vllms_arguments(
+    placement: Placement, tokens: int, expected: dict[str, object]
+) -> None:
     assert placement_arguments(placement, 28, tokens, PCIE4) == expected
 
 
 def test_on_a_cpu_a_judge_is_told_nothing_of_gpus() -> None:
-    arguments = JudgeEngineConfig(model=TinyLlamaConfig()).vllm_arguments("model", 0, on_cpu=True, has_tokenizer=True)
+    arguments = JudgeEngineConfig(model=TinyLlamaConfig()).vllm_arguments(
+        "model", 0, on_cpu=True, has_tokenizer=True
+    )
     assert "gpu_memory_utilization" not in arguments
     assert not arguments["skip_tokenizer_init"]
     assert "worker_extension_cls" not in arguments

@@ -1,4 +1,5 @@
-"""A round of tiny-mix whose stories are judged and whose sums and letters follow the rule: from the sample buffer to the report."""
+"""A round of tiny-mix whose stories are judged and whose sums and letters follow the rule: from the
+sample buffer to the report."""
 
 from __future__ import annotations
 
@@ -9,19 +10,19 @@ from pathlib import Path
 
 from plan_factories import CONTEXT
 
-from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.datasets.choice import TinyMixConfig
 from artifacts.journal import Journal
 from artifacts.judgements import JudgementCache
+from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import Outcome, WeightsRef
-from tasks.sample_buffer import SampleBuffer
 from artifacts.store import Store
 from tasks.plan import RunContext, StepPlan, dataset_of
 from tasks.reward import RewardReport, score_round
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.judges.desk import JudgeDesk
 from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.pool import RewardPool
+from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+from tasks.sample_buffer import SampleBuffer
 from tasks.sample_stream import CAPACITIES, SampleStream, round_key
 from tasks.scheduling.events import PromptRef, RoundPlan
 from tests.unit.judge_factories import RuleJudge, make_config, make_generated
@@ -57,9 +58,21 @@ def judged_run(root: Path) -> RunContext:
 
 def round_over(run: RunContext) -> StepPlan:
     rows = dataset_of(run).rows
-    prompts = tuple(PromptRef(prompt_id=f"0/{row}", domain=one.domain) for row, one in enumerate(rows))
-    planned = RoundPlan(step=1, kind="sync", prompts=prompts, launch_per_prompt=2, accept_prompts=len(rows), accept_per_prompt=2, quotas=())
-    return StepPlan(run=run, round=planned, weights=WeightsRef(version=0, path="", digest=""), attempt=1)
+    prompts = tuple(
+        PromptRef(prompt_id=f"0/{row}", domain=one.domain) for row, one in enumerate(rows)
+    )
+    planned = RoundPlan(
+        step=1,
+        kind="sync",
+        prompts=prompts,
+        launch_per_prompt=2,
+        accept_prompts=len(rows),
+        accept_per_prompt=2,
+        quotas=(),
+    )
+    return StepPlan(
+        run=run, round=planned, weights=WeightsRef(version=0, path="", digest=""), attempt=1
+    )
 
 
 async def scored(plan: StepPlan, journal: Journal, judge: RuleJudge) -> RewardReport:
@@ -69,7 +82,10 @@ async def scored(plan: StepPlan, journal: Journal, judge: RuleJudge) -> RewardRe
     await here.buffer.open_round(round_key(plan))
     golds = {f"0/{row}": one.gold for row, one in enumerate(dataset_of(plan.run).rows)}
     answers = [
-        replace(make_generated(f"Answer: {gold if index == 0 else int(gold) + 1}", index), prompt_id=prompt_id)
+        replace(
+            make_generated(f"Answer: {gold if index == 0 else int(gold) + 1}", index),
+            prompt_id=prompt_id,
+        )
         for prompt_id, gold in golds.items()
         for index in (0, 1)
     ]
@@ -91,13 +107,30 @@ def test_a_mix_of_rules_and_a_judge_is_scored_by_domain(tmp_path: Path) -> None:
     report = asyncio.run(scored(plan, journal, judge))
     rows = journal.read(1)
     by_scorer: Mapping[str, set[str]] = {
-        scorer: {row.prompt.domain for row in rows if row.response.score and row.response.score.scorer == scorer}
+        scorer: {
+            row.prompt.domain
+            for row in rows
+            if row.response.score and row.response.score.scorer == scorer
+        }
         for scorer in ("judge", "math_answer")
     }
     assert by_scorer == {"judge": {"story"}, "math_answer": {"add", "letters"}}
-    assert all(row.response.score and row.response.score.reward == 1 - row.response.generated.index for row in rows)
+    assert all(
+        row.response.score and row.response.score.reward == 1 - row.response.generated.index
+        for row in rows
+    )
     num_judged = sum(row.prompt.domain == "story" for row in rows)
     assert (report.num_scored, report.num_infra) == (2 * NUM_PROMPTS, 0)
-    assert (report.judging.num_calls, report.judging.num_agreed, report.judging.num_yes) == (num_judged, num_judged, num_judged // 2)
-    assert {(span.device, span.actor) for span in report.spans} == {("host", "reward"), ("cpu:1", "judge-0")}
-    assert {row.response.score.outcome for row in rows if row.response.score} == {Outcome.OK, Outcome.WRONG}
+    assert (report.judging.num_calls, report.judging.num_agreed, report.judging.num_yes) == (
+        num_judged,
+        num_judged,
+        num_judged // 2,
+    )
+    assert {(span.device, span.actor) for span in report.spans} == {
+        ("host", "reward"),
+        ("cpu:1", "judge-0"),
+    }
+    assert {row.response.score.outcome for row in rows if row.response.score} == {
+        Outcome.OK,
+        Outcome.WRONG,
+    }

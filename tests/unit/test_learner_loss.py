@@ -11,7 +11,12 @@ from tasks.learner.loss import PpoClipLoss, ReinforceLoss, TokenBatch, k3
 
 
 def token(behaviour: float, advantage: float) -> TokenBatch:
-    return TokenBatch(behaviour=torch.tensor([behaviour]), advantage=torch.tensor([advantage]), weight=torch.ones(1), reference=None)
+    return TokenBatch(
+        behaviour=torch.tensor([behaviour]),
+        advantage=torch.tensor([advantage]),
+        weight=torch.ones(1),
+        reference=None,
+    )
 
 
 def derivative(loss: PpoClipLoss | ReinforceLoss, logp: float, batch: TokenBatch) -> float:
@@ -31,7 +36,9 @@ def derivative(loss: PpoClipLoss | ReinforceLoss, logp: float, batch: TokenBatch
         (3.0, -1.0, 3.0, False),
     ],
 )
-def test_ppo_clips_only_where_the_ratio_has_gone_too_far(ratio: float, advantage: float, loss: float, clipped: bool) -> None:
+def test_ppo_clips_only_where_the_ratio_has_gone_too_far(
+    ratio: float, advantage: float, loss: float, clipped: bool
+) -> None:
     ppo = PpoClipLoss(clip_low=0.2, clip_high=0.28, old_policy="engine")
     result = ppo.token_loss(torch.tensor([-2.0 + math.log(ratio)]), token(-2.0, advantage))
     assert result.loss.item() == pytest.approx(loss, rel=1e-5)
@@ -41,7 +48,10 @@ def test_ppo_clips_only_where_the_ratio_has_gone_too_far(ratio: float, advantage
     assert (derivative(ppo, -2.0 + math.log(ratio), token(-2.0, advantage)) == 0) is clipped
 
 
-@pytest.mark.parametrize(("engine_over", "weight"), [(0.0, 1.0), (math.log(1.5), 1.5), (math.log(9.0), 2.0), (-1.0, math.exp(-1))])
+@pytest.mark.parametrize(
+    ("engine_over", "weight"),
+    [(0.0, 1.0), (math.log(1.5), 1.5), (math.log(9.0), 2.0), (-1.0, math.exp(-1))],
+)
 def test_importance_weights_are_truncated_and_constant(engine_over: float, weight: float) -> None:
     batch = token(-2.0 - engine_over, 1.0)
     assert derivative(PpoClipLoss(), -2.0, batch) == pytest.approx(-weight, rel=1e-5)
@@ -65,4 +75,6 @@ def test_truncated_weights_are_told_whatever_the_loss(loss: PpoClipLoss | Reinfo
 
 def test_k3_is_zero_for_equal_policies_and_positive_otherwise() -> None:
     logp = torch.tensor([-1.0, -1.0, -1.0])
-    assert k3(logp, torch.tensor([-1.0, -1.5, -0.5])).tolist() == pytest.approx([0.0, math.exp(-0.5) - 0.5, math.exp(0.5) - 1.5])
+    assert k3(logp, torch.tensor([-1.0, -1.5, -0.5])).tolist() == pytest.approx(
+        [0.0, math.exp(-0.5) - 0.5, math.exp(0.5) - 1.5]
+    )

@@ -23,7 +23,11 @@ def group(lengths: list[int], rewards: list[float | None], longest: int = 10) ->
     """Responses of these lengths, the longest ones cut by the bound."""
     made = make_group((1, 2), [(3,) * length for length in lengths], rewards)
     responses = (
-        replace(one, generated=replace(one.generated, finish_reason="length")) if len(one.generated.token_ids) == longest else one
+        (
+            replace(one, generated=replace(one.generated, finish_reason="length"))
+            if len(one.generated.token_ids) == longest
+            else one
+        )
         for one in made.responses
     )
     return replace(made, responses=tuple(responses))
@@ -33,8 +37,12 @@ def trained(of: Group, overlong: Overlong) -> TrainingSet:
     return training_set([of], DrGrpoAdvantage(), TokenMean(), overlong)
 
 
-@pytest.mark.parametrize(("num_tokens", "punishment"), [(1, 0.0), (6, 0.0), (7, 0.25), (9, 0.75), (10, 1.0), (14, 1.0)])
-def test_the_punishment_grows_over_the_buffer_and_ends_there(num_tokens: int, punishment: float) -> None:
+@pytest.mark.parametrize(
+    ("num_tokens", "punishment"), [(1, 0.0), (6, 0.0), (7, 0.25), (9, 0.75), (10, 1.0), (14, 1.0)]
+)
+def test_the_punishment_grows_over_the_buffer_and_ends_there(
+    num_tokens: int, punishment: float
+) -> None:
     generated = group([num_tokens], [1.0]).responses[0].generated
     assert SOFT.shaped(1.0, generated) == 1.0 - punishment
     assert SOFT.model_copy(update={"penalty": 0.5}).shaped(0.0, generated) == -0.5 * punishment
@@ -63,7 +71,9 @@ def test_by_default_truncated_responses_are_trained_on_their_verdict() -> None:
     assert len(trained(of, TrainOverlong()).samples) == 2
 
 
-def test_groups_of_equal_verdicts_cost_the_learner_something_under_a_punishment_or_a_kl_term() -> None:
+def test_groups_of_equal_verdicts_cost_the_learner_something_under_a_punishment_or_a_kl_term() -> (
+    None
+):
     assert not LearnerConfig().flat_groups_cost
     assert LearnerConfig(overlong=SOFT).flat_groups_cost
     assert LearnerConfig(kl_coefficient=0.1).flat_groups_cost
@@ -72,8 +82,16 @@ def test_groups_of_equal_verdicts_cost_the_learner_something_under_a_punishment_
 def test_a_punishment_beyond_the_bound_on_responses_is_refused() -> None:
     def values(max_tokens: int) -> dict[str, object]:
         changes = {"kind": "soft", "max_tokens": max_tokens, "buffer_tokens": 32}
-        return assemble("tiny", "", [f"learner.overlong.{name}={value}" for name, value in changes.items()])
+        return assemble(
+            "tiny", "", [f"learner.overlong.{name}={value}" for name, value in changes.items()]
+        )
 
     assert RunConfig.model_validate(values(128)).learner.flat_groups_cost
-    with pytest.raises(ValueError, match=r"learner\.overlong\.max_tokens must be at most sampling\.max_response_tokens \(128\), got 129"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"learner\.overlong\.max_tokens must be at most sampling\.max_response_tokens \(128\),"
+            r" got 129"
+        ),
+    ):
         RunConfig.model_validate(values(129))

@@ -15,14 +15,22 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple)
 
 
 def sample(prompt: tuple[int, ...], response: tuple[int, ...]) -> Sample:
-    return Sample(prompt=prompt, response=response, behaviour=(-1.0,) * len(response), advantage=1.0, weight=1.0)
+    return Sample(
+        prompt=prompt,
+        response=response,
+        behaviour=(-1.0,) * len(response),
+        advantage=1.0,
+        weight=1.0,
+    )
 
 
 SAMPLES = st.lists(st.builds(sample, TOKENS, TOKENS), min_size=1, max_size=8)
 
 
 def test_a_groups_prompt_is_computed_once() -> None:
-    batch = pack_samples([sample((1, 2, 3), (7, 8)), sample((1, 2, 3), (9, 4, 5)), sample((1, 2, 6), (7,))])
+    batch = pack_samples(
+        [sample((1, 2, 3), (7, 8)), sample((1, 2, 3), (9, 4, 5)), sample((1, 2, 6), (7,))]
+    )
     assert batch.tokens == (1, 2, 3, 7, 9, 4, 6)
     assert batch.positions == (0, 1, 2, 3, 3, 4, 2)
     assert batch.subtree_ends == (7, 7, 6, 4, 6, 6, 7)
@@ -41,12 +49,16 @@ def test_every_predictor_sees_exactly_its_own_sequence(samples: list[Sample]) ->
     for item in samples:
         for length in range(len(item.prompt), len(item.prompt + item.response)):
             path = torch.nonzero(sees[next(predictors)]).flatten().tolist()
-            assert tuple(batch.tokens[node] for node in path) == (item.prompt + item.response)[:length]
+            assert (
+                tuple(batch.tokens[node] for node in path) == (item.prompt + item.response)[:length]
+            )
             assert [batch.positions[node] for node in path] == list(range(length))
 
 
 @given(SAMPLES, st.integers(1, 20))
-def test_query_blocks_hold_every_visible_key_once(samples: list[Sample], queries_per_block: int) -> None:
+def test_query_blocks_hold_every_visible_key_once(
+    samples: list[Sample], queries_per_block: int
+) -> None:
     batch = pack_samples(samples)
     ends = torch.tensor(batch.subtree_ends)
     nodes = torch.arange(len(batch.tokens))
@@ -60,7 +72,9 @@ def test_query_blocks_hold_every_visible_key_once(samples: list[Sample], queries
 
 @example([sample((0,), (0,)), sample((0,), (1,)), sample((0,), (0, 0))], 1, random.Random(0))
 @given(SAMPLES, st.integers(1, 40), st.randoms())
-def test_micro_batches_depend_on_the_set_of_samples_only(samples: list[Sample], max_tokens: int, rng: random.Random) -> None:
+def test_micro_batches_depend_on_the_set_of_samples_only(
+    samples: list[Sample], max_tokens: int, rng: random.Random
+) -> None:
     rows = micro_batches(samples, max_tokens)
     shuffled = list(samples)
     rng.shuffle(shuffled)
@@ -71,7 +85,9 @@ def test_micro_batches_depend_on_the_set_of_samples_only(samples: list[Sample], 
 
 
 @given(TOKENS, TOKENS)
-def test_shared_prefix_is_the_longest_common_one(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+def test_shared_prefix_is_the_longest_common_one(
+    left: tuple[int, ...], right: tuple[int, ...]
+) -> None:
     length = shared_prefix(left, right)
     assert left[:length] == right[:length]
     assert length == min(len(left), len(right)) or left[length] != right[length]

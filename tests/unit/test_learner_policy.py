@@ -23,7 +23,9 @@ def samples(seed: int) -> list[Sample]:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("max_tokens", [20, 10_000])
-def test_packed_gradients_equal_naive_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, max_tokens: int) -> None:
+def test_packed_gradients_equal_naive_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, max_tokens: int
+) -> None:
     monkeypatch.setattr(tree_attention.TreePlan.__init__, "__defaults__", (16,))
     monkeypatch.setattr(head, "ROWS_PER_CHUNK", 24)
     path = make_model(tmp_path, tied)
@@ -53,6 +55,10 @@ def test_log_probabilities_and_entropies_equal_naive_ones(tmp_path: Path) -> Non
     result = Policy(path, "fp32", "cpu", 1).score(batch)
     with torch.no_grad():
         pairs = [naive_logp(naive_model(path), sample) for sample in batch.samples]
-    torch.testing.assert_close(result.logp, torch.cat([logp for logp, _ in pairs]), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(result.entropy, torch.cat([entropy for _, entropy in pairs]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        result.logp, torch.cat([logp for logp, _ in pairs]), rtol=1e-5, atol=1e-5
+    )
+    torch.testing.assert_close(
+        result.entropy, torch.cat([entropy for _, entropy in pairs]), rtol=1e-5, atol=1e-5
+    )
     assert result.grad_hidden is None

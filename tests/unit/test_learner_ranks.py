@@ -18,7 +18,9 @@ from tasks.learner.sharding import PeerLost, Ranks
 
 def _rank(rank: int, out: str) -> None:
     """Rank 1 dies where rank 0 waits for it; what rank 0 met on the way goes into a file."""
-    Ranks(rank, 2, torch.device("cpu")).join(f"file://{out}/first", 60.0)  # never closed: its run was killed
+    Ranks(rank, 2, torch.device("cpu")).join(
+        f"file://{out}/first", 60.0
+    )  # never closed: its run was killed
     ranks = Ranks(rank, 2, torch.device("cpu"))
     ranks.join(f"file://{out}/second", 60.0)
     total = ranks.sum([float(rank + 1)])

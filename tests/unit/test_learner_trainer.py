@@ -43,7 +43,8 @@ def weights(rank: LearnerRank, path: Path) -> dict[str, torch.Tensor]:
 
 
 def test_an_update_is_one_adamw_step_on_the_mean_loss(model_path: str) -> None:
-    """Compared with torch's own AdamW on gradients of the same sums, divided and clipped the ordinary way."""
+    """Compared with torch's own AdamW on gradients of the same sums, divided and clipped the
+    ordinary way."""
     rank = learner(model_path)
     report = rank.accumulate(pack(random_groups(7)))
     model = naive_model(model_path)
@@ -165,7 +166,9 @@ def test_a_checkpoint_of_another_model_is_refused(model_path: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("compute", ["bf16", "fp32"])
-def test_exported_weights_load_in_transformers_and_match_the_fingerprints(model_path: str, tmp_path: Path, compute: str) -> None:
+def test_exported_weights_load_in_transformers_and_match_the_fingerprints(
+    model_path: str, tmp_path: Path, compute: str
+) -> None:
     rank = learner(model_path, CONFIG.model_copy(update={"compute": compute}))
     exported = weights(rank, tmp_path)
     names = {name for name, _ in naive_model(model_path).named_parameters()}
@@ -194,9 +197,9 @@ def test_bf16_gradients_point_where_fp32_gradients_do(model_path: str) -> None:
 
 
 def test_reports_add_up() -> None:
-    total = AccumulateReport(num_tokens=1, importance_max=2.0, busy=((0.0, 1.0),)) + AccumulateReport(
-        num_tokens=2, importance_max=1.0, busy=((1.0, 3.0),)
-    )
+    total = AccumulateReport(
+        num_tokens=1, importance_max=2.0, busy=((0.0, 1.0),)
+    ) + AccumulateReport(num_tokens=2, importance_max=1.0, busy=((1.0, 3.0),))
     assert (total.num_tokens, total.importance_max, total.busy_s) == (3, 2.0, 3.0)
 
 
@@ -226,13 +229,19 @@ def _train(rank: int, path: str, shares: list[list[tuple[GroupPart, ...]]], out:
     learner.close()
 
 
-def test_two_ranks_make_the_update_of_one_and_share_its_checkpoint(model_path: str, tmp_path: Path) -> None:
-    """Two gloo processes; one gets its share in two calls. The single rank then reads the two shards."""
+def test_two_ranks_make_the_update_of_one_and_share_its_checkpoint(
+    model_path: str, tmp_path: Path
+) -> None:
+    """Two gloo processes; one gets its share in two calls. The single rank then reads the two
+    shards."""
     groups = random_groups(7, num_groups=6)
     one, other = balance(groups, 2)
     context = multiprocessing.get_context("spawn")
     shares = [[one], [other[:1], other[1:]]]
-    processes = [context.Process(target=_train, args=(rank, model_path, shares, str(tmp_path))) for rank in range(2)]
+    processes = [
+        context.Process(target=_train, args=(rank, model_path, shares, str(tmp_path)))
+        for rank in range(2)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -248,5 +257,7 @@ def test_two_ranks_make_the_update_of_one_and_share_its_checkpoint(model_path: s
     together = learner(model_path)
     assert together.load_checkpoint(str(tmp_path / "checkpoint")) == 2
     size = alone._policy.flat.num_elements
-    torch.testing.assert_close(together._policy.flat.values[:size], alone._policy.flat.values[:size], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        together._policy.flat.values[:size], alone._policy.flat.values[:size], rtol=1e-4, atol=1e-5
+    )
     assert together.fingerprints() == fingerprints(tmp_path / "two.safetensors")

@@ -15,7 +15,9 @@ from flows.commands.local_stack import LOOPBACK, check_port, free_port, main, pr
 def test_a_port_in_use_is_named_with_its_cure() -> None:
     with socket.create_server((LOOPBACK, 0)) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(ValueError, match=f"the port of the pages must be free, {port} is in use; take another"):
+        with pytest.raises(
+            ValueError, match=f"the port of the pages must be free, {port} is in use; take another"
+        ):
             check_port(port, "the pages", "take another")
 
 
@@ -28,7 +30,10 @@ def test_prefect_stays_inside_its_home_and_tells_nobody() -> None:
     assert settings["PREFECT_HOME"] == "/runs/.prefect"
     assert settings["PREFECT_API_URL"] == "http://127.0.0.1:4321/api"
     assert settings["PREFECT_UI_URL"] == "http://127.0.0.1:4321"
-    assert (settings["PREFECT_SERVER_ANALYTICS_ENABLED"], settings["DO_NOT_TRACK"]) == ("false", "1")
+    assert (settings["PREFECT_SERVER_ANALYTICS_ENABLED"], settings["DO_NOT_TRACK"]) == (
+        "false",
+        "1",
+    )
     assert all(isinstance(value, str) for value in settings.values())
 
 
@@ -39,8 +44,17 @@ def test_a_log_level_of_the_users_own_is_kept(monkeypatch: pytest.MonkeyPatch) -
     assert prefect_environment(Path("/x"), 1)["PREFECT_LOGGING_LEVEL"] == "DEBUG"
 
 
-def test_pages_without_a_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    ports = ["--prefect-port", "0", "--mlflow-port", str(free_port()), "--reports-port", str(free_port())]
+def test_pages_without_a_run_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ports = [
+        "--prefect-port",
+        "0",
+        "--mlflow-port",
+        str(free_port()),
+        "--reports-port",
+        str(free_port()),
+    ]
     monkeypatch.setattr("sys.argv", ["local_stack", "--root", str(tmp_path), *ports])
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -49,4 +63,7 @@ def test_pages_without_a_run_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
             os.kill(os.getpid(), signal.SIGTERM)  # ends the servers, as Ctrl-C does
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert f"there must be a run to look at, {tmp_path}/mlflow.db does not exist; run 'make demo' first" in capsys.readouterr().err
+    assert (
+        f"there must be a run to look at, {tmp_path}/mlflow.db does not exist; run 'make demo'"
+        " first" in capsys.readouterr().err
+    )

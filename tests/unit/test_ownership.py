@@ -30,7 +30,10 @@ class Lingering:
 @pytest.fixture
 def cluster() -> Iterator[SpecCluster]:
     """A scheduler and one worker under a nanny."""
-    scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"}}
+    scheduler = {
+        "cls": Scheduler,
+        "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
+    }
     worker = {"cls": Nanny, "options": {"name": "control", "nthreads": 1, "memory_limit": 0}}
     with (
         dask.config.set(SETTINGS),
@@ -95,7 +98,9 @@ async def test_a_scheduler_that_does_not_answer_is_named() -> None:
         await take_cluster(client, "second", WORKERS, 1.0)
 
 
-def test_a_cluster_is_taken_by_one_run_after_the_other(cluster: SpecCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_is_taken_by_one_run_after_the_other(
+    cluster: SpecCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ownership, "GONE_WITHIN_S", 0.0)
     with Client(cluster) as first:
         first.wait_for_workers(1, timeout=120)

@@ -1,4 +1,5 @@
-"""The parallelism planner: the paper's rule on recorded and generated statistics, and the layouts a host allows."""
+"""The parallelism planner: the paper's rule on recorded and generated statistics, and the layouts a
+host allows."""
 
 from __future__ import annotations
 
@@ -32,7 +33,15 @@ def reading(preemptions: int, kind: PlannedKind = "short", kv_usage: float = 0.5
     return RoundReading(kind=kind, num_preemptions=preemptions, kv_usage_max=kv_usage)
 
 
-READINGS = st.lists(st.builds(reading, st.one_of(st.just(0), st.integers(0, 6000)), st.sampled_from(KINDS), st.floats(0, 1)), max_size=60)
+READINGS = st.lists(
+    st.builds(
+        reading,
+        st.one_of(st.just(0), st.integers(0, 6000)),
+        st.sampled_from(KINDS),
+        st.floats(0, 1),
+    ),
+    max_size=60,
+)
 
 
 def starting_at(size: int) -> PlannerState:
@@ -62,7 +71,8 @@ def test_first_preemptions_after_none_are_a_jump() -> None:
 
 
 def test_a_rise_of_a_few_is_chance() -> None:
-    """By the paper's factor alone each of these doubles, and a size that grew by chance waits four quiet rounds."""
+    """By the paper's factor alone each of these doubles, and a size that grew by chance waits four
+    quiet rounds."""
     assert sizes_after([0, 1, 2, 3, 4, 6, 8, 10, 12, 15]) == [1] * 10
 
 
@@ -75,33 +85,48 @@ def test_a_preemption_begins_the_count_of_quiet_rounds_anew() -> None:
 
 
 def test_figure_6_ends_with_a_larger_size_for_short_rounds_than_for_long_ones() -> None:
-    """Preemptions per step at size 1 and 2 (Qwen3-8B, 32k, 8 H800); lengths grow as training goes on, so short rounds jump first."""
+    """Preemptions per step at size 1 and 2 (Qwen3-8B, 32k, 8 H800); lengths grow as training goes
+    on, so short rounds jump first."""
     measured = {("short", 1): 5199, ("long", 1): 2900, ("short", 2): 4102, ("long", 2): 2601}
     state = starting_at(1)
     for growth in (0.85, 0.92, 1.0, 1.0):
         kind: PlannedKind = "short"
-        state = observe(state, reading(round(growth * measured[kind, state.kinds[kind].size]), kind), (1, 2), {})
+        state = observe(
+            state, reading(round(growth * measured[kind, state.kinds[kind].size]), kind), (1, 2), {}
+        )
     state = observe(state, reading(measured["long", 1], "long"), (1, 2), {})
     assert {kind: state.kinds[kind].size for kind in ("short", "long")} == {"short": 2, "long": 1}
 
 
 def test_each_kind_has_a_size_of_its_own() -> None:
-    state = observe(observe(starting_at(1), reading(0, "short"), SIZES, {}), reading(10, "short"), SIZES, {})
-    assert {kind: one.size for kind, one in state.kinds.items()} == {"sync": 1, "short": 2, "long": 1}
+    state = observe(
+        observe(starting_at(1), reading(0, "short"), SIZES, {}), reading(10, "short"), SIZES, {}
+    )
+    assert {kind: one.size for kind, one in state.kinds.items()} == {
+        "sync": 1,
+        "short": 2,
+        "long": 1,
+    }
 
 
 def test_a_cache_that_would_overflow_at_half_the_size_keeps_it() -> None:
-    """At size 2 a replica has room for 100 tokens and half of that is full; two replicas of size 1 have 10 each."""
+    """At size 2 a replica has room for 100 tokens and half of that is full; two replicas of size 1
+    have 10 each."""
     quiet = starting_at(2)
     for _ in range(2 * QUIET_ROUNDS):
         quiet = observe(quiet, reading(0, kv_usage=0.5), SIZES, {1: 10, 2: 100})
     assert quiet.kinds["short"].size == 2
-    assert observe(quiet, reading(0, kv_usage=0.19), SIZES, {1: 10, 2: 100}).kinds["short"].size == 1
+    assert (
+        observe(quiet, reading(0, kv_usage=0.19), SIZES, {1: 10, 2: 100}).kinds["short"].size == 1
+    )
 
 
 @given(readings=READINGS, sizes=st.sampled_from([(1,), (1, 2), (1, 2, 4), SIZES]))
-def test_every_change_is_one_that_the_rule_allows(readings: list[RoundReading], sizes: tuple[int, ...]) -> None:
-    """Doubled only on a jump, halved only after four quiet rounds of the kind since its last change, always a possible size."""
+def test_every_change_is_one_that_the_rule_allows(
+    readings: list[RoundReading], sizes: tuple[int, ...]
+) -> None:
+    """Doubled only on a jump, halved only after four quiet rounds of the kind since its last
+    change, always a possible size."""
     state = starting_at(sizes[-1])
     counts: dict[PlannedKind, list[int]] = {kind: [] for kind in KINDS}
     for one in readings:
@@ -136,22 +161,32 @@ def test_no_state_is_kept_of_a_run_without_a_planner() -> None:
 
 
 @given(
-    devices=DEVICES, devices_per_host=HOSTS, heads=st.integers(1, 64), kv_heads=st.sampled_from([1, 2, 3, 4, 8]), largest=st.integers(1, 16)
+    devices=DEVICES,
+    devices_per_host=HOSTS,
+    heads=st.integers(1, 64),
+    kv_heads=st.sampled_from([1, 2, 3, 4, 8]),
+    largest=st.integers(1, 16),
 )
-def test_every_possible_size_can_be_laid_out(devices: list[int], devices_per_host: int, heads: int, kv_heads: int, largest: int) -> None:
+def test_every_possible_size_can_be_laid_out(
+    devices: list[int], devices_per_host: int, heads: int, kv_heads: int, largest: int
+) -> None:
     sizes = possible_sizes(devices, devices_per_host, heads, kv_heads, largest)
     assert sizes[0] == 1
     for size in sizes:
         groups = device_groups(devices, size, devices_per_host)
         assert sorted(device for group in groups for device in group) == devices
         assert {len(group) for group in groups} == {size}
-        assert all(len({device // devices_per_host for device in group}) == 1 for group in groups), "a replica spans two hosts"
+        assert all(
+            len({device // devices_per_host for device in group}) == 1 for group in groups
+        ), "a replica spans two hosts"
         assert heads % size == 0
         assert size <= largest
 
 
 @given(devices=DEVICES, devices_per_host=HOSTS, size=st.integers(1, 9))
-def test_a_layout_never_splits_a_host_or_is_refused(devices: list[int], devices_per_host: int, size: int) -> None:
+def test_a_layout_never_splits_a_host_or_is_refused(
+    devices: list[int], devices_per_host: int, size: int
+) -> None:
     per_host = [sum(device // devices_per_host == host for device in devices) for host in range(32)]
     if any(num % size for num in per_host):
         with pytest.raises(ValueError, match="tensor_parallel_size must divide"):
@@ -170,7 +205,10 @@ def test_sizes_follow_hosts_and_heads() -> None:
 
 
 def test_a_size_that_does_not_fit_is_named_with_its_cure() -> None:
-    with pytest.raises(ValueError, match=r"got 4 for the 6 of host 0; change it, cluster\.roles or cluster\.devices_per_host"):
+    with pytest.raises(
+        ValueError,
+        match=r"got 4 for the 6 of host 0; change it, cluster\.roles or cluster\.devices_per_host",
+    ):
         device_groups(range(6), 4, 8)
 
 

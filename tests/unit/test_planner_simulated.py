@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from benchmarks.planner_simulated import SIZES, Machine, PlayedRound, first_sizes, fixed_sizes, play_run, rows
+from benchmarks.planner_simulated import (
+    SIZES,
+    Machine,
+    PlayedRound,
+    first_sizes,
+    fixed_sizes,
+    play_run,
+    rows,
+)
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.rounds import BatchConfig
 
 BATCH = BatchConfig(prompts_per_step=4, responses_per_prompt=4)
-MACHINE = Machine(num_devices=2, device_tokens=12_000, weights_tokens=3_000, median_tokens=400.0, growth=1.3, longest_tokens=2_000)
+MACHINE = Machine(
+    num_devices=2,
+    device_tokens=12_000,
+    weights_tokens=3_000,
+    median_tokens=400.0,
+    growth=1.3,
+    longest_tokens=2_000,
+)
 
 
 def played(first: PlannerState, plans: bool, profiled: bool = False) -> list[PlayedRound]:

@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from rich.console import Console
 
-from artifacts.reports import plots
 from artifacts.records import Span
-from artifacts.reports.summary import Estimate, RunSummary, markdown, mean_interval, paired_difference, rich_summary, shares, unpaired
+from artifacts.reports import plots
+from artifacts.reports.summary import (
+    Estimate,
+    RunSummary,
+    markdown,
+    mean_interval,
+    paired_difference,
+    rich_summary,
+    shares,
+    unpaired,
+)
 from artifacts.reports.timeline import bubble_shares, device_times, orchestration_s, stage_s, union
 
 DEVICES = ("cpu:0", "cpu:1")
@@ -24,7 +33,13 @@ TIMES = st.floats(0, 100, allow_nan=False)
 def spans(draw: st.DrawFn) -> Span:
     start, end = sorted((draw(TIMES), draw(TIMES)))
     device = draw(st.sampled_from((*DEVICES, "host")))
-    return Span(device=device, actor=f"{device}-actor", kind=draw(st.sampled_from(KINDS)), start_s=start, end_s=end)
+    return Span(
+        device=device,
+        actor=f"{device}-actor",
+        kind=draw(st.sampled_from(KINDS)),
+        start_s=start,
+        end_s=end,
+    )
 
 
 def a_span(kind: str, start: float, end: float, device: str = "cpu:0") -> Span:
@@ -47,7 +62,12 @@ def test_every_device_second_has_one_cause(given_spans: list[Span]) -> None:
         assert time.total_s == pytest.approx(80.0)
         assert min(*time.work_s.values(), *time.bubble_s.values()) >= 0
         own = [span for span in given_spans if span.device == time.device]
-        work = sum(b - a for a, b in union((max(s.start_s, 10.0), min(s.end_s, 90.0)) for s in own if s.kind in time.work_s))
+        work = sum(
+            b - a
+            for a, b in union(
+                (max(s.start_s, 10.0), min(s.end_s, 90.0)) for s in own if s.kind in time.work_s
+            )
+        )
         assert sum(time.work_s.values()) == pytest.approx(work)
     assert 0 <= orchestration_s(given_spans, 10.0, 90.0) <= 80.0 + 1e-9
 
@@ -69,18 +89,26 @@ def test_bubbles_are_named_by_what_the_others_do() -> None:
         "sync": 1,
         "sleep_wake": 1,
     }
-    assert {cause: s for cause, s in second.bubble_s.items() if s} == {"reward_wait": 1, "sync": 3, "idle": 3}
+    assert {cause: s for cause, s in second.bubble_s.items() if s} == {
+        "reward_wait": 1,
+        "sync": 3,
+        "idle": 3,
+    }
     assert bubble_shares([first, second])["tail"] == pytest.approx(4 / 26)
     assert orchestration_s(step, 0, 13) == 2
     assert stage_s(step, "rollout", 0, 13) == 6
 
 
 def test_every_plot_is_a_picture() -> None:
-    run = plots.RunCurves(name="a", steps=[1, 2], reward=[0.1, 0.2], step_s=[3.0, 4.0], is_long=[False, True])
+    run = plots.RunCurves(
+        name="a", steps=[1, 2], reward=[0.1, 0.2], step_s=[3.0, 4.0], is_long=[False, True]
+    )
     estimate = Estimate(mean=0.2, low=0.1, high=0.4, num_samples=8)
     pictures = [
         plots.reward_curve([1, 2], [0.1, 0.2], {0: estimate, 2: estimate}),
-        plots.step_times([1, 2], ["short", "long"], {"rollout": [1.0, 2.0], "something new": [0.5, 0.5]}),
+        plots.step_times(
+            [1, 2], ["short", "long"], {"rollout": [1.0, 2.0], "something new": [0.5, 0.5]}
+        ),
         plots.response_lengths({"short": [1, 5, 9], "long": [200]}),
         plots.device_gantt([a_span("rollout", 0, 1), a_span("other", 1, 2)], DEVICES, "Step 1"),
         plots.comparison(run, run),
@@ -118,13 +146,18 @@ def test_an_interval_covers_the_mean_and_follows_its_seed() -> None:
 def test_prompts_that_ask_the_same_question_are_one_sample() -> None:
     scores = {f"p{index}": float(index // 10) for index in range(20)}
     one_each = mean_interval(scores, seed=0)
-    two_questions = mean_interval(scores, seed=0, question_of={name: str(value) for name, value in scores.items()})
+    two_questions = mean_interval(
+        scores, seed=0, question_of={name: str(value) for name, value in scores.items()}
+    )
     assert (two_questions.mean, two_questions.num_samples) == (one_each.mean, 2)
     assert two_questions.high - two_questions.low > one_each.high - one_each.low
 
 
 def test_different_prompts_cannot_be_paired() -> None:
-    with pytest.raises(ValueError, match="needs prompts that were scored before and after, got 1 and 1 with none in common"):
+    with pytest.raises(
+        ValueError,
+        match="needs prompts that were scored before and after, got 1 and 1 with none in common",
+    ):
         paired_difference({"a": 0.0}, {"b": 1.0}, seed=0)
 
 
@@ -151,7 +184,10 @@ def a_summary(gain: Estimate) -> RunSummary:
 
 def test_the_summary_states_gain_shares_and_links() -> None:
     page = markdown(a_summary(Estimate(mean=0.25, low=0.1, high=0.4, num_samples=64)))
-    assert "Held-out reward 0.250 -> 0.500, paired difference +0.250 [+0.100, +0.400] (95%, n=64)." in page
+    assert (
+        "Held-out reward 0.250 -> 0.500, paired difference +0.250 [+0.100, +0.400] (95%, n=64)."
+        in page
+    )
     assert page.index("| rollout | 30.0 | 60.0% |") < page.index("| train | 20.0 | 40.0% |")
     assert "| aborted | 100 | 10.0% |" in page
     assert "[http://localhost:4200](http://localhost:4200)" in page
@@ -161,7 +197,9 @@ def test_the_summary_states_gain_shares_and_links() -> None:
 
 
 def test_a_gain_that_may_be_none_is_called_that() -> None:
-    assert "this run shows no change" in markdown(a_summary(Estimate(mean=0.02, low=-0.1, high=0.1, num_samples=8)))
+    assert "this run shows no change" in markdown(
+        a_summary(Estimate(mean=0.02, low=-0.1, high=0.1, num_samples=8))
+    )
 
 
 def test_shares_of_nothing_are_zero() -> None:

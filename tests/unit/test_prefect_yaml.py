@@ -10,8 +10,8 @@ import pytest
 import yaml
 from prefect import Flow
 
-from flows.config.run_config import PRESET_VARIABLE, RunConfig
 from flows.config.presets import PRESETS
+from flows.config.run_config import PRESET_VARIABLE, RunConfig
 
 Json = dict[str, Any]  # Any: YAML values
 FILE: Json = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())
@@ -51,4 +51,6 @@ def test_a_deployment_has_a_pool_a_description_and_a_place_to_run(name: str) -> 
     deployment = DEPLOYMENTS[name]
     assert deployment["work_pool"]["name"] == "rollflow"
     assert deployment["description"]
-    assert deployment["pull"] == [{"prefect.deployments.steps.set_working_directory": {"directory": "{{ $PWD }}"}}]
+    assert deployment["pull"] == [
+        {"prefect.deployments.steps.set_working_directory": {"directory": "{{ $PWD }}"}}
+    ]

@@ -23,7 +23,15 @@ RUN = SimpleNamespace(
     config=SimpleNamespace(keep=SimpleNamespace(checkpoints=2)),
     weights_of=lambda step: WeightsRef(version=step, path="", digest="committed"),
 )
-SAMPLED = Request(prompt_id="0/1", index=0, prompt_tokens=(1, 2), max_new_tokens=400, temperature=1.0, top_p=1.0, seed=0)
+SAMPLED = Request(
+    prompt_id="0/1",
+    index=0,
+    prompt_tokens=(1, 2),
+    max_new_tokens=400,
+    temperature=1.0,
+    top_p=1.0,
+    seed=0,
+)
 
 
 def learner_at(version: int) -> SimpleNamespace:
@@ -35,10 +43,14 @@ def learner_at(version: int) -> SimpleNamespace:
     return SimpleNamespace(call=call)
 
 
-async def test_a_worker_lost_while_weights_are_restored_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_lost_while_weights_are_restored_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     done: list[str] = []
 
-    async def restore_policy(context: str, step: int, keep_checkpoints: int, committed: str) -> SimpleNamespace:
+    async def restore_policy(
+        context: str, step: int, keep_checkpoints: int, committed: str
+    ) -> SimpleNamespace:
         done.append(f"{context} to step {step} as {committed}")
         if "replaced" not in done:
             raise ActorLost("learner-0 was lost during load_checkpoint")
@@ -83,7 +95,9 @@ async def test_a_worker_lost_while_the_actors_start_is_replaced(
     assert done == ["started", "replaced"]
 
 
-def test_recovering_ends_what_a_lost_coordinator_left_in_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovering_ends_what_a_lost_coordinator_left_in_the_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The control worker dies in mid-round: engines that live on go on with its requests, and would
     refuse to load."""
 

@@ -37,9 +37,17 @@ def test_stages_sum_to_the_window_whatever_overlaps(worked: list[Span]) -> None:
 
 
 def test_a_moment_of_two_stages_counts_for_the_earlier_one() -> None:
-    worked = (span("rollout", 0, 5), span("reward", 4, 6), span("train", 5, 8), span("update", 8, 8.5), span("publish", 9, 9.5))
+    worked = (
+        span("rollout", 0, 5),
+        span("reward", 4, 6),
+        span("train", 5, 8),
+        span("update", 8, 8.5),
+        span("publish", 9, 9.5),
+    )
     times = stage_times(make_report(worked))
-    assert times == pytest.approx({"rollout": 5, "reward": 1, "train": 2, "update": 0.5, "publish": 0.5, "orchestration": 1})
+    assert times == pytest.approx(
+        {"rollout": 5, "reward": 1, "train": 2, "update": 0.5, "publish": 0.5, "orchestration": 1}
+    )
 
 
 def test_what_was_generated_before_the_step_was_repeated_costs_it_nothing() -> None:
@@ -48,14 +56,24 @@ def test_what_was_generated_before_the_step_was_repeated_costs_it_nothing() -> N
 
 
 def groups() -> tuple[Group, ...]:
-    return (make_group((1, 2), [(3,), (4, 5)], [1.0, 0.0]), make_group((1, 2), [(3,), (4, 5)], [1.0, None], prompt_id="0/1"))
+    return (
+        make_group((1, 2), [(3,), (4, 5)], [1.0, 0.0]),
+        make_group((1, 2), [(3,), (4, 5)], [1.0, None], prompt_id="0/1"),
+    )
 
 
 def test_metrics_have_their_stable_names_and_values() -> None:
     worked = (span("rollout", 0, 4), span("reward", 3, 5), span("train", 5, 8))
-    ranks = (AccumulateReport(num_tokens=30, num_groups=2), AccumulateReport(num_tokens=12, num_groups=2, num_groups_flat=1))
+    ranks = (
+        AccumulateReport(num_tokens=30, num_groups=2),
+        AccumulateReport(num_tokens=12, num_groups=2, num_groups_flat=1),
+    )
     state = QueueState(queue=(PromptRef(prompt_id="0/7", domain="test"),), num_dropped=2)
-    metrics = step_metrics(make_report(worked, plan=make_step_plan(3, "drain", attempt=2), ranks=ranks), state, groups())
+    metrics = step_metrics(
+        make_report(worked, plan=make_step_plan(3, "drain", attempt=2), ranks=ranks),
+        state,
+        groups(),
+    )
     expected = {
         "time/step_s": 10.0,
         "time/rollout_s": 4.0,
@@ -92,13 +110,20 @@ def test_metrics_have_their_stable_names_and_values() -> None:
 
 def test_a_step_without_a_response_has_figures_too() -> None:
     metrics = step_metrics(make_report((), lengths=()), QueueState(), ())
-    assert (metrics["rollout/tokens_per_s"], metrics["reward/mean"], metrics["rollout/response_tokens_max"]) == (0, 0, 0)
+    assert (
+        metrics["rollout/tokens_per_s"],
+        metrics["reward/mean"],
+        metrics["rollout/response_tokens_max"],
+    ) == (0, 0, 0)
     assert metrics["time/orchestration_s"] == metrics["time/step_s"] == 10
     assert metrics["bubble/idle_fraction"] == 1
 
 
 def test_the_host_is_no_device_whose_idleness_counts() -> None:
-    worked = (Span(device="host", actor="reward", kind="reward", start_s=0, end_s=10), span("rollout", 0, 10))
+    worked = (
+        Span(device="host", actor="reward", kind="reward", start_s=0, end_s=10),
+        span("rollout", 0, 10),
+    )
     metrics = step_metrics(make_report(worked), QueueState(), ())
     assert sum(value for name, value in metrics.items() if name.startswith("bubble/")) == 0
 
@@ -108,10 +133,19 @@ def test_judges_have_figures_in_a_run_that_has_judges() -> None:
     judged = replace(plan, run=replace(plan.run, judges=("judge-0",)))
     spans = (JudgeSpan(judge="judge-0", start_s=1, end_s=3),)
     judging = JudgingReport(
-        num_calls=7, num_cache_hits=3, num_verdicts=8, num_yes=2, num_compared=4, num_agreed=3, new_tokens=7, spans=spans
+        num_calls=7,
+        num_cache_hits=3,
+        num_verdicts=8,
+        num_yes=2,
+        num_compared=4,
+        num_agreed=3,
+        new_tokens=7,
+        spans=spans,
     )
     report = make_report((), plan=judged)
-    metrics = step_metrics(replace(report, reward=replace(report.reward, judging=judging)), QueueState(), ())
+    metrics = step_metrics(
+        replace(report, reward=replace(report.reward, judging=judging)), QueueState(), ()
+    )
     expected = {
         "reward/judge_calls": 7,
         "reward/judge_cache_hits": 3,

@@ -1,4 +1,5 @@
-"""Engines that share their GPUs with learners give them back before anything trains there, and only where the run says so."""
+"""Engines that share their GPUs with learners give them back before anything trains there, and only
+where the run says so."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ async def test_an_engine_whose_worker_is_gone_has_nothing_to_give_back(
         await train.rest_engines(SHARED, SHARED.engines)
 
 
-async def test_engines_rest_before_training_is_replayed(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engines_rest_before_training_is_replayed(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def replay(run: RunContext, store: object, kept: object, step: int, at: object) -> None:
         told.append(f"replay to step {step}")
 
@@ -105,7 +108,9 @@ async def test_engines_that_are_freed_in_mid_round_rest_before_their_learners_he
     assert freed == ["learner-1"]
 
 
-async def test_engines_rest_when_a_recorded_round_goes_straight_to_training(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engines_rest_when_a_recorded_round_goes_straight_to_training(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Stream:
         async def put(self, queue: str, items: Sequence[object]) -> None:
             told.append(f"{len(items)} {queue}")

@@ -1,4 +1,5 @@
-"""The reward workers of a run: shared out by backlog, kept from round to round, ended with the run."""
+"""The reward workers of a run: shared out by backlog, kept from round to round, ended with the
+run."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ from hypothesis import strategies as st
 
 from artifacts.datasets.code_cases import AssertionCase, CodeGold, StdioCase, call_case
 from artifacts.records import Generated, Outcome, Prompt, Score
-from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, Anchor, TimeoutBook
-from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.custom import CustomConfig
 from tasks.rewards.interrupt import Interrupted
 from tasks.rewards.maths.math_answer import MathAnswerConfig
-from tasks.rewards.registry import RewardConfig
 from tasks.rewards.pool import RewardPool, close_pools, next_kind, pool_of
+from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, Anchor, TimeoutBook
+from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
+from tasks.rewards.registry import RewardConfig
 
 WAIT_S = 60.0
 Found = TypeVar("Found")
@@ -40,7 +41,8 @@ def prompt(domain: str) -> Prompt:
 
 def response(text: str, finish_reason: str = "stop") -> Generated:
     return Generated(
-        prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(), finish_reason=finish_reason, text=text,  # type: ignore[arg-type]
+        prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(),
+        finish_reason=finish_reason, text=text,  # type: ignore[arg-type]
         engine="engine-0", submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
     )  # fmt: skip
 
@@ -52,16 +54,26 @@ def make_pool(configs: dict[str, RewardConfig], num_workers: int = 2) -> RewardP
 def test_verdicts_come_back_for_every_response() -> None:
     pool = make_pool({"*": MathAnswerConfig()})
     verdicts = [pool.submit(prompt("add"), response(f"Answer: {number}")) for number in range(20)]
-    assert [verdict.result(WAIT_S).reward for verdict in verdicts] == [float(number == 8) for number in range(20)]
-    assert pool.submit(prompt("add"), response("", "aborted")).result(WAIT_S).outcome is Outcome.ABORTED
+    assert [verdict.result(WAIT_S).reward for verdict in verdicts] == [
+        float(number == 8) for number in range(20)
+    ]
+    assert (
+        pool.submit(prompt("add"), response("", "aborted")).result(WAIT_S).outcome
+        is Outcome.ABORTED
+    )
     pool.close()
 
 
 def test_a_slow_kind_takes_all_workers_and_keeps_no_other_waiting(tmp_path: Path) -> None:
     gate = tmp_path / "open"
     source = tmp_path / "waits.py"
-    source.write_text(f"import os\ndef waits(prompt, response, gold):\n    while not os.path.exists({str(gate)!r}): pass\n    return 1\n")
-    pool = make_pool({"slow": CustomConfig(path=f"{source}:waits", timeout_s=WAIT_S), "*": MathAnswerConfig()})
+    source.write_text(
+        "import os\ndef waits(prompt, response, gold):\n    while not"
+        f" os.path.exists({str(gate)!r}): pass\n    return 1\n"
+    )
+    pool = make_pool(
+        {"slow": CustomConfig(path=f"{source}:waits", timeout_s=WAIT_S), "*": MathAnswerConfig()}
+    )
     slow = [pool.submit(prompt("slow"), response("")) for _ in range(3)]
     assert pool.submit(prompt("add"), response("Answer: 8")).result(WAIT_S).reward == 1.0
     assert [verdict.running() for verdict in slow] == [True, True, False]
@@ -72,7 +84,10 @@ def test_a_slow_kind_takes_all_workers_and_keeps_no_other_waiting(tmp_path: Path
 
 def test_a_verdict_that_nobody_needs_is_not_reached(tmp_path: Path) -> None:
     source, seen = tmp_path / "own.py", tmp_path / "seen"
-    source.write_text(f"def notes(prompt, response, gold):\n    open({str(seen)!r}, 'a').write(response)\n    return 1\n")
+    source.write_text(
+        f"def notes(prompt, response, gold):\n    open({str(seen)!r}, 'a').write(response)\n   "
+        " return 1\n"
+    )
     pool = make_pool({"*": CustomConfig(path=f"{source}:notes", timeout_s=WAIT_S)}, num_workers=1)
     blocked: Future[Score] = pool.submit(prompt("x"), response("a"))
     dropped, kept = pool.submit(prompt("x"), response("b")), pool.submit(prompt("x"), response("c"))
@@ -83,7 +98,9 @@ def test_a_verdict_that_nobody_needs_is_not_reached(tmp_path: Path) -> None:
 
 
 def test_a_reward_that_cannot_be_built_fails_its_verdict_and_not_the_worker(tmp_path: Path) -> None:
-    pool = make_pool({"bad": CustomConfig(path=f"{tmp_path}/none.py:f"), "*": MathAnswerConfig()}, num_workers=1)
+    pool = make_pool(
+        {"bad": CustomConfig(path=f"{tmp_path}/none.py:f"), "*": MathAnswerConfig()}, num_workers=1
+    )
     failed = pool.submit(prompt("bad"), response(""))
     with pytest.raises(ValueError, match="can be imported"):
         failed.result(WAIT_S)
@@ -94,17 +111,28 @@ def test_a_reward_that_cannot_be_built_fails_its_verdict_and_not_the_worker(tmp_
 
 
 def killed_early(pool: RewardPool, text: str) -> tuple[Prompt, Generated, Score]:
-    """A program and its verdict, after the anchor of its one case was set by a lucky fast answer."""
+    """A program and its verdict, after the anchor of its one case was set by a lucky fast
+    answer."""
     gold = CodeGold(function="work", cases=(call_case((), 1),)).model_dump_json()
-    asked, program = Prompt(prompt_id="0/1", domain="code", token_ids=(1,), gold=gold, text="q"), response(text)
-    (key,) = (case.key for case in pool.submit(asked, response("def work(): return 2")).result(WAIT_S).cases)
+    asked, program = (
+        Prompt(prompt_id="0/1", domain="code", token_ids=(1,), gold=gold, text="q"),
+        response(text),
+    )
+    (key,) = (
+        case.key
+        for case in pool.submit(asked, response("def work(): return 2")).result(WAIT_S).cases
+    )
     pool.book.learn({key: Anchor(slowest_s=0.001, num_correct=1)})
     return asked, program, pool.submit(asked, program).result(WAIT_S)
 
 
 def test_a_program_that_was_killed_early_gets_a_second_look_that_mends_the_limit() -> None:
-    pool = make_pool({"*": CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.05, ceiling_s=30.0))})
-    killed = killed_early(pool, "```python\nimport time\ndef work():\n    time.sleep(0.5)\n    return 1\n```")
+    pool = make_pool(
+        {"*": CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.05, ceiling_s=30.0))}
+    )
+    killed = killed_early(
+        pool, "```python\nimport time\ndef work():\n    time.sleep(0.5)\n    return 1\n```"
+    )
     assert (killed[2].outcome, killed[2].reward) == (Outcome.TIMEOUT, 0.0)
     (look,) = pool.look_again([killed])
     assert look.result(WAIT_S).reward == 1.0
@@ -221,7 +249,9 @@ def test_a_users_reward_that_nobody_needs_is_ended(tmp_path: Path) -> None:
     source, entered = tmp_path / "own.py", tmp_path / "entered"
     enters = f"open({str(entered)!r}, 'w').close()"
     waits = "while response == 'wait': pass"
-    source.write_text(f"def waits(prompt, response, gold):\n    {enters}\n    {waits}\n    return 1\n")
+    source.write_text(
+        f"def waits(prompt, response, gold):\n    {enters}\n    {waits}\n    return 1\n"
+    )
     config = CustomConfig(path=f"{source}:waits", timeout_s=600.0)
     with closing(make_pool({"*": config}, num_workers=1)) as pool:
         endless = pool.submit(prompt("x"), response("wait"))
@@ -244,8 +274,13 @@ def test_a_run_keeps_its_pool_and_the_next_run_ends_it() -> None:
 counts = st.integers(0, 9)
 
 
-@given(st.dictionaries(st.sampled_from("abc"), st.tuples(counts, counts), min_size=1), st.integers(1, 8))
-def test_a_free_worker_turns_to_the_kind_with_the_fewest_workers(kinds: dict[str, tuple[int, int]], num_workers: int) -> None:
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.tuples(counts, counts), min_size=1),
+    st.integers(1, 8),
+)
+def test_a_free_worker_turns_to_the_kind_with_the_fewest_workers(
+    kinds: dict[str, tuple[int, int]], num_workers: int
+) -> None:
     backlog = {kind: waiting for kind, (waiting, _) in kinds.items()}
     running = {kind: at_work for kind, (_, at_work) in kinds.items()}
     is_full = sum(running.values()) >= num_workers

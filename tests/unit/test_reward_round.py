@@ -1,4 +1,5 @@
-"""A round that is decided while a response is still being scored: nothing of it goes on into the next round."""
+"""A round that is decided while a response is still being scored: nothing of it goes on into the
+next round."""
 
 from __future__ import annotations
 
@@ -10,17 +11,17 @@ from pathlib import Path
 
 from plan_factories import CONTEXT
 
-from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.datasets.choice import TinyMixConfig
 from artifacts.journal import Journal
 from artifacts.judgements import JudgementCache
+from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.store import Store
 from tasks.plan import StepPlan
 from tasks.reward import RewardReport, score_round
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.custom import CustomConfig
 from tasks.rewards.judges.desk import JudgeDesk
 from tasks.rewards.pool import RewardPool
+from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.sample_stream import SampleStream, round_key
 from tests.unit.judge_factories import make_generated, make_prompt
 from tests.unit.test_judged_round import BufferHere, round_over

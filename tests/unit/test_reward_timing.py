@@ -10,12 +10,12 @@ from round_factories import make_engines, make_plan, play
 
 from artifacts.records import Generated, Response, Score
 from flows.commands.command_line import assemble, sentence
-from flows.config.run_config import RunConfig
 from flows.commands.explain import algebra_rows
-from tasks.rounds.records import RoundResult
+from flows.config.run_config import RunConfig
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.rounds.records import RoundResult
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.rounds import BatchConfig, QueueState, SyncConfig, plan_round
 
@@ -68,7 +68,9 @@ def test_scoring_per_response_overlaps_the_rollout() -> None:
 
 
 def test_when_responses_are_scored_changes_no_response_and_no_verdict() -> None:
-    def told(plan: RoundPlan) -> tuple[set[tuple[str, tuple[int, ...]]], set[tuple[str, int, float | None]]]:
+    def told(
+        plan: RoundPlan,
+    ) -> tuple[set[tuple[str, tuple[int, ...]]], set[tuple[str, int, float | None]]]:
         result, _ = watched(plan)
         tokens = {(one.response_id, one.token_ids) for one in result.generated}
         return tokens, {(score.prompt_id, score.index, score.reward) for score in result.scores}
@@ -84,7 +86,9 @@ def test_responses_in_place_of_those_without_a_verdict_are_scored_last_again() -
 
 
 def test_prompts_in_place_of_filtered_groups_are_scored_last_again() -> None:
-    plan = replace(make_plan(domains=("a",) * 4, accept_per_prompt=2, reserve=("a",) * 8), scores_last=True)
+    plan = replace(
+        make_plan(domains=("a",) * 4, accept_per_prompt=2, reserve=("a",) * 8), scores_last=True
+    )
     result, feed = watched(plan)
     assert result.filtered
     assert set(feed.running) == {0}
@@ -93,9 +97,12 @@ def test_prompts_in_place_of_filtered_groups_are_scored_last_again() -> None:
 
 def test_recorded_responses_without_a_verdict_are_scored() -> None:
     first, _ = watched(LAST)
-    scores: dict[tuple[str, int], Score] = {(score.prompt_id, score.index): score for score in first.scores}
+    scores: dict[tuple[str, int], Score] = {
+        (score.prompt_id, score.index): score for score in first.scores
+    }
     recorded = [
-        Response(generated=one, score=scores[one.prompt_id, one.index] if place < 5 else None) for place, one in enumerate(first.generated)
+        Response(generated=one, score=scores[one.prompt_id, one.index] if place < 5 else None)
+        for place, one in enumerate(first.generated)
     ]
     result, feed = watched(LAST, recorded=recorded)
     assert sum(feed.handed) == 11
@@ -105,7 +112,9 @@ def test_recorded_responses_without_a_verdict_are_scored() -> None:
 @pytest.mark.parametrize("timing", ["per_response", "after_rollout"])
 def test_a_synchronous_round_is_planned_as_configured(timing: str) -> None:
     scheduling = SyncConfig.model_validate({"reward_timing": timing})
-    plan = plan_round(QueueState(), BATCH, scheduling, domains=("a",) * 4, seed=0, step=1, num_steps=1)
+    plan = plan_round(
+        QueueState(), BATCH, scheduling, domains=("a",) * 4, seed=0, step=1, num_steps=1
+    )
     assert plan is not None
     assert plan.scores_last == (timing == "after_rollout")
 
@@ -117,15 +126,29 @@ def refusal(*assignments: str) -> str:
 
 
 def test_tail_batching_has_no_choice_because_its_short_rounds_close_by_verdicts() -> None:
-    assert "scheduling.reward_timing must be a known field" in refusal("scheduling.reward_timing=after_rollout")
+    assert "scheduling.reward_timing must be a known field" in refusal(
+        "scheduling.reward_timing=after_rollout"
+    )
 
 
 def test_the_stream_trainer_needs_verdicts_while_the_rollout_runs() -> None:
-    told = refusal("scheduling.kind=sync", "scheduling.reward_timing=after_rollout", "stream_trainer.enabled=true")
-    assert told.startswith("scheduling.reward_timing must be 'per_response' for stream_trainer, got 'after_rollout'")
+    told = refusal(
+        "scheduling.kind=sync",
+        "scheduling.reward_timing=after_rollout",
+        "stream_trainer.enabled=true",
+    )
+    assert told.startswith(
+        "scheduling.reward_timing must be 'per_response' for stream_trainer, got 'after_rollout'"
+    )
 
 
 def test_explain_says_when_responses_are_scored() -> None:
     values = assemble("tiny-sync", "", ["scheduling.reward_timing=after_rollout"])
-    assert dict(algebra_rows(RunConfig.model_validate(values)))["rewards"] == "when nothing generates any more"
-    assert "as each response finishes" in dict(algebra_rows(RunConfig.model_validate({"preset": "tiny"})))["rewards"]
+    assert (
+        dict(algebra_rows(RunConfig.model_validate(values)))["rewards"]
+        == "when nothing generates any more"
+    )
+    assert (
+        "as each response finishes"
+        in dict(algebra_rows(RunConfig.model_validate({"preset": "tiny"})))["rewards"]
+    )

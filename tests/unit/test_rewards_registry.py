@@ -12,7 +12,12 @@ from pydantic import TypeAdapter, ValidationError
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.custom import CustomConfig
 from tasks.rewards.maths.math_answer import MathAnswerConfig
-from tasks.rewards.reasoning_gym_score import ALLOWED_DATASETS, ReasoningGymConfig, ReasoningGymReward, score_entry
+from tasks.rewards.reasoning_gym_score import (
+    ALLOWED_DATASETS,
+    ReasoningGymConfig,
+    ReasoningGymReward,
+    score_entry,
+)
 from tasks.rewards.registry import RewardConfig, build_rewards
 
 ADAPTER: TypeAdapter[RewardConfig] = TypeAdapter(RewardConfig)
@@ -24,7 +29,8 @@ def prompt(domain: str, gold: str) -> Prompt:
 
 def response(text: str, finish_reason: str = "stop") -> Generated:
     return Generated(
-        prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(), finish_reason=finish_reason, text=text,  # type: ignore[arg-type]
+        prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(),
+        finish_reason=finish_reason, text=text,  # type: ignore[arg-type]
         engine="engine-0", submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
     )  # fmt: skip
 
@@ -49,7 +55,9 @@ def gym_entry(dataset: str, index: int) -> str:
 def test_reward_is_chosen_by_domain_with_a_fallback(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text("def always_half(prompt, response, gold): return 0.5\n")
-    rewards = build_rewards({"add": MathAnswerConfig(), "*": CustomConfig(path=f"{path}:always_half")})
+    rewards = build_rewards(
+        {"add": MathAnswerConfig(), "*": CustomConfig(path=f"{path}:always_half")}
+    )
     assert rewards.score(prompt("add", "8"), response("Answer: 8")).scorer == "math_answer"
     assert rewards.score(prompt("poem", ""), response("roses")).reward == 0.5
     rewards.close()
@@ -57,18 +65,28 @@ def test_reward_is_chosen_by_domain_with_a_fallback(tmp_path: Path) -> None:
 
 def test_unknown_domain_is_an_error_that_names_the_known_ones() -> None:
     rewards = build_rewards({"add": MathAnswerConfig(), "story": MathAnswerConfig()})
-    with pytest.raises(ValueError, match=r"'letters' with rewards for add, story; add it or a reward for '\*'"):
+    with pytest.raises(
+        ValueError, match=r"'letters' with rewards for add, story; add it or a reward for '\*'"
+    ):
         rewards.score(prompt("letters", "1"), response("Answer: 1"))
 
 
 def test_equal_configurations_share_one_reward() -> None:
-    rewards = build_rewards({"add": MathAnswerConfig(), "story": MathAnswerConfig(), "long": MathAnswerConfig(timeout_s=2)})
+    rewards = build_rewards(
+        {
+            "add": MathAnswerConfig(),
+            "story": MathAnswerConfig(),
+            "long": MathAnswerConfig(timeout_s=2),
+        }
+    )
     assert rewards.reward_of("add") is rewards.reward_of("story")
     assert rewards.reward_of("add") is not rewards.reward_of("long")
 
 
 def test_aborted_response_gets_no_verdict() -> None:
-    score = build_rewards({"*": MathAnswerConfig()}).score(prompt("add", "8"), response("Answer: 8", "aborted"))
+    score = build_rewards({"*": MathAnswerConfig()}).score(
+        prompt("add", "8"), response("Answer: 8", "aborted")
+    )
     assert (score.reward, score.outcome) == (None, Outcome.ABORTED)
 
 
@@ -86,7 +104,9 @@ def test_unusable_gold_is_found_when_the_data_set_is_read() -> None:
 
 
 def test_configuration_is_chosen_by_kind_and_refuses_unknown_keys() -> None:
-    assert ADAPTER.validate_python({"kind": "math_answer", "timeout_s": 2}) == MathAnswerConfig(timeout_s=2)
+    assert ADAPTER.validate_python({"kind": "math_answer", "timeout_s": 2}) == MathAnswerConfig(
+        timeout_s=2
+    )
     for bad in (
         {"kind": "maths"},
         {"kind": "math_answer", "timeout": 2},
@@ -98,27 +118,58 @@ def test_configuration_is_chosen_by_kind_and_refuses_unknown_keys() -> None:
 
 
 @pytest.mark.parametrize("dataset", sorted(ALLOWED_DATASETS))
-def test_allowed_data_set_pays_its_own_answer_and_no_junk(gym: ReasoningGymReward, dataset: str) -> None:
+def test_allowed_data_set_pays_its_own_answer_and_no_junk(
+    gym: ReasoningGymReward, dataset: str
+) -> None:
     answer = gym_entry(dataset, 3)
-    assert gym.score(prompt("gym", gym_gold(dataset, 3)), response(f"Work.\n<answer>{answer}</answer>")).outcome is Outcome.OK
-    for junk in ("nan", "inf", "True", "[]", "9**9**9**9", "1e999999999", "0" * 500, "\udc80\0", "None"):
+    assert (
+        gym.score(
+            prompt("gym", gym_gold(dataset, 3)), response(f"Work.\n<answer>{answer}</answer>")
+        ).outcome
+        is Outcome.OK
+    )
+    for junk in (
+        "nan",
+        "inf",
+        "True",
+        "[]",
+        "9**9**9**9",
+        "1e999999999",
+        "0" * 500,
+        "\udc80\0",
+        "None",
+    ):
         score = gym.score(prompt("gym", gym_gold(dataset, 3)), response(f"<answer>{junk}</answer>"))
         assert (score.reward, score.outcome) == (0.0, Outcome.WRONG), junk
 
 
-@pytest.mark.parametrize("dataset", ["countdown", "puzzle24", "n_queens", "complex_arithmetic", "no_such_data_set"])
-def test_data_set_off_the_allow_list_is_refused_and_runs_no_code(gym: ReasoningGymReward, tmp_path: Path, dataset: str) -> None:
+@pytest.mark.parametrize(
+    "dataset", ["countdown", "puzzle24", "n_queens", "complex_arithmetic", "no_such_data_set"]
+)
+def test_data_set_off_the_allow_list_is_refused_and_runs_no_code(
+    gym: ReasoningGymReward, tmp_path: Path, dataset: str
+) -> None:
     canary = tmp_path / "canary"
     with pytest.raises(ValueError, match=r"choose one of aiw, basic_arithmetic"):
-        gym.score(prompt("gym", gym_gold(dataset)), response(f"Answer: __import__('os').system('touch {canary}')"))
+        gym.score(
+            prompt("gym", gym_gold(dataset)),
+            response(f"Answer: __import__('os').system('touch {canary}')"),
+        )
     assert not canary.exists()
 
 
-def test_reasoning_gym_answer_is_found_in_a_box_or_on_an_answer_line(gym: ReasoningGymReward) -> None:
+def test_reasoning_gym_answer_is_found_in_a_box_or_on_an_answer_line(
+    gym: ReasoningGymReward,
+) -> None:
     answer = gym_entry("chain_sum", 5)
     for text in (f"\\boxed{{{answer}}}", f"So.\nAnswer: {answer}.", f"Answer: **{answer}**"):
-        assert gym.score(prompt("gym", gym_gold("chain_sum", 5)), response(text)).outcome is Outcome.OK
-    assert gym.score(prompt("gym", gym_gold("chain_sum", 5)), response("who knows")).detail == "no_answer"
+        assert (
+            gym.score(prompt("gym", gym_gold("chain_sum", 5)), response(text)).outcome is Outcome.OK
+        )
+    assert (
+        gym.score(prompt("gym", gym_gold("chain_sum", 5)), response("who knows")).detail
+        == "no_answer"
+    )
 
 
 def test_reasoning_gym_partial_credit_is_kept_only_when_asked(gym: ReasoningGymReward) -> None:
@@ -136,7 +187,10 @@ def test_reasoning_gym_partial_credit_is_kept_only_when_asked(gym: ReasoningGymR
 def test_reasoning_gym_entry_depends_on_its_configuration(gym: ReasoningGymReward) -> None:
     answer = gym_entry("chain_sum", 2)
     assert score_entry("chain_sum", 7, 2, json.dumps({"min_digits": 1}), answer) == 1.0
-    score = gym.score(prompt("gym", gym_gold("chain_sum", 2, min_terms=9, max_terms=9)), response(f"Answer: {answer}"))
+    score = gym.score(
+        prompt("gym", gym_gold("chain_sum", 2, min_terms=9, max_terms=9)),
+        response(f"Answer: {answer}"),
+    )
     assert score.outcome is Outcome.WRONG
 
 

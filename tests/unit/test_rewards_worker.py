@@ -1,4 +1,5 @@
-"""The verify worker and the user's own reward: limits hold, deaths are survived, failures are told apart."""
+"""The verify worker and the user's own reward: limits hold, deaths are survived, failures are told
+apart."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def graded(prompt, response, gold):
     print("printing does not disturb the frames")
     return {"right": 1.0, "half": 0.5, "wrong": 0.0, "negative": -1}[response]
 
-def echo(prompt, response, gold): return float(response == "\\udc80 " + "x" * 200_000 and gold == "g" and prompt == "q")
+def echo(prompt, response, gold):
+    same = response == "\\udc80 " + "x" * 200_000
+    return float(same and gold == "g" and prompt == "q")
 def raises(prompt, response, gold): raise KeyError("the table has no row \\udc80\\n" + response)
 def exits(prompt, response, gold): sys.exit(3)
 def dies(prompt, response, gold): os._exit(3)
@@ -103,10 +106,13 @@ def custom(functions: Path) -> Iterator[Callable[..., CustomReward]]:
         reward.close()
 
 
-def score(reward: CustomReward, text: str = "right", finish_reason: str = "stop", gold: str = "g") -> Score:
+def score(
+    reward: CustomReward, text: str = "right", finish_reason: str = "stop", gold: str = "g"
+) -> Score:
     prompt = Prompt(prompt_id="0/1", domain="own", token_ids=(1,), gold=gold, text="q")
     generated = Generated(
-        prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(), finish_reason=finish_reason, text=text,  # type: ignore[arg-type]
+        prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(),
+        finish_reason=finish_reason, text=text,  # type: ignore[arg-type]
         engine="engine-0", submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
     )  # fmt: skip
     return reward.score(prompt, generated)
@@ -114,13 +120,16 @@ def score(reward: CustomReward, text: str = "right", finish_reason: str = "stop"
 
 def test_custom_reward_keeps_its_number(custom: Callable[..., CustomReward]) -> None:
     reward = custom("graded")
-    assert [(score(reward, text).reward, score(reward, text).outcome) for text in ("right", "half", "wrong", "negative")] == [
+    assert [(score(reward, text).reward, score(reward, text).outcome) for text in ("right", "half",
+        "wrong", "negative")] == [
         (1.0, Outcome.OK), (0.5, Outcome.OK), (0.0, Outcome.WRONG), (-1.0, Outcome.WRONG),
     ]  # fmt: skip
     assert score(reward, "wrong", "length").outcome is Outcome.TRUNCATED
 
 
-def test_custom_reward_sees_long_text_and_surrogates_unchanged(custom: Callable[..., CustomReward]) -> None:
+def test_custom_reward_sees_long_text_and_surrogates_unchanged(
+    custom: Callable[..., CustomReward],
+) -> None:
     assert score(custom("echo"), "\udc80 " + "x" * 200_000).reward == 1.0
 
 
@@ -142,7 +151,9 @@ def test_numpy_numbers_are_numbers(custom: Callable[..., CustomReward]) -> None:
         ("huge", "int, not a number that a float can hold"),
     ],
 )
-def test_custom_reward_that_fails_is_infra_with_one_sentence(custom: Callable[..., CustomReward], name: str, says: str) -> None:
+def test_custom_reward_that_fails_is_infra_with_one_sentence(
+    custom: Callable[..., CustomReward], name: str, says: str
+) -> None:
     verdict = score(custom(name), "any\udc80")
     assert (verdict.reward, verdict.outcome) == (None, Outcome.INFRA)
     assert says in verdict.detail
@@ -173,9 +184,19 @@ def test_memory_bomb_has_no_verdict_and_costs_the_parent_nothing(
 
 @pytest.mark.parametrize(
     "path",
-    ["no_such_package.module:reward", "{file}:missing", "{file}:constant", "{file}", "nowhere/rewards.py:f", "math:", ":f"],
+    [
+        "no_such_package.module:reward",
+        "{file}:missing",
+        "{file}:constant",
+        "{file}",
+        "nowhere/rewards.py:f",
+        "math:",
+        ":f",
+    ],
 )
-def test_custom_path_that_cannot_be_called_is_refused_when_the_run_is_built(functions: Path, path: str) -> None:
+def test_custom_path_that_cannot_be_called_is_refused_when_the_run_is_built(
+    functions: Path, path: str
+) -> None:
     with pytest.raises(ValueError, match="must name a function that can be imported"):
         CustomReward(CustomConfig(path=path.format(file=functions)))
 
@@ -204,7 +225,9 @@ def test_worker_killed_between_calls_is_replaced_unseen(functions: Path) -> None
     worker.close()
 
 
-def test_worker_killed_mid_call_is_replaced_and_the_call_repeated(functions: Path, tmp_path: Path) -> None:
+def test_worker_killed_mid_call_is_replaced_and_the_call_repeated(
+    functions: Path, tmp_path: Path
+) -> None:
     worker = VerifyWorker(f"{functions}:slow_once", timeout_s=30.0)
     worker.warm()
     flag, pid = tmp_path / "entered", worker.pid
@@ -241,7 +264,9 @@ def test_a_limit_in_processor_time_does_not_count_what_others_take(functions: Pa
     worker.close()
 
 
-def test_a_stopped_worker_is_replaced_and_the_call_repeated(functions: Path, tmp_path: Path) -> None:
+def test_a_stopped_worker_is_replaced_and_the_call_repeated(
+    functions: Path, tmp_path: Path
+) -> None:
     worker = VerifyWorker(f"{functions}:stops_once", timeout_s=20.0)
     assert worker.call("", "", str(tmp_path / "entered")).value == 1.0
     assert worker.num_starts == 2

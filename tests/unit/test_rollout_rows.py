@@ -10,12 +10,12 @@ from plan_factories import make_step_plan
 
 from artifacts.records import Group, RoundKind
 from artifacts.tables import Fate, ResponseRow
-from tasks.rounds.records import RoundResult
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage
 from tasks.learner.loss import TokenMean
 from tasks.learner.overlong import AS_SCORED, MaskTruncated, Overlong, SoftPunishment
 from tasks.learner.samples import trained_advantages, training_set
 from tasks.rollout import _rows
+from tasks.rounds.records import RoundResult
 
 KINDS = [
     (advantage, overlong)

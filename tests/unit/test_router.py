@@ -9,7 +9,9 @@ from artifacts.records import Request
 from tasks.rounds.router import Router
 
 
-def request(prompt: int, index: int = 0, num_prompt_tokens: int = 10, max_new_tokens: int = 100) -> Request:
+def request(
+    prompt: int, index: int = 0, num_prompt_tokens: int = 10, max_new_tokens: int = 100
+) -> Request:
     return Request(
         prompt_id=f"p{prompt}",
         index=index,
@@ -31,7 +33,10 @@ def test_requests_spread_evenly_and_the_same_calls_give_the_same_choices() -> No
 
 def test_a_long_prompt_keeps_its_short_answers_together() -> None:
     router = Router(["a", "b"])
-    chosen = [router.assign(request(0, index, num_prompt_tokens=5000, max_new_tokens=50)) for index in range(4)]
+    chosen = [
+        router.assign(request(0, index, num_prompt_tokens=5000, max_new_tokens=50))
+        for index in range(4)
+    ]
     assert chosen == ["a"] * 4
     assert router.assign(request(1)) == "b"
 

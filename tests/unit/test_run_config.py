@@ -1,4 +1,5 @@
-"""The run's configuration: presets, overlays, unknown keys, its schema, --set assignments and what errors say."""
+"""The run's configuration: presets, overlays, unknown keys, its schema, --set assignments and what
+errors say."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from flows.commands.command_line import assemble, sentence
-from flows.config.run_config import PRESET_VARIABLE, RunConfig
 from flows.config.overlay import overlay
 from flows.config.presets import PRESETS, preset_values
+from flows.config.run_config import PRESET_VARIABLE, RunConfig
 from tasks.scheduling.rounds import SyncConfig
 
 Json = dict[str, Any]  # Any: JSON values
@@ -51,9 +52,14 @@ def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
 
 
 def test_given_values_win_over_the_preset_at_any_depth() -> None:
-    config = RunConfig.model_validate({"preset": "tiny", "num_steps": 3, "learner": {"optimizer": {"learning_rate": 1e-6}}})
+    config = RunConfig.model_validate(
+        {"preset": "tiny", "num_steps": 3, "learner": {"optimizer": {"learning_rate": 1e-6}}}
+    )
     assert (config.num_steps, config.learner.optimizer.learning_rate) == (3, 1e-6)
-    assert config.learner.optimizer.warmup_steps == preset_values("tiny")["learner"]["optimizer"]["warmup_steps"]
+    assert (
+        config.learner.optimizer.warmup_steps
+        == preset_values("tiny")["learner"]["optimizer"]["warmup_steps"]
+    )
 
 
 @pytest.mark.parametrize("path", list(places(TINY)), ids=lambda path: ".".join(path) or "top")
@@ -69,20 +75,33 @@ def test_an_unknown_key_is_an_error_at_any_depth(path: tuple[str, ...]) -> None:
 
 def test_mappings_merge_and_other_values_replace() -> None:
     base = {"a": {"x": 1, "y": {"z": 2}}, "b": [1, 2]}
-    assert overlay(base, {"a": {"y": {"w": 3}}, "b": [3], "c": None}) == {"a": {"x": 1, "y": {"z": 2, "w": 3}}, "b": [3], "c": None}
+    assert overlay(base, {"a": {"y": {"w": 3}}, "b": [3], "c": None}) == {
+        "a": {"x": 1, "y": {"z": 2, "w": 3}},
+        "b": [3],
+        "c": None,
+    }
     assert base == {"a": {"x": 1, "y": {"z": 2}}, "b": [1, 2]}
 
 
 def test_a_mapping_of_another_kind_replaces_the_whole() -> None:
     base = {"task": {"kind": "jsonl", "path": "p"}}
     assert overlay(base, {"task": {"kind": "chain_sum"}}) == {"task": {"kind": "chain_sum"}}
-    assert overlay(base, {"task": {"kind": "jsonl", "domain": "d"}}) == {"task": {"kind": "jsonl", "path": "p", "domain": "d"}}
-    assert overlay(base, {"task": {"domain": "d"}}) == {"task": {"kind": "jsonl", "path": "p", "domain": "d"}}
-    assert overlay({"loss": {"clip": 1}}, {"loss": {"kind": "other"}}) == {"loss": {"kind": "other"}}
+    assert overlay(base, {"task": {"kind": "jsonl", "domain": "d"}}) == {
+        "task": {"kind": "jsonl", "path": "p", "domain": "d"}
+    }
+    assert overlay(base, {"task": {"domain": "d"}}) == {
+        "task": {"kind": "jsonl", "path": "p", "domain": "d"}
+    }
+    assert overlay({"loss": {"clip": 1}}, {"loss": {"kind": "other"}}) == {
+        "loss": {"kind": "other"}
+    }
 
 
 def test_another_scheduling_drops_the_settings_of_the_presets_own() -> None:
-    assert RunConfig.model_validate({"preset": "tiny", "scheduling": {"kind": "sync"}}).scheduling == SyncConfig()
+    assert (
+        RunConfig.model_validate({"preset": "tiny", "scheduling": {"kind": "sync"}}).scheduling
+        == SyncConfig()
+    )
 
 
 def test_a_setting_of_the_loss_need_not_name_its_kind() -> None:
@@ -127,7 +146,9 @@ def test_the_schema_lets_a_part_of_an_alternative_pass(given: Json) -> None:
     Draft202012Validator(RunConfig.model_json_schema()).validate(given)
 
 
-@pytest.mark.parametrize("given", [{"task": {"nonsense": 1}}, {"rewards": {"*": {"kind": "custom", "nonsense": 1}}}])
+@pytest.mark.parametrize(
+    "given", [{"task": {"nonsense": 1}}, {"rewards": {"*": {"kind": "custom", "nonsense": 1}}}]
+)
 def test_the_schema_refuses_what_no_alternative_has(given: Json) -> None:
     assert not Draft202012Validator(RunConfig.model_json_schema()).is_valid(given)
 
@@ -144,15 +165,30 @@ def test_a_forms_alternatives_are_called_by_their_kind_and_the_presets_own_comes
 
 def test_a_form_that_is_not_touched_sends_nothing_but_the_preset() -> None:
     schema = RunConfig.model_json_schema()
-    chosen = {option["$ref"].rpartition("/")[2] for node in unions(schema) for option in node["anyOf"] if "$ref" in option}
-    untouched = {name: node for name, node in {"RunConfig": schema, **schema["$defs"]}.items() if name not in chosen}
+    chosen = {
+        option["$ref"].rpartition("/")[2]
+        for node in unions(schema)
+        for option in node["anyOf"]
+        if "$ref" in option
+    }
+    untouched = {
+        name: node
+        for name, node in {"RunConfig": schema, **schema["$defs"]}.items()
+        if name not in chosen
+    }
     sent = [
         f"{model}.{name}"
         for model, node in untouched.items()
         for name, field in node.get("properties", {}).items()
         if field.get("type") == "boolean" or "default" in field
     ]
-    within_an_alternative = {"FamilyConfig", "PartConfig", "AdaptiveTimeoutConfig", "JudgeEngineConfig", "LayerStreaming"}
+    within_an_alternative = {
+        "FamilyConfig",
+        "PartConfig",
+        "AdaptiveTimeoutConfig",
+        "JudgeEngineConfig",
+        "LayerStreaming",
+    }
     assert {field.partition(".")[0] for field in sent} == within_an_alternative
 
 
@@ -176,39 +212,65 @@ def test_a_run_name_that_would_leave_its_folder_is_refused(name: str) -> None:
 
 
 def test_parts_that_do_not_fit_together_are_refused() -> None:
-    assert "sampling.max_response_tokens must leave room for a prompt" in refusal("sampling.max_response_tokens=256")
-    assert "learner.temperature must be sampling.temperature (0.7), got 1" in refusal("sampling.temperature=0.7")
-    assert "engine.sleep_mode needs GPUs that rollout and learner share" in refusal("engine.sleep_mode=true")
+    assert "sampling.max_response_tokens must leave room for a prompt" in refusal(
+        "sampling.max_response_tokens=256"
+    )
+    assert "learner.temperature must be sampling.temperature (0.7), got 1" in refusal(
+        "sampling.temperature=0.7"
+    )
+    assert "engine.sleep_mode needs GPUs that rollout and learner share" in refusal(
+        "engine.sleep_mode=true"
+    )
     assert "sampling.top_p must be 1, got 0.9" in refusal("sampling.top_p=0.9")
     values = assemble("tiny", "", ["sampling.temperature=0.7", "learner.temperature=0.7"])
     assert RunConfig.model_validate(values).learner.temperature == 0.7
 
 
 def test_a_remote_root_needs_a_tracking_uri() -> None:
-    remote = RunConfig.model_validate({"preset": "tiny", "keep": {"artifact_root": "s3://bucket/runs"}})
+    remote = RunConfig.model_validate(
+        {"preset": "tiny", "keep": {"artifact_root": "s3://bucket/runs"}}
+    )
     assert remote.local_root() is None
-    with pytest.raises(ValueError, match=r"keep\.tracking_uri must be given when keep\.artifact_root is a URL"):
+    with pytest.raises(
+        ValueError, match=r"keep\.tracking_uri must be given when keep\.artifact_root is a URL"
+    ):
         remote.tracking_uri()
     local = RunConfig.model_validate({"preset": "tiny", "keep": {"artifact_root": "/data/runs"}})
     assert local.tracking_uri() == "sqlite:////data/runs/mlflow.db"
 
 
 def test_assignments_set_nested_values_as_json_or_else_as_text() -> None:
-    assert assemble("tiny", "", ["num_steps=5", "learner.optimizer.learning_rate=1e-5", "cluster.roles=rollout: 0, learner: 0"]) == {
+    assert assemble(
+        "tiny",
+        "",
+        [
+            "num_steps=5",
+            "learner.optimizer.learning_rate=1e-5",
+            "cluster.roles=rollout: 0, learner: 0",
+        ],
+    ) == {
         "preset": "tiny",
         "num_steps": 5,
         "learner": {"optimizer": {"learning_rate": 1e-5}},
         "cluster": {"roles": "rollout: 0, learner: 0"},
     }
-    assert assemble("tiny", "run-1", ["task.path=a=b", 'x={"y": null}', "a.b=1", "a.c=true", "a.b=2"]) == {
-        "preset": "tiny", "resume": "run-1", "task": {"path": "a=b"}, "x": {"y": None}, "a": {"b": 2, "c": True},
+    assert assemble("tiny", "run-1",
+        ["task.path=a=b", 'x={"y": null}', "a.b=1", "a.c=true", "a.b=2"]) == {
+        "preset": "tiny", "resume": "run-1", "task": {"path": "a=b"}, "x": {"y": None},
+        "a": {"b": 2, "c": True},
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["2026", "1e5", "007", "true", "2026.10"])
 def test_a_number_is_text_where_the_field_is_text(text: str) -> None:
-    values = assemble("tiny", "", [f"run_name={text}", f"keep.experiment={text}", f"rewards.add.path={text}"])
-    assert (values["run_name"], values["keep"]["experiment"], values["rewards"]["add"]["path"]) == (text, text, text)
+    values = assemble(
+        "tiny", "", [f"run_name={text}", f"keep.experiment={text}", f"rewards.add.path={text}"]
+    )
+    assert (values["run_name"], values["keep"]["experiment"], values["rewards"]["add"]["path"]) == (
+        text,
+        text,
+        text,
+    )
 
 
 def test_text_fields_take_json_text_and_null_as_well() -> None:
@@ -222,7 +284,10 @@ def test_text_fields_take_json_text_and_null_as_well() -> None:
     [
         ("task.num_prompts=0", "task.num_prompts is wrong"),
         ("scheduling.eta=1", "scheduling.eta must be a known field"),
-        ('rewards={"add": {"kind": "custom", "path": "m:f", "timeout_s": 0}}', "rewards.add.timeout_s is wrong"),
+        (
+            'rewards={"add": {"kind": "custom", "path": "m:f", "timeout_s": 0}}',
+            "rewards.add.timeout_s is wrong",
+        ),
         ("learner.loss.nonsense=1", "learner.loss.nonsense must be a known field"),
     ],
 )
@@ -237,12 +302,20 @@ def test_an_assignment_without_field_or_value_is_refused(assignment: str) -> Non
 
 
 def test_json_that_a_shell_has_unquoted_is_refused_with_another_way_to_say_it() -> None:
-    with pytest.raises(ValueError, match=r"--set model must be JSON .* got '\{kind:path\}' .*: --set model\.FIELD=VALUE"):
+    with pytest.raises(
+        ValueError,
+        match=r"--set model must be JSON .* got '\{kind:path\}' .*: --set model\.FIELD=VALUE",
+    ):
         assemble("tiny", "", ["model={kind:path}"])
 
 
 def test_a_part_is_replaced_field_by_field() -> None:
-    words = ["model.kind=path", "model.path=/m", "rewards.*.kind=custom", "rewards.*.path=mine.py:reward"]
+    words = [
+        "model.kind=path",
+        "model.path=/m",
+        "rewards.*.kind=custom",
+        "rewards.*.path=mine.py:reward",
+    ]
     words += ["task.kind=reasoning_gym", "task.datasets.gcd={}"]
     config = RunConfig.model_validate(assemble("tiny", "", words))
     assert config.model.model_dump() == {"kind": "path", "path": "/m"}
@@ -258,13 +331,20 @@ def test_an_assignment_below_a_plain_value_is_refused(assignments: list[str]) ->
 
 def test_a_sentence_names_every_fault_with_field_and_value() -> None:
     told = refusal("num_steps=0", "learner.optimizer.lr=1")
-    assert "num_steps is wrong: input should be greater than or equal to 1, got 0; correct it" in told
-    assert "learner.optimizer.lr must be a known field, it is not one; 'python -m flows.commands.explain --fields' lists them" in told
+    assert (
+        "num_steps is wrong: input should be greater than or equal to 1, got 0; correct it" in told
+    )
+    assert (
+        "learner.optimizer.lr must be a known field, it is not one; 'python -m"
+        " flows.commands.explain --fields' lists them" in told
+    )
     assert "\n" not in told
 
 
 def test_a_rule_of_our_own_is_told_in_its_own_words() -> None:
-    assert refusal("cluster.roles=rollout: 0").startswith("cluster: roles must place rollout and learner, learner missing")
+    assert refusal("cluster.roles=rollout: 0").startswith(
+        "cluster: roles must place rollout and learner, learner missing"
+    )
 
 
 def test_any_error_becomes_one_line() -> None:
@@ -275,10 +355,16 @@ def test_any_error_becomes_one_line() -> None:
 def test_the_stream_trainer_needs_a_device_to_free() -> None:
     on = "stream_trainer.enabled=true"
     one_device = ("cluster.num_devices=1", 'cluster.roles="rollout: 0, learner: 0"')
-    assert refusal(on, *one_device).startswith("stream_trainer needs a learner device that a round can do without")
-    apart = RunConfig.model_validate(assemble("tiny", "", [on, 'cluster.roles="rollout: 0, learner: 1"']))
+    assert refusal(on, *one_device).startswith(
+        "stream_trainer needs a learner device that a round can do without"
+    )
+    apart = RunConfig.model_validate(
+        assemble("tiny", "", [on, 'cluster.roles="rollout: 0, learner: 1"'])
+    )
     assert apart.stream_trainer.milestones[0] == 0.2
 
 
 def test_milestones_of_the_stream_trainer_are_checked() -> None:
-    assert "last_milestone must be >= first_milestone (0.2), got 0.1" in refusal("stream_trainer.last_milestone=0.1")
+    assert "last_milestone must be >= first_milestone (0.2), got 0.1" in refusal(
+        "stream_trainer.last_milestone=0.1"
+    )

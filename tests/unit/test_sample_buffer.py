@@ -86,7 +86,10 @@ async def test_a_full_stage_holds_its_producer_back() -> None:
 async def test_a_put_that_finds_no_room_says_what_it_waited_for_and_puts_nothing() -> None:
     buffer = await opened(capacity=1)
     await buffer.put_scores(1, ("a",), 1.0)
-    with pytest.raises(TimeoutError, match=r"room for 1 items of step 1 in 'scores'; the buffer holds .*'scores': 1"):
+    with pytest.raises(
+        TimeoutError,
+        match=r"room for 1 items of step 1 in 'scores'; the buffer holds .*'scores': 1",
+    ):
         await buffer.put_scores(1, ("b",), 0.01)
     assert (await buffer.take_scores(1, 9, 1.0)).items == ("a",)
 
@@ -96,7 +99,11 @@ async def test_abort_wakes_everyone_with_the_first_reason() -> None:
     await buffer.put_group(1, "full", 1.0)
     waits = [
         asyncio.create_task(wait)
-        for wait in (buffer.put_group(1, "g", 5.0), buffer.take_scores(1, 1, 5.0), buffer.take_generated(1, 1, 5.0))
+        for wait in (
+            buffer.put_group(1, "g", 5.0),
+            buffer.take_scores(1, 1, 5.0),
+            buffer.take_generated(1, 1, 5.0),
+        )
     ]
     await settle()
     await buffer.abort("engine-0 was lost")
@@ -157,8 +164,13 @@ def test_every_stage_needs_a_capacity() -> None:
     most=st.integers(1, 3),
     consumers=st.integers(1, 3),
 )
-def test_every_item_put_is_taken_once(batches: list[list[int]], capacity: int, most: int, consumers: int) -> None:
-    numbered = [tuple((batch, position) for position in range(len(items))) for batch, items in enumerate(batches)]
+def test_every_item_put_is_taken_once(
+    batches: list[list[int]], capacity: int, most: int, consumers: int
+) -> None:
+    numbered = [
+        tuple((batch, position) for position in range(len(items)))
+        for batch, items in enumerate(batches)
+    ]
 
     async def consume(buffer: SampleBuffer) -> list[object]:
         got: list[object] = []

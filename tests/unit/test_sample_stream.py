@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from plan_factories import make_step_plan
 
-from tasks.sample_buffer import RoundAborted
 from tasks.engines.base import EngineLost
+from tasks.sample_buffer import RoundAborted
 from tasks.sample_stream import root_cause, round_key
 
 ECHO = RoundAborted("reward failed")
@@ -26,16 +26,34 @@ def test_the_cause_of_a_group_is_the_first_that_is_no_echo() -> None:
 
 def test_causes_are_found_below_nested_groups() -> None:
     inner = ExceptionGroup("inner", [ECHO, WRONG])
-    assert root_cause(ExceptionGroup("outer", [ExceptionGroup("echoes", [ECHO, ECHO]), ExceptionGroup("deep", [inner])])) is WRONG
-    assert root_cause(BaseExceptionGroup("outer", [ExceptionGroup("echoes", [ECHO]), KeyboardInterrupt()])).__class__ is KeyboardInterrupt
+    assert (
+        root_cause(
+            ExceptionGroup(
+                "outer", [ExceptionGroup("echoes", [ECHO, ECHO]), ExceptionGroup("deep", [inner])]
+            )
+        )
+        is WRONG
+    )
+    assert (
+        root_cause(
+            BaseExceptionGroup("outer", [ExceptionGroup("echoes", [ECHO]), KeyboardInterrupt()])
+        ).__class__
+        is KeyboardInterrupt
+    )
 
 
 def test_of_echoes_alone_the_first_is_the_cause() -> None:
-    assert root_cause(ExceptionGroup("outer", [ExceptionGroup("inner", [ECHO]), RoundAborted("later")])) is ECHO
+    assert (
+        root_cause(
+            ExceptionGroup("outer", [ExceptionGroup("inner", [ECHO]), RoundAborted("later")])
+        )
+        is ECHO
+    )
 
 
 def test_buffer_rounds_come_in_the_order_they_are_opened() -> None:
-    """Attempts at a step, then attempts at the evaluation after it, then the next step; step 0 has an evaluation alone."""
+    """Attempts at a step, then attempts at the evaluation after it, then the next step; step 0 has
+    an evaluation alone."""
     opened = [make_step_plan(0, "evaluate", attempt) for attempt in (1, 2)]
     for step in (1, 2, 3):
         opened += [make_step_plan(step, "short", attempt) for attempt in (1, 2, 3, 4)]

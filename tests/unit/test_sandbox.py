@@ -1,4 +1,5 @@
-"""Programs in the sandbox: three kinds of cases, a verdict for each, and a reward that never blames the model for the sandbox."""
+"""Programs in the sandbox: three kinds of cases, a verdict for each, and a reward that never blames
+the model for the sandbox."""
 
 from __future__ import annotations
 
@@ -20,12 +21,10 @@ import pytest
 
 from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, StdioCase, call_case
 from artifacts.records import CaseVerdict, Generated, Outcome, Prompt, Score
-from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, observed
-from tasks.rewards.workers.child_process import start_child
-from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig, program_of
 from tasks.rewards.interrupt import Interrupt, Interrupted
-from tasks.rewards.programs.sandbox import isolation
-from tasks.rewards.programs.sandbox import self_test
+from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, observed
+from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig, program_of
+from tasks.rewards.programs.sandbox import isolation, self_test
 from tasks.rewards.programs.sandbox.candidate_process import CandidateProcess
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner, TestsBroken
 from tasks.rewards.programs.sandbox.command import Command
@@ -33,6 +32,7 @@ from tasks.rewards.programs.sandbox.isolation import ENTRY, Isolation
 from tasks.rewards.programs.sandbox.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.sandbox import Sandbox, SandboxUnavailable
 from tasks.rewards.programs.sandbox.user_map import UserMap, is_needed
+from tasks.rewards.workers.child_process import start_child
 
 LIMIT_S = 20.0  # of programs that end by themselves, however busy the machine is
 ADD = CodeGold(function="add", cases=(call_case((2, 3), 5), call_case((-1, 1), 0)))
@@ -45,7 +45,9 @@ def runner() -> Iterator[CaseRunner]:
     runner.close()
 
 
-def verdicts(runner: CaseRunner, program: str, gold: CodeGold, limit_s: float = LIMIT_S) -> list[str]:
+def verdicts(
+    runner: CaseRunner, program: str, gold: CodeGold, limit_s: float = LIMIT_S
+) -> list[str]:
     return [str(run.verdict) for run in runner.run(program, gold, [limit_s] * len(gold.cases))]
 
 
@@ -54,9 +56,15 @@ def test_calls_are_compared_case_by_case(runner: CaseRunner) -> None:
     assert verdicts(runner, "def add(a, b):\n    return 5", ADD) == ["pass", "wrong"]
 
 
-def test_a_case_that_runs_too_long_ends_the_program_and_leaves_the_rest_unrun(runner: CaseRunner) -> None:
+def test_a_case_that_runs_too_long_ends_the_program_and_leaves_the_rest_unrun(
+    runner: CaseRunner,
+) -> None:
     program = "def add(a, b):\n    while a < 0: pass\n    return a + b"
-    runs = runner.run(program, replace_cases(ADD, (call_case((2, 3), 5), call_case((-1, 1), 0), call_case((0, 0), 0))), [LIMIT_S, 0.1, 0.1])
+    runs = runner.run(
+        program,
+        replace_cases(ADD, (call_case((2, 3), 5), call_case((-1, 1), 0), call_case((0, 0), 0))),
+        [LIMIT_S, 0.1, 0.1],
+    )
     assert [str(run.verdict) for run in runs] == ["pass", "timeout", "not_run"]
     assert 0.1 <= runs[1].wall_s < LIMIT_S
 
@@ -87,16 +95,27 @@ def test_what_a_program_does_has_a_verdict(runner: CaseRunner, program: str, ver
 
 
 def test_whole_programs_are_judged_by_what_they_print(runner: CaseRunner) -> None:
-    gold = CodeGold(cases=(StdioCase(stdin="3 4\n", stdout="7"), StdioCase(stdin="1 1\n", stdout="2\n")))
+    gold = CodeGold(
+        cases=(StdioCase(stdin="3 4\n", stdout="7"), StdioCase(stdin="1 1\n", stdout="2\n"))
+    )
     right = "print(sum(map(int, input().split())))"
     assert verdicts(runner, right, gold) == ["pass", "pass"]
     assert verdicts(runner, f"{right}\nexit()", gold) == ["pass", "pass"]
-    assert verdicts(runner, f"import os, sys\n{right}\nsys.stdout.flush()\nos._exit(0)", gold) == ["pass", "pass"]
+    assert verdicts(runner, f"import os, sys\n{right}\nsys.stdout.flush()\nos._exit(0)", gold) == [
+        "pass",
+        "pass",
+    ]
     assert verdicts(runner, f"{right}\n1 / 0", gold) == ["exception", "exception"]
     assert verdicts(runner, "print(7)", gold) == ["pass", "wrong"]
     assert verdicts(runner, "print('x' * (2 << 20))", gold) == ["output", "output"]
     assert (
-        verdicts(runner, "if __name__ == '__main__':\n    print(sum(int(word) for word in open(0).read().split()))", gold) == ["pass"] * 2
+        verdicts(
+            runner,
+            "if __name__ == '__main__':\n    print(sum(int(word) for word in"
+            " open(0).read().split()))",
+            gold,
+        )
+        == ["pass"] * 2
     )
 
 
@@ -110,33 +129,70 @@ def test_assertions_are_executed_apart_from_the_program(runner: CaseRunner) -> N
             AssertionCase(statement="assert add(b=1, a=(1,)) == 'what'"),
         ),
     )
-    assert verdicts(runner, "def add(a, b):\n    return a + b", gold) == ["pass", "pass", "exception"]
-    assert verdicts(runner, "WANTED = None\ndef add(a, b):\n    return 5", gold) == ["pass", "wrong", "wrong"]
-    assert verdicts(runner, "def add(a, b):\n    while True: pass", gold, 0.1) == ["timeout", "not_run", "not_run"]
+    assert verdicts(runner, "def add(a, b):\n    return a + b", gold) == [
+        "pass",
+        "pass",
+        "exception",
+    ]
+    assert verdicts(runner, "WANTED = None\ndef add(a, b):\n    return 5", gold) == [
+        "pass",
+        "wrong",
+        "wrong",
+    ]
+    assert verdicts(runner, "def add(a, b):\n    while True: pass", gold, 0.1) == [
+        "timeout",
+        "not_run",
+        "not_run",
+    ]
 
 
 def test_an_assertion_may_expect_an_exception(runner: CaseRunner) -> None:
-    statement = "try:\n    add(1, 'x')\nexcept TypeError:\n    pass\nelse:\n    raise AssertionError"
+    statement = (
+        "try:\n    add(1, 'x')\nexcept TypeError:\n    pass\nelse:\n    raise AssertionError"
+    )
     gold = CodeGold(function="add", cases=(AssertionCase(statement=statement),))
     assert verdicts(runner, "def add(a, b):\n    return a + b", gold) == ["pass"]
     assert verdicts(runner, "def add(a, b):\n    return 0", gold) == ["wrong"]
 
 
 def test_tests_that_cannot_be_set_up_are_no_fault_of_the_program(runner: CaseRunner) -> None:
-    gold = CodeGold(function="add", test_setup="1 / 0", cases=(AssertionCase(statement="assert add(1, 1) == 2"),))
+    gold = CodeGold(
+        function="add",
+        test_setup="1 / 0",
+        cases=(AssertionCase(statement="assert add(1, 1) == 2"),),
+    )
     with pytest.raises(TestsBroken, match="ZeroDivisionError"):
         runner.run("def add(a, b): return a + b", gold, [LIMIT_S])
 
 
 def test_values_keep_their_types_on_the_way_in_and_out(runner: CaseRunner) -> None:
-    values = (None, True, 0, -(2**70), 1.5, float("inf"), "\ud800é", b"\x00", [1, (2,)], {"a": {1, 2}}, {(1, 2): frozenset()}, 1j)
+    values = (
+        None,
+        True,
+        0,
+        -(2**70),
+        1.5,
+        float("inf"),
+        "\ud800é",
+        b"\x00",
+        [1, (2,)],
+        {"a": {1, 2}},
+        {(1, 2): frozenset()},
+        1j,
+    )
     gold = CodeGold(function="same", cases=tuple(call_case((value,), value) for value in values))
     assert verdicts(runner, "def same(x):\n    return x", gold) == ["pass"] * len(values)
 
 
 def test_programs_leave_nothing_to_the_next_one(runner: CaseRunner) -> None:
-    leave = "import builtins, math\nmath.pi = 3\nbuiltins.max = None\nopen('/tmp/left', 'w').write('x')\ndef add(a, b):\n    return a + b"
-    look = "import math, os\ndef add(a, b):\n    return a + b if math.pi > 3 and max(1, 2) == 2 and not os.listdir('/tmp') else None"
+    leave = (
+        "import builtins, math\nmath.pi = 3\nbuiltins.max = None\nopen('/tmp/left',"
+        " 'w').write('x')\ndef add(a, b):\n    return a + b"
+    )
+    look = (
+        "import math, os\ndef add(a, b):\n    return a + b if math.pi > 3 and max(1, 2) == 2 and"
+        " not os.listdir('/tmp') else None"
+    )
     assert verdicts(runner, leave, ADD) == ["pass", "pass"]
     assert verdicts(runner, look, ADD) == ["pass", "pass"]
 
@@ -198,7 +254,9 @@ def with_candidates_that(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
     """Have the fork server's children do something before they build their walls."""
     prepared, _, _ = ENTRY.partition("from ")
     imports = "import os, time; from tasks.rewards.programs.sandbox import fork_server as server; "
-    patch = f"run = server.run_program; server.run_program = lambda *given: ({first}, run(*given)); "
+    patch = (
+        f"run = server.run_program; server.run_program = lambda *given: ({first}, run(*given)); "
+    )
     monkeypatch.setattr(isolation, "ENTRY", f"{prepared}{imports}{patch}server.main()")
 
 
@@ -234,7 +292,8 @@ def test_candidates_that_die_before_they_have_a_program_are_no_fault_of_it(
 
 
 def lose_the_sandbox(monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox, mark: bytes) -> None:
-    """As if the walls had a hole: a program with this mark in it ends the processes that host it."""
+    """As if the walls had a hole: a program with this mark in it ends the processes that host
+    it."""
     send = CandidateProcess._send
 
     def attacked(self: CandidateProcess, body: bytes, deadline_s: float) -> bool:
@@ -366,7 +425,9 @@ def test_only_root_needs_a_map_of_users() -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root's sandbox has a map")
 def test_root_that_may_not_become_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.rewards.programs.sandbox.user_map.MAP", "0 0 1\n1 0 1\n")  # twice the same: the kernel refuses
+    monkeypatch.setattr(
+        "tasks.rewards.programs.sandbox.user_map.MAP", "0 0 1\n1 0 1\n"
+    )  # twice the same: the kernel refuses
     sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits())
     with pytest.raises(SandboxUnavailable, match="could not become nobody"):
         sandbox.warm()
@@ -375,7 +436,10 @@ def test_root_that_may_not_become_nobody_is_told(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("isolation", Isolation)
 def test_arguments_that_a_program_does_not_take_end_with_its_time(isolation: Isolation) -> None:
-    deaf = "import time\nimport tasks.rewards.programs.sandbox.candidate as harness\nharness._read = lambda _: time.sleep(60)"
+    deaf = (
+        "import time\nimport tasks.rewards.programs.sandbox.candidate as harness\nharness._read ="
+        " lambda _: time.sleep(60)"
+    )
     gold = CodeGold(function="length", cases=(call_case(("x" * (1 << 20),), 1 << 20),))
     runner = CaseRunner(isolation, SandboxLimits())
     assert verdicts(runner, deaf, gold, 0.3) == ["timeout"]
@@ -450,14 +514,22 @@ def _run_for_ever(sandbox: Sandbox) -> None:
         sandbox.start("while True: pass", limit_s=60.0)
 
 
-def test_machine_without_the_isolation_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_machine_without_the_isolation_is_refused_with_the_cure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     self_test.holds.cache_clear()
     try:
-        with pytest.raises(ValueError, match=r"Creating new namespace failed; allow unprivileged user namespaces .* isolation 'landlock'"):
+        with pytest.raises(
+            ValueError,
+            match=(
+                r"Creating new namespace failed; allow unprivileged user namespaces .* isolation"
+                r" 'landlock'"
+            ),
+        ):
             CodeTests(CodeTestsConfig(), TimeoutBook())
     finally:
         self_test.holds.cache_clear()
@@ -482,23 +554,34 @@ def test_the_weaker_isolation_is_tried_out_too() -> None:
         return
     runner = CaseRunner(Isolation.LANDLOCK, SandboxLimits())
     assert verdicts(runner, "def add(a, b):\n    return a + b", ADD) == ["pass", "pass"]
-    assert verdicts(runner, f"def add(a, b):\n    return open({sys.prefix!r} + '/pyvenv.cfg').read()", ADD)[0] == "exception"
+    assert (
+        verdicts(
+            runner, f"def add(a, b):\n    return open({sys.prefix!r} + '/pyvenv.cfg').read()", ADD
+        )[0]
+        == "exception"
+    )
     runner.close()
 
 
-# --- the reward -----------------------------------------------------------------------------------------------------------
+# --- the reward
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def reward() -> Iterator[CodeTests]:
-    reward = CodeTests(CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.2, ceiling_s=1.5)), TimeoutBook())
+    reward = CodeTests(
+        CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.2, ceiling_s=1.5)), TimeoutBook()
+    )
     yield reward
     reward.close()
 
 
-PROMPT = Prompt(prompt_id="0/1", domain="code", token_ids=(1,), gold=ADD.model_dump_json(), text="q")
+PROMPT = Prompt(
+    prompt_id="0/1", domain="code", token_ids=(1,), gold=ADD.model_dump_json(), text="q"
+)
 RESPONSE = Generated(
-    prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(), finish_reason="stop", text="", engine="engine-0",
+    prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(), finish_reason="stop", text="",
+    engine="engine-0",
     submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
 )  # fmt: skip
 
@@ -523,7 +606,11 @@ def test_reward_is_one_when_every_case_passes_and_records_them(reward: CodeTests
     ("program", "outcome", "detail"),
     [
         ("def add(a, b):\n    return 5", Outcome.WRONG, "wrong: case 1"),
-        ("def add(a, b):\n    raise KeyError(chr(0xd800))", Outcome.WRONG, "exception: case 0: KeyError"),
+        (
+            "def add(a, b):\n    raise KeyError(chr(0xd800))",
+            Outcome.WRONG,
+            "exception: case 0: KeyError",
+        ),
         ("def add(a, b):\n    while True: pass", Outcome.TIMEOUT, "timeout: case 0 after 1.5 s"),
         ("def add(a, b):\n    return 'x' * 400_000", Outcome.VIOLATION, "output: case 0"),
         (NO_WALLS, Outcome.VIOLATION, "forged: case 0"),
@@ -532,7 +619,9 @@ def test_reward_is_one_when_every_case_passes_and_records_them(reward: CodeTests
         ("#" * (1 << 19), Outcome.WRONG, "too_long"),
     ],
 )
-def test_failures_are_told_apart(reward: CodeTests, program: str, outcome: Outcome, detail: str) -> None:
+def test_failures_are_told_apart(
+    reward: CodeTests, program: str, outcome: Outcome, detail: str
+) -> None:
     score = reward.score(PROMPT, fenced(program))
     assert (score.reward, score.outcome) == (0.0, outcome)
     assert score.detail.startswith(detail)
@@ -552,7 +641,9 @@ ADAPTIVE = AdaptiveTimeoutConfig(floor_s=0.2, ceiling_s=1.5)
 ENDLESS = "def add(a, b):\n    while True: pass"
 
 
-def limits_of_the_first_response(solution: str, timeout: AdaptiveTimeoutConfig) -> tuple[Score, TimeoutBook]:
+def limits_of_the_first_response(
+    solution: str, timeout: AdaptiveTimeoutConfig
+) -> tuple[Score, TimeoutBook]:
     """A question with this solution, first answered by a program that never ends."""
     book = TimeoutBook()
     reward = CodeTests(CodeTestsConfig(timeout=timeout), book)
@@ -566,7 +657,9 @@ def test_a_question_s_own_solution_sets_the_limits_of_its_first_response() -> No
     score, book = limits_of_the_first_response("def add(a, b):\n    return a + b", ADAPTIVE)
     assert (score.outcome, score.detail) == (Outcome.TIMEOUT, "early_kill: case 0 after 0.2 s")
     assert [anchor.num_correct for anchor in book.anchors.values()] == [1, 1]
-    slow, _ = limits_of_the_first_response("import time\ndef add(a, b):\n    time.sleep(0.4)\n    return a + b", ADAPTIVE)
+    slow, _ = limits_of_the_first_response(
+        "import time\ndef add(a, b):\n    time.sleep(0.4)\n    return a + b", ADAPTIVE
+    )
     assert 0.6 <= slow.cases[0].limit_s < 1.5
 
 

@@ -31,8 +31,16 @@ def record(store: Store, rounds: list[Round]) -> None:
         plan, result = one.plan, one.result
         prompts = make_prompts(plan)
         scores = {response_id(score.prompt_id, score.index): score for score in result.scores}
-        filtered = {generated.response_id for generated in result.generated if generated.prompt_id in result.filtered}
-        trained = {response.generated.response_id for group in result.groups for response in group.responses}
+        filtered = {
+            generated.response_id
+            for generated in result.generated
+            if generated.prompt_id in result.filtered
+        }
+        trained = {
+            response.generated.response_id
+            for group in result.groups
+            for response in group.responses
+        }
         rows = [
             ResponseRow(
                 step=plan.step,
@@ -49,7 +57,14 @@ def record(store: Store, rounds: list[Round]) -> None:
 
 def recorded_run(folder: Path, scheduling: SyncConfig | TailBatchingConfig) -> str:
     store = Store.open(str(folder))
-    record(store, run_virtual(simulate_run(BATCH, scheduling, num_steps=5, engines=make_engines(4, ENGINE), domains=("a",) * 50)))
+    record(
+        store,
+        run_virtual(
+            simulate_run(
+                BATCH, scheduling, num_steps=5, engines=make_engines(4, ENGINE), domains=("a",) * 50
+            )
+        ),
+    )
     return str(folder)
 
 
@@ -89,8 +104,12 @@ def test_the_interval_of_a_clustered_mean_counts_prompts_not_responses() -> None
     assert clustered_mean([], seed=1) is None
 
 
-def test_every_response_of_a_run_is_in_one_part_and_the_choice_favours_short_ones(tmp_path: Path) -> None:
-    rounds = read_rounds(Store.open(recorded_run(tmp_path / "tail", TailBatchingConfig(response_overprovision=1.25))))
+def test_every_response_of_a_run_is_in_one_part_and_the_choice_favours_short_ones(
+    tmp_path: Path,
+) -> None:
+    rounds = read_rounds(
+        Store.open(recorded_run(tmp_path / "tail", TailBatchingConfig(response_overprovision=1.25)))
+    )
     assert list(rounds) == ["short", "long"]
     by_name = {(part.kind, part.name): part for part in parts(rounds, seed=0)}
     for kind in ("short", "every"):
@@ -105,8 +124,13 @@ def test_every_response_of_a_run_is_in_one_part_and_the_choice_favours_short_one
     assert (long.tokens.mean, long.reward.mean) == (0, 0)
 
 
-def test_the_report_prints_both_tables_of_every_run_and_draws_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [recorded_run(tmp_path / "tail", TailBatchingConfig(response_overprovision=1.25)), recorded_run(tmp_path / "sync", SyncConfig())]
+def test_the_report_prints_both_tables_of_every_run_and_draws_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [
+        recorded_run(tmp_path / "tail", TailBatchingConfig(response_overprovision=1.25)),
+        recorded_run(tmp_path / "sync", SyncConfig()),
+    ]
     plot = tmp_path / "bias.png"
     arguments = [*runs, "--plot", str(plot)]
     assert main(arguments) == 0
@@ -124,6 +148,8 @@ def test_filtered_groups_are_a_part_of_their_own(tmp_path: Path) -> None:
     assert by_name["launched"] == by_name["accepted"] + by_name["filtered"]
 
 
-def test_a_folder_without_a_round_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_round_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(tmp_path)]) == 2
     assert f"the folder of a run with a closed round, got {tmp_path}" in capsys.readouterr().err

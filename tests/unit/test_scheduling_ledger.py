@@ -25,7 +25,12 @@ def response(index: int, num_tokens: int, reason: FinishReason = "stop") -> Gene
 
 
 def test_each_response_is_booked_by_its_fate() -> None:
-    generated = [response(0, 5), response(1, 7, "aborted"), response(2, 11, "length"), response(3, 2)]
+    generated = [
+        response(0, 5),
+        response(1, 7, "aborted"),
+        response(2, 11, "length"),
+        response(3, 2),
+    ]
     ledger = account_tokens(
         generated,
         trained={"0/1:0"},
@@ -44,5 +49,7 @@ def test_held_out_answers_are_evaluated_unless_aborted() -> None:
 
 
 def test_ledgers_add_up_by_column_and_an_empty_one_has_no_shares() -> None:
-    assert TokenLedger(trained=1, aborted=2) + TokenLedger(trained=3) == TokenLedger(trained=4, aborted=2)
+    assert TokenLedger(trained=1, aborted=2) + TokenLedger(trained=3) == TokenLedger(
+        trained=4, aborted=2
+    )
     assert set(TokenLedger().shares().values()) == {0.0}

@@ -27,7 +27,9 @@ def test_quotas_are_the_shares_of_the_launched_mix_rounded_either_way() -> None:
 
 
 def test_the_first_to_finish_has_its_share_rounded_up() -> None:
-    slots = Slots(domain_quotas(prompts_of(["code"] * 6 + ["story"] * 2 + ["add"] * 2), 8), 8)  # 4.8, 1.6, 1.6
+    slots = Slots(
+        domain_quotas(prompts_of(["code"] * 6 + ["story"] * 2 + ["add"] * 2), 8), 8
+    )  # 4.8, 1.6, 1.6
     assert (slots.num_free, slots.is_free("story")) == (8, True)
     for domain in ["story", "story", "add", "add"]:
         assert slots.is_free(domain)
@@ -39,7 +41,9 @@ def test_the_first_to_finish_has_its_share_rounded_up() -> None:
 
 
 @given(launched_domains, st.data())
-def test_every_order_of_finishing_fills_the_round_within_the_quotas(domains: list[str], data: st.DataObject) -> None:
+def test_every_order_of_finishing_fills_the_round_within_the_quotas(
+    domains: list[str], data: st.DataObject
+) -> None:
     prompts = prompts_of(domains)
     num_accepted = data.draw(st.integers(1, len(prompts)))
     quotas = domain_quotas(prompts, num_accepted)
@@ -49,15 +53,23 @@ def test_every_order_of_finishing_fills_the_round_within_the_quotas(domains: lis
             slots.take(ref.domain)
             accepted[ref.domain] += 1
     assert (slots.num_free, accepted.total()) == (0, num_accepted)
-    shares = {domain: num_accepted * count / len(domains) for domain, count in Counter(domains).items()}
+    shares = {
+        domain: num_accepted * count / len(domains) for domain, count in Counter(domains).items()
+    }
     assert all(abs(accepted[domain] - share) < 1 for domain, share in shares.items())
 
 
 @given(launched_domains, st.data())
-def test_prompts_that_are_given_up_leave_as_many_slots_as_the_others_can_fill(domains: list[str], data: st.DataObject) -> None:
+def test_prompts_that_are_given_up_leave_as_many_slots_as_the_others_can_fill(
+    domains: list[str], data: st.DataObject
+) -> None:
     prompts = prompts_of(domains)
     num_accepted = data.draw(st.integers(1, len(prompts)))
-    slots, undecided, accepted = Slots(domain_quotas(prompts, num_accepted), num_accepted), Counter(domains), 0
+    slots, undecided, accepted = (
+        Slots(domain_quotas(prompts, num_accepted), num_accepted),
+        Counter(domains),
+        0,
+    )
     for ref in data.draw(st.permutations(prompts)):
         undecided[ref.domain] -= 1
         if data.draw(st.booleans()):
@@ -68,4 +80,6 @@ def test_prompts_that_are_given_up_leave_as_many_slots_as_the_others_can_fill(do
         else:
             undecided[ref.domain] += 1  # complete, waiting for a slot that somebody gives up
         assert slots.num_free <= min(num_accepted - accepted, undecided.total())
-        assert sum(min(undecided[domain], 1) for domain in undecided if slots.is_free(domain)) >= min(slots.num_free, 1)
+        assert sum(
+            min(undecided[domain], 1) for domain in undecided if slots.is_free(domain)
+        ) >= min(slots.num_free, 1)

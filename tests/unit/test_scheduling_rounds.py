@@ -24,8 +24,12 @@ TAIL = TailBatchingConfig(response_overprovision=1.25)
 DOMAINS = ("add", "letters") * 50
 
 
-def plan(state: QueueState, step: int, num_steps: int, scheduling: SyncConfig | TailBatchingConfig = TAIL) -> RoundPlan | None:
-    return plan_round(state, BATCH, scheduling, domains=DOMAINS, seed=3, step=step, num_steps=num_steps)
+def plan(
+    state: QueueState, step: int, num_steps: int, scheduling: SyncConfig | TailBatchingConfig = TAIL
+) -> RoundPlan | None:
+    return plan_round(
+        state, BATCH, scheduling, domains=DOMAINS, seed=3, step=step, num_steps=num_steps
+    )
 
 
 def finish(state: QueueState, round_plan: RoundPlan) -> QueueState:
@@ -35,7 +39,9 @@ def finish(state: QueueState, round_plan: RoundPlan) -> QueueState:
     return finish_round(state, round_plan, accepted=accepted, deferred=deferred, dropped=())
 
 
-def play_all(num_steps: int, scheduling: SyncConfig | TailBatchingConfig = TAIL) -> tuple[list[RoundPlan], QueueState]:
+def play_all(
+    num_steps: int, scheduling: SyncConfig | TailBatchingConfig = TAIL
+) -> tuple[list[RoundPlan], QueueState]:
     state, plans = QueueState(), []
     while (round_plan := plan(state, len(plans) + 1, num_steps, scheduling)) is not None:
         plans.append(round_plan)
@@ -45,7 +51,10 @@ def play_all(num_steps: int, scheduling: SyncConfig | TailBatchingConfig = TAIL)
 
 def test_each_epoch_asks_every_row_once_in_an_order_of_its_own() -> None:
     names = [ref.prompt_id for ref in draw_prompts(DOMAINS, 0, 0, 200)]
-    first, second = [name.split("/")[1] for name in names[:100]], [name.split("/")[1] for name in names[100:]]
+    first, second = (
+        [name.split("/")[1] for name in names[:100]],
+        [name.split("/")[1] for name in names[100:]],
+    )
     assert sorted(first, key=int) == sorted(second, key=int) == [str(row) for row in range(100)]
     assert first != second
     assert len(set(names)) == 200
@@ -58,7 +67,10 @@ def test_drawing_in_pieces_gives_the_same_stream() -> None:
 
 
 def test_a_prompt_carries_the_domain_of_its_row() -> None:
-    assert all(ref.domain == DOMAINS[int(ref.prompt_id.split("/")[1])] for ref in draw_prompts(DOMAINS, 0, 0, 100))
+    assert all(
+        ref.domain == DOMAINS[int(ref.prompt_id.split("/")[1])]
+        for ref in draw_prompts(DOMAINS, 0, 0, 100)
+    )
 
 
 def test_an_empty_dataset_is_refused() -> None:
@@ -69,9 +81,17 @@ def test_an_empty_dataset_is_refused() -> None:
 def test_a_short_round_launches_more_than_it_accepts() -> None:
     round_plan = plan(QueueState(), 1, 10)
     assert round_plan is not None
-    assert (round_plan.kind, len(round_plan.prompts), round_plan.launch_per_prompt) == ("short", 10, 5)
+    assert (round_plan.kind, len(round_plan.prompts), round_plan.launch_per_prompt) == (
+        "short",
+        10,
+        5,
+    )
     assert (round_plan.accept_prompts, round_plan.accept_per_prompt) == (8, 4)
-    assert sum(quota.least for quota in round_plan.quotas) <= 8 <= sum(quota.most for quota in round_plan.quotas)
+    assert (
+        sum(quota.least for quota in round_plan.quotas)
+        <= 8
+        <= sum(quota.most for quota in round_plan.quotas)
+    )
 
 
 def test_four_short_rounds_then_a_long_one() -> None:
@@ -134,9 +154,14 @@ def test_a_round_must_account_for_all_of_its_prompts() -> None:
 
 def test_overprovisioned_counts_are_rounded_up_without_float_noise() -> None:
     algebra = batch_algebra(
-        BatchConfig(prompts_per_step=10, responses_per_prompt=10), TailBatchingConfig(prompt_overprovision=1.1, response_overprovision=1.25)
+        BatchConfig(prompts_per_step=10, responses_per_prompt=10),
+        TailBatchingConfig(prompt_overprovision=1.1, response_overprovision=1.25),
     )
-    assert (algebra.launch_prompts, algebra.launch_per_prompt, algebra.short_rounds_per_long) == (11, 13, 10)
+    assert (algebra.launch_prompts, algebra.launch_per_prompt, algebra.short_rounds_per_long) == (
+        11,
+        13,
+        10,
+    )
 
 
 def test_tail_batching_without_speculation_is_refused() -> None:

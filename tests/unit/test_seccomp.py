@@ -35,7 +35,9 @@ MMAP, MADVISE, PRLIMIT = 9, 28, 302  # on x86_64
 BOUNDED = {"x86_64": {16, 72, MMAP, MADVISE, PRLIMIT}, "aarch64": {29, 25, 222, 233, 261}}
 
 
-def verdict(number: int, *arguments: int, machine: str = "x86_64", has_files: bool = True, foreign: int = 0) -> int:
+def verdict(
+    number: int, *arguments: int, machine: str = "x86_64", has_files: bool = True, foreign: int = 0
+) -> int:
     """What the filter says to a call, its instructions carried out one by one."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<IIQ6Q", number, foreign or ARCHITECTURES[machine], 0, *padded)

@@ -14,10 +14,14 @@ from tasks.engines.simulation.replica import LengthModel, SimulatedEngine, Simul
 from tasks.engines.simulation.virtual_time import run_virtual
 
 FIXED = LengthModel(median_tokens=100, sigma=0)
-PLAIN = SimulatedEngineConfig(step_s=0.01, step_s_per_sequence=0.0, prefill_s_per_token=0.0, lengths=FIXED)
+PLAIN = SimulatedEngineConfig(
+    step_s=0.01, step_s_per_sequence=0.0, prefill_s_per_token=0.0, lengths=FIXED
+)
 
 
-def request(index: int, max_new_tokens: int = 1000, kept: int = 0, num_prompt_tokens: int = 10) -> Request:
+def request(
+    index: int, max_new_tokens: int = 1000, kept: int = 0, num_prompt_tokens: int = 10
+) -> Request:
     return Request(
         prompt_id="0/1",
         index=index,
@@ -46,7 +50,11 @@ def test_a_response_takes_the_time_of_its_decode_steps() -> None:
         return (await collect_all(engine, 1))[0]
 
     response = run_virtual(generate())
-    assert (len(response.token_ids), len(response.logprobs), response.finish_reason) == (100, 100, "stop")
+    assert (len(response.token_ids), len(response.logprobs), response.finish_reason) == (
+        100,
+        100,
+        "stop",
+    )
     assert response.finished_s == pytest.approx(1.0)
     assert response.first_token_s == pytest.approx(0.01)
 
@@ -93,7 +101,10 @@ def test_kept_tokens_are_not_generated_again() -> None:
         await engine.submit([request(0, kept=60)])
         (response,) = await collect_all(engine, 1)
         assert response.finished_s == pytest.approx(0.4)
-        assert response.versions == (VersionSpan(version=0, num_tokens=60), VersionSpan(version=3, num_tokens=40))
+        assert response.versions == (
+            VersionSpan(version=0, num_tokens=60),
+            VersionSpan(version=3, num_tokens=40),
+        )
         assert sum(span.num_tokens for span in response.versions) == len(response.token_ids) == 100
 
     run_virtual(resume())
@@ -101,7 +112,9 @@ def test_kept_tokens_are_not_generated_again() -> None:
 
 def test_a_larger_batch_decodes_more_slowly_but_gets_more_done() -> None:
     async def generate(count: int) -> float:
-        engine = SimulatedEngine("engine-0", PLAIN.model_copy(update={"step_s_per_sequence": 0.001}))
+        engine = SimulatedEngine(
+            "engine-0", PLAIN.model_copy(update={"step_s_per_sequence": 0.001})
+        )
         await engine.submit([request(index) for index in range(count)])
         await collect_all(engine, count)
         return asyncio.get_running_loop().time()
@@ -126,7 +139,9 @@ def test_a_full_cache_preempts_and_everything_still_finishes() -> None:
 
 def test_a_request_that_can_never_fit_is_refused() -> None:
     async def submit() -> None:
-        await SimulatedEngine("engine-0", PLAIN.model_copy(update={"kv_capacity_tokens": 400})).submit([request(0)])
+        await SimulatedEngine(
+            "engine-0", PLAIN.model_copy(update={"kv_capacity_tokens": 400})
+        ).submit([request(0)])
 
     with pytest.raises(ValueError, match=r"kv_capacity_tokens \(400\), got 1010"):
         run_virtual(submit())
@@ -134,7 +149,10 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
 
 def test_loading_weights_drops_what_an_earlier_attempt_left() -> None:
     async def load() -> None:
-        engine, weights = SimulatedEngine("engine-0", PLAIN), WeightsRef(version=5, path="", digest="")
+        engine, weights = (
+            SimulatedEngine("engine-0", PLAIN),
+            WeightsRef(version=5, path="", digest=""),
+        )
         await engine.submit([request(0, max_new_tokens=20), request(1)])
         await asyncio.sleep(0.5)  # one has finished, one runs, nobody has collected
         await engine.load_weights(weights, seed=0, probes=())

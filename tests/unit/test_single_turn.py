@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.datasets.rows import Message, question_row
+from artifacts.models.character_tokenizer import character_tokenizer
 from tasks.environments.base import Environment
 from tasks.environments.single_turn import SingleTurn, render
 
@@ -16,13 +16,26 @@ def test_a_prompt_is_the_rendered_chat() -> None:
     tokenizer = character_tokenizer()
     prompt = render(ROW, tokenizer, "0/7", 64)
     assert tokenizer.decode(prompt.token_ids) == "<bos>a3b5="
-    assert (prompt.prompt_id, prompt.domain, prompt.gold, prompt.text) == ("0/7", "chain_sum", "8", "a3b5=")
+    assert (prompt.prompt_id, prompt.domain, prompt.gold, prompt.text) == (
+        "0/7",
+        "chain_sum",
+        "8",
+        "a3b5=",
+    )
 
 
 def test_the_template_sees_every_turn_and_the_request_to_answer() -> None:
     tokenizer = character_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}={% endfor %}{% if add_generation_prompt %}z{% endif %}"
-    row = question_row("d", "c1", "0", (Message(role="user", content="a1"), Message(role="assistant", content="b1")))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] }}={% endfor %}{% if add_generation_prompt %}z{%"
+        " endif %}"
+    )
+    row = question_row(
+        "d",
+        "c1",
+        "0",
+        (Message(role="user", content="a1"), Message(role="assistant", content="b1")),
+    )
     assert tokenizer.decode(render(row, tokenizer, "0/0", 64).token_ids) == "a1=b1=c1=z"
 
 
@@ -33,7 +46,9 @@ def test_without_a_template_the_turns_are_joined() -> None:
 
 
 def test_a_prompt_that_is_too_long_is_named() -> None:
-    with pytest.raises(ValueError, match=r"fit in 5 tokens.*row 0/7 has 6 \('a3b5='\); drop the row"):
+    with pytest.raises(
+        ValueError, match=r"fit in 5 tokens.*row 0/7 has 6 \('a3b5='\); drop the row"
+    ):
         render(ROW, character_tokenizer(), "0/7", 5)
 
 
@@ -41,4 +56,9 @@ def test_one_turn_ends_the_episode_without_a_verdict() -> None:
     environment: Environment = SingleTurn(ROW)
     assert environment.reset(seed=1) == environment.reset(seed=2) == "a3b5="
     transition = environment.step("whatever")
-    assert (transition.terminated, transition.truncated, transition.reward, transition.observation) == (True, False, None, "")
+    assert (
+        transition.terminated,
+        transition.truncated,
+        transition.reward,
+        transition.observation,
+    ) == (True, False, None, "")

@@ -14,7 +14,8 @@ from tasks.engines.vllm.stepping import SteppingThread
 
 
 class CountdownCore:
-    """Responses that each need some steps; finishes them in the step in which their count is used up."""
+    """Responses that each need some steps; finishes them in the step in which their count is used
+    up."""
 
     def __init__(self) -> None:
         self.left: dict[int, int] = {}
@@ -47,7 +48,8 @@ class CountdownCore:
 
 def make_generated(index: int) -> Generated:
     return Generated(
-        prompt_id="0/0", index=index, token_ids=(1,), logprobs=(-1.0,), versions=(), finish_reason="stop", text="", engine="e",
+        prompt_id="0/0", index=index, token_ids=(1,), logprobs=(-1.0,), versions=(),
+        finish_reason="stop", text="", engine="e",
         submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
     )  # fmt: skip
 
@@ -121,7 +123,9 @@ async def test_a_crash_in_a_step_reaches_waiting_and_later_calls(thread: Thread)
     await asyncio.sleep(0)
     await thread.call("rig", rig, 5)
     for lost in (waiting, thread.collect(5), thread.call("steps", lambda core: core.steps, 5)):
-        with pytest.raises(EngineLost, match=r"(?s)engine-0's stepping thread died of IndexError.*Traceback"):
+        with pytest.raises(
+            EngineLost, match=r"(?s)engine-0's stepping thread died of IndexError.*Traceback"
+        ):
             await lost
 
 

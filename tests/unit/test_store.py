@@ -15,7 +15,11 @@ from artifacts.store import Store, StoreError
 
 @pytest.fixture(params=["local", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "root")) if request.param == "local" else Store.open(f"memory://{uuid.uuid4().hex}")
+    return (
+        Store.open(str(tmp_path / "root"))
+        if request.param == "local"
+        else Store.open(f"memory://{uuid.uuid4().hex}")
+    )
 
 
 def test_what_is_written_is_read_and_listed(store: Store) -> None:
@@ -76,7 +80,9 @@ def test_of_many_creators_exactly_one_wins(tmp_path: Path) -> None:
     assert len(wins) == 1
 
 
-def test_a_killed_write_leaves_the_old_file_and_can_be_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_write_leaves_the_old_file_and_can_be_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store.open(str(tmp_path))
     store.write("file", b"old")
 
@@ -99,15 +105,21 @@ def test_what_killed_writers_left_is_swept_at_every_depth(tmp_path: Path) -> Non
     (tmp_path / "checkpoints" / ".tmp-tree").mkdir(parents=True)
     (tmp_path / "checkpoints" / ".tmp-tree" / "rank-0").write_bytes(b"half a checkpoint")
     assert store.sweep("") == 2
-    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()] == ["steps/00001.json"]
+    assert [
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    ] == ["steps/00001.json"]
 
 
-def test_a_full_disk_is_one_sentence_with_path_size_and_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_sentence_with_path_size_and_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreError, match=r"disk full: .*steps/1 needs 5 bytes; free space or set artifact_root"):
+    with pytest.raises(
+        StoreError, match=r"disk full: .*steps/1 needs 5 bytes; free space or set artifact_root"
+    ):
         Store.open(str(tmp_path)).write("steps/1", b"hello")
     assert os.listdir(tmp_path / "steps") == []
 
@@ -115,11 +127,16 @@ def test_a_full_disk_is_one_sentence_with_path_size_and_cure(tmp_path: Path, mon
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_root_is_found_before_the_run(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(StoreError, match=r"cannot write .* make the directory writable or set artifact_root elsewhere"):
+    with pytest.raises(
+        StoreError,
+        match=r"cannot write .* make the directory writable or set artifact_root elsewhere",
+    ):
         Store.open(str(tmp_path)).check_writable()
 
 
-def test_a_read_only_file_system_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_file_system_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def read_only(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 

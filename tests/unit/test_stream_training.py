@@ -1,4 +1,5 @@
-"""The stream trainer's policy: milestones, projected KV use, and device groups that are freed whole."""
+"""The stream trainer's policy: milestones, projected KV use, and device groups that are freed
+whole."""
 
 from __future__ import annotations
 
@@ -19,14 +20,25 @@ from tasks.scheduling.stream_training import (
 )
 
 ON = StreamTrainerConfig(enabled=True, max_freed_share=1)
-PAIRS = tuple(DeviceGroup(engines=(f"engine-{place}",), learners=(f"learner-{place}",)) for place in range(4))
+PAIRS = tuple(
+    DeviceGroup(engines=(f"engine-{place}",), learners=(f"learner-{place}",)) for place in range(4)
+)
 
 
-def request(engine: str = "engine-0", prompt: int = 10, tokens: int = 5, bound: int = 100) -> RunningRequest:
-    return RunningRequest(engine=engine, prompt_tokens=prompt, num_tokens=tokens, max_new_tokens=bound)
+def request(
+    engine: str = "engine-0", prompt: int = 10, tokens: int = 5, bound: int = 100
+) -> RunningRequest:
+    return RunningRequest(
+        engine=engine, prompt_tokens=prompt, num_tokens=tokens, max_new_tokens=bound
+    )
 
 
-def reading(num_accepted: int, running: Sequence[RunningRequest] = (), engines: int = 4, capacity: int = 1000) -> Reading:
+def reading(
+    num_accepted: int,
+    running: Sequence[RunningRequest] = (),
+    engines: int = 4,
+    capacity: int = 1000,
+) -> Reading:
     return Reading(
         num_accepted=num_accepted,
         capacity_tokens={f"engine-{place}": capacity for place in range(engines)},
@@ -44,7 +56,9 @@ def test_the_paper_s_milestones_are_the_default() -> None:
 
 
 def test_milestones_that_run_backwards_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"last_milestone must be >= first_milestone \(0.6\), got 0.5"):
+    with pytest.raises(
+        ValueError, match=r"last_milestone must be >= first_milestone \(0.6\), got 0.5"
+    ):
         StreamTrainerConfig(first_milestone=0.6)
 
 
@@ -60,7 +74,10 @@ def test_only_a_milestone_asks_for_a_reading() -> None:
 def test_what_fits_one_engine_frees_all_others_at_once() -> None:
     trainer = StreamTrainer(ON, PAIRS, accept_prompts=10)
     decisions = trainer.handle(reading(2, [request("engine-2")]))
-    assert decisions == [ScaleDown(engines=(f"engine-{place}",), learners=(f"learner-{place}",)) for place in (0, 1, 3)]
+    assert decisions == [
+        ScaleDown(engines=(f"engine-{place}",), learners=(f"learner-{place}",))
+        for place in (0, 1, 3)
+    ]
 
 
 def test_half_of_the_engines_stay_unless_told_otherwise() -> None:
@@ -70,7 +87,11 @@ def test_half_of_the_engines_stay_unless_told_otherwise() -> None:
 
 
 def test_a_disabled_trainer_frees_nothing() -> None:
-    trainer = StreamTrainer(StreamTrainerConfig(), (*PAIRS, DeviceGroup(engines=(), learners=("learner-9",))), accept_prompts=10)
+    trainer = StreamTrainer(
+        StreamTrainerConfig(),
+        (*PAIRS, DeviceGroup(engines=(), learners=("learner-9",))),
+        accept_prompts=10,
+    )
     assert trainer.start() == []
     assert not trainer.is_due(10)
     assert trainer.handle(reading(10)) == []
@@ -78,7 +99,9 @@ def test_a_disabled_trainer_frees_nothing() -> None:
 
 def test_learners_without_an_engine_are_free_from_the_start() -> None:
     apart = DeviceGroup(engines=(), learners=("learner-4", "learner-5"))
-    assert StreamTrainer(ON, (*PAIRS, apart), accept_prompts=10).start() == [ScaleDown(engines=(), learners=("learner-4", "learner-5"))]
+    assert StreamTrainer(ON, (*PAIRS, apart), accept_prompts=10).start() == [
+        ScaleDown(engines=(), learners=("learner-4", "learner-5"))
+    ]
 
 
 def test_an_engine_without_a_learner_is_not_freed() -> None:
@@ -96,7 +119,9 @@ def test_too_many_responses_for_the_remaining_batch_wait_for_a_later_milestone()
 
 def test_a_lost_engine_s_group_is_left_alone() -> None:
     trainer = StreamTrainer(ON, PAIRS[:3], accept_prompts=10)
-    assert freed_engines(trainer.handle(reading(5, [request("engine-1")], engines=2))) == ["engine-0"]
+    assert freed_engines(trainer.handle(reading(5, [request("engine-1")], engines=2))) == [
+        "engine-0"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,12 +130,18 @@ def test_a_lost_engine_s_group_is_left_alone() -> None:
         ((), 5, 100),  # nothing known: the bound
         ((10, 20, 30, 40), 5, 40),
         ((10,) * 95 + (90,) * 5, 5, 10),  # the quantile, not the maximum
-        ((10,) * 95 + (90,) * 5, 10, 90),  # but a response that is longer already is one of the long ones
+        (
+            (10,) * 95 + (90,) * 5,
+            10,
+            90,
+        ),  # but a response that is longer already is one of the long ones
         ((10, 20), 20, 100),  # longer than all before: the bound
         ((500,), 5, 100),
     ],
 )
-def test_a_response_is_projected_from_those_that_got_longer(lengths: tuple[int, ...], tokens: int, projected: int) -> None:
+def test_a_response_is_projected_from_those_that_got_longer(
+    lengths: tuple[int, ...], tokens: int, projected: int
+) -> None:
     trainer = StreamTrainer(ON, PAIRS, accept_prompts=10, lengths=lengths)
     assert trainer.projected_length(request(tokens=tokens)) == projected
 
@@ -143,7 +174,9 @@ def naive_peak(trainer: StreamTrainer, running: Sequence[RunningRequest]) -> int
 
 
 @given(st.lists(requests, max_size=12), st.lists(st.integers(1, 100), max_size=20))
-def test_the_projected_peak_is_that_of_decoding_step_by_step(running: list[RunningRequest], lengths: list[int]) -> None:
+def test_the_projected_peak_is_that_of_decoding_step_by_step(
+    running: list[RunningRequest], lengths: list[int]
+) -> None:
     trainer = StreamTrainer(ON, PAIRS, accept_prompts=10, lengths=lengths)
     assert trainer.projected_peak_tokens(running) == naive_peak(trainer, running)
 
@@ -156,35 +189,56 @@ def test_the_projected_peak_is_that_of_decoding_step_by_step(running: list[Runni
     st.floats(0, 1),
 )
 def test_whatever_is_freed_the_rest_has_room_and_no_group_is_split_or_freed_twice(
-    rounds: list[list[RunningRequest]], capacity: int, lengths: list[int], max_running: int, max_freed: float
+    rounds: list[list[RunningRequest]],
+    capacity: int,
+    lengths: list[int],
+    max_running: int,
+    max_freed: float,
 ) -> None:
-    config = StreamTrainerConfig(enabled=True, max_running_per_engine=max_running, max_freed_share=max_freed)
+    config = StreamTrainerConfig(
+        enabled=True, max_running_per_engine=max_running, max_freed_share=max_freed
+    )
     joined = DeviceGroup(engines=("engine-2", "engine-3"), learners=("learner-2", "learner-3"))
     groups = (*PAIRS[:2], joined)
     trainer = StreamTrainer(config, groups, accept_prompts=20, lengths=lengths)
     in_service = [f"engine-{place}" for place in range(4)]
     for accepted, running in enumerate(rounds, start=4):
         here = tuple(one for one in running if one.engine in in_service)
-        decisions = trainer.handle(Reading(num_accepted=accepted, capacity_tokens=dict.fromkeys(in_service, capacity), running=here))
+        decisions = trainer.handle(
+            Reading(
+                num_accepted=accepted,
+                capacity_tokens=dict.fromkeys(in_service, capacity),
+                running=here,
+            )
+        )
         for decision in decisions:
             assert DeviceGroup(engines=decision.engines, learners=decision.learners) in groups
             in_service = [engine for engine in in_service if engine not in decision.engines]
         assert len(in_service) >= max(1, (1 - max_freed) * 4)
         if decisions:
-            assert trainer.projected_peak_tokens(here) <= config.kv_share * capacity * len(in_service)
+            assert trainer.projected_peak_tokens(here) <= config.kv_share * capacity * len(
+                in_service
+            )
             assert len(here) <= max_running * len(in_service)
 
 
 @given(st.lists(requests, max_size=30), st.integers(10, 3000), st.integers(0, 3000))
-def test_more_room_never_frees_fewer_devices(running: list[RunningRequest], capacity: int, more: int) -> None:
+def test_more_room_never_frees_fewer_devices(
+    running: list[RunningRequest], capacity: int, more: int
+) -> None:
     less, greater = (
-        StreamTrainer(ON, PAIRS, accept_prompts=20).handle(reading(10, running, capacity=room)) for room in (capacity, capacity + more)
+        StreamTrainer(ON, PAIRS, accept_prompts=20).handle(reading(10, running, capacity=room))
+        for room in (capacity, capacity + more)
     )
     assert len(less) <= len(greater)
 
 
 def test_device_groups_join_what_shares_a_device_an_engine_or_a_communication_group() -> None:
-    engines = {"engine-0": frozenset({"cuda:0", "cuda:1"}), "engine-1": frozenset({"cuda:2"}), "engine-2": frozenset({"cuda:3"})}
+    engines = {
+        "engine-0": frozenset({"cuda:0", "cuda:1"}),
+        "engine-1": frozenset({"cuda:2"}),
+        "engine-2": frozenset({"cuda:3"}),
+    }
     learners = {f"learner-{place}": frozenset({f"cuda:{place}"}) for place in range(5)}
     alone = [(name,) for name in learners]
     assert device_groups(engines, learners, alone) == (
@@ -200,10 +254,14 @@ def test_device_groups_join_what_shares_a_device_an_engine_or_a_communication_gr
 
 
 @given(
-    st.lists(st.frozensets(st.integers(0, 7).map("cuda:{}".format), min_size=1, max_size=3), max_size=4),
+    st.lists(
+        st.frozensets(st.integers(0, 7).map("cuda:{}".format), min_size=1, max_size=3), max_size=4
+    ),
     st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=3, unique=True), max_size=4),
 )
-def test_no_device_group_cuts_an_engine_or_a_communication_group(engines: list[frozenset[str]], together: list[list[int]]) -> None:
+def test_no_device_group_cuts_an_engine_or_a_communication_group(
+    engines: list[frozenset[str]], together: list[list[int]]
+) -> None:
     learners = {f"learner-{place}": frozenset({f"cuda:{place}"}) for place in range(8)}
     named = {f"engine-{place}": devices for place, devices in enumerate(engines)}
     communication = [[f"learner-{place}" for place in places] for places in together]

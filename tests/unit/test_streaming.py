@@ -1,4 +1,5 @@
-"""Groups to freed ranks while the round runs, the rest balanced at its end; and a recorded split followed call by call."""
+"""Groups to freed ranks while the round runs, the rest balanced at its end; and a recorded split
+followed call by call."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from artifacts.store import Store
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.dealing import GroupPart, as_part, balance, is_flat, predicted_cost
 from tasks.learner.reports import AccumulateReport
-from tasks.learner.streaming import Share, Split, StreamedAccumulation, accumulate_split, one_shot, share_of
+from tasks.learner.streaming import (
+    Share,
+    Split,
+    StreamedAccumulation,
+    accumulate_split,
+    one_shot,
+    share_of,
+)
 from tasks.train import read_split, write_split
 
 ROW_TOKENS = 60
@@ -23,7 +31,8 @@ ALL = (0, 1, 2, 3)
 
 
 class TimedRank:
-    """A rank that takes a second of virtual time per hundred units of predicted cost, and remembers its calls."""
+    """A rank that takes a second of virtual time per hundred units of predicted cost, and remembers
+    its calls."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -51,9 +60,13 @@ class FailingRank(TimedRank):
 
 
 async def streamed(
-    ranks: Sequence[TimedRank], groups: Sequence[Group], freed: dict[int, float], every_s: float = 1.0
+    ranks: Sequence[TimedRank],
+    groups: Sequence[Group],
+    freed: dict[int, float],
+    every_s: float = 1.0,
 ) -> tuple[tuple[AccumulateReport, ...], Split, int]:
-    """A group every so often; ranks are freed at the times given; the round is closed after the last group."""
+    """A group every so often; ranks are freed at the times given; the round is closed after the
+    last group."""
     recorded: list[Split] = []
 
     async def record(split: Split) -> None:
@@ -74,7 +87,12 @@ async def streamed(
 
 def costly_groups(count: int, seed: int = 0) -> list[Group]:
     """Groups with a gradient, of very different lengths."""
-    made = [group for one in range(seed, seed + 50) for group in random_groups(one, num_groups=5) if not is_flat(group)]
+    made = [
+        group
+        for one in range(seed, seed + 50)
+        for group in random_groups(one, num_groups=5)
+        if not is_flat(group)
+    ]
     return [
         make_group(
             group.prompt.token_ids,
@@ -101,15 +119,28 @@ def test_without_a_freed_rank_the_split_is_the_one_shot_split() -> None:
 def test_a_freed_rank_trains_while_the_rest_is_still_coming() -> None:
     ranks, groups = [TimedRank(0), TimedRank(1)], costly_groups(8)
     _, split, num_streamed = run_virtual(streamed(ranks, groups, freed={1: 2.5}))
-    early = [share for share in split if share in ranks[1].shares and ranks[1].calls[ranks[1].shares.index(share)][0] < 8]
+    early = [
+        share
+        for share in split
+        if share in ranks[1].shares and ranks[1].calls[ranks[1].shares.index(share)][0] < 8
+    ]
     assert num_streamed == len(names(early)) > 0
     assert ranks[0].calls[0][0] == 8.0  # the other begins when the round is closed
     assert ranks[1].calls[0][0] == 2.5
 
 
-@pytest.mark.parametrize(("num_groups", "at_once"), [(12, 3), (24, 5)], ids=["a quarter of its share", "a row of sixty tokens"])
-def test_a_freed_rank_gets_rows_but_never_much_of_its_share_at_once(num_groups: int, at_once: int) -> None:
-    groups = [make_group((1, 2), [(3,) * 5, (4,) * 5], [0.0, 1.0], prompt_id=f"0/{place}") for place in range(num_groups)]  # 12 tokens each
+@pytest.mark.parametrize(
+    ("num_groups", "at_once"),
+    [(12, 3), (24, 5)],
+    ids=["a quarter of its share", "a row of sixty tokens"],
+)
+def test_a_freed_rank_gets_rows_but_never_much_of_its_share_at_once(
+    num_groups: int, at_once: int
+) -> None:
+    groups = [
+        make_group((1, 2), [(3,) * 5, (4,) * 5], [0.0, 1.0], prompt_id=f"0/{place}")
+        for place in range(num_groups)
+    ]  # 12 tokens each
     ranks = [TimedRank(0)]
     run_virtual(streamed(ranks, groups, freed={0: num_groups - 1.5}))
     assert [len(share.parts) for share in ranks[0].shares][:2] == [at_once, at_once]
@@ -136,7 +167,9 @@ def test_the_end_is_balanced_by_what_ranks_are_busy_with() -> None:
     cost = predicted_cost(list(map(as_part, groups)))
     even, busy = balance(groups, 2), balance(groups, 2, loads=[cost, 0.0])
     assert abs(predicted_cost(even[0]) - predicted_cost(even[1])) < cost / 4
-    assert busy[1] == tuple(sorted(map(as_part, groups), key=lambda part: part.group.prompt.token_ids))
+    assert busy[1] == tuple(
+        sorted(map(as_part, groups), key=lambda part: part.group.prompt.token_ids)
+    )
 
 
 @settings(max_examples=60)
@@ -153,11 +186,17 @@ def test_every_group_is_given_once_and_the_record_is_what_happened(
     ranks = [TimedRank(rank) for rank in range(num_ranks)]
     here = {rank: when for rank, when in freed.items() if rank < num_ranks}
     reports, split, num_streamed = run_virtual(streamed(ranks, groups, here, every_s))
-    trained = sorted((name, place) for share in split for name, places in share.parts for place in places)
-    assert trained == sorted((group.prompt.prompt_id, place) for group in groups for place in range(len(group.responses)))
+    trained = sorted(
+        (name, place) for share in split for name, places in share.parts for place in places
+    )
+    assert trained == sorted(
+        (group.prompt.prompt_id, place) for group in groups for place in range(len(group.responses))
+    )
     for rank in ranks:
         assert rank.shares == [share for share in split if share.rank == rank.rank]
-    assert sum(report.num_responses for report in reports) == sum(len(group.responses) for group in groups)
+    assert sum(report.num_responses for report in reports) == sum(
+        len(group.responses) for group in groups
+    )
     assert num_streamed <= len(groups)
 
     again = [TimedRank(rank) for rank in range(num_ranks)]
@@ -166,7 +205,10 @@ def test_every_group_is_given_once_and_the_record_is_what_happened(
 
 
 def random_flat(count: int) -> list[Group]:
-    return [make_group((1, place), [(3,), (4, 5)], [1.0, 1.0], prompt_id=f"1/{place}") for place in range(count)]
+    return [
+        make_group((1, place), [(3,), (4, 5)], [1.0, 1.0], prompt_id=f"1/{place}")
+        for place in range(count)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -179,13 +221,18 @@ def random_flat(count: int) -> list[Group]:
     ],
 )
 def test_a_split_of_other_groups_or_ranks_is_refused(split: Split) -> None:
-    with pytest.raises(ValueError, match="must name each of the 8 trained responses once, over 2 ranks"):
+    with pytest.raises(
+        ValueError, match="must name each of the 8 trained responses once, over 2 ranks"
+    ):
         run_virtual(accumulate_split([TimedRank(0), TimedRank(1)], costly_groups(2), split))
 
 
 def test_a_split_is_kept_and_read_back() -> None:
     store = Store.open("memory://splits")
-    split = (Share(rank=1, parts=(("0/3", (0, 1)), ("0/1", (2,)))), Share(rank=0, parts=(("0/1", (0, 1, 3)),)))
+    split = (
+        Share(rank=1, parts=(("0/3", (0, 1)), ("0/1", (2,)))),
+        Share(rank=0, parts=(("0/1", (0, 1, 3)),)),
+    )
     assert read_split(store, 7) is None
     write_split(store, 7, split)
     assert read_split(store, 7) == split

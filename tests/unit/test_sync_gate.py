@@ -13,11 +13,19 @@ TENSORS = {"embed.weight": 11, "layers.0.q.weight": 22, "norm.weight": 33}
 PROBES = ((-1.0, -2.0), (-0.5,))
 
 
-def attest(version: int = 7, tensors: dict[str, int] | None = None, probes: tuple[tuple[float, ...], ...] = PROBES) -> Attestation:
-    return Attestation(version=version, fingerprints=TENSORS if tensors is None else tensors, probe_logprobs=probes)
+def attest(
+    version: int = 7,
+    tensors: dict[str, int] | None = None,
+    probes: tuple[tuple[float, ...], ...] = PROBES,
+) -> Attestation:
+    return Attestation(
+        version=version, fingerprints=TENSORS if tensors is None else tensors, probe_logprobs=probes
+    )
 
 
-def failure(attested: Attestation, expected: Attestation | None = None, tolerance_nats: float = 0.1) -> str:
+def failure(
+    attested: Attestation, expected: Attestation | None = None, tolerance_nats: float = 0.1
+) -> str:
     with pytest.raises(GateFailed) as caught:
         check_gate("engine-3", attested, expected or attest(), tolerance_nats)
     return str(caught.value)
@@ -28,11 +36,16 @@ def test_equal_attestations_pass_without_difference() -> None:
 
 
 def test_a_difference_within_the_tolerance_passes_and_is_told() -> None:
-    assert check_gate("engine-3", attest(probes=((-1.1, -2.0), (-0.7,))), attest(), 0.11) == pytest.approx(0.1)
+    assert check_gate(
+        "engine-3", attest(probes=((-1.1, -2.0), (-0.7,))), attest(), 0.11
+    ) == pytest.approx(0.1)
 
 
 def test_another_version_fails_first() -> None:
-    assert failure(attest(version=6, tensors={})) == "engine-3 must hold version 7, it holds 6; its loading was skipped"
+    assert (
+        failure(attest(version=6, tensors={}))
+        == "engine-3 must hold version 7, it holds 6; its loading was skipped"
+    )
 
 
 def test_a_missing_tensor_is_named() -> None:
@@ -47,7 +60,9 @@ def test_stale_tensors_are_named_and_counted() -> None:
 
 
 def test_tensors_that_only_the_engine_has_do_not_matter() -> None:
-    assert check_gate("engine-3", attest(tensors=TENSORS | {"rotary.cache": 5}), attest(), 0.1) == 0.0
+    assert (
+        check_gate("engine-3", attest(tensors=TENSORS | {"rotary.cache": 5}), attest(), 0.1) == 0.0
+    )
 
 
 def test_other_log_probabilities_fail_with_the_difference() -> None:
@@ -58,7 +73,9 @@ def test_other_log_probabilities_fail_with_the_difference() -> None:
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_what_is_not_a_number_fails(wrong: float) -> None:
-    assert failure(attest(probes=((-1.0, wrong), (-0.5,)))).startswith("engine-3 must give the probes")
+    assert failure(attest(probes=((-1.0, wrong), (-0.5,)))).startswith(
+        "engine-3 must give the probes"
+    )
 
 
 def test_not_a_number_on_both_sides_fails_too() -> None:

@@ -17,7 +17,18 @@ from hypothesis import strategies as st
 
 from artifacts import layout
 from artifacts.journal import Journal
-from artifacts.records import CaseResult, CaseVerdict, Generated, Group, Outcome, Prompt, Response, Score, Span, VersionSpan
+from artifacts.records import (
+    CaseResult,
+    CaseVerdict,
+    Generated,
+    Group,
+    Outcome,
+    Prompt,
+    Response,
+    Score,
+    Span,
+    VersionSpan,
+)
 from artifacts.store import Store
 from artifacts.tables import Fate, ResponseRow, responses_from_parquet, responses_to_parquet
 
@@ -31,7 +42,13 @@ def a_prompt(name: str = "0/1") -> Prompt:
 
 
 def a_row(
-    index: int = 0, *, prompt: str = "0/1", scored: bool = False, tokens: int = 4, step: int = 7, fate: Fate | None = None
+    index: int = 0,
+    *,
+    prompt: str = "0/1",
+    scored: bool = False,
+    tokens: int = 4,
+    step: int = 7,
+    fate: Fate | None = None,
 ) -> ResponseRow:
     generated = Generated(
         prompt_id=prompt,
@@ -68,8 +85,13 @@ def a_row(
 def test_test_cases_come_back_and_files_without_them_are_read() -> None:
     row = a_row(scored=True)
     assert row.response.score is not None
-    cases = tuple(CaseResult(key=f"1f/{n}", verdict=verdict, wall_s=0.1 * n, limit_s=2.0) for n, verdict in enumerate(CaseVerdict))
-    executed = replace(row, response=replace(row.response, score=replace(row.response.score, cases=cases)))
+    cases = tuple(
+        CaseResult(key=f"1f/{n}", verdict=verdict, wall_s=0.1 * n, limit_s=2.0)
+        for n, verdict in enumerate(CaseVerdict)
+    )
+    executed = replace(
+        row, response=replace(row.response, score=replace(row.response.score, cases=cases))
+    )
     data = responses_to_parquet(7, [executed, row])
     assert responses_from_parquet(data) == [executed, row]
     table, sink = pq.ParquetFile(io.BytesIO(data)).read(), io.BytesIO()
@@ -106,7 +128,13 @@ def rows(draw: st.DrawFn) -> ResponseRow:
         finished_s=draw(NUMBERS),
     )
     prompt_tokens = tuple(draw(st.lists(IDS, max_size=3)))
-    prompt = Prompt(prompt_id=generated.prompt_id, domain=draw(TEXT), token_ids=prompt_tokens, gold=draw(TEXT), text=draw(TEXT))
+    prompt = Prompt(
+        prompt_id=generated.prompt_id,
+        domain=draw(TEXT),
+        token_ids=prompt_tokens,
+        gold=draw(TEXT),
+        text=draw(TEXT),
+    )
     return ResponseRow(
         step=7,
         kind=draw(st.sampled_from(("sync", "short", "long", "drain"))),
@@ -129,7 +157,10 @@ def test_logprobs_that_were_float32_cost_four_bytes_or_less_a_token() -> None:
     numbers = pa.array([index**0.5 % 3 for index in range(1, 20_001)], pa.float32()).to_pylist()
     row = a_row(tokens=0)
     generated = Generated(
-        **{name: getattr(row.response.generated, name) for name in ("prompt_id", "index", "finish_reason", "text", "engine")},
+        **{
+            name: getattr(row.response.generated, name)
+            for name in ("prompt_id", "index", "finish_reason", "text", "engine")
+        },
         token_ids=(0,) * len(numbers),
         logprobs=tuple(numbers),
         versions=(),
@@ -138,24 +169,40 @@ def test_logprobs_that_were_float32_cost_four_bytes_or_less_a_token() -> None:
         finished_s=0.0,
     )
     data = responses_to_parquet(
-        7, [ResponseRow(step=7, kind="sync", prompt=row.prompt, response=Response(generated=generated, score=None))]
+        7,
+        [
+            ResponseRow(
+                step=7,
+                kind="sync",
+                prompt=row.prompt,
+                response=Response(generated=generated, score=None),
+            )
+        ],
     )
     columns = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
-    sizes = {columns.column(i).path_in_schema: columns.column(i).total_compressed_size for i in range(columns.num_columns)}
+    sizes = {
+        columns.column(i).path_in_schema: columns.column(i).total_compressed_size
+        for i in range(columns.num_columns)
+    }
     assert sizes["logprobs.list.element"] <= 4 * len(numbers)
 
 
 def test_pyarrow_duckdb_and_pandas_read_the_table_by_path(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path))
     for step in (7, 12):
-        Journal(store).finalise(step, [a_row(0, scored=True, step=step), a_row(1, scored=True, step=step)], [], [])
+        Journal(store).finalise(
+            step, [a_row(0, scored=True, step=step), a_row(1, scored=True, step=step)], [], []
+        )
     root = str(tmp_path / "responses")
     arrow = ds.dataset(root, partitioning="hive").to_table(filter=ds.field("step") == 12)
     assert arrow.num_rows == 2
     assert pq.read_table(root).num_rows == 4
     frame = pd.read_parquet(root, filters=[("step", "=", 7)])
     assert frame["reward"].tolist() == [1.0, 1.0]
-    counts = duckdb.sql(f"select step, count(*), sum(len(token_ids)) from '{root}/*/*.parquet' group by step order by step")
+    counts = duckdb.sql(
+        f"select step, count(*), sum(len(token_ids)) from '{root}/*/*.parquet' group by step order"
+        " by step"
+    )
     assert [tuple(map(int, row)) for row in counts.fetchall()] == [(7, 2, 8), (12, 2, 8)]
 
 
@@ -163,7 +210,10 @@ def test_a_file_of_another_version_or_table_is_refused() -> None:
     data = responses_to_parquet(7, [a_row()])
     table = pq.ParquetFile(io.BytesIO(data)).read()
     sink = io.BytesIO()
-    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"rollflow.schema_version": b"99"}), sink)
+    pq.write_table(
+        table.replace_schema_metadata({**table.schema.metadata, b"rollflow.schema_version": b"99"}),
+        sink,
+    )
     with pytest.raises(ValueError, match=r"schema version 1, got 'responses' version 99"):
         responses_from_parquet(sink.getvalue())
 
@@ -205,8 +255,11 @@ def test_finalising_replaces_parts_by_three_tables_and_can_be_repeated(tmp_path:
 
 
 def test_killed_while_finalising_loses_nothing(tmp_path: Path) -> None:
-    """The response table is written before the parts go: whichever is there, the step reads the same."""
+    """The response table is written before the parts go: whichever is there, the step reads the
+    same."""
     store = Store.open(str(tmp_path))
     Journal(store).append(7, [a_row(0)])
-    store.write(layout.table_file("responses", 7), responses_to_parquet(7, [a_row(0, fate=Fate.TRAINED)]))
+    store.write(
+        layout.table_file("responses", 7), responses_to_parquet(7, [a_row(0, fate=Fate.TRAINED)])
+    )
     assert Journal(store).read(7) == [a_row(0, fate=Fate.TRAINED)]

@@ -6,15 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.scheduling.throughput import Demand, ThroughputPoint, ThroughputProfile, best_size, not_slower
+from tasks.scheduling.throughput import (
+    Demand,
+    ThroughputPoint,
+    ThroughputProfile,
+    best_size,
+    not_slower,
+)
 
 
-def point(size: int, batch: int, decode: float, length: int = 100, prefill: float = 10_000.0) -> ThroughputPoint:
-    return ThroughputPoint(size=size, batch=batch, length=length, prefill_tokens_per_s=prefill, decode_tokens_per_s=decode)
+def point(
+    size: int, batch: int, decode: float, length: int = 100, prefill: float = 10_000.0
+) -> ThroughputPoint:
+    return ThroughputPoint(
+        size=size,
+        batch=batch,
+        length=length,
+        prefill_tokens_per_s=prefill,
+        decode_tokens_per_s=decode,
+    )
 
 
 def profile(*points: ThroughputPoint, kv_tokens: dict[int, int] | None = None) -> ThroughputProfile:
-    return ThroughputProfile(model="m", device="d", kv_tokens=kv_tokens or {1: 10_000, 2: 40_000}, points=points)
+    return ThroughputProfile(
+        model="m", device="d", kv_tokens=kv_tokens or {1: 10_000, 2: 40_000}, points=points
+    )
 
 
 SCALING = (point(1, 1, 50.0), point(1, 32, 800.0), point(2, 1, 80.0), point(2, 32, 1300.0))
@@ -25,9 +41,13 @@ def test_a_profile_comes_back_from_json() -> None:
     assert ThroughputProfile.from_json(made.to_json()) == made
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 9}', '{"version": 1, "points": [{}], "kv_tokens": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"version": 9}', '{"version": 1, "points": [{}], "kv_tokens": {}}']
+)
 def test_something_else_is_refused_with_the_cure(text: str) -> None:
-    with pytest.raises(ValueError, match=r"a profile must be the JSON of 'python -m flows\.calibrate'"):
+    with pytest.raises(
+        ValueError, match=r"a profile must be the JSON of 'python -m flows\.calibrate'"
+    ):
         ThroughputProfile.from_json(text)
 
 
@@ -40,7 +60,9 @@ def test_rates_lie_between_the_measured_batches() -> None:
 
 def test_a_batch_beyond_the_measured_ones_gets_the_last_rate() -> None:
     demand = Demand(num_responses=64, prompt_tokens=100, response_tokens=400)
-    assert profile(*SCALING, kv_tokens={1: 10**6}).predicted_s(1, 1, demand) == pytest.approx(64 * (0.01 + 0.5))
+    assert profile(*SCALING, kv_tokens={1: 10**6}).predicted_s(1, 1, demand) == pytest.approx(
+        64 * (0.01 + 0.5)
+    )
 
 
 def test_more_replicas_win_while_the_cache_has_room_and_a_larger_size_when_it_has_not() -> None:
@@ -61,7 +83,9 @@ def test_only_measured_sizes_are_chosen() -> None:
 def test_a_size_that_would_be_slower_is_ruled_out_as_long_as_it_was_measured() -> None:
     roomy = profile(*SCALING, kv_tokens={1: 10**6, 2: 10**6})
     demand = Demand(num_responses=64, prompt_tokens=100, response_tokens=400)
-    assert not_slower(roomy, (1, 2, 4), 1, 2, demand) == (1, 4), "two is slower, of four nothing is known"
+    assert not_slower(roomy, (1, 2, 4), 1, 2, demand) == (1, 4), (
+        "two is slower, of four nothing is known"
+    )
     assert not_slower(roomy, (1, 2), 2, 2, demand) == (1, 2)
     assert not_slower(roomy, (1, 2, 4), 4, 2, demand) == (1, 2, 4)
 
@@ -76,12 +100,20 @@ def test_a_prediction_is_positive_and_grows_with_the_round(
     num_responses: int, prompt_tokens: int, response_tokens: int, num_devices: int
 ) -> None:
     made = profile(*SCALING)
-    demand = Demand(num_responses=num_responses, prompt_tokens=prompt_tokens, response_tokens=response_tokens)
+    demand = Demand(
+        num_responses=num_responses, prompt_tokens=prompt_tokens, response_tokens=response_tokens
+    )
     seconds = made.predicted_s(2, num_devices, demand)
     assert (
         0
         < seconds
         <= made.predicted_s(
-            2, num_devices, Demand(num_responses=num_responses, prompt_tokens=prompt_tokens, response_tokens=2 * response_tokens)
+            2,
+            num_devices,
+            Demand(
+                num_responses=num_responses,
+                prompt_tokens=prompt_tokens,
+                response_tokens=2 * response_tokens,
+            ),
         )
     )

@@ -16,14 +16,14 @@ from round_factories import ENGINE, make_plan, play
 from artifacts import layout
 from artifacts.records import Generated, Response, Score
 from artifacts.reports.timeline import device_times, difference, length, union
-from tasks.rounds.figures import reward_waits, rollout_spans
-from tasks.rounds.records import RoundResult
 from tasks.engines.simulation.replica import LengthModel, SimulatedEngine
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.plan import store_of
 from tasks.report import reward_exposed_s, stage_times
 from tasks.rollout import read_round
+from tasks.rounds.figures import reward_waits, rollout_spans
+from tasks.rounds.records import RoundResult
 from tasks.scheduling.events import RoundPlan
 
 GROUP = make_group((1, 2), [(3,), (4, 5)], [1.0, 0.0])

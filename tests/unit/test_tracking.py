@@ -25,7 +25,8 @@ def started(uri: str, run_id: str | None = None, **params: Any) -> RunTracker:  
 
 
 class Outage:
-    """A client whose calls fail while it is down, as a server's would; everything else is the real one."""
+    """A client whose calls fail while it is down, as a server's would; everything else is the real
+    one."""
 
     def __init__(self, client: MlflowClient) -> None:
         self.client, self.is_down = client, True
@@ -52,8 +53,13 @@ def test_a_run_has_its_config_tags_metrics_and_files(uri: str) -> None:
     assert run.data.params["empty"] == "{}"
     assert "[http://localhost:4200/f1](http://localhost:4200/f1)" in run.data.tags[NOTE_TAG]
     assert run.data.metrics["reward/mean"] == 0.25
-    assert {entry.path for entry in client.list_artifacts(tracker.run_id)} == {"report", "summary.md"}
-    assert [entry.path for entry in client.list_artifacts(tracker.run_id, "report")] == ["report/plot.png"]
+    assert {entry.path for entry in client.list_artifacts(tracker.run_id)} == {
+        "report",
+        "summary.md",
+    }
+    assert [entry.path for entry in client.list_artifacts(tracker.run_id, "report")] == [
+        "report/plot.png"
+    ]
 
 
 def test_more_parameters_than_one_call_takes_all_arrive(uri: str) -> None:
@@ -75,14 +81,18 @@ def test_a_resumed_run_skips_the_steps_that_are_logged(uri: str) -> None:
     for step in (2, 3):
         second.log_metrics(step, {"heldout/reward_mean": 0.75})
     client = open_client(uri)
-    assert [point.value for point in client.get_metric_history(first.run_id, "heldout/reward_mean")] == [0.5, 0.75]
+    assert [
+        point.value for point in client.get_metric_history(first.run_id, "heldout/reward_mean")
+    ] == [0.5, 0.75]
     history = client.get_metric_history(first.run_id, "reward/mean")
     assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 2.0), (3, 13.0)]
     assert client.get_run(first.run_id).info.status == "RUNNING"
     assert client.get_run(first.run_id).data.params == {"lr": "1.0"}
 
 
-def test_an_outage_costs_one_warning_and_no_metric(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_costs_one_warning_and_no_metric(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
     tracker = started(uri)
     outage = Outage(open_client(uri))
     tracker._client = outage  # type: ignore[assignment]
@@ -95,10 +105,14 @@ def test_an_outage_costs_one_warning_and_no_metric(uri: str, caplog: pytest.LogC
     ]
     outage.is_down = False
     assert tracker.log_step(4, {"reward/mean": 4.0})
-    assert [point.step for point in open_client(uri).get_metric_history(tracker.run_id, "reward/mean")] == [1, 2, 3, 4]
+    assert [
+        point.step for point in open_client(uri).get_metric_history(tracker.run_id, "reward/mean")
+    ] == [1, 2, 3, 4]
 
 
-def test_what_is_still_unsent_at_the_end_is_named(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_still_unsent_at_the_end_is_named(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
     tracker = started(uri)
     tracker._client = Outage(open_client(uri))  # type: ignore[assignment]
     tracker.log_step(1, {"reward/mean": 1.0})
@@ -106,7 +120,9 @@ def test_what_is_still_unsent_at_the_end_is_named(uri: str, caplog: pytest.LogCa
     assert "lost=round/step of step 1, the end" in caplog.records[-1].getMessage()
 
 
-def test_a_refused_entry_does_not_hold_up_the_others(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_entry_does_not_hold_up_the_others(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
     tracker = started(uri)
     assert tracker.log_step(1, {"a name?": 1.0})
     assert tracker.log_step(2, {"reward/mean": 2.0})
@@ -114,12 +130,18 @@ def test_a_refused_entry_does_not_hold_up_the_others(uri: str, caplog: pytest.Lo
 
 
 def test_a_new_run_without_a_server_fails_at_once_with_the_cure() -> None:
-    with pytest.raises(ConnectionError, match=r"MLflow must answer at nowhere://x, .* correct keep.tracking_uri"):
+    with pytest.raises(
+        ConnectionError, match=r"MLflow must answer at nowhere://x, .* correct keep.tracking_uri"
+    ):
         started("nowhere://x")
 
 
 def test_nested_names_become_dotted() -> None:
-    assert dict(flatten({"a": {"b": {"c": 1}, "d": [1, 2]}, "e": None})) == {"a.b.c": "1", "a.d": "[1, 2]", "e": "None"}
+    assert dict(flatten({"a": {"b": {"c": 1}, "d": [1, 2]}, "e": None})) == {
+        "a.b.c": "1",
+        "a.d": "[1, 2]",
+        "e": "None",
+    }
 
 
 def test_only_a_server_has_a_page_to_link_to(uri: str) -> None:

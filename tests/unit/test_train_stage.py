@@ -1,4 +1,5 @@
-"""The training stage over a real learner and a real sample buffer in this process: streaming, a lost attempt, and its replay."""
+"""The training stage over a real learner and a real sample buffer in this process: streaming, a
+lost attempt, and its replay."""
 
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ from learner_factories import make_model, random_groups
 from plan_factories import CONTEXT, make_step_plan
 
 from artifacts.records import Group, VersionSpan, WeightsRef, unpack
-from tasks.sample_buffer import RoundAborted
 from artifacts.store import Store
 from artifacts.weights import fingerprints
 from tasks import train
@@ -26,6 +26,7 @@ from tasks.learner.streaming import one_shot
 from tasks.learner.trainer import LearnerConfig
 from tasks.learner.weight_sync import GateFailed
 from tasks.plan import RunContext, StepPlan, store_of
+from tasks.sample_buffer import RoundAborted
 from tasks.sample_stream import CAPACITIES, BufferActor, SampleStream, root_cause, round_key
 from tasks.scheduling.stream_training import ScaleDown
 from tasks.train import GradientReport, read_split, replay_gradients, write_split
@@ -41,7 +42,9 @@ class Local:
     name: str
     actor: object
 
-    async def call(self, method: str, *args: object, deadline_s: float) -> Any:  # Any: see Remote.call
+    async def call(
+        self, method: str, *args: object, deadline_s: float
+    ) -> Any:  # Any: see Remote.call
         answer = getattr(self.actor, method)(*args)
         return await answer if inspect.isawaitable(answer) else answer
 
@@ -68,7 +71,9 @@ def make_plan(tmp_path: Path, attempt: int = 1) -> StepPlan:
     return replace(make_step_plan(attempt=attempt), run=run)
 
 
-async def play(plan: StepPlan, buffer: BufferActor, heard: Sequence[object], failure: str = "") -> GradientReport:
+async def play(
+    plan: StepPlan, buffer: BufferActor, heard: Sequence[object], failure: str = ""
+) -> GradientReport:
     """The stage beside a rollout that says these things, and then closes or fails."""
     await buffer.open_round(round_key(plan))
     stream = SampleStream(Local("buffer", buffer), plan)  # type: ignore[arg-type]  # a local actor for a remote one
@@ -87,7 +92,9 @@ def weights(actor: LearnerActor) -> dict[str, int]:
     return actor._rank.fingerprints()
 
 
-def test_groups_are_trained_before_the_round_is_closed(learner: LearnerActor, tmp_path: Path) -> None:
+def test_groups_are_trained_before_the_round_is_closed(
+    learner: LearnerActor, tmp_path: Path
+) -> None:
     plan = make_plan(tmp_path)
     report = asyncio.run(play(plan, BufferActor(CAPACITIES), [*GROUPS[:3], FREED, *GROUPS[3:]]))
     assert report.num_groups_streamed > 3
@@ -98,19 +105,25 @@ def test_groups_are_trained_before_the_round_is_closed(learner: LearnerActor, tm
     assert len(split) > 2
 
 
-def test_without_a_freed_device_the_stage_is_one_call(learner: LearnerActor, tmp_path: Path) -> None:
+def test_without_a_freed_device_the_stage_is_one_call(
+    learner: LearnerActor, tmp_path: Path
+) -> None:
     plan = make_plan(tmp_path)
     report = asyncio.run(play(plan, BufferActor(CAPACITIES), GROUPS))
     assert report.num_groups_streamed == 0
     assert [len(share.parts) for share in read_split(store_of(plan), 1) or ()] == [len(GROUPS)]
 
 
-def test_what_a_lost_attempt_accumulated_is_discarded(learner: LearnerActor, model_path: str, tmp_path: Path) -> None:
+def test_what_a_lost_attempt_accumulated_is_discarded(
+    learner: LearnerActor, model_path: str, tmp_path: Path
+) -> None:
     buffer = BufferActor(CAPACITIES)
 
     async def attempts() -> None:
         with pytest.raises(ExceptionGroup) as caught:
-            await play(make_plan(tmp_path), buffer, [FREED, *GROUPS[:5]], failure="engine-1 is gone")
+            await play(
+                make_plan(tmp_path), buffer, [FREED, *GROUPS[:5]], failure="engine-1 is gone"
+            )
         assert isinstance(root_cause(caught.value), RoundAborted)
         assert learner._rank._normaliser > 0
         await play(make_plan(tmp_path, attempt=2), buffer, GROUPS)
@@ -147,7 +160,9 @@ async def replayed(actor: LearnerActor, plan: StepPlan, groups: Sequence[Group])
         await replay_gradients(plan.run, store_of(plan), 1, groups)
 
 
-def test_a_replay_comes_to_the_very_weights_of_the_streamed_step(learner: LearnerActor, model_path: str, tmp_path: Path) -> None:
+def test_a_replay_comes_to_the_very_weights_of_the_streamed_step(
+    learner: LearnerActor, model_path: str, tmp_path: Path
+) -> None:
     plan = make_plan(tmp_path)
     asyncio.run(play(plan, BufferActor(CAPACITIES), [FREED, *GROUPS]))
     expected = weights(learner)
@@ -173,8 +188,11 @@ def test_a_replay_skips_the_update_that_was_skipped(
     assert (learner._version, again._version) == (1, 1)
 
 
-def test_a_repeated_stage_follows_the_split_that_was_decided(learner: LearnerActor, tmp_path: Path) -> None:
-    """The round was closed and its split recorded when the attempt was lost: nobody is freed now, and yet the calls are the same."""
+def test_a_repeated_stage_follows_the_split_that_was_decided(
+    learner: LearnerActor, tmp_path: Path
+) -> None:
+    """The round was closed and its split recorded when the attempt was lost: nobody is freed now,
+    and yet the calls are the same."""
     plan, buffer = make_plan(tmp_path), BufferActor(CAPACITIES)
 
     async def attempts() -> None:
@@ -189,7 +207,9 @@ def test_a_repeated_stage_follows_the_split_that_was_decided(learner: LearnerAct
     asyncio.run(attempts())
 
 
-def test_a_step_that_was_updated_is_not_trained_again(learner: LearnerActor, tmp_path: Path) -> None:
+def test_a_step_that_was_updated_is_not_trained_again(
+    learner: LearnerActor, tmp_path: Path
+) -> None:
     plan, buffer = make_plan(tmp_path), BufferActor(CAPACITIES)
 
     async def attempts() -> GradientReport:
@@ -265,7 +285,9 @@ def test_a_rank_of_another_version_is_named(
         publish_of(learners, tmp_path, monkeypatch)
 
 
-def test_a_replay_without_a_recorded_split_deals_as_a_plain_step_does(learner: LearnerActor, tmp_path: Path) -> None:
+def test_a_replay_without_a_recorded_split_deals_as_a_plain_step_does(
+    learner: LearnerActor, tmp_path: Path
+) -> None:
     plan = make_plan(tmp_path)
     asyncio.run(play(plan, BufferActor(CAPACITIES), GROUPS))
     gradients = learner._rank._policy.flat.gradients.clone()

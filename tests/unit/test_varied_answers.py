@@ -1,4 +1,5 @@
-"""The benchmark's answers: the same for a seed, every hostile row among them, and judged right by the reward as a run uses it."""
+"""The benchmark's answers: the same for a seed, every hostile row among them, and judged right by
+the reward as a run uses it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_every_row_of_the_table_is_among_them() -> None:
 
 def test_every_verdict_is_right() -> None:
     reward = MathAnswer(MathAnswerConfig(timeout_s=20.0))
-    judged = [judge(reward, answer) for answer in varied_answers(5, 200) if answer.kind != "endless"]
+    judged = [
+        judge(reward, answer) for answer in varied_answers(5, 200) if answer.kind != "endless"
+    ]
     reward.close()
     assert [one.answer for one in judged if one.is_mistaken or one.is_crash] == []
     assert reward.num_verified >= 3
@@ -82,5 +85,7 @@ def test_short_look_ahead_reads_what_the_full_one_reads(latex: str) -> None:
         ("@@@", "1", "bad_gold"),
     ],
 )
-def test_difference_at_a_point_does_not_change_a_verdict(gold: str, answer: str, verdict: str) -> None:
+def test_difference_at_a_point_does_not_change_a_verdict(
+    gold: str, answer: str, verdict: str
+) -> None:
     assert compare(gold, answer) == verdict

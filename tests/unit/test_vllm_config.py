@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from tasks.engines.vllm.model_files import read_stop_ids
 from tasks.engines.vllm.engine import EngineConfig, VllmEngine, cores_of_ranks
+from tasks.engines.vllm.model_files import read_stop_ids
 
 
 def test_a_bad_model_path_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -22,8 +22,16 @@ def test_a_bad_model_path_is_refused_before_anything_starts(tmp_path: Path) -> N
 
 def test_importing_the_engine_imports_neither_torch_nor_vllm() -> None:
     """Pinning must come first: OpenMP reads its environment when torch is imported."""
-    code = "import sys, tasks.engines.vllm.engine as _; sys.exit(any(name in sys.modules for name in ('torch', 'vllm')))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], timeout=60).returncode == 0
+    code = (
+        "import sys, tasks.engines.vllm.engine as _; sys.exit(any(name in sys.modules for name in"
+        " ('torch', 'vllm')))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=Path(__file__).parents[2], timeout=60
+        ).returncode
+        == 0
+    )
 
 
 def test_unknown_settings_are_errors() -> None:
@@ -37,7 +45,9 @@ def test_every_setting_is_explained() -> None:
 
 def test_memory_is_sized_by_device() -> None:
     on_cpu = EngineConfig(kv_cache_gb=0.5).vllm_arguments("m", seed=3, on_cpu=True)
-    on_gpu = EngineConfig(gpu_memory_utilization=0.3, sleep_mode=True).vllm_arguments("m", seed=3, on_cpu=False)
+    on_gpu = EngineConfig(gpu_memory_utilization=0.3, sleep_mode=True).vllm_arguments(
+        "m", seed=3, on_cpu=False
+    )
     assert on_cpu["kv_cache_memory_bytes"] == 2**29
     assert "gpu_memory_utilization" not in on_cpu
     assert (on_gpu["gpu_memory_utilization"], on_gpu["enable_sleep_mode"]) == (0.3, True)
@@ -47,7 +57,10 @@ def test_memory_is_sized_by_device() -> None:
 @pytest.mark.parametrize(("size", "backend"), [(1, "uni"), (2, "mp")])
 def test_tensor_parallelism_takes_processes(size: int, backend: str) -> None:
     arguments = EngineConfig(tensor_parallel_size=size).vllm_arguments("m", seed=3, on_cpu=False)
-    assert (arguments["tensor_parallel_size"], arguments["distributed_executor_backend"]) == (size, backend)
+    assert (arguments["tensor_parallel_size"], arguments["distributed_executor_backend"]) == (
+        size,
+        backend,
+    )
 
 
 def test_every_end_token_stops(tmp_path: Path) -> None:
@@ -58,7 +71,10 @@ def test_every_end_token_stops(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "ranks", "bound"), [((0, 1), 2, "0|1"), ((4, 5, 6, 7), 2, "4,5|6,7"), ((), 2, "nobind"), ((0, 1, 2), 2, "nobind")]
+    ("cores", "ranks", "bound"),
+    [((0, 1), 2, "0|1"), ((4, 5, 6, 7), 2, "4,5|6,7"), ((), 2, "nobind"), ((0, 1, 2), 2, "nobind")],
 )
-def test_ranks_share_the_cores_of_a_replica_or_are_not_bound(cores: tuple[int, ...], ranks: int, bound: str) -> None:
+def test_ranks_share_the_cores_of_a_replica_or_are_not_bound(
+    cores: tuple[int, ...], ranks: int, bound: str
+) -> None:
     assert cores_of_ranks(cores, ranks) == bound

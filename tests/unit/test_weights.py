@@ -16,7 +16,9 @@ def tensor(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_written_weights_come_back_as_bf16_with_their_names(tmp_path: Path) -> None:
-    reference = write_weights([("b", tensor(3, 4)), ("a", tensor(5))], tmp_path / "w.safetensors", 7)
+    reference = write_weights(
+        [("b", tensor(3, 4)), ("a", tensor(5))], tmp_path / "w.safetensors", 7
+    )
     read = dict(read_weights(reference.path))
     assert reference.version == 7
     assert list(read) == ["a", "b"]
@@ -55,7 +57,9 @@ def test_a_repeated_name_is_refused(tmp_path: Path) -> None:
 def test_fingerprints_notice_a_transposition(shape: tuple[int, int]) -> None:
     original = tensor(*shape)
     assert fingerprint(original) != fingerprint(original.t())
-    assert fingerprint(original) != fingerprint(original.t().reshape(shape) if shape[0] > 1 else original.t())
+    assert fingerprint(original) != fingerprint(
+        original.t().reshape(shape) if shape[0] > 1 else original.t()
+    )
 
 
 def test_fingerprints_notice_one_bit_anywhere() -> None:
@@ -72,11 +76,16 @@ def test_fingerprints_ignore_memory_layout_and_extra_precision() -> None:
     offset = torch.zeros(33 * 65 + 1)[1:].view(33, 65).copy_(original)
     strided = original.t().contiguous().t()
     rounded = original.bfloat16()
-    assert len({fingerprint(x) for x in (original, offset, strided, rounded, offset.bfloat16())}) == 1
+    assert (
+        len({fingerprint(x) for x in (original, offset, strided, rounded, offset.bfloat16())}) == 1
+    )
 
 
 def test_fingerprints_tell_zeros_of_different_shapes_apart() -> None:
-    assert len({fingerprint(torch.zeros(shape)) for shape in [(), (1,), (4,), (2, 2), (4, 1), (0,)]}) == 6
+    assert (
+        len({fingerprint(torch.zeros(shape)) for shape in [(), (1,), (4,), (2, 2), (4, 1), (0,)]})
+        == 6
+    )
 
 
 def test_a_files_fingerprints_equal_those_of_its_tensors(tmp_path: Path) -> None:

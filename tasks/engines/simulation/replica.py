@@ -1,8 +1,10 @@
-"""The simulated rollout replica: discrete events on whatever clock the event loop has (`virtual_time`).
+"""The simulated rollout replica: discrete events on whatever clock the event loop has
+(`virtual_time`).
 
-Every running sequence gains one token per decode step; a step takes longer the more sequences it decodes; a full KV cache preempts
-the sequence admitted last, which waits and is prefilled again. Between two events (admission, end, overflow, abort) nothing
-changes, so one timer per replica suffices and 128 replicas run in seconds. Leaves out what the tokens say: they are all alike.
+Every running sequence gains one token per decode step; a step takes longer the more sequences it
+decodes; a full KV cache preempts the sequence admitted last, which waits and is prefilled again.
+Between two events (admission, end, overflow, abort) nothing changes, so one timer per replica
+suffices and 128 replicas run in seconds. Leaves out what the tokens say: they are all alike.
 """
 
 from __future__ import annotations
@@ -28,30 +30,57 @@ class LengthModel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    median_tokens: float = Field(500.0, ge=1, description="Median length of a response before the request's bound cuts it.")
-    sigma: float = Field(1.0, ge=0, description="Standard deviation of the logarithm of the length.")
-    prompt_share: float = Field(0.7, ge=0, le=1, description="Share of that variance which all responses of a prompt have in common.")
+    median_tokens: float = Field(
+        500.0, ge=1, description="Median length of a response before the request's bound cuts it."
+    )
+    sigma: float = Field(
+        1.0, ge=0, description="Standard deviation of the logarithm of the length."
+    )
+    prompt_share: float = Field(
+        0.7,
+        ge=0,
+        le=1,
+        description="Share of that variance which all responses of a prompt have in common.",
+    )
     seed: int = Field(0, ge=0, description="Seed of all lengths.")
 
     def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
-        """The length of a response, the same whenever and wherever it is generated with this noise."""
-        shared = np.random.default_rng(derive_seed(self.seed, "prompt", prompt_id)).standard_normal()
-        own = np.random.default_rng(derive_seed(self.seed, "response", prompt_id, index, noise)).standard_normal()
+        """The length of a response, the same whenever and wherever it is generated with this
+        noise."""
+        shared = np.random.default_rng(
+            derive_seed(self.seed, "prompt", prompt_id)
+        ).standard_normal()
+        own = np.random.default_rng(
+            derive_seed(self.seed, "response", prompt_id, index, noise)
+        ).standard_normal()
         normal = self.prompt_share**0.5 * shared + (1 - self.prompt_share) ** 0.5 * own
         return max(1, round(self.median_tokens * float(np.exp(self.sigma * normal))))
 
 
 class SimulatedEngineConfig(BaseModel):
-    """The speed and room of a simulated replica; the defaults resemble a 7B model on one large GPU."""
+    """The speed and room of a simulated replica; the defaults resemble a 7B model on one large
+    GPU."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_batch: int = Field(256, ge=1, description="Sequences decoded at the same time.")
     step_s: float = Field(0.008, gt=0, description="Seconds of a decode step, whatever the batch.")
-    step_s_per_sequence: float = Field(0.0001, ge=0, description="Seconds that each further sequence adds to a decode step.")
-    prefill_s_per_token: float = Field(0.00005, ge=0, description="Seconds that prefilling one token holds up the batch.")
-    kv_capacity_tokens: int = Field(400_000, ge=1, description="Tokens, prompts included, that fit the KV cache.")
-    takes_seeds: bool = Field(True, description="Whether a request with the seed of an earlier one is answered alike; on CPUs it is not.")
+    step_s_per_sequence: float = Field(
+        0.0001, ge=0, description="Seconds that each further sequence adds to a decode step."
+    )
+    prefill_s_per_token: float = Field(
+        0.00005, ge=0, description="Seconds that prefilling one token holds up the batch."
+    )
+    kv_capacity_tokens: int = Field(
+        400_000, ge=1, description="Tokens, prompts included, that fit the KV cache."
+    )
+    takes_seeds: bool = Field(
+        True,
+        description=(
+            "Whether a request with the seed of an earlier one is answered alike; on CPUs it is"
+            " not."
+        ),
+    )
     lengths: LengthModel = Field(default_factory=LengthModel, description="How long responses get.")
 
 
@@ -72,7 +101,8 @@ class _Decoding:
 
 
 class SimulatedEngine:
-    """An Engine whose responses take the time of `config` and have the lengths of `config.lengths`."""
+    """An Engine whose responses take the time of `config` and have the lengths of
+    `config.lengths`."""
 
     def __init__(self, name: str, config: SimulatedEngineConfig, version: int = 0) -> None:
         self.name = name
@@ -129,12 +159,16 @@ class SimulatedEngine:
         self._check_alive()
         self._advance()
         wanted = set(response_ids)
-        for sequence in [one for one in (*self._running, *self._waiting) if one.request.response_id in wanted]:
+        for sequence in [
+            one for one in (*self._running, *self._waiting) if one.request.response_id in wanted
+        ]:
             self._remove(sequence)
             self._hand_back(sequence, "aborted")
         self._schedule()
 
-    async def load_weights(self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]) -> Attestation:
+    async def load_weights(
+        self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]
+    ) -> Attestation:
         self._check_alive()
         self._advance()
         self._running, self._waiting, self._done = [], deque(), []
@@ -158,7 +192,10 @@ class SimulatedEngine:
             kv_usage=self._kv_tokens() / self._config.kv_capacity_tokens,
             kv_usage_max=self._kv_tokens_max / self._config.kv_capacity_tokens,
             kv_tokens=self._config.kv_capacity_tokens,
-            progress={one.request.response_id: int(one.num_tokens + EPSILON) for one in (*self._running, *self._waiting)},
+            progress={
+                one.request.response_id: int(one.num_tokens + EPSILON)
+                for one in (*self._running, *self._waiting)
+            },
             num_preemptions=self._num_preemptions,
             tokens_generated=round(self._tokens_generated),
             busy_s=self._busy_s,
@@ -175,7 +212,8 @@ class SimulatedEngine:
     # --- the simulation: _advance up to now, change something, _schedule the next event ---
 
     def _advance(self) -> None:
-        """Account for the time since the last event: first the prefill, then decode steps of the batch as it was."""
+        """Account for the time since the last event: first the prefill, then decode steps of the
+        batch as it was."""
         elapsed_s, self._advanced_s = self._now() - self._advanced_s, self._now()
         if not self._running:
             return
@@ -188,15 +226,22 @@ class SimulatedEngine:
             sequence.num_tokens += gained
             self._tokens_generated += gained
             if sequence.first_token_s is None and gained > 0:
-                sequence.first_token_s = self._now() - (steps - 1) * self._step_s() if steps > 1 else self._now()
+                sequence.first_token_s = (
+                    self._now() - (steps - 1) * self._step_s() if steps > 1 else self._now()
+                )
         self._kv_tokens_max = max(self._kv_tokens_max, self._kv_tokens())
-        for sequence in [one for one in self._running if one.num_tokens >= one.target_tokens - EPSILON]:
+        for sequence in [
+            one for one in self._running if one.num_tokens >= one.target_tokens - EPSILON
+        ]:
             self._remove(sequence)
             self._hand_back(sequence, sequence.reason)
 
     def _schedule(self) -> None:
         """Make room, fill it, and set the timer for whatever happens next."""
-        while len(self._running) > 1 and self._kv_tokens() >= self._config.kv_capacity_tokens - EPSILON:
+        while (
+            len(self._running) > 1
+            and self._kv_tokens() >= self._config.kv_capacity_tokens - EPSILON
+        ):
             self._num_preemptions += 1
             self._waiting.appendleft(self._running.pop())
         while self._waiting and self._has_room(self._waiting[0]):
@@ -223,7 +268,8 @@ class SimulatedEngine:
         return min(to_end, max(to_overflow, 1.0))
 
     def _has_room(self, sequence: _Decoding) -> bool:
-        """With a margin to grow into, so that a preempted sequence does not come back only to be preempted again."""
+        """With a margin to grow into, so that a preempted sequence does not come back only to be
+        preempted again."""
         if not self._running:
             return True
         margin = self._config.kv_capacity_tokens / 20
@@ -256,7 +302,9 @@ class SimulatedEngine:
                 text=request.response_id,
                 engine=self.name,
                 submitted_s=sequence.submitted_s,
-                first_token_s=sequence.first_token_s if sequence.first_token_s is not None else self._now(),
+                first_token_s=(
+                    sequence.first_token_s if sequence.first_token_s is not None else self._now()
+                ),
                 finished_s=self._now(),
                 attempt=request.attempt,
             )
@@ -267,8 +315,9 @@ class SimulatedEngine:
         longest = len(request.prompt_tokens) + request.max_new_tokens
         if longest > self._config.kv_capacity_tokens:
             raise ValueError(
-                f"a prompt and its longest response must fit kv_capacity_tokens ({self._config.kv_capacity_tokens}), "
-                f"got {longest} tokens; raise it or lower sampling.max_response_tokens"
+                "a prompt and its longest response must fit kv_capacity_tokens"
+                f" ({self._config.kv_capacity_tokens}), got {longest} tokens; raise it or lower"
+                " sampling.max_response_tokens"
             )
 
     def _check_alive(self) -> None:

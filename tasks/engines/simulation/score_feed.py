@@ -1,4 +1,5 @@
-"""The simulated reward: verdicts that take time and sometimes cannot be reached; the ScoreFeed beside `simulated.SimulatedEngine`.
+"""The simulated reward: verdicts that take time and sometimes cannot be reached; the ScoreFeed
+beside `simulated.SimulatedEngine`.
 
 Leaves out any judgement: whether a response is right is drawn by its name.
 """
@@ -20,11 +21,17 @@ class SimulatedRewardConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    median_s: float = Field(0.5, ge=0, description="Median time from a finished response to its verdict, seconds.")
+    median_s: float = Field(
+        0.5, ge=0, description="Median time from a finished response to its verdict, seconds."
+    )
     sigma: float = Field(0.8, ge=0, description="Standard deviation of the logarithm of that time.")
     longest_s: float = Field(30.0, ge=0, description="Hard limit of that time, seconds.")
-    ok_share: float = Field(0.5, ge=0, le=1, description="Share of the verdicts that are OK; the others are WRONG.")
-    infra_share: float = Field(0.0, ge=0, le=1, description="Share of the responses for which no verdict can be reached.")
+    ok_share: float = Field(
+        0.5, ge=0, le=1, description="Share of the verdicts that are OK; the others are WRONG."
+    )
+    infra_share: float = Field(
+        0.0, ge=0, le=1, description="Share of the responses for which no verdict can be reached."
+    )
     seed: int = Field(0, ge=0, description="Seed of all verdicts.")
 
 
@@ -58,8 +65,13 @@ class SimulatedFeed:
 
     def _score(self, generated: Generated, now_s: float) -> Score:
         config = self._config
-        random = np.random.default_rng(derive_seed(config.seed, "score", generated.prompt_id, generated.index))
-        took_s = min(config.median_s * float(np.exp(config.sigma * random.standard_normal())), config.longest_s)
+        random = np.random.default_rng(
+            derive_seed(config.seed, "score", generated.prompt_id, generated.index)
+        )
+        took_s = min(
+            config.median_s * float(np.exp(config.sigma * random.standard_normal())),
+            config.longest_s,
+        )
         is_ok, is_infra = random.random() < config.ok_share, random.random() < config.infra_share
         verdict = Outcome.OK if is_ok else Outcome.WRONG
         return Score(

@@ -1,7 +1,7 @@
 """An asyncio event loop on a virtual clock: when nothing can run, time jumps to the next timer.
 
-Hours of simulated rollout take seconds, and the same code waits on it as on a real loop. No threads and no sockets: a wait that
-no timer ends is reported at once, where a real loop would hang.
+Hours of simulated rollout take seconds, and the same code waits on it as on a real loop. No threads
+and no sockets: a wait that no timer ends is reported at once, where a real loop would hang.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ class _Jump(selectors.SelectSelector):
         if ready:
             return ready
         if timeout is None:
-            raise RuntimeError("on a virtual clock every wait must end by a timer, but all tasks wait and no timer is set")
+            raise RuntimeError(
+                "on a virtual clock every wait must end by a timer, but all tasks wait and no timer"
+                " is set"
+            )
         self.now_s += timeout
         return []
 

@@ -1,14 +1,17 @@
-"""Which attention kernel vLLM's CPU backend takes on this machine, and the permission one of them needs.
+"""Which attention kernel vLLM's CPU backend takes on this machine, and the permission one of them
+needs.
 
-On a processor with AMX (Intel since Sapphire Rapids) bfloat16 attention multiplies in tile registers.
-Linux gives them to a process that has asked for them, by arch_prctl(ARCH_REQ_XCOMP_PERM), and ends
-every other one with SIGILL at its first tile instruction. vLLM's attention does not ask. A larger
-matrix product of oneDNN asks on the side, so that a process lives when its first batch is long or its
-model large, and dies when both are small: `allow_tiles` asks before the first batch, whatever that is.
+On a processor with AMX (Intel since Sapphire Rapids) bfloat16 attention multiplies in tile
+registers. Linux gives them to a process that has asked for them, by
+arch_prctl(ARCH_REQ_XCOMP_PERM), and ends every other one with SIGILL at its first tile instruction.
+vLLM's attention does not ask. A larger matrix product of oneDNN asks on the side, so that a process
+lives when its first batch is long or its model large, and dies when both are small: `allow_tiles`
+asks before the first batch, whatever that is.
 
-The permission is the process's: all its threads have it, those that were there before too, and a forked
-child inherits it; a program started anew does not. So every rank of a tensor-parallel replica asks for
-itself. The contents of the tiles are the thread's, and each call of the kernel sets up its own.
+The permission is the process's: all its threads have it, those that were there before too, and a
+forked child inherits it; a program started anew does not. So every rank of a tensor-parallel
+replica asks for itself. The contents of the tiles are the thread's, and each call of the kernel
+sets up its own.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ class _Workers(Protocol):
 
 
 def attention_path(machine: str = "", cpuinfo: Path = CPUINFO) -> str:
-    """vLLM's name for the kernel of bfloat16 attention on these cores; empty for an unknown processor.
+    """vLLM's name for the kernel of bfloat16 attention on these cores; empty for an unknown
+    processor.
 
     Reads what the operating system says and imports neither torch nor vLLM: a report costs nothing.
     """
@@ -47,7 +51,8 @@ def may_use_tiles() -> bool:
 
 
 def allow_tiles(workers: _Workers, dtype: str) -> None:
-    """Ask in every process of a CPU engine. Raises ValueError where the tiles are needed and refused."""
+    """Ask in every process of a CPU engine. Raises ValueError where the tiles are needed and
+    refused."""
     granted = workers.collective_rpc(_in_worker)
     if dtype == "bfloat16" and not all(granted):
         raise ValueError(

@@ -1,12 +1,15 @@
-"""vLLM in this process, as the stepping thread sees it: add, step, abort, load, attest. One thread, no asyncio, no deadlines.
+"""vLLM in this process, as the stepping thread sees it: add, step, abort, load, attest. One thread,
+no asyncio, no deadlines.
 
-Everything that touches vLLM's internals is here, and vLLM is imported only when a core is built (`build_core`), after pinning.
-What is relied on, in vLLM 0.32: `LLMEngine` with its engine core in process, its output processor's request states
-(partial tokens at an abort) and its scheduler (counts, KV usage, preemptions).
+Everything that touches vLLM's internals is here, and vLLM is imported only when a core is built
+(`build_core`), after pinning. What is relied on, in vLLM 0.32: `LLMEngine` with its engine core in
+process, its output processor's request states (partial tokens at an abort) and its scheduler
+(counts, KV usage, preemptions).
 
-A response is one vLLM request (n = 1) with FINAL_ONLY output, token ids in and out, no detokenisation on the way: a step
-costs no Python of ours per token. Log-probabilities are those of the distribution that was sampled from (`processed_logprobs`:
-after temperature and top_p). At temperature 1 and top_p 1 they are the model's own; for greedy decoding (temperature 0) too.
+A response is one vLLM request (n = 1) with FINAL_ONLY output, token ids in and out, no
+detokenisation on the way: a step costs no Python of ours per token. Log-probabilities are those of
+the distribution that was sampled from (`processed_logprobs`: after temperature and top_p). At
+temperature 1 and top_p 1 they are the model's own; for greedy decoding (temperature 0) too.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ class _Live:
 class VllmCore:
     """One LLMEngine and the responses that are in it."""
 
-    def __init__(self, engine: LLMEngine, tokenizer: Any, stop_ids: tuple[int, ...], name: str, version: int) -> None:
+    def __init__(
+        self, engine: LLMEngine, tokenizer: Any, stop_ids: tuple[int, ...], name: str, version: int
+    ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer  # Any: transformers' tokenizers have no useful common type
         self._stop_ids = stop_ids
@@ -96,17 +101,26 @@ class VllmCore:
         outputs = self._engine.step()
         self._note_kv_usage()
         self._note_first_tokens()
-        finished = [self._finish(output.request_id, output.outputs[0].finish_reason) for output in outputs if output.finished]
+        finished = [
+            self._finish(output.request_id, output.outputs[0].finish_reason)
+            for output in outputs
+            if output.finished
+        ]
         self._busy_s += time.perf_counter() - began_s
         return finished
 
     def abort(self, response_ids: Sequence[str]) -> list[Generated]:
-        """The partial responses, in the order asked; ids that are not running (any more) are skipped."""
+        """The partial responses, in the order asked; ids that are not running (any more) are
+        skipped."""
         running = [response_id for response_id in response_ids if response_id in self._live]
-        self._engine.abort_request([self._live[response_id].internal_id for response_id in running], internal=True)
+        self._engine.abort_request(
+            [self._live[response_id].internal_id for response_id in running], internal=True
+        )
         return [self._finish(response_id, "aborted") for response_id in running]
 
-    def load(self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]) -> Attestation:
+    def load(
+        self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]
+    ) -> Attestation:
         """Load and attest. What still runs is dropped: it would go on with another version."""
         self._check_probes(probes)
         self._wake()
@@ -118,12 +132,23 @@ class VllmCore:
         logprobs = self._prompt_logprobs(probes)
         self._engine.reset_prefix_cache()
         self.reseed(seed)
-        return Attestation(version=weights.version, fingerprints=_agreed(prints), probe_logprobs=logprobs)
+        return Attestation(
+            version=weights.version, fingerprints=_agreed(prints), probe_logprobs=logprobs
+        )
 
     def warm_up(self) -> None:
-        """Run every kind of step once: what vLLM compiles on first use must not fall into a round or a load's deadline."""
+        """Run every kind of step once: what vLLM compiles on first use must not fall into a round
+        or a load's deadline."""
         self._prompt_logprobs([(0,) * 4])
-        sampled = Request(prompt_id=_PROBE, index=0, prompt_tokens=(0,) * 4, max_new_tokens=3, temperature=1.0, top_p=1.0, seed=0)
+        sampled = Request(
+            prompt_id=_PROBE,
+            index=0,
+            prompt_tokens=(0,) * 4,
+            max_new_tokens=3,
+            temperature=1.0,
+            top_p=1.0,
+            seed=0,
+        )
         self.add([sampled])
         while self.busy:
             self.step()
@@ -131,7 +156,8 @@ class VllmCore:
         self._engine.reset_prefix_cache()
 
     def reseed(self, seed: int) -> None:
-        """Set this process's global torch generator, the CPU backend's only source of noise; others take a seed by request."""
+        """Set this process's global torch generator, the CPU backend's only source of noise; others
+        take a seed by request."""
         if not self._seeds_taken:
             import torch
 
@@ -147,9 +173,14 @@ class VllmCore:
             kv_usage=float(self._scheduler.get_kv_cache_usage()),
             kv_usage_max=self._kv_usage_max,
             kv_tokens=int(self._engine.vllm_config.cache_config.kv_cache_size_tokens or 0),
-            progress={name: len(live.request.kept_tokens) + len(_new_tokens(live)) for name, live in self._live.items()},
-            num_preemptions=self._num_preemptions + sum(live.scheduled.num_preemptions for live in self._live.values()),
-            tokens_generated=self._num_tokens + sum(len(_new_tokens(live)) for live in self._live.values()),
+            progress={
+                name: len(live.request.kept_tokens) + len(_new_tokens(live))
+                for name, live in self._live.items()
+            },
+            num_preemptions=self._num_preemptions
+            + sum(live.scheduled.num_preemptions for live in self._live.values()),
+            tokens_generated=self._num_tokens
+            + sum(len(_new_tokens(live)) for live in self._live.values()),
             busy_s=self._busy_s,
         )
 
@@ -172,7 +203,8 @@ class VllmCore:
         self._without_token.clear()
         self._engine.engine_core.shutdown()
 
-    # --- into vLLM --------------------------------------------------------------------------------------------------------
+    # --- into vLLM
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def _scheduler(self) -> Any:  # Any: vLLM's scheduler, an internal that only this module touches
@@ -202,38 +234,54 @@ class VllmCore:
 
     def _check(self, requests: Sequence[Request]) -> None:
         seen = set(self._live)
-        limit, vocabulary = self._engine.model_config.max_model_len, self._engine.model_config.get_vocab_size()
+        limit, vocabulary = (
+            self._engine.model_config.max_model_len,
+            self._engine.model_config.get_vocab_size(),
+        )
         for request in requests:
             check_request(request, limit, vocabulary)
             if request.response_id in seen:
-                raise ValueError(f"a response may be submitted once at a time, got {request.response_id} twice; abort it first")
+                raise ValueError(
+                    f"a response may be submitted once at a time, got {request.response_id} twice;"
+                    " abort it first"
+                )
             seen.add(request.response_id)
 
     def _check_probes(self, probes: Sequence[tuple[int, ...]]) -> None:
         limit = self._engine.model_config.max_model_len
         for probe in probes:
             if not 2 <= len(probe) < limit:
-                raise ValueError(f"a probe needs 2 to {limit - 1} tokens, got {len(probe)}; choose another probe prompt")
+                raise ValueError(
+                    f"a probe needs 2 to {limit - 1} tokens, got {len(probe)}; choose another probe"
+                    " prompt"
+                )
 
     def _prompt_logprobs(self, probes: Sequence[tuple[int, ...]]) -> tuple[tuple[float, ...], ...]:
-        """Log-probabilities of the probes' own tokens after their first, all probes in one batch, nothing sampled at random."""
+        """Log-probabilities of the probes' own tokens after their first, all probes in one batch,
+        nothing sampled at random."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
-            max_tokens=1, temperature=0.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+            max_tokens=1, temperature=0.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY
         )  # fmt: skip
         for index, probe in enumerate(probes):
             self._enter(f"{_PROBE}:{index}", list(probe), params)
         found: dict[str, tuple[float, ...]] = {}
         while len(found) < len(probes):
-            found |= {output.request_id: tuple(output.prompt_logprobs.logprobs) for output in self._engine.step()}
+            found |= {
+                output.request_id: tuple(output.prompt_logprobs.logprobs)
+                for output in self._engine.step()
+            }
         return tuple(found[f"{_PROBE}:{index}"] for index in range(len(probes)))
 
-    # --- out of vLLM ------------------------------------------------------------------------------------------------------
+    # --- out of vLLM
+    # ----------------------------------------------------------------------------------------------
 
     def _note_kv_usage(self) -> None:
-        """After a step, so without the blocks of what ended in it; where the cache runs full, that makes no difference."""
+        """After a step, so without the blocks of what ended in it; where the cache runs full, that
+        makes no difference."""
         self._kv_usage_max = max(self._kv_usage_max, float(self._scheduler.get_kv_cache_usage()))
 
     def _note_first_tokens(self) -> None:
@@ -273,7 +321,9 @@ class VllmCore:
         )
 
 
-def build_core(config: EngineConfig, model_path: str, name: str, seed: int, *, may_stop: bool = True) -> VllmCore:
+def build_core(
+    config: EngineConfig, model_path: str, name: str, seed: int, *, may_stop: bool = True
+) -> VllmCore:
     """Build the engine in the calling thread, which must be pinned by now.
 
     may_stop: whether end tokens end a response; a measurement wants responses of a given length.
@@ -293,5 +343,6 @@ def _new_tokens(live: _Live) -> Sequence[int]:
 
 
 def _agreed(prints: Sequence[dict[str, int]]) -> dict[str, int]:
-    """One fingerprint per tensor over all ranks; ranks that differ give one that is nobody's, so that the gate sees it."""
+    """One fingerprint per tensor over all ranks; ranks that differ give one that is nobody's, so
+    that the gate sees it."""
     return {name: reduce(xor, {rank[name] for rank in prints}) for name in prints[0]}

@@ -1,11 +1,13 @@
 """The real engine: one vLLM replica in this process, behind the Engine protocol.
 
-    event loop: submit / collect / abort / load_weights / stats ──▶ SteppingThread ──▶ VllmCore ──▶ vLLM's LLMEngine
+    event loop: submit / collect / abort / load_weights / stats
+        ──▶ SteppingThread ──▶ VllmCore ──▶ vLLM's LLMEngine
 
-The async methods hand calls to the stepping thread, which is pinned to the replica's cores and in which torch and vLLM run;
-they never block the loop. Reproducibility: on the CPU backend the tokens follow from the seed of the last load_weights and
-the order of submission (the requests of one submit enter between two steps); elsewhere from each request's own seed.
-Leaves out retries, routing and who owns which device.
+The async methods hand calls to the stepping thread, which is pinned to the replica's cores and in
+which torch and vLLM run; they never block the loop. Reproducibility: on the CPU backend the tokens
+follow from the seed of the last load_weights and the order of submission (the requests of one
+submit enter between two steps); elsewhere from each request's own seed. Leaves out retries, routing
+and who owns which device.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Request, WeightsRef
 from tasks.engines.base import Attestation, Engine, EngineStats
+from tasks.engines.vllm.core import VllmCore, build_core
 from tasks.engines.vllm.model_files import check_model_directory
 from tasks.engines.vllm.stepping import SteppingThread
-from tasks.engines.vllm.core import VllmCore, build_core
 
 
 class EngineConfig(BaseModel):
@@ -30,28 +32,73 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["vllm"] = Field(default="vllm", description="The real engine.")
-    dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="Number format of weights and activations.")
-    max_num_seqs: int = Field(default=64, ge=1, description="Largest number of responses that decode together.")
-    max_model_len: int = Field(default=1024, ge=2, description="Bound on prompt plus generated tokens of a response.")
-    max_batched_tokens: int = Field(default=4096, ge=32, description="Tokens that one step may process, which chunks long prompts.")
-    block_size: int = Field(default=32, ge=16, description="Tokens per KV block; prompts share cached prefixes in whole blocks.")
-    kv_cache_gb: float = Field(default=1.0, gt=0, description="Size of the KV cache on a CPU device, in GiB.")
-    gpu_memory_utilization: float = Field(default=0.6, gt=0, le=1, description="Share of a GPU's memory this replica may take.")
-    prefix_caching: bool = Field(default=True, description="Whether responses of one prompt share its KV cache.")
-    enforce_eager: bool = Field(default=True, description="Run without compilation or CUDA graphs: starts faster, decodes slower on a GPU.")
-    tensor_parallel_size: int = Field(default=1, ge=1, description="Devices that hold this replica together.")
-    sleep_mode: bool = Field(default=False, description="Whether a GPU replica gives its memory to the training between rollouts.")
-    start_deadline_s: float = Field(default=600.0, gt=0, description="Longest time to build the engine, in seconds.")
-    call_deadline_s: float = Field(default=120.0, gt=0, description="Longest wait for the step that runs when a call comes, in seconds.")
-    load_deadline_s: float = Field(default=300.0, gt=0, description="Longest time to load and attest a weight version, in seconds.")
+    dtype: Literal["bfloat16", "float32"] = Field(
+        default="bfloat16", description="Number format of weights and activations."
+    )
+    max_num_seqs: int = Field(
+        default=64, ge=1, description="Largest number of responses that decode together."
+    )
+    max_model_len: int = Field(
+        default=1024, ge=2, description="Bound on prompt plus generated tokens of a response."
+    )
+    max_batched_tokens: int = Field(
+        default=4096,
+        ge=32,
+        description="Tokens that one step may process, which chunks long prompts.",
+    )
+    block_size: int = Field(
+        default=32,
+        ge=16,
+        description="Tokens per KV block; prompts share cached prefixes in whole blocks.",
+    )
+    kv_cache_gb: float = Field(
+        default=1.0, gt=0, description="Size of the KV cache on a CPU device, in GiB."
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.6, gt=0, le=1, description="Share of a GPU's memory this replica may take."
+    )
+    prefix_caching: bool = Field(
+        default=True, description="Whether responses of one prompt share its KV cache."
+    )
+    enforce_eager: bool = Field(
+        default=True,
+        description=(
+            "Run without compilation or CUDA graphs: starts faster, decodes slower on a GPU."
+        ),
+    )
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, description="Devices that hold this replica together."
+    )
+    sleep_mode: bool = Field(
+        default=False,
+        description="Whether a GPU replica gives its memory to the training between rollouts.",
+    )
+    start_deadline_s: float = Field(
+        default=600.0, gt=0, description="Longest time to build the engine, in seconds."
+    )
+    call_deadline_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="Longest wait for the step that runs when a call comes, in seconds.",
+    )
+    load_deadline_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="Longest time to load and attest a weight version, in seconds.",
+    )
 
-    def vllm_arguments(self, model_path: str, seed: int, on_cpu: bool) -> dict[str, Any]:  # Any: vLLM's EngineArgs are of many types
+    def vllm_arguments(
+        self, model_path: str, seed: int, on_cpu: bool
+    ) -> dict[str, Any]:  # Any: vLLM's EngineArgs are of many types
         """The keyword arguments of vLLM's EngineArgs."""
         memory: dict[str, Any]
         if on_cpu:
             memory = {"kv_cache_memory_bytes": int(self.kv_cache_gb * 2**30)}
         else:
-            memory = {"gpu_memory_utilization": self.gpu_memory_utilization, "enable_sleep_mode": self.sleep_mode}
+            memory = {
+                "gpu_memory_utilization": self.gpu_memory_utilization,
+                "enable_sleep_mode": self.sleep_mode,
+            }
         return memory | {
             "model": model_path,
             "dtype": self.dtype,
@@ -73,7 +120,8 @@ class EngineConfig(BaseModel):
 
 
 class VllmEngine(Engine):
-    """One replica. `start` builds it, `close` frees it; in between the five methods of the protocol, from one event loop."""
+    """One replica. `start` builds it, `close` frees it; in between the five methods of the
+    protocol, from one event loop."""
 
     def __init__(
         self,
@@ -84,7 +132,8 @@ class VllmEngine(Engine):
         seed: int,
         start_weights: WeightsRef | None = None,
     ) -> None:
-        """cpu_ids: cores to pin to, None for wherever the process may run. start_weights: loaded before the first response."""
+        """cpu_ids: cores to pin to, None for wherever the process may run. start_weights: loaded
+        before the first response."""
         check_model_directory(model_path)
         self.name = name
         self._config = config
@@ -93,12 +142,15 @@ class VllmEngine(Engine):
         self._thread: SteppingThread[VllmCore] = SteppingThread(name, self._build)
 
     def start(self) -> None:
-        """Build the engine in its thread and wait for it: seconds on a CPU, up to minutes on a GPU."""
+        """Build the engine in its thread and wait for it: seconds on a CPU, up to minutes on a
+        GPU."""
         self._thread.start(self._config.start_deadline_s)
 
     async def submit(self, requests: Sequence[Request]) -> None:
         batch = tuple(requests)
-        await self._thread.call("submit", lambda core: core.add(batch), self._config.call_deadline_s)
+        await self._thread.call(
+            "submit", lambda core: core.add(batch), self._config.call_deadline_s
+        )
 
     async def collect(self, wait_s: float) -> list[Generated]:
         return await self._thread.collect(wait_s)
@@ -106,12 +158,19 @@ class VllmEngine(Engine):
     async def abort(self, response_ids: Sequence[str]) -> None:
         """The partial responses lie ready for `collect` when this returns."""
         ids = tuple(response_ids)
-        await self._thread.call("abort", lambda core: self._thread.deliver(core.abort(ids)), self._config.call_deadline_s)
+        await self._thread.call(
+            "abort",
+            lambda core: self._thread.deliver(core.abort(ids)),
+            self._config.call_deadline_s,
+        )
 
-    async def load_weights(self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]) -> Attestation:
+    async def load_weights(
+        self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]
+    ) -> Attestation:
         """Raises ValueError, the weights as they were, if the file's tensors are not the model's.
 
-        Fingerprints are of what the engine holds as far as that can be read back; `vllm_worker` says how far.
+        Fingerprints are of what the engine holds as far as that can be read back; `vllm_worker`
+        says how far.
         """
         fixed = tuple(probes)
 
@@ -122,10 +181,13 @@ class VllmEngine(Engine):
         return await self._thread.call("load_weights", load, self._config.load_deadline_s)
 
     async def stats(self) -> EngineStats:
-        return await self._thread.call("stats", lambda core: core.stats(), self._config.call_deadline_s)
+        return await self._thread.call(
+            "stats", lambda core: core.stats(), self._config.call_deadline_s
+        )
 
     async def rest(self) -> None:
-        """Give the GPU's memory back until the next load or request; without sleep_mode nothing happens."""
+        """Give the GPU's memory back until the next load or request; without sleep_mode nothing
+        happens."""
         if self._config.sleep_mode:
             await self._thread.call("rest", lambda core: core.rest(), self._config.load_deadline_s)
 
@@ -143,11 +205,13 @@ class VllmEngine(Engine):
 
 
 def pin_this_thread(cpu_ids: tuple[int, ...] | None, num_ranks: int) -> None:
-    """Bind this thread, and with it the compute threads it will start, and size torch's pool to the cores.
+    """Bind this thread, and with it the compute threads it will start, and size torch's pool to the
+    cores.
 
-    vLLM's own VLLM_CPU_OMP_THREADS_BIND does nothing for an engine in process. Set before torch is imported where that is still
-    possible, because OpenMP reads its environment once. The ranks of a tensor-parallel replica are processes of their own, which take
-    their cores from that variable; without it vLLM wants a NUMA node for each.
+    vLLM's own VLLM_CPU_OMP_THREADS_BIND does nothing for an engine in process. Set before torch is
+    imported where that is still possible, because OpenMP reads its environment once. The ranks of a
+    tensor-parallel replica are processes of their own, which take their cores from that variable;
+    without it vLLM wants a NUMA node for each.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if num_ranks > 1:
@@ -163,8 +227,12 @@ def pin_this_thread(cpu_ids: tuple[int, ...] | None, num_ranks: int) -> None:
 
 
 def cores_of_ranks(cpu_ids: Sequence[int], num_ranks: int) -> str:
-    """The cores of each rank as vLLM's CPU backend reads them, "0,1|2,3"; "nobind" when they cannot be shared out evenly."""
+    """The cores of each rank as vLLM's CPU backend reads them, "0,1|2,3"; "nobind" when they
+    cannot be shared out evenly.
+    """
     share, rest = divmod(len(cpu_ids), num_ranks)
     if not share or rest:
         return "nobind"
-    return "|".join(",".join(map(str, cpu_ids[rank * share : (rank + 1) * share])) for rank in range(num_ranks))
+    return "|".join(
+        ",".join(map(str, cpu_ids[rank * share : (rank + 1) * share])) for rank in range(num_ranks)
+    )

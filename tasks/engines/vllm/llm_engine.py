@@ -1,4 +1,5 @@
-"""vLLM's engine, ready for a first batch of any length: what engines, judges and measurements build on."""
+"""vLLM's engine, ready for a first batch of any length: what engines, judges and measurements build
+on."""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
-"""A process that builds one replica and measures it: what it is told, what it answers, line by line.
+"""A process that builds one replica and measures it: what it is told, what it answers, line by
+line.
 
-    python -m tasks.engines.vllm.measuring '<MeasuringOrder as JSON>'  ->  stdout: "MEASURED {...}" for room, point or skipped point
+    python -m tasks.engines.vllm.measuring '<MeasuringOrder as JSON>'  ->  stdout: "MEASURED {...}"
+    for room, point or skipped point
 
-Every batch of random prompts is computed from scratch, then decoded to a fixed length without stopping. The fastest of the repeats
-counts, because what disturbs a measurement only ever slows it down. Leaves out which replicas to measure (`flows.commands.calibrate`).
+Every batch of random prompts is computed from scratch, then decoded to a fixed length without
+stopping. The fastest of the repeats counts, because what disturbs a measurement only ever slows it
+down. Leaves out which replicas to measure (`flows.commands.calibrate`).
 """
 
 from __future__ import annotations
@@ -20,12 +23,14 @@ from typing import Any, Protocol, Self
 
 from artifacts.records import Generated, Request
 from tasks.cluster.dask_cluster import pin_process
-from tasks.engines.vllm.model_files import check_model_directory
 from tasks.engines.vllm.engine import EngineConfig, pin_this_thread
+from tasks.engines.vllm.model_files import check_model_directory
 from tasks.scheduling.throughput import ThroughputPoint
 
 SEED = 11
-MARK = "MEASURED "  # begins the lines that carry an answer; vLLM's libraries print lines of their own
+MARK = (
+    "MEASURED "  # begins the lines that carry an answer; vLLM's libraries print lines of their own
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +39,9 @@ class MeasuringOrder:
 
     model_path: str
     engine: EngineConfig  # its tensor_parallel_size is the size that is measured
-    cores: tuple[int, ...]  # pinned to, counted among those the process may use; empty for wherever it may run
+    cores: tuple[
+        int, ...
+    ]  # pinned to, counted among those the process may use; empty for wherever it may run
     gpus: tuple[str, ...]  # CUDA_VISIBLE_DEVICES of the replica; empty on a CPU
     batches: tuple[int, ...]  # responses that decode together
     lengths: tuple[int, ...]  # prompt tokens of each
@@ -43,7 +50,9 @@ class MeasuringOrder:
 
     def to_json(self) -> str:
         engine = self.engine.model_dump(mode="json")
-        return json.dumps({name: getattr(self, name) for name in self.__slots__} | {"engine": engine})
+        return json.dumps(
+            {name: getattr(self, name) for name in self.__slots__} | {"engine": engine}
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -72,7 +81,12 @@ def main() -> None:
     check_model_directory(order.model_path)
     if order.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(order.gpus)
-    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "TQDM_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TQDM_DISABLE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     pin_this_thread(pin_process(order.cores) or None, order.engine.tensor_parallel_size)
     from tasks.engines.vllm.core import build_core
 
@@ -84,7 +98,11 @@ def main() -> None:
         for length in order.lengths:
             for batch in order.batches:
                 fits = batch * (length + order.new_tokens) <= room
-                _say(asdict(measure(core, order, batch, length, vocabulary)) if fits else {"skipped": _skipped(batch, length, room)})
+                _say(
+                    asdict(measure(core, order, batch, length, vocabulary))
+                    if fits
+                    else {"skipped": _skipped(batch, length, room)}
+                )
     finally:
         core.close()
 
@@ -97,10 +115,15 @@ def _say(answer: dict[str, Any]) -> None:  # Any: JSON values
     print(MARK + json.dumps(answer), flush=True)
 
 
-def measure(core: MeasuredCore, order: MeasuringOrder, batch: int, length: int, vocabulary: int) -> ThroughputPoint:
+def measure(
+    core: MeasuredCore, order: MeasuringOrder, batch: int, length: int, vocabulary: int
+) -> ThroughputPoint:
     """Prefill and decode of this batch, each the fastest of the repeats."""
     draw = random.Random(f"{SEED}/{batch}/{length}")
-    times = [_time(core, random_requests(draw, order.new_tokens, batch, length, vocabulary)) for _ in range(order.repeats)]
+    times = [
+        _time(core, random_requests(draw, order.new_tokens, batch, length, vocabulary))
+        for _ in range(order.repeats)
+    ]
     return ThroughputPoint(
         size=order.engine.tensor_parallel_size,
         batch=batch,
@@ -110,11 +133,26 @@ def measure(core: MeasuredCore, order: MeasuringOrder, batch: int, length: int, 
     )
 
 
-def random_requests(draw: random.Random, new_tokens: int, batch: int, length: int, vocabulary: int) -> list[Request]:
+def random_requests(
+    draw: random.Random, new_tokens: int, batch: int, length: int, vocabulary: int
+) -> list[Request]:
     """Prompts that share nothing, so that no prefix is found in the cache."""
-    blank = Request(prompt_id="", index=0, prompt_tokens=(), max_new_tokens=new_tokens, temperature=1.0, top_p=1.0, seed=SEED)
+    blank = Request(
+        prompt_id="",
+        index=0,
+        prompt_tokens=(),
+        max_new_tokens=new_tokens,
+        temperature=1.0,
+        top_p=1.0,
+        seed=SEED,
+    )
     return [
-        replace(blank, prompt_id=f"0/{row}", prompt_tokens=tuple(draw.randrange(vocabulary) for _ in range(length))) for row in range(batch)
+        replace(
+            blank,
+            prompt_id=f"0/{row}",
+            prompt_tokens=tuple(draw.randrange(vocabulary) for _ in range(length)),
+        )
+        for row in range(batch)
     ]
 
 

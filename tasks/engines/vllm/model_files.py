@@ -1,4 +1,5 @@
-"""What an engine reads from a model directory besides weights: whether it is one, its tokenizer, its end tokens."""
+"""What an engine reads from a model directory besides weights: whether it is one, its tokenizer,
+its end tokens."""
 
 from __future__ import annotations
 
@@ -11,17 +12,22 @@ from typing import Any
 def check_model_directory(model_path: str) -> None:
     """ValueError, before anything heavy starts, when the directory cannot be served."""
     directory = Path(model_path)
-    missing = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
+    missing = [
+        name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()
+    ]
     if not any(directory.glob("*.safetensors")):
         missing.append("*.safetensors")
     if missing:
         raise ValueError(
-            f"a model must be a local directory with config, tokenizer and safetensors, {model_path} lacks "
-            f"{', '.join(missing)}; save model and tokenizer there with save_pretrained"
+            "a model must be a local directory with config, tokenizer and safetensors,"
+            f" {model_path} lacks {', '.join(missing)}; save model and tokenizer there with"
+            " save_pretrained"
         )
 
 
-def read_tokenizer(model_path: str) -> Any:  # Any: transformers' tokenizers have no useful common type
+def read_tokenizer(
+    model_path: str,
+) -> Any:  # Any: transformers' tokenizers have no useful common type
     """The tokenizer of the directory, without asking a registry."""
     from transformers import AutoTokenizer
 
@@ -29,7 +35,8 @@ def read_tokenizer(model_path: str) -> Any:  # Any: transformers' tokenizers hav
 
 
 def read_stop_ids(model_path: str, tokenizer: Any) -> tuple[int, ...]:
-    """Every token that ends a response: the tokenizer's end token and those of config.json and generation_config.json."""
+    """Every token that ends a response: the tokenizer's end token and those of config.json and
+    generation_config.json."""
     found = {tokenizer.eos_token_id}
     for name in ("config.json", "generation_config.json"):
         file = Path(model_path) / name

@@ -1,10 +1,12 @@
-"""A thread that owns an engine core: it runs calls between steps, steps while there is work, and sleeps when there is none.
+"""A thread that owns an engine core: it runs calls between steps, steps while there is work, and
+sleeps when there is none.
 
     call(fn) ──▶ commands ──▶ ┌ drain commands ─▶ step while busy ┐ ──▶ finished ──▶ collect()
                               └───────── sleep when idle ◀────────┘
 
-Callers live on an event loop and are woken for finished responses only, never for a step. When the core raises anything but a
-ValueError the thread is dead: every waiting and later call raises EngineLost with the cause. Leaves out what a core is made of.
+Callers live on an event loop and are woken for finished responses only, never for a step. When the
+core raises anything but a ValueError the thread is dead: every waiting and later call raises
+EngineLost with the cause. Leaves out what a core is made of.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ class SteppingThread(Generic[C]):
         self._thread = threading.Thread(target=self._run, name=f"{name}-stepping", daemon=True)
 
     def start(self, deadline_s: float) -> None:
-        """Build the core and wait for it. A ValueError of the build is the caller's; anything else is EngineLost."""
+        """Build the core and wait for it. A ValueError of the build is the caller's; anything else
+        is EngineLost."""
         built: Future[None] = Future()
         with self._changed:
             self._commands.append(_Command(run=lambda core: None, answer=built))
@@ -134,7 +137,8 @@ class SteppingThread(Generic[C]):
                 waiter.set_result(None)
 
     def close(self, deadline_s: float) -> None:
-        """End the thread after its current step and free the device. May be called twice, and on a dead thread."""
+        """End the thread after its current step and free the device. May be called twice, and on a
+        dead thread."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -143,7 +147,8 @@ class SteppingThread(Generic[C]):
         if self._thread.is_alive():
             raise EngineLost(f"{self._name} did not end within {deadline_s:g} s; {self._state()}")
 
-    # --- inside the thread ------------------------------------------------------------------------------------------------
+    # --- inside the thread
+    # ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         core: C | None = None
@@ -169,7 +174,8 @@ class SteppingThread(Generic[C]):
             return not self._closing
 
     def _carry_out_commands(self, core: C) -> None:
-        """A ValueError is the caller's and leaves the core as it was; anything else leaves it undefined and ends the thread."""
+        """A ValueError is the caller's and leaves the core as it was; anything else leaves it
+        undefined and ends the thread."""
         while self._commands:
             command = self._commands.popleft()
             if not command.answer.set_running_or_notify_cancel():
@@ -190,10 +196,13 @@ class SteppingThread(Generic[C]):
 
     def _dead_of(self, error: BaseException) -> EngineLost:
         cause = "".join(traceback.format_exception(error))
-        return EngineLost(f"{self._name}'s stepping thread died of {type(error).__name__}: {error}\n{cause}")
+        return EngineLost(
+            f"{self._name}'s stepping thread died of {type(error).__name__}: {error}\n{cause}"
+        )
 
     def _die(self, lost: EngineLost, for_waiting: BaseException | None = None) -> None:
-        """Refuse every later call, and fail those that wait now (with the user's own error when there is one)."""
+        """Refuse every later call, and fail those that wait now (with the user's own error when
+        there is one)."""
         with self._changed:
             self._lost = self._lost or str(lost)
             waiting = [command.answer for command in self._commands] + self._waiters
@@ -203,7 +212,8 @@ class SteppingThread(Generic[C]):
             if future.set_running_or_notify_cancel():
                 future.set_exception(for_waiting or EngineLost(self._lost))
 
-    # --- deadlines --------------------------------------------------------------------------------------------------------
+    # --- deadlines
+    # ----------------------------------------------------------------------------------------------
 
     async def _woken(self, waiter: Future[None], wait_s: float) -> None:
         try:
@@ -219,9 +229,13 @@ class SteppingThread(Generic[C]):
             raise EngineLost(self._lost)
 
     def _give_up(self, what: str, deadline_s: float) -> EngineLost:
-        """A replica that missed a deadline is lost for good: a late answer could bring back requests relaunched elsewhere."""
+        """A replica that missed a deadline is lost for good: a late answer could bring back
+        requests relaunched elsewhere."""
         with self._changed:
-            self._lost = self._lost or f"{self._name} did not answer {what} within {deadline_s:g} s; {self._state()}"
+            self._lost = (
+                self._lost
+                or f"{self._name} did not answer {what} within {deadline_s:g} s; {self._state()}"
+            )
             self._closing = True
             self._changed.notify()
         return EngineLost(self._lost)
@@ -230,4 +244,8 @@ class SteppingThread(Generic[C]):
         began_s = self._step_began_s
         if not self._thread.is_alive():
             return "its stepping thread is gone"
-        return "its stepping thread is between steps" if began_s is None else f"in one step for {time.monotonic() - began_s:.1f} s"
+        return (
+            "its stepping thread is between steps"
+            if began_s is None
+            else f"in one step for {time.monotonic() - began_s:.1f} s"
+        )

@@ -1,12 +1,15 @@
 """What runs inside every vLLM worker: load a weight file, and say what the worker holds afterwards.
 
-vLLM mixes `WeightReader` into its worker class (`worker_extension_cls`): each tensor-parallel rank reads the file itself, no
-tensor crosses a process border. It then reads the weights back under the checkpoint's names (vLLM fuses q, k, v and gate, up):
+vLLM mixes `WeightReader` into its worker class (`worker_extension_cls`): each tensor-parallel rank
+reads the file itself, no tensor crosses a process border. It then reads the weights back under the
+checkpoint's names (vLLM fuses q, k, v and gate, up):
 
-* tensors that the model keeps as they are (embeddings, norms, every tensor on a GPU) are read whole;
-* the CPU backend repacks linear weights and drops the originals. One-hot rows through the packed product return single input
-  columns exactly, so `_COLUMNS` columns per matrix are read back after each load, others each version. What was read is written
-  over the file's tensor before its fingerprint is taken: the fingerprint is the file's exactly when those columns agree;
+* tensors that the model keeps as they are (embeddings, norms, every tensor on a GPU) are read
+  whole;
+* the CPU backend repacks linear weights and drops the originals. One-hot rows through the packed
+  product return single input columns exactly, so `_COLUMNS` columns per matrix are read back after
+  each load, others each version. What was read is written over the file's tensor before its
+  fingerprint is taken: the fingerprint is the file's exactly when those columns agree;
 * with tensor parallelism a rank holds a shard, which is read in the same two ways and written over
   its place in the file's tensor. Together the ranks cover the tensor; `vllm_core` joins their
   fingerprints. Of layers other than vLLM's plain parallel ones (`_SHARDED`) it is not known which
@@ -46,7 +49,8 @@ class WeightReader:
     model_runner: Any  # vLLM's model runner, which its worker class provides
 
     def load_version(self, path: str, version: int) -> dict[str, int]:
-        """Load the file into the model in place; returns the fingerprint of every tensor held now, by checkpoint name.
+        """Load the file into the model in place; returns the fingerprint of every tensor held now,
+        by checkpoint name.
 
         Raises ValueError before anything is changed when the file's tensors are not the model's.
         """
@@ -65,13 +69,15 @@ def _check_names(expected: set[str], found: set[str], path: str) -> None:
     if expected == found:
         return
     raise ValueError(
-        f"a weight file must hold exactly the model's tensors; {path} lacks {sorted(expected - found)[:3]} and has "
-        f"{sorted(found - expected)[:3]} too many; write it from the model that the engine was started with"
+        f"a weight file must hold exactly the model's tensors; {path} lacks"
+        f" {sorted(expected - found)[:3]} and has {sorted(found - expected)[:3]} too many; write it"
+        " from the model that the engine was started with"
     )
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor, list[str]]]:
-    """Every (module, parameter, checkpoint names of its parts along the output axis); a tied one under its first names."""
+    """Every (module, parameter, checkpoint names of its parts along the output axis); a tied one
+    under its first names."""
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     first_names: dict[int, list[str]] = {}
     for module_name, module in model.named_modules():
@@ -88,13 +94,15 @@ def _checkpoint_names(model: nn.Module) -> set[str]:
 def _with_tied_copies(model: nn.Module, stream: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
     """The file's tensors, and again under their own names those that a second module is tied to.
 
-    The CPU backend gives a tied output head a repacked copy of its own, which vLLM does not renew unless it gets that name too.
+    The CPU backend gives a tied output head a repacked copy of its own, which vLLM does not renew
+    unless it gets that name too.
     """
     name_of = {id(module): name for name, module in model.named_modules()}
     tied = [
         (f"{name_of[id(module)]}.weight", stream[first])
         for module, _, (first, *_) in _parameters(model)
-        if first.endswith("embed_tokens.weight") and not name_of[id(module)].endswith("embed_tokens")
+        if first.endswith("embed_tokens.weight")
+        and not name_of[id(module)].endswith("embed_tokens")
     ]
     return [*stream.items(), *tied]
 

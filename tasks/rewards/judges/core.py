@@ -1,9 +1,11 @@
 """vLLM as a judge, as the stepping thread sees it: a batch of questions in, one judgement each out.
 
-A yes-or-no question is a prefill and one token that can only be a yes or a no. Its log-probabilities are those of the masked
-distribution, so that P(yes) = sum over the yes tokens / sum over both needs no parsing and cannot fail. A generative verdict is a
-JSON object by structured output, decoded greedily; one that was cut off is asked for once more without its reason.
-Leaves out batching over time, caching and deadlines. Weights are the judge's own for good: nothing here loads others.
+A yes-or-no question is a prefill and one token that can only be a yes or a no. Its
+log-probabilities are those of the masked distribution, so that P(yes) = sum over the yes tokens /
+sum over both needs no parsing and cannot fail. A generative verdict is a JSON object by structured
+output, decoded greedily; one that was cut off is asked for once more without its reason. Leaves out
+batching over time, caching and deadlines. Weights are the judge's own for good: nothing here loads
+others.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
 
 
 class JudgeCore:
-    """One LLMEngine that only judges. Works off a whole batch in one call, so that between calls it is never busy."""
+    """One LLMEngine that only judges. Works off a whole batch in one call, so that between calls it
+    is never busy."""
 
     busy = False
 
-    def __init__(self, engine: LLMEngine, tokenizer: Any, max_model_len: int) -> None:  # Any: see QuestionEncoder
+    def __init__(
+        self, engine: LLMEngine, tokenizer: Any, max_model_len: int
+    ) -> None:  # Any: see QuestionEncoder
         self._engine = engine
         self._tokenizer = tokenizer
         self._encoder = QuestionEncoder(tokenizer, max_model_len)
@@ -42,7 +47,8 @@ class JudgeCore:
         self._engine.engine_core.shutdown()
 
     def decide(self, questions: Sequence[Question]) -> tuple[Judgement, ...]:
-        """A judgement for each question, in order. ValueError when yes and no cannot be told apart in the judge's vocabulary."""
+        """A judgement for each question, in order. ValueError when yes and no cannot be told apart
+        in the judge's vocabulary."""
         if self._asleep:
             self._engine.wake_up()
             self._asleep = False
@@ -61,11 +67,19 @@ class JudgeCore:
             self._engine.sleep(level=1)
             self._asleep = True
 
-    def _ask(self, questions: Sequence[Question], params: Callable[[Question], SamplingParams]) -> list[Judgement]:
+    def _ask(
+        self, questions: Sequence[Question], params: Callable[[Question], SamplingParams]
+    ) -> list[Judgement]:
         from vllm.inputs.engine import tokens_input
 
-        prompts = [(question, tokens) for question in questions if (tokens := self._encoder.encode(question)) is not None]
-        entering = [(question, tokens, params(question)) for question, tokens in prompts]  # before any is inside the engine
+        prompts = [
+            (question, tokens)
+            for question in questions
+            if (tokens := self._encoder.encode(question)) is not None
+        ]
+        entering = [
+            (question, tokens, params(question)) for question, tokens in prompts
+        ]  # before any is inside the engine
         asked: dict[str, Question] = {}
         for question, tokens, wanted in entering:
             self._num_asked += 1
@@ -78,11 +92,18 @@ class JudgeCore:
                 if output.finished:
                     question = asked[output.request_id]
                     told[question.key] = self._judgement(question, output)
-        return [told.get(question.key) or _no_verdict(question, "judge_prompt_too_long") for question in questions]
+        return [
+            told.get(question.key) or _no_verdict(question, "judge_prompt_too_long")
+            for question in questions
+        ]
 
     def _judgement(self, question: Question, output: RequestOutput) -> Judgement:
         written = output.outputs[0]
-        p_yes = self._probability(question, written.logprobs) if question.mode == "yes_no" else self._verdict(question, written.token_ids)
+        p_yes = (
+            self._probability(question, written.logprobs)
+            if question.mode == "yes_no"
+            else self._verdict(question, written.token_ids)
+        )
         return Judgement(
             key=question.key,
             p_yes=p_yes,
@@ -91,10 +112,14 @@ class JudgeCore:
             detail="" if p_yes is not None else "judge_unparsable",
         )
 
-    def _probability(self, question: Question, logprobs: Any) -> float:  # Any: vLLM's mapping from token to Logprob, by position
+    def _probability(
+        self, question: Question, logprobs: Any
+    ) -> float:  # Any: vLLM's mapping from token to Logprob, by position
         yes, no = verdict_tokens(self._tokenizer, question.yes, question.no)
         first = logprobs[0]
-        for_yes, for_no = (math.fsum(math.exp(first[token].logprob) for token in tokens) for tokens in (yes, no))
+        for_yes, for_no = (
+            math.fsum(math.exp(first[token].logprob) for token in tokens) for tokens in (yes, no)
+        )
         return for_yes / (for_yes + for_no)
 
     def _verdict(self, question: Question, token_ids: Sequence[int]) -> float | None:
@@ -104,7 +129,9 @@ class JudgeCore:
         except ValueError:
             return None
         verdict = told.get("verdict") if isinstance(told, dict) else None
-        return {question.yes: 1.0, question.no: 0.0}.get(verdict) if isinstance(verdict, str) else None
+        return (
+            {question.yes: 1.0, question.no: 0.0}.get(verdict) if isinstance(verdict, str) else None
+        )
 
     def _verdict_params(self, question: Question) -> SamplingParams:
         from vllm import SamplingParams
@@ -112,7 +139,11 @@ class JudgeCore:
 
         if question.mode == "generative":
             return _structured(question, {"reason": {"type": "string"}})
-        allowed = [token for tokens in verdict_tokens(self._tokenizer, question.yes, question.no) for token in tokens]
+        allowed = [
+            token
+            for tokens in verdict_tokens(self._tokenizer, question.yes, question.no)
+            for token in tokens
+        ]
         return SamplingParams(
             max_tokens=1, temperature=0.0, allowed_token_ids=allowed, logprobs=len(allowed),
             detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
@@ -128,7 +159,12 @@ def _structured(question: Question, first: dict[str, Any]) -> SamplingParams:  #
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     properties = {**first, "verdict": {"enum": [question.yes, question.no]}}
-    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
     wanted = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
     return SamplingParams(
         max_tokens=question.max_new_tokens, temperature=0.0, structured_outputs=wanted,

@@ -1,9 +1,12 @@
-"""The judges' desk of a round: responses that wait for a judge go to it together, and no question is asked twice.
+"""The judges' desk of a round: responses that wait for a judge go to it together, and no question
+is asked twice.
 
-    score ── kept verdict? ── being asked already? ── budget spent? ── waiting ──▶ an idle judge takes its share ──▶ verdict
+    score ── kept verdict? ── being asked already? ── budget spent? ── waiting
+        ──▶ an idle judge takes its share ──▶ verdict
 
-A judge works on one batch at a time. What arrives meanwhile waits and goes together; idle judges share the waiting ones, the one that
-has had the least first. A call waits and computes nothing here, so it takes no reward worker. Belongs to one event loop.
+A judge works on one batch at a time. What arrives meanwhile waits and goes together; idle judges
+share the waiting ones, the one that has had the least first. A call waits and computes nothing
+here, so it takes no reward worker. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from typing import Self
 
 from artifacts.judgements import Judgement, JudgementCache, Question
 from artifacts.records import Generated, Outcome, Prompt, Score
-from tasks.rewards.judges.engine import Judge
 from tasks.rewards.base import Verdict, stamp
+from tasks.rewards.judges.engine import Judge
 from tasks.rewards.judges.reward import (
     JUDGE,
     TOO_LONG,
@@ -76,7 +79,8 @@ class JudgeDesk:
         self.report = JudgingReport()
 
     async def score(self, config: JudgeConfig, prompt: Prompt, generated: Generated) -> Score:
-        """The judge's verdict on a response. Raises ActorLost or EngineLost when a judge is gone."""
+        """The judge's verdict on a response. Raises ActorLost or EngineLost when a judge is
+        gone."""
         started_s = time.time()
         if generated.finish_reason == "aborted":
             verdict = Verdict(reward=None, outcome=Outcome.ABORTED, detail="aborted")
@@ -93,8 +97,14 @@ class JudgeDesk:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Drop what waits; let the judges rest once they have answered, or leave them to themselves when the round fails."""
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Drop what waits; let the judges rest once they have answered, or leave them to themselves
+        when the round fails."""
         self._waiting.clear()
         running = list(self._batches.values())
         if error is not None:
@@ -104,7 +114,9 @@ class JudgeDesk:
         for future in self._open.values():
             future.cancel()
         if error is None:
-            await asyncio.gather(*(judge.rest() for judge in self._judges if self._served[judge.name]))
+            await asyncio.gather(
+                *(judge.rest() for judge in self._judges if self._served[judge.name])
+            )
 
     async def _judgement(self, config: JudgeConfig, question: Question) -> Judgement:
         kept = self._cache.get(question.key)
@@ -115,7 +127,9 @@ class JudgeDesk:
             self._add(num_cache_hits=1)
         elif self.report.num_calls + len(self._waiting) >= config.max_calls_per_round:
             detail = f"judge_budget_spent: max_calls_per_round is {config.max_calls_per_round}"
-            return Judgement(key=question.key, p_yes=None, prompt_tokens=0, new_tokens=0, detail=detail)
+            return Judgement(
+                key=question.key, p_yes=None, prompt_tokens=0, new_tokens=0, detail=detail
+            )
         else:
             self._open[question.key] = asyncio.get_running_loop().create_future()
             self._waiting.append((question, config.deadline_s))
@@ -130,25 +144,38 @@ class JudgeDesk:
 
     def _dispatch(self) -> None:
         self._is_due = False
-        while self._waiting and (idle := [judge for judge in self._judges if judge.name not in self._batches]):
+        while self._waiting and (
+            idle := [judge for judge in self._judges if judge.name not in self._batches]
+        ):
             judge = min(idle, key=lambda one: self._served[one.name])
             share = min(self._max_batch, math.ceil(len(self._waiting) / len(idle)))
             taken = [self._waiting.popleft() for _ in range(share)]
             self._served[judge.name] += share
             self._add(num_calls=share, num_batches=1)
-            questions, deadline_s = [question for question, _ in taken], max(deadline_s for _, deadline_s in taken)
+            questions, deadline_s = (
+                [question for question, _ in taken],
+                max(deadline_s for _, deadline_s in taken),
+            )
             self._batches[judge.name] = asyncio.create_task(self._ask(judge, questions, deadline_s))
 
     async def _ask(self, judge: Judge, questions: Sequence[Question], deadline_s: float) -> None:
-        """One batch, whose failure is that of everybody who waits for it; too late is no verdict."""
+        """One batch, whose failure is that of everybody who waits for it; too late is no
+        verdict."""
         start_s = time.time()
         try:
             async with asyncio.timeout(deadline_s):
                 judged = await judge.decide(questions)
         except TimeoutError:
-            detail = f"judge_timeout: {judge.name} had {len(questions)} questions for {deadline_s:g} s"
-            judged = tuple(Judgement(key=one.key, p_yes=None, prompt_tokens=0, new_tokens=0, detail=detail) for one in questions)
-        except Exception as error:  # the boundary of the task: raised by whoever waits for these verdicts
+            detail = (
+                f"judge_timeout: {judge.name} had {len(questions)} questions for {deadline_s:g} s"
+            )
+            judged = tuple(
+                Judgement(key=one.key, p_yes=None, prompt_tokens=0, new_tokens=0, detail=detail)
+                for one in questions
+            )
+        except (
+            Exception
+        ) as error:  # the boundary of the task: raised by whoever waits for these verdicts
             for question in questions:
                 self._settle(question.key, error)
             return

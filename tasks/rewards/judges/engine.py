@@ -2,8 +2,8 @@
 
     event loop: decide / rest ──▶ SteppingThread ──▶ JudgeCore ──▶ vLLM's LLMEngine
 
-Shares the rollout engine's vLLM settings, pinning and stepping thread, and nothing else: it holds other weights, which never
-change in a run. Leaves out who asks, and in what batches.
+Shares the rollout engine's vLLM settings, pinning and stepping thread, and nothing else: it holds
+other weights, which never change in a run. Leaves out who asks, and in what batches.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.judgements import Judgement, Question
 from artifacts.models.choice import ModelConfig
-from tasks.rewards.judges.core import JudgeCore
-from tasks.rewards.judges.placement import LayerStreaming, Placement, placement_arguments
+from tasks.engines.vllm.engine import EngineConfig, pin_this_thread
 from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
 from tasks.engines.vllm.model_files import check_model_directory, read_tokenizer
 from tasks.engines.vllm.stepping import SteppingThread
-from tasks.engines.vllm.engine import EngineConfig, pin_this_thread
+from tasks.rewards.judges.core import JudgeCore
+from tasks.rewards.judges.placement import LayerStreaming, Placement, placement_arguments
 
 
 class Judge(Protocol):
@@ -31,7 +31,8 @@ class Judge(Protocol):
     name: str
 
     async def decide(self, questions: Sequence[Question]) -> tuple[Judgement, ...]:
-        """A judgement for each question, in order. TimeoutError when it takes too long; ActorLost or EngineLost when the judge is gone."""
+        """A judgement for each question, in order. TimeoutError when it takes too long; ActorLost
+        or EngineLost when the judge is gone."""
         ...
 
     async def rest(self) -> None:
@@ -44,21 +45,53 @@ class JudgeEngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: ModelConfig = Field(..., description="The model that judges; its weights are never those that are trained.")
-    placement: Placement = Field(
-        "resident", description="On a GPU that it shares: keep all weights there, let them sleep between rounds, or stream layers."
+    model: ModelConfig = Field(
+        ..., description="The model that judges; its weights are never those that are trained."
     )
-    streaming: LayerStreaming = Field(default_factory=LayerStreaming, description="How many layers stay on the GPU (placement prefetch).")
-    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Number format of weights and activations.")
-    max_num_seqs: int = Field(64, ge=1, description="Largest number of questions that are judged together.")
-    max_model_len: int = Field(2048, ge=64, description="Bound on the tokens of a question; longer answers keep head and tail.")
-    max_batched_tokens: int = Field(4096, ge=32, description="Tokens of one forward pass; placement prefetch wants 16384 on PCIe 4.")
-    kv_cache_gb: float = Field(0.5, gt=0, description="Size of the KV cache on a CPU device, in GiB.")
-    gpu_memory_utilization: float = Field(0.3, gt=0, le=1, description="Share of a GPU's memory that the judge may take.")
-    call_deadline_s: float = Field(300.0, gt=0, description="Longest time for a batch, after which the judge counts as lost, seconds.")
+    placement: Placement = Field(
+        "resident",
+        description=(
+            "On a GPU that it shares: keep all weights there, let them sleep between rounds, or"
+            " stream layers."
+        ),
+    )
+    streaming: LayerStreaming = Field(
+        default_factory=LayerStreaming,
+        description="How many layers stay on the GPU (placement prefetch).",
+    )
+    dtype: Literal["bfloat16", "float32"] = Field(
+        "bfloat16", description="Number format of weights and activations."
+    )
+    max_num_seqs: int = Field(
+        64, ge=1, description="Largest number of questions that are judged together."
+    )
+    max_model_len: int = Field(
+        2048,
+        ge=64,
+        description="Bound on the tokens of a question; longer answers keep head and tail.",
+    )
+    max_batched_tokens: int = Field(
+        4096,
+        ge=32,
+        description="Tokens of one forward pass; placement prefetch wants 16384 on PCIe 4.",
+    )
+    kv_cache_gb: float = Field(
+        0.5, gt=0, description="Size of the KV cache on a CPU device, in GiB."
+    )
+    gpu_memory_utilization: float = Field(
+        0.3, gt=0, le=1, description="Share of a GPU's memory that the judge may take."
+    )
+    call_deadline_s: float = Field(
+        300.0,
+        gt=0,
+        description="Longest time for a batch, after which the judge counts as lost, seconds.",
+    )
 
-    def vllm_arguments(self, model_path: str, seed: int, on_cpu: bool, has_tokenizer: bool) -> dict[str, Any]:  # Any: vLLM's many types
-        """The keyword arguments of vLLM's EngineArgs. ValueError for a placement that this device does not have."""
+    def vllm_arguments(
+        self, model_path: str, seed: int, on_cpu: bool, has_tokenizer: bool
+    ) -> dict[str, Any]:  # Any: vLLM's many types
+        """The keyword arguments of vLLM's EngineArgs. ValueError for a placement that this device
+        does not have."""
         self.check_device("cpu" if on_cpu else "cuda")
         engine = EngineConfig(
             dtype=self.dtype,
@@ -68,18 +101,23 @@ class JudgeEngineConfig(BaseModel):
             kv_cache_gb=self.kv_cache_gb,
             gpu_memory_utilization=self.gpu_memory_utilization,
         )
-        arguments = engine.vllm_arguments(model_path, seed, on_cpu) | {"skip_tokenizer_init": not has_tokenizer}
+        arguments = engine.vllm_arguments(model_path, seed, on_cpu) | {
+            "skip_tokenizer_init": not has_tokenizer
+        }
         del arguments["worker_extension_cls"]  # it loads weights, which a judge never does
         if on_cpu:
             return arguments
-        return arguments | placement_arguments(self.placement, read_num_layers(model_path), self.max_batched_tokens, self.streaming)
+        return arguments | placement_arguments(
+            self.placement, read_num_layers(model_path), self.max_batched_tokens, self.streaming
+        )
 
     def check_device(self, device_kind: str) -> None:
         """ValueError when the placement needs a GPU and there is none."""
         if device_kind == "cpu" and self.placement != "resident":
             raise ValueError(
-                f"a judge on a CPU device must have placement 'resident', got {self.placement!r}: there is no device memory to give back; "
-                "set placement=resident, or cluster.device_kind=cuda"
+                f"a judge on a CPU device must have placement 'resident', got {self.placement!r}:"
+                " there is no device memory to give back; set placement=resident, or"
+                " cluster.device_kind=cuda"
             )
 
 
@@ -87,7 +125,13 @@ class JudgeEngine(Judge):
     """One judge in this process. `start` builds it, `close` frees it."""
 
     def __init__(
-        self, config: JudgeEngineConfig, model_path: str, name: str, cpu_ids: Sequence[int] | None, *, has_tokenizer: bool
+        self,
+        config: JudgeEngineConfig,
+        model_path: str,
+        name: str,
+        cpu_ids: Sequence[int] | None,
+        *,
+        has_tokenizer: bool,
     ) -> None:
         """has_tokenizer: whether vLLM itself needs the tokenizer, which structured output does."""
         check_model_directory(model_path)
@@ -104,14 +148,17 @@ class JudgeEngine(Judge):
 
     async def decide(self, questions: Sequence[Question]) -> tuple[Judgement, ...]:
         batch = tuple(questions)
-        return await self._thread.call("decide", lambda core: core.decide(batch), self._config.call_deadline_s)
+        return await self._thread.call(
+            "decide", lambda core: core.decide(batch), self._config.call_deadline_s
+        )
 
     async def rest(self) -> None:
         if self._config.placement == "sleep":
             await self._thread.call("rest", lambda core: core.rest(), self._config.call_deadline_s)
 
     def check_alive(self) -> None:
-        """Raise EngineLost when the stepping thread has died; a batch that runs is not waited for."""
+        """Raise EngineLost when the stepping thread has died; a batch that runs is not waited
+        for."""
         self._thread.check_alive()
 
     def close(self) -> None:
@@ -127,5 +174,7 @@ class JudgeEngine(Judge):
 
 def read_num_layers(model_path: str) -> int:
     """Decoder layers of the model."""
-    config: dict[str, Any] = json.loads((Path(model_path) / "config.json").read_text())  # Any: JSON values
+    config: dict[str, Any] = json.loads(
+        (Path(model_path) / "config.json").read_text()
+    )  # Any: JSON values
     return int(config.get("text_config", config)["num_hidden_layers"])

@@ -18,14 +18,21 @@ class JudgeActor:
     """Holds one judge. Its methods are coroutines on the worker's event loop."""
 
     def __init__(
-        self, config: JudgeEngineConfig, model_path: str, name: str, core_ids: tuple[int, ...], has_tokenizer: bool, start_s: float
+        self,
+        config: JudgeEngineConfig,
+        model_path: str,
+        name: str,
+        core_ids: tuple[int, ...],
+        has_tokenizer: bool,
+        start_s: float,
     ) -> None:
         cores = pin_process(core_ids)
         self._engine = JudgeEngine(config, model_path, name, cores, has_tokenizer=has_tokenizer)
         self._engine.start(start_s)
 
     async def ping(self) -> None:
-        """Answers as long as the engine does; raises EngineLost when its stepping thread has died in a living worker."""
+        """Answers as long as the engine does; raises EngineLost when its stepping thread has died
+        in a living worker."""
         self._engine.check_alive()
 
     async def decide(self, payload: bytes) -> bytes:
@@ -53,7 +60,9 @@ class RemoteJudge(Judge):
         return cls(Remote.connect(run_id, name), deadline_s)
 
     async def decide(self, questions: Sequence[Question]) -> tuple[Judgement, ...]:
-        judged: tuple[Judgement, ...] = unpack(await self._remote.call("decide", pack(tuple(questions)), deadline_s=self._deadline_s))
+        judged: tuple[Judgement, ...] = unpack(
+            await self._remote.call("decide", pack(tuple(questions)), deadline_s=self._deadline_s)
+        )
         return judged
 
     async def rest(self) -> None:

@@ -1,10 +1,12 @@
-"""The judge reward: another model says whether an answer is right, and its probability of Yes against No is the verdict.
+"""The judge reward: another model says whether an answer is right, and its probability of Yes
+against No is the verdict.
 
     response -> final answer -> question -> judge -> P(yes) -> reward; no verdict -> infra, not 0.5
                   |-> none, a speech, another number than the reference: wrong, no judge is asked
 
-The default reward is 1 or 0 by a threshold: groups then agree or differ as with a rule, and an unsure judge does not turn noise into
-advantages. `reward: probability` keeps the number. Leaves out who asks whom and when (`judge_desk`) and the model (`engines.judge_engine`).
+The default reward is 1 or 0 by a threshold: groups then agree or differ as with a rule, and an
+unsure judge does not turn noise into advantages. `reward: probability` keeps the number. Leaves out
+who asks whom and when (`judge_desk`) and the model (`engines.judge_engine`).
 """
 
 from __future__ import annotations
@@ -18,18 +20,19 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.judgements import Judgement, JudgeMode, Question
 from artifacts.records import Generated, Outcome, Prompt, Score
-from tasks.rewards.judges.engine import JudgeEngineConfig
 from tasks.rewards.base import Verdict, infra, wrong
+from tasks.rewards.judges.engine import JudgeEngineConfig
+from tasks.rewards.judges.prompt import Shown, make_question, shown_part, stated_part
 from tasks.rewards.maths.exact_number import exact_number, plain
 from tasks.rewards.maths.final_answer import answer_tail, find_number
-from tasks.rewards.judges.prompt import Shown, make_question, shown_part, stated_part
 from tasks.rewards.maths.math_answer import read_gold
 
 JUDGE = "judge"  # scorer of every judged response
 TOO_LONG, VETOED = "answer_too_long", "another_number"  # details of verdicts without a judge
 _DECIMALS = re.compile(r"[0-9,]*\.([0-9]+)")
 RUBRIC = """You grade answers to questions.
-An answer is right only if it says the same as the reference answer where one is given, however it is written.
+An answer is right only if it says the same as the reference answer where one is given, \
+however it is written.
 An answer that is missing, partial, or more than one answer is not right."""
 
 
@@ -38,53 +41,100 @@ class JudgeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["judge"] = Field(default="judge", description="Chooses a model as the judge; needs the role judge in cluster.roles.")
-    engine: JudgeEngineConfig = Field(..., description="The model that judges; the same in all judge rewards of a run.")
-    mode: JudgeMode = Field(
-        "yes_no", description="One constrained token, whose probabilities are the verdict, or a generated JSON object with a reason."
+    kind: Literal["judge"] = Field(
+        default="judge",
+        description="Chooses a model as the judge; needs the role judge in cluster.roles.",
     )
-    reward: Literal["verdict", "probability"] = Field("verdict", description="Reward 1 or 0 by the threshold, or the probability itself.")
-    threshold: float = Field(0.5, gt=0, lt=1, description="Probability of yes from which on an answer counts as right.")
-    rubric: str = Field(RUBRIC, min_length=1, description="What the judge is told before question, reference answer and answer.")
-    shown: Shown = Field("final_answer", description="What of a response is judged: its final answer, or all of its text.")
+    engine: JudgeEngineConfig = Field(
+        ..., description="The model that judges; the same in all judge rewards of a run."
+    )
+    mode: JudgeMode = Field(
+        "yes_no",
+        description=(
+            "One constrained token, whose probabilities are the verdict, or a generated JSON object"
+            " with a reason."
+        ),
+    )
+    reward: Literal["verdict", "probability"] = Field(
+        "verdict", description="Reward 1 or 0 by the threshold, or the probability itself."
+    )
+    threshold: float = Field(
+        0.5, gt=0, lt=1, description="Probability of yes from which on an answer counts as right."
+    )
+    rubric: str = Field(
+        RUBRIC,
+        min_length=1,
+        description="What the judge is told before question, reference answer and answer.",
+    )
+    shown: Shown = Field(
+        "final_answer",
+        description="What of a response is judged: its final answer, or all of its text.",
+    )
     max_final_answer_chars: int = Field(
         128,
         ge=1,
-        description="Final answers longer than this, and than twice the reference answer, are "
-        "wrong and not judged: a final answer is no place to talk the judge round. The longest "
-        "right one of 10,000 varied answers has 24 characters, of reasoning-gym's 99.",
+        description=(
+            "Final answers longer than this, and than twice the reference answer, are "
+            "wrong and not judged: a final answer is no place to talk the judge round. The longest "
+            "right one of 10,000 varied answers has 24 characters, of reasoning-gym's 99."
+        ),
     )
     veto: bool = Field(
         True,
-        description="A final answer that is a number and nothing else, and another one than the "
-        "reference answer also when rounded, is wrong: no judge is asked.",
+        description=(
+            "A final answer that is a number and nothing else, and another one than the "
+            "reference answer also when rounded, is wrong: no judge is asked."
+        ),
     )
-    max_answer_chars: int = Field(8000, ge=64, description="Longer answers keep head and tail of together so many characters.")
-    yes: str = Field("Yes", min_length=1, description="Word that says an answer is right; its first tokens must not begin `no`, too.")
+    max_answer_chars: int = Field(
+        8000, ge=64, description="Longer answers keep head and tail of together so many characters."
+    )
+    yes: str = Field(
+        "Yes",
+        min_length=1,
+        description="Word that says an answer is right; its first tokens must not begin `no`, too.",
+    )
     no: str = Field("No", min_length=1, description="Word that says it is not.")
-    max_new_tokens: int = Field(128, ge=32, description="Bound on a generated verdict (mode generative).")
-    max_calls_per_round: int = Field(
-        16384, ge=1, description="Questions that a round may ask; further ones are infra failures. Verdicts that are kept cost nothing."
+    max_new_tokens: int = Field(
+        128, ge=32, description="Bound on a generated verdict (mode generative)."
     )
-    deadline_s: float = Field(60.0, gt=0, description="How long a batch may take before its questions count as infra failures, seconds.")
+    max_calls_per_round: int = Field(
+        16384,
+        ge=1,
+        description=(
+            "Questions that a round may ask; further ones are infra failures. Verdicts that are"
+            " kept cost nothing."
+        ),
+    )
+    deadline_s: float = Field(
+        60.0,
+        gt=0,
+        description=(
+            "How long a batch may take before its questions count as infra failures, seconds."
+        ),
+    )
 
     @model_validator(mode="after")
     def _question_fits(self) -> Self:
         if self.mode == "generative" and 2 * self.max_new_tokens > self.engine.max_model_len:
             raise ValueError(
-                f"max_new_tokens must leave half of engine.max_model_len ({self.engine.max_model_len}) to the question, "
-                f"got {self.max_new_tokens}; lower it or raise engine.max_model_len"
+                "max_new_tokens must leave half of engine.max_model_len"
+                f" ({self.engine.max_model_len}) to the question, got {self.max_new_tokens}; lower"
+                " it or raise engine.max_model_len"
             )
         return self
 
     @property
     def judge(self) -> str:
         """Names the model and its numbers, for the key of kept verdicts."""
-        return f"{self.engine.model.model_dump_json()} {self.engine.dtype} {self.engine.max_model_len}"
+        return (
+            f"{self.engine.model.model_dump_json()} {self.engine.dtype} {self.engine.max_model_len}"
+        )
 
 
 class JudgedAtTheDesk:
-    """Stands for a judge among the rewards that score in this process: it has nothing to start, and is never asked."""
+    """Stands for a judge among the rewards that score in this process: it has nothing to start, and
+    is never asked."""
 
     name = JUDGE
 
@@ -122,7 +172,11 @@ def verdict_of(config: JudgeConfig, judgement: Judgement) -> Verdict:
         return infra(judgement.detail)
     is_right = judgement.p_yes >= config.threshold
     reward = judgement.p_yes if config.reward == "probability" else float(is_right)
-    return Verdict(reward=reward, outcome=Outcome.OK if is_right else Outcome.WRONG, detail=f"p_yes={judgement.p_yes:.4f}")
+    return Verdict(
+        reward=reward,
+        outcome=Outcome.OK if is_right else Outcome.WRONG,
+        detail=f"p_yes={judgement.p_yes:.4f}",
+    )
 
 
 def exact_rule(gold: str, text: str) -> bool | None:
@@ -154,13 +208,20 @@ def _last_place(written: str) -> Fraction:
 
 
 def judge_engine_of(rewards: Mapping[str, object]) -> JudgeEngineConfig | None:
-    """The model that judges in a run, None without one. ValueError when two rewards want different models or engines."""
+    """The model that judges in a run, None without one. ValueError when two rewards want different
+    models or engines."""
     judges = [config for config in rewards.values() if isinstance(config, JudgeConfig)]
     if any(config.engine != judges[0].engine for config in judges):
-        raise ValueError("all rewards of kind judge must have the same engine, got different ones; give them the same model and placement")
+        raise ValueError(
+            "all rewards of kind judge must have the same engine, got different ones; give them the"
+            " same model and placement"
+        )
     return judges[0].engine if judges else None
 
 
 def judges_generate(rewards: Mapping[str, object]) -> bool:
     """Whether any verdict is generated, for which the engine needs its tokenizer."""
-    return any(isinstance(config, JudgeConfig) and config.mode == "generative" for config in rewards.values())
+    return any(
+        isinstance(config, JudgeConfig) and config.mode == "generative"
+        for config in rewards.values()
+    )

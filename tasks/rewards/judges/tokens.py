@@ -1,7 +1,8 @@
 """A judge's question as tokens, and the tokens that are its verdict.
 
-The chat template's own special tokens frame the question; everything inside is encoded as plain text, so that a response that
-writes an end-of-turn marker writes characters. A long answer keeps its head and its tail.
+The chat template's own special tokens frame the question; everything inside is encoded as plain
+text, so that a response that writes an end-of-turn marker writes characters. A long answer keeps
+its head and its tail.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ GAP = "\n[...]\n"  # between head and tail of an answer that was cut
 class QuestionEncoder:
     """Encodes for one tokenizer."""
 
-    def __init__(self, tokenizer: Any, max_tokens: int) -> None:  # Any: transformers' tokenizers have no useful common type
+    def __init__(
+        self, tokenizer: Any, max_tokens: int
+    ) -> None:  # Any: transformers' tokenizers have no useful common type
         """max_tokens: what fits the judge's context beside what it writes."""
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
@@ -40,25 +43,33 @@ class QuestionEncoder:
         return [*before, *answer, *after]
 
     def _plain(self, text: str) -> list[int]:
-        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        tokens: list[int] = self._tokenizer.encode(
+            text, add_special_tokens=False, split_special_tokens=True
+        )
         return tokens
 
     def _frame(self) -> str:
         if not self._tokenizer.chat_template:
             return PLACE
         chat = [{"role": "user", "content": PLACE}]
-        return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+        return str(
+            self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        )
 
 
 def head_and_tail(tokens: Sequence[int], room: int, gap: Sequence[int]) -> list[int]:
-    """`room` tokens: the first and the last ones with `gap` between; the tail, where conclusions stand, gets the odd one."""
+    """`room` tokens: the first and the last ones with `gap` between; the tail, where conclusions
+    stand, gets the odd one."""
     kept = room - len(gap)
     head = kept // 2
     return [*tokens[:head], *gap, *tokens[len(tokens) - (kept - head) :]]
 
 
-def verdict_tokens(tokenizer: Any, yes: str, no: str) -> tuple[tuple[int, ...], tuple[int, ...]]:  # Any: see QuestionEncoder
-    """The tokens that mean yes and those that mean no: the word's spellings that are one token, else the first tokens of them all.
+def verdict_tokens(
+    tokenizer: Any, yes: str, no: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:  # Any: see QuestionEncoder
+    """The tokens that mean yes and those that mean no: the word's spellings that are one token,
+    else the first tokens of them all.
 
     ValueError when nothing tells the two words apart in this vocabulary.
     """
@@ -67,8 +78,8 @@ def verdict_tokens(tokenizer: Any, yes: str, no: str) -> tuple[tuple[int, ...], 
     kept = [tuple(sorted(one - shared)) for one in found]
     if not all(kept):
         raise ValueError(
-            f"a judge's two verdicts must begin with different tokens of its vocabulary, got {yes!r} and {no!r}; "
-            "set yes and no to words that its tokenizer knows"
+            "a judge's two verdicts must begin with different tokens of its vocabulary, got"
+            f" {yes!r} and {no!r}; set yes and no to words that its tokenizer knows"
         )
     return kept[0], kept[1]
 
@@ -81,6 +92,7 @@ def _spellings(tokenizer: Any, word: str) -> set[int]:
 
 
 def _forms(word: str) -> tuple[str, ...]:
-    """With and without the space that a tokenizer may draw into a word, as written, in lower and in upper case."""
+    """With and without the space that a tokenizer may draw into a word, as written, in lower and in
+    upper case."""
     cases = dict.fromkeys((word, word.lower(), word.upper()))
     return tuple(f"{space}{form}" for form in cases for space in ("", " "))

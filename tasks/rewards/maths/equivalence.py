@@ -1,9 +1,11 @@
-"""Are two mathematical expressions equal, according to math-verify? Runs inside a verify worker only.
+"""Are two mathematical expressions equal, according to math-verify? Runs inside a verify worker
+only.
 
-    gold, once --parse--> values far apart? different --no--> math-verify: equal or different       each pair once
+    gold, once --parse--> values far apart? --no--> math-verify: equal or different
+                                        \--yes--> different
 
-It may hang and may allocate without bound: never call it in a process that matters. Its own time limits (SIGALRM, whole
-seconds) are off, because the parent's kill is the limit.
+It may hang and may allocate without bound: never call it in a process that matters. Its own time
+limits (SIGALRM, whole seconds) are off, because the parent's kill is the limit.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from sympy.core.function import AppliedUndef
 
 # math-verify returns sympy objects and strings of many types, all untyped: hence list[object].
 
-POINTS = (Rational(13, 11), Rational(29, 17))  # where two functions are compared: positive, of no special value
+POINTS = (
+    Rational(13, 11),
+    Rational(29, 17),
+)  # where two functions are compared: positive, of no special value
 FAR = 1e-5  # relative; math-verify takes values for equal that agree to six places
 DIGITS = 20
 READING = (
@@ -38,9 +43,11 @@ READING = (
 
 
 class TwoStageReader(latex2sympy2._Latex2Sympy):  # type: ignore[misc]  # untyped
-    """Reads LaTeX with the short look-ahead first, and only what that cannot read with the full one.
+    """Reads LaTeX with the short look-ahead first, and only what that cannot read with the full
+    one.
 
-    By ANTLR's contract the short one gives the same tree or an error. The full one is not cached: 20 ms for an interval.
+    By ANTLR's contract the short one gives the same tree or an error. The full one is not cached:
+    20 ms for an interval.
     """
 
     _mode = PredictionMode.SLL
@@ -85,17 +92,26 @@ def parse_gold(gold: str) -> tuple[object, ...]:
 
 
 def differ_in_value(wanted: object, given: object) -> bool:
-    """Whether two expressions in the same letters have values far apart: a proof that spares math-verify the search for one.
+    """Whether two expressions in the same letters have values far apart: a proof that spares
+    math-verify the search for one.
 
-    Of equations that name the same letter alone on the left, the right sides count. False for whatever math-verify reads with
-    indulgence: single letters, percent, functions without a meaning.
+    Of equations that name the same letter alone on the left, the right sides count. False for
+    whatever math-verify reads with indulgence: single letters, percent, functions without a
+    meaning.
     """
     if isinstance(wanted, Eq) and isinstance(given, Eq):
         name = wanted.lhs
-        if not isinstance(name, Symbol) or name != given.lhs or name in wanted.rhs.free_symbols | given.rhs.free_symbols:
+        if (
+            not isinstance(name, Symbol)
+            or name != given.lhs
+            or name in wanted.rhs.free_symbols | given.rhs.free_symbols
+        ):
             return False
         wanted, given = wanted.rhs, given.rhs
-    if not (isinstance(wanted, Expr) and isinstance(given, Expr)) or wanted.free_symbols != given.free_symbols:
+    if (
+        not (isinstance(wanted, Expr) and isinstance(given, Expr))
+        or wanted.free_symbols != given.free_symbols
+    ):
         return False
     for side in (wanted, given):
         if isinstance(side, Symbol) or side.has(UnevaluatedExpr, AppliedUndef):
@@ -103,7 +119,9 @@ def differ_in_value(wanted: object, given: object) -> bool:
     letters = sorted(wanted.free_symbols, key=str)
     values = {letter: POINTS[place % len(POINTS)] + place for place, letter in enumerate(letters)}
     try:
-        first, second = (complex(side.doit().subs(values).evalf(DIGITS)) for side in (wanted, given))
+        first, second = (
+            complex(side.doit().subs(values).evalf(DIGITS)) for side in (wanted, given)
+        )
     except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
         return False
     return abs(first - second) > FAR * max(abs(first), abs(second))  # never true of nan

@@ -1,6 +1,7 @@
 r"""Numbers compared exactly, in microseconds: decimals, fractions, powers of ten, percent signs.
 
-Also says which answers are worth a symbolic check (`too_complex`, `is_unevaluated`, `is_undone`). Nothing here evaluates an expression.
+Also says which answers are worth a symbolic check (`too_complex`, `is_unevaluated`, `is_undone`).
+Nothing here evaluates an expression.
 """
 
 from __future__ import annotations
@@ -72,13 +73,15 @@ class ExactNumber:
 
 
 def plain(text: str) -> str:
-    r"""Without dollar signs, math delimiters, outer spaces and a final full stop; `1{,}000` becomes `1,000`."""
+    r"""Without dollar signs, math delimiters, outer spaces and a final full stop; `1{,}000` becomes
+    `1,000`."""
     text = " ".join(_WRAPPERS.sub(lambda match: "," if match[0] == "{,}" else "", text).split())
     return text if text.endswith("..") else text.removesuffix(".").strip()
 
 
 def exact_number(text: str) -> ExactNumber | None:
-    """The number that the whole of `plain` text is; None if it is anything else, longer than 64 characters or over zero."""
+    """The number that the whole of `plain` text is; None if it is anything else, longer than 64
+    characters or over zero."""
     if len(text) > MAX_NUMBER_CHARS:
         return None
     text = _POWER_OF_TEN.sub(r"\g<1>1*10^", _BRACED_PARTS.sub(r"\1/\2", text))
@@ -149,24 +152,28 @@ def _repeating(fixed: str, block: str) -> Fraction:
 
 
 def is_unevaluated(text: str) -> bool:
-    r"""Whether an answer to a number question still holds an operation (`6 \times 7`, `41+1`, `1e9`): an echo, not a result."""
+    r"""Whether an answer to a number question still holds an operation (`6 \times 7`, `41+1`,
+    `1e9`): an echo, not a result."""
     return _UNEVALUATED.search(text) is not None
 
 
 def is_undone(text: str) -> bool:
-    r"""Whether text leaves much to be done: an integral, a sum, a product, a limit, a determinant, a binomial, a factorial."""
+    r"""Whether text leaves much to be done: an integral, a sum, a product, a limit, a determinant,
+    a binomial, a factorial."""
     return _UNDONE.search(text) is not None
 
 
 def too_complex(text: str) -> bool:
-    """Whether text is past what an answer needs: length, nesting, runs of digits, towers of exponents."""
+    """Whether text is past what an answer needs: length, nesting, runs of digits, towers of
+    exponents."""
     if len(text) > MAX_EXPRESSION_CHARS or re.search(rf"[0-9]{{{MAX_DIGIT_RUN + 1}}}", text):
         return True
     return _brace_depth(text) > MAX_BRACE_DEPTH or _is_tower(text.replace("**", "^"))
 
 
 def _is_tower(text: str) -> bool:
-    """Whether exponents stand three high, or two high over plain numbers: 10^{10^{10}} is, e^{x^2} and x^2 y^3 are not."""
+    """Whether exponents stand three high, or two high over plain numbers: 10^{10^{10}} is, e^{x^2}
+    and x^2 y^3 are not."""
     opened: list[tuple[int, int]] = []  # floor and run to return to when a bracket closes
     floor = run = 0  # exponents around the current bracket, and stacked within it
     raised = over_number = False  # a caret was just read; its base is a number
@@ -181,7 +188,9 @@ def _is_tower(text: str) -> bool:
             floor, run = opened.pop() if opened else (0, 0)
         elif token != "-" or not raised:
             run = run if raised else 0
-            if floor + run > MAX_TOWER or (over_number and floor + run == MAX_TOWER and token[0].isdigit()):
+            if floor + run > MAX_TOWER or (
+                over_number and floor + run == MAX_TOWER and token[0].isdigit()
+            ):
                 return True
             raised, over_number, atom = False, False, token
     return False

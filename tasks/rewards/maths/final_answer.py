@@ -1,8 +1,11 @@
-r"""Where a response states its answer: text in, the answer's characters out. Nothing here knows whether it is right.
+r"""Where a response states its answer: text in, the answer's characters out. Nothing here knows
+whether it is right.
 
-    response -> visible_text (first turn only) -> answer_tail (4,000 characters, NFKC) -> last \boxed{}, else last Answer line
+    response -> visible_text (first turn only) -> answer_tail (4,000 characters, NFKC) -> last
+    \boxed{}, else last Answer line
 
-Every step is linear in the length of the response, whatever the model wrote. Left out: values (`exact_number`).
+Every step is linear in the length of the response, whatever the model wrote. Left out: values
+(`exact_number`).
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from dataclasses import dataclass
 
 TAIL_CHARS = 4_000
 
-# Special tokens of the common chat templates, as text. An engine that decodes without special tokens leaves the role name of a
-# ChatML turn behind, glued to what came before ("Answer: 8user\n"): the second pattern finds that.
+# Special tokens of the common chat templates, as text. An engine that decodes without special
+# tokens leaves the role name of a ChatML turn behind, glued to what came before ("Answer:
+# 8user\n"): the second pattern finds that.
 _MARKER = re.compile(
     r"<(?:\|(?:im_start|im_end|endoftext|eot_id|start_header_id|end_header_id|begin_of_text|user|assistant|system|end)\|>"
     r"|/?s>|(?:start|end)_of_turn>|[｜]User[｜]>|[｜]Assistant[｜]>)|\[/?INST\]"
@@ -41,11 +45,13 @@ class FinalAnswer:
     """What a response gives as its answer."""
 
     text: str  # the characters, unjudged
-    boxed: bool  # from \boxed{}: the whole content is the answer; otherwise the text runs to the end of its line
+    # from \boxed{}: the whole content is the answer; otherwise the text runs to the end of its line
+    boxed: bool
 
 
 def visible_text(text: str) -> str:
-    """The response up to the first template marker: a turn that the model writes for somebody else is not its answer."""
+    """The response up to the first template marker: a turn that the model writes for somebody else
+    is not its answer."""
     marker = _MARKER.search(text)
     text = text[: marker.start()] if marker else text
     role = _BARE_ROLE.search(text)
@@ -58,12 +64,17 @@ def answer_tail(text: str) -> str:
 
 
 def fold(text: str) -> str:
-    """NFKC with U+2212 as '-', except that it never glues an exponent or a vulgar fraction to the digits before it."""
+    """NFKC with U+2212 as '-', except that it never glues an exponent or a vulgar fraction to the
+    digits before it."""
     if text.isascii():
         return text
     text = text.translate(_SETS)
     spaced = "".join(_unglued(character) for character in text)
-    return unicodedata.normalize("NFKC", spaced).replace("\N{MINUS SIGN}", "-").replace("\N{FRACTION SLASH}", "/")
+    return (
+        unicodedata.normalize("NFKC", spaced)
+        .replace("\N{MINUS SIGN}", "-")
+        .replace("\N{FRACTION SLASH}", "/")
+    )
 
 
 def _unglued(character: str) -> str:
@@ -94,12 +105,14 @@ def last_boxed(text: str) -> str | None:
 
 
 def find_number(tail: str) -> FinalAnswer | None:
-    r"""The answer to a question whose gold is a number: the last \boxed{}, else the last "answer" followed by a number."""
+    r"""The answer to a question whose gold is a number: the last \boxed{}, else the last "answer"
+    followed by a number."""
     return _boxed_or(tail, _NUMBER_LINE)
 
 
 def find_expression(tail: str) -> FinalAnswer | None:
-    r"""The answer to any other question: the last \boxed{}, else <answer></answer>, else the last "Answer:" line."""
+    r"""The answer to any other question: the last \boxed{}, else <answer></answer>, else the last
+    "Answer:" line."""
     if (boxed := last_boxed(tail)) is not None:
         return FinalAnswer(text=boxed, boxed=True)
     tagged = _TAGGED.findall(tail)

@@ -5,8 +5,9 @@ r"""The mathematics reward: is the final answer equal to the gold?
                  -> both of known forms? part by part, under a millisecond
                  -> math-verify in a killable worker, for golds that nothing else reads
 
-The gold is a number (`42`, `-1/2`, `42%`) or a LaTeX expression without \boxed{}. A number question wants a number: by default
-an unevaluated `6 \times 7`, which may be an echo of the question, is wrong where math-verify would call it equal.
+The gold is a number (`42`, `-1/2`, `42%`) or a LaTeX expression without \boxed{}. A number question
+wants a number: by default an unevaluated `6 \times 7`, which may be an echo of the question, is
+wrong where math-verify would call it equal.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, RewardUnavailable, Verdict, infra, right, wrong
+from tasks.rewards.interrupt import Interrupted
 from tasks.rewards.maths.exact_number import (
     ExactNumber,
     exact_number,
@@ -30,12 +32,19 @@ from tasks.rewards.maths.exact_number import (
     too_complex,
 )
 from tasks.rewards.maths.final_answer import answer_tail, find_expression, find_number, fold
-from tasks.rewards.interrupt import Interrupted
 from tasks.rewards.maths.same_answer import Rules, is_readable, same_answer, same_number
 from tasks.rewards.workers.verify_worker import VerifyWorker, without_value
 
 RECYCLE_CALLS = 10_000  # a fresh worker costs seconds: it reads everything for the first time
-REHEARSED = (r"\frac{x}{2}", r"\left[-1, \sqrt{3}\right)", r"\{1, 2\}", "(1, 2, 3)", "y = 3x + 1", r"2 + \sin(3x)", "x^2y - e^{2x}")
+REHEARSED = (
+    r"\frac{x}{2}",
+    r"\left[-1, \sqrt{3}\right)",
+    r"\{1, 2\}",
+    "(1, 2, 3)",
+    "y = 3x + 1",
+    r"2 + \sin(3x)",
+    "x^2y - e^{2x}",
+)
 _SIGNS = "le|ge|ne|leq|geq|neq|in|notin|ni|lor|land|vee|wedge|cup|cap|to|equiv|approx"
 _RELATIONS = re.compile(rf"[=<>;]|\\(?:{_SIGNS})(?![a-z])")
 _NAMED = re.compile(r"^\s*[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=")
@@ -46,7 +55,9 @@ class MathAnswerConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["math_answer"] = Field(default="math_answer", description="Chooses the mathematics reward.")
+    kind: Literal["math_answer"] = Field(
+        default="math_answer", description="Chooses the mathematics reward."
+    )
     timeout_s: float = Field(
         default=1.0,
         gt=0,
@@ -55,18 +66,24 @@ class MathAnswerConfig(BaseModel):
     )
     unevaluated: Literal["wrong", "verify"] = Field(
         default="wrong",
-        description="An answer that still holds an operation where the gold is a number, or an integral, sum, product, limit, "
-        "determinant or factorial where the gold has none, is wrong, or is checked symbolically.",
+        description=(
+            "An answer that still holds an operation where the gold is a number, or an integral,"
+            " sum, product, limit, determinant or factorial where the gold has none, is wrong, or"
+            " is checked symbolically."
+        ),
     )
     percent: Literal["hundredth", "sign"] = Field(
         default="hundredth",
-        description="A percent sign divides by a hundred, so that 50% is 0.5 and 1/2, or it is "
-        "part of the answer, so that 50% is 50% only.",
+        description=(
+            "A percent sign divides by a hundred, so that 50% is 0.5 and 1/2, or it is "
+            "part of the answer, so that 50% is 50% only."
+        ),
     )
 
 
 class MathAnswer(ProcessReward):
-    """Scores against `Prompt.gold`; the worker process starts with the first answer that needs it, or with `warm`."""
+    """Scores against `Prompt.gold`; the worker process starts with the first answer that needs it,
+    or with `warm`."""
 
     name = "math_answer"
 
@@ -90,12 +107,13 @@ class MathAnswer(ProcessReward):
         return self.judge(prompt.gold, generated.text)
 
     def check_gold(self, gold: str) -> None:
-        """ValueError if nothing can ever be equal to this gold: to be called when a data set is read."""
+        """ValueError if nothing can ever be equal to this gold: to be called when a data set is
+        read."""
         verdict = self.judge(gold, f"\\boxed{{{gold}}}")
         if verdict.outcome is not Outcome.OK:
             raise ValueError(
-                f"a gold must be a number or a LaTeX expression that equals itself, got {gold!r} ({verdict.detail}); "
-                "repair the row or drop it"
+                f"a gold must be a number or a LaTeX expression that equals itself, got {gold!r}"
+                f" ({verdict.detail}); repair the row or drop it"
             )
 
     def judge(self, gold: str, text: str) -> Verdict:
@@ -164,6 +182,7 @@ def says_more(gold: str, answer: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def read_gold(gold: str) -> tuple[str, ExactNumber | None]:
-    """A gold in plain form, and its value if it is a number. Golds repeat for every response of a group."""
+    """A gold in plain form, and its value if it is a number. Golds repeat for every response of a
+    group."""
     text = plain(fold(gold))
     return text, exact_number(text)

@@ -18,7 +18,12 @@ from tasks.rewards.maths.answer_form import read_form
 from tasks.rewards.maths.closed_form import read_closed_form
 from tasks.rewards.maths.exact_number import ExactNumber, exact_number
 from tasks.rewards.maths.form import INFINITY, Form, scalar
-from tasks.rewards.maths.identity import close_to_decimal, constant_value, same_equation, same_function
+from tasks.rewards.maths.identity import (
+    close_to_decimal,
+    constant_value,
+    same_equation,
+    same_function,
+)
 from tasks.rewards.maths.notation import uniform
 from tasks.rewards.maths.units import split_unit
 

@@ -1,14 +1,18 @@
-"""How long a test case may run: a little longer than the slowest correct execution of it (RollPacker's adaptive timeout).
+"""How long a test case may run: a little longer than the slowest correct execution of it
+(RollPacker's adaptive timeout).
 
-    limit = min(max(floor, factor x slowest correct execution), ceiling), the ceiling while no execution was correct
+    limit = min(max(floor, factor x slowest correct execution), ceiling), the ceiling while no
+    execution was correct
 
-Where a question has a solution of its own, that is the first correct execution (`code_tests`): most questions are asked once or twice in
-a run, and a limit that waits for a right response comes too late for them.
+Where a question has a solution of its own, that is the first correct execution (`code_tests`): most
+questions are asked once or twice in a run, and a limit that waits for a right response comes too
+late for them.
 
-An anchor set by a lucky fast answer would kill every slower correct one and so never grow. Hence the second look (`second_look`): when
-a round is decided, some of the programs that it killed early run once more, up to the ceiling; one that passes mends the anchor for the
-rounds to come. A case on which second looks found nothing is left alone. Its verdict stays what it was.
-Pure but for `TimeoutBook`, which holds the state of a run.
+An anchor set by a lucky fast answer would kill every slower correct one and so never grow. Hence
+the second look (`second_look`): when a round is decided, some of the programs that it killed early
+run once more, up to the ceiling; one that passes mends the anchor for the rounds to come. A case on
+which second looks found nothing is left alone. Its verdict stays what it was. Pure but for
+`TimeoutBook`, which holds the state of a run.
 """
 
 from __future__ import annotations
@@ -28,9 +32,16 @@ class AdaptiveTimeoutConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    factor: float = Field(1.5, ge=1, description="Limit of a case, in multiples of its slowest correct execution.")
+    factor: float = Field(
+        1.5, ge=1, description="Limit of a case, in multiples of its slowest correct execution."
+    )
     floor_s: float = Field(2.0, gt=0, description="Shortest limit, seconds.")
-    ceiling_s: float = Field(30.0, gt=0, le=600, description="Longest limit, and the one of a case without a correct execution, seconds.")
+    ceiling_s: float = Field(
+        30.0,
+        gt=0,
+        le=600,
+        description="Longest limit, and the one of a case without a correct execution, seconds.",
+    )
 
     @property
     def is_fixed(self) -> bool:
@@ -41,7 +52,8 @@ class AdaptiveTimeoutConfig(BaseModel):
     def _check(self) -> AdaptiveTimeoutConfig:
         if self.floor_s > self.ceiling_s:
             raise ValueError(
-                f"timeout.floor_s must be <= ceiling_s ({self.ceiling_s:g}), got {self.floor_s:g}; lower it or raise ceiling_s"
+                f"timeout.floor_s must be <= ceiling_s ({self.ceiling_s:g}), got {self.floor_s:g};"
+                " lower it or raise ceiling_s"
             )
         return self
 
@@ -74,18 +86,26 @@ def limit_s(config: AdaptiveTimeoutConfig, anchor: Anchor) -> float:
 
 
 def is_early_kill(config: AdaptiveTimeoutConfig, case: CaseResult) -> bool:
-    """Whether the case was ended before the ceiling, so that nobody knows if it would have passed."""
+    """Whether the case was ended before the ceiling, so that nobody knows if it would have
+    passed."""
     return case.verdict is CaseVerdict.TIMEOUT and case.limit_s < config.ceiling_s
 
 
 def is_ended_early(config: AdaptiveTimeoutConfig, cases: Sequence[CaseResult]) -> bool:
-    """Whether early kills are all that speaks against a program: one that failed a case by itself is wrong, whatever else was ended."""
+    """Whether early kills are all that speaks against a program: one that failed a case by itself
+    is wrong, whatever else was ended."""
     failed = [case for case in cases if case.verdict not in (CaseVerdict.PASS, CaseVerdict.NOT_RUN)]
     return bool(failed) and all(is_early_kill(config, case) for case in failed)
 
 
-def second_looks(config: AdaptiveTimeoutConfig, anchors: Anchors, responses: Sequence[Sequence[CaseResult]], most: int) -> list[int]:
-    """Which responses of a round to execute again: places of at most `most`, one for each case that was killed early and has hope."""
+def second_looks(
+    config: AdaptiveTimeoutConfig,
+    anchors: Anchors,
+    responses: Sequence[Sequence[CaseResult]],
+    most: int,
+) -> list[int]:
+    """Which responses of a round to execute again: places of at most `most`, one for each case that
+    was killed early and has hope."""
     chosen: dict[str, int] = {}
     for place, cases in enumerate(responses):
         for case in cases if is_ended_early(config, cases) else ():
@@ -95,7 +115,9 @@ def second_looks(config: AdaptiveTimeoutConfig, anchors: Anchors, responses: Seq
     return sorted(set(chosen.values()))
 
 
-def observed(config: AdaptiveTimeoutConfig, responses: Iterable[Sequence[CaseResult]]) -> dict[str, Anchor]:
+def observed(
+    config: AdaptiveTimeoutConfig, responses: Iterable[Sequence[CaseResult]]
+) -> dict[str, Anchor]:
     """What these executions tell: only responses that passed every case set anchors."""
     found: dict[str, Anchor] = {}
     for cases in responses:
@@ -112,13 +134,19 @@ def observed(config: AdaptiveTimeoutConfig, responses: Iterable[Sequence[CaseRes
 
 
 def merged(first: Anchors, second: Anchors) -> dict[str, Anchor]:
-    """Both together; associative and commutative, so a run's state is the sum of what its steps recorded."""
-    return {key: first.get(key, Anchor()) + second.get(key, Anchor()) for key in {**first, **second}}
+    """Both together; associative and commutative, so a run's state is the sum of what its steps
+    recorded."""
+    return {
+        key: first.get(key, Anchor()) + second.get(key, Anchor()) for key in {**first, **second}
+    }
 
 
 def to_record(anchors: Anchors) -> dict[str, list[float]]:
     """As JSON, for the step's commit."""
-    return {key: [anchor.slowest_s, anchor.num_correct, anchor.num_hopeless] for key, anchor in sorted(anchors.items())}
+    return {
+        key: [anchor.slowest_s, anchor.num_correct, anchor.num_hopeless]
+        for key, anchor in sorted(anchors.items())
+    }
 
 
 def from_record(record: Mapping[str, Sequence[float]]) -> dict[str, Anchor]:
@@ -130,7 +158,8 @@ def from_record(record: Mapping[str, Sequence[float]]) -> dict[str, Anchor]:
 
 
 class TimeoutBook:
-    """The anchors of a run while it goes on; read and written by several threads, one dict operation at a time."""
+    """The anchors of a run while it goes on; read and written by several threads, one dict
+    operation at a time."""
 
     def __init__(self, anchors: Anchors | None = None) -> None:
         self._anchors = dict(anchors or {})

@@ -1,8 +1,10 @@
 """The code reward: does the response's program pass every test of the question?
 
-    response -> first fenced block -> limits by the adaptive timeout -> sandbox -> one verdict a test case -> all passed?
+    response -> first fenced block -> limits by the adaptive timeout -> sandbox -> one verdict a
+    test case -> all passed?
 
-Whatever a program does, it is scored: 0 with the reason for what the model wrote, no verdict only when the sandbox itself fails.
+Whatever a program does, it is scored: 0 with the reason for what the model wrote, no verdict only
+when the sandbox itself fails.
 """
 
 from __future__ import annotations
@@ -19,8 +21,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.datasets.code_cases import CodeGold
 from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Prompt, Score
-from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, is_early_kill, observed
 from tasks.rewards.base import ProcessReward, Verdict, printable, right, stamp, wrong
+from tasks.rewards.programs.adaptive_timeout import (
+    AdaptiveTimeoutConfig,
+    TimeoutBook,
+    is_early_kill,
+    observed,
+)
 from tasks.rewards.programs.sandbox.case_runner import CaseRun, CaseRunner
 from tasks.rewards.programs.sandbox.isolation import Isolation
 from tasks.rewards.programs.sandbox.limits import DEFAULT_MEMORY_BYTES, SandboxLimits
@@ -38,13 +45,22 @@ class CodeTestsConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["code"] = Field(default="code", description="Chooses the execution of programs in a sandbox.")
+    kind: Literal["code"] = Field(
+        default="code", description="Chooses the execution of programs in a sandbox."
+    )
     isolation: Literal["namespaces", "landlock"] = Field(
         default="namespaces",
-        description="Walls around a program: 'namespaces' (bubblewrap), or the weaker 'landlock' where the machine forbids them.",
+        description=(
+            "Walls around a program: 'namespaces' (bubblewrap), or the weaker 'landlock' where the"
+            " machine forbids them."
+        ),
     )
-    memory_bytes: int = Field(default=DEFAULT_MEMORY_BYTES, ge=1 << 27, description="Address space of one program.")
-    timeout: AdaptiveTimeoutConfig = Field(default_factory=AdaptiveTimeoutConfig, description="Time limits of the test cases.")
+    memory_bytes: int = Field(
+        default=DEFAULT_MEMORY_BYTES, ge=1 << 27, description="Address space of one program."
+    )
+    timeout: AdaptiveTimeoutConfig = Field(
+        default_factory=AdaptiveTimeoutConfig, description="Time limits of the test cases."
+    )
 
 
 class CodeTests(ProcessReward):
@@ -53,7 +69,8 @@ class CodeTests(ProcessReward):
     name = "code"
 
     def __init__(self, config: CodeTestsConfig, book: TimeoutBook, *, niceness: int = 0) -> None:
-        """ValueError if the machine does not allow this isolation. `book` has the run's anchors; who scores tells it the results.
+        """ValueError if the machine does not allow this isolation. `book` has the run's anchors;
+        who scores tells it the results.
 
         `niceness`: what programs yield of their processor time to others, 19 all.
         """
@@ -62,7 +79,9 @@ class CodeTests(ProcessReward):
         self._config = config
         self._book = book
         self._timed: set[str] = set()  # questions whose solution was executed here
-        self._runner = CaseRunner(self._isolation, SandboxLimits(memory_bytes=config.memory_bytes, niceness=niceness))
+        self._runner = CaseRunner(
+            self._isolation, SandboxLimits(memory_bytes=config.memory_bytes, niceness=niceness)
+        )
         super().__init__(self._runner)
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
@@ -75,18 +94,35 @@ class CodeTests(ProcessReward):
         """The verdict that the response would have had with the longest limits."""
         started_s = time.time()
         limits = (self._config.timeout.ceiling_s,) * len(read_gold(prompt.gold)[1])
-        return stamp(self._execute(prompt, generated, limits), prompt, generated, scorer=self.name, started_s=started_s)
+        return stamp(
+            self._execute(prompt, generated, limits),
+            prompt,
+            generated,
+            scorer=self.name,
+            started_s=started_s,
+        )
 
     def _time_solution(self, gold: CodeGold, keys: tuple[str, ...]) -> None:
-        """Execute the question's own solution, once, before the first response that has no correct one before it."""
+        """Execute the question's own solution, once, before the first response that has no correct
+        one before it."""
         timeout, question = self._config.timeout, keys[0]
-        if not gold.solution or timeout.is_fixed or question in self._timed or self._book.has_anchor(question):
+        if (
+            not gold.solution
+            or timeout.is_fixed
+            or question in self._timed
+            or self._book.has_anchor(question)
+        ):
             return
         limits = (timeout.ceiling_s,) * len(keys)
         verdict = self._weigh(keys, limits, self._runner.run(gold.solution, gold, limits))
         self._timed.add(question)
         if verdict.outcome is not Outcome.OK:
-            logger.warning("question=%s reason=its own solution fails (%s), so its limits begin at the ceiling", question, verdict.detail)
+            logger.warning(
+                "question=%s reason=its own solution fails (%s), so its limits begin at the"
+                " ceiling",
+                question,
+                verdict.detail,
+            )
         self._book.learn(observed(timeout, [verdict.cases]))
 
     def _execute(self, prompt: Prompt, generated: Generated, limits: tuple[float, ...]) -> Verdict:
@@ -99,23 +135,37 @@ class CodeTests(ProcessReward):
         return self._weigh(keys, limits, self._runner.run(program, gold, limits))
 
     def check_gold(self, gold: str) -> None:
-        """ValueError for a gold that no program could pass: to be called when a data set is read."""
+        """ValueError for a gold that no program could pass: to be called when a data set is
+        read."""
         read_gold(gold)
 
-    def _weigh(self, keys: tuple[str, ...], limits: tuple[float, ...], runs: list[CaseRun]) -> Verdict:
+    def _weigh(
+        self, keys: tuple[str, ...], limits: tuple[float, ...], runs: list[CaseRun]
+    ) -> Verdict:
         cases = tuple(
             CaseResult(key=key, verdict=run.verdict, wall_s=run.wall_s, limit_s=limit)
             for key, run, limit in zip(keys, runs, limits, strict=True)
         )
-        failed = next((number for number, case in enumerate(cases) if case.verdict is not CaseVerdict.PASS), None)
-        told = right(f"{len(cases)} passed") if failed is None else self._failure(failed, cases[failed], runs[failed].detail)
+        failed = next(
+            (number for number, case in enumerate(cases) if case.verdict is not CaseVerdict.PASS),
+            None,
+        )
+        told = (
+            right(f"{len(cases)} passed")
+            if failed is None
+            else self._failure(failed, cases[failed], runs[failed].detail)
+        )
         return replace(told, cases=cases)
 
     def _failure(self, number: int, case: CaseResult, words: str) -> Verdict:
         detail = printable(f"{case.verdict}: case {number}{': ' if words else ''}{words}", 120)
         if case.verdict is CaseVerdict.TIMEOUT:
             name = "early_kill" if is_early_kill(self._config.timeout, case) else "timeout"
-            return Verdict(reward=0.0, outcome=Outcome.TIMEOUT, detail=f"{name}: case {number} after {case.limit_s:.3g} s")
+            return Verdict(
+                reward=0.0,
+                outcome=Outcome.TIMEOUT,
+                detail=f"{name}: case {number} after {case.limit_s:.3g} s",
+            )
         if case.verdict in _VIOLATIONS:
             return Verdict(reward=0.0, outcome=Outcome.VIOLATION, detail=detail)
         return wrong(detail)
@@ -123,18 +173,21 @@ class CodeTests(ProcessReward):
 
 @lru_cache(maxsize=4096)
 def read_gold(text: str) -> tuple[CodeGold, tuple[str, ...]]:
-    """A question's tests and the keys of its cases, which are the same in every run. ValueError for a malformed gold."""
+    """A question's tests and the keys of its cases, which are the same in every run. ValueError for
+    a malformed gold."""
     try:
         gold = CodeGold.model_validate_json(text)
     except ValidationError as error:
         raise ValueError(
-            f"a code gold must be the JSON of a CodeGold, got {text[:80]!r} ({error.errors()[0]['msg']}); repair the row"
+            f"a code gold must be the JSON of a CodeGold, got {text[:80]!r}"
+            f" ({error.errors()[0]['msg']}); repair the row"
         ) from error
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return gold, tuple(f"{digest}/{number}" for number in range(len(gold.cases)))
 
 
 def program_of(text: str) -> str:
-    """The first fenced block, to the end of the text if it is never closed; the whole text if there is none."""
+    """The first fenced block, to the end of the text if it is never closed; the whole text if there
+    is none."""
     found = _FENCE.search(text)
     return found[1] if found else text

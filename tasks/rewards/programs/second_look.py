@@ -1,9 +1,12 @@
-"""Second looks: some programs that were killed early are executed once more, with what the machine has to spare.
+"""Second looks: some programs that were killed early are executed once more, with what the machine
+has to spare.
 
-    decided round -> its early killed programs -> one thread, a sandbox of the lowest priority -> anchors for the rounds to come
+    decided round -> its early killed programs -> one thread, a sandbox of the lowest priority ->
+    anchors for the rounds to come
 
-No verdict waits for a look: it takes no reward worker, and its sandbox only the processor time that nothing else wants. Where there is
-none, a slow correct program does not finish, and its limit stays what it was. What to look at is `adaptive_timeout`'s to say.
+No verdict waits for a look: it takes no reward worker, and its sandbox only the processor time that
+nothing else wants. Where there is none, a slow correct program does not finish, and its limit stays
+what it was. What to look at is `adaptive_timeout`'s to say.
 """
 
 from __future__ import annotations
@@ -13,7 +16,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from artifacts.records import Generated, Prompt, Score
-from tasks.rewards.programs.adaptive_timeout import Anchor, TimeoutBook, merged, observed, second_looks
+from tasks.rewards.programs.adaptive_timeout import (
+    Anchor,
+    TimeoutBook,
+    merged,
+    observed,
+    second_looks,
+)
 from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig
 
 LOWEST_PRIORITY = 19  # as `nice` counts
@@ -23,7 +32,8 @@ class SecondLooks:
     """Executes programs of one configuration again, one after the other; ends with its run."""
 
     def __init__(self, config: CodeTestsConfig, book: TimeoutBook, most: int) -> None:
-        """At most `most` programs wait or run at a time; more are not looked at. ValueError if the machine has no such isolation."""
+        """At most `most` programs wait or run at a time; more are not looked at. ValueError if the
+        machine has no such isolation."""
         self.config = config
         self._book = book
         self._most = most
@@ -34,12 +44,21 @@ class SecondLooks:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward-look")
 
     def look_again(self, scored: Sequence[tuple[Prompt, Generated, Score]]) -> list[Future[Score]]:
-        """Have some of a round's early killed programs executed with the longest limits; see `relearned`."""
+        """Have some of a round's early killed programs executed with the longest limits; see
+        `relearned`."""
         with self._lock:
             self._looks = [look for look in self._looks if not look.done()]
             room = self._most - len(self._looks)
-            places = second_looks(self.config.timeout, self._book.anchors, [score.cases for _, _, score in scored], room)
-            looks = [self._thread.submit(self._look, prompt, generated) for prompt, generated, _ in (scored[place] for place in places)]
+            places = second_looks(
+                self.config.timeout,
+                self._book.anchors,
+                [score.cases for _, _, score in scored],
+                room,
+            )
+            looks = [
+                self._thread.submit(self._look, prompt, generated)
+                for prompt, generated, _ in (scored[place] for place in places)
+            ]
             self._looks += looks
         return looks
 

@@ -1,6 +1,7 @@
 """A process in a group of its own that its parent talks to over a socket, and how all of it ends.
 
-Leaves out what the two say to each other (`frames`), and what the process may do (`verify_worker`, `sandbox.isolation`).
+Leaves out what the two say to each other (`frames`), and what the process may do (`verify_worker`,
+`sandbox.isolation`).
 """
 
 from __future__ import annotations
@@ -62,10 +63,11 @@ def start_child(
     is_silent: bool = False,
     inherits: Collection[int] = (),
 ) -> ChildProcess:
-    """Start `command(descriptor of the child's end)` with this environment only. OSError if it cannot be started.
+    """Start `command(descriptor of the child's end)` with this environment only. OSError if it
+    cannot be started.
 
-    `is_silent`: standard output is dropped and standard error is a pipe; otherwise both are the parent's.
-    `inherits`: descriptors beside the child's end.
+    `is_silent`: standard output is dropped and standard error is a pipe; otherwise both are the
+    parent's. `inherits`: descriptors beside the child's end.
     """
     ours, theirs = socket.socketpair()
     with theirs:

@@ -1,6 +1,7 @@
 """Length-prefixed JSON over a stream socket: how a verify worker and its parent talk.
 
-JSON, not pickle: what the worker sends is never code to the parent. ASCII escapes carry lone surrogates unharmed.
+JSON, not pickle: what the worker sends is never code to the parent. ASCII escapes carry lone
+surrogates unharmed.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ MAX_FRAME_BYTES = 16 << 20
 _LENGTH = struct.Struct(">I")
 
 
-def send_frame(stream: socket.socket, message: dict[str, Json], deadline_s: float | None = None) -> None:
-    """Write one message; TimeoutError past the deadline (monotonic seconds), ConnectionError if the peer is gone."""
+def send_frame(
+    stream: socket.socket, message: dict[str, Json], deadline_s: float | None = None
+) -> None:
+    """Write one message; TimeoutError past the deadline (monotonic seconds), ConnectionError if the
+    peer is gone."""
     body = json.dumps(message).encode("ascii")
     stream.settimeout(_remaining(deadline_s))
     stream.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def receive_frame(stream: socket.socket, deadline_s: float | None = None) -> dict[str, Json]:
-    """Read one message; TimeoutError past the deadline, ConnectionError if the peer is gone or talks nonsense."""
+    """Read one message; TimeoutError past the deadline, ConnectionError if the peer is gone or
+    talks nonsense."""
     (length,) = _LENGTH.unpack(_read(stream, _LENGTH.size, deadline_s))
     if length > MAX_FRAME_BYTES:
         raise ConnectionError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are allowed")

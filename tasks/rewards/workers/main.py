@@ -1,6 +1,8 @@
-"""The child of a `VerifyWorker`: one scorer function, called with JSON arguments over the socket it was started with.
+"""The child of a `VerifyWorker`: one scorer function, called with JSON arguments over the socket it
+was started with.
 
-    limits -> load the scorer -> {"ready"} -> ( arguments -> scorer -> {"value"} | {"raised"} | {"memory"} )*
+    limits -> load the scorer -> {"ready"}
+    -> ( arguments -> scorer -> {"value"} | {"raised"} | {"memory"} )*
 
 It has no time limit of its own beyond a CPU bound that outlives a dead parent; the parent kills it.
 """
@@ -31,7 +33,9 @@ def main(socket_fd: int, scorer_path: str, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(2, 1)  # what a scorer prints goes to the log
-    logging.disable(logging.WARNING)  # math-verify warns that nobody limits its time; the parent does
+    logging.disable(
+        logging.WARNING
+    )  # math-verify warns that nobody limits its time; the parent does
     try:
         scorer = load_scorer(scorer_path)
     except BaseException as error:  # a user's module may raise anything while it is imported
@@ -68,11 +72,16 @@ def answer(scorer: Scorer, request: dict[str, Json]) -> dict[str, Json]:
 
 
 def load_scorer(path: str) -> Scorer:
-    """The function at "package.module:function" or "path/to/file.py:function"; ValueError if it is not there."""
+    """The function at "package.module:function" or "path/to/file.py:function"; ValueError if it is
+    not there."""
     module_path, separator, name = path.rpartition(":")
     if not (separator and module_path and name):
         raise ValueError("write it as 'package.module:function' or 'path/to/file.py:function'")
-    module = _load_file(Path(module_path)) if module_path.endswith(".py") else importlib.import_module(module_path)
+    module = (
+        _load_file(Path(module_path))
+        if module_path.endswith(".py")
+        else importlib.import_module(module_path)
+    )
     scorer = getattr(module, name, None)
     if not callable(scorer):
         raise ValueError(f"{module_path} has no function {name}")

@@ -1,6 +1,7 @@
 """One killable process that runs a scorer function on model text, with a hard limit per call.
 
-    call -> (start) -> frame -> worker -> frame -> Reply     past the limit: SIGKILL to its process group, a fresh one next time
+    call -> (start) -> frame -> worker -> frame -> Reply
+    past the limit: SIGKILL to its process group, a fresh one next time
 
 The limit counts the worker's own processor time, so that a text is as expensive on a busy machine
 as on an idle one: "timeout". A worker that stands still meanwhile, is stopped, or is killed once
@@ -8,8 +9,9 @@ has failed by itself: "lost". By the wall clock nobody can tell one from the oth
 limit is "lost". The kernel kills a process that takes the machine's memory. So a text over which
 two workers are killed, while a third one starts and lives, has brought it about: "killed".
 
-Why a process: symbolic mathematics hangs inside C code, where neither threads nor signals reach it. Not a sandbox: it runs
-trusted code (math-verify, allow-listed scorers, the user's own reward) on untrusted text.
+Why a process: symbolic mathematics hangs inside C code, where neither threads nor signals reach it.
+Not a sandbox: it runs trusted code (math-verify, allow-listed scorers, the user's own reward) on
+untrusted text.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from typing import Literal
 
 from artifacts.records import Outcome
 from tasks.rewards.base import RewardUnavailable, Verdict, infra, wrong
+from tasks.rewards.interrupt import Interrupt, Interrupted
 from tasks.rewards.workers.child_process import ChildProcess, start_child
 from tasks.rewards.workers.frames import Json, receive_frame, send_frame
-from tasks.rewards.interrupt import Interrupt, Interrupted
 from tasks.rewards.workers.reply import Reply, cause_of_death, read_reply
 
 DEFAULT_MEMORY_BYTES = 2 << 30
@@ -62,10 +64,11 @@ def without_value(reply: Reply) -> Verdict:
 
 
 class VerifyWorker:
-    """Runs `scorer` ("module:function" or "file.py:function") in a process that is started on the first call.
+    """Runs `scorer` ("module:function" or "file.py:function") in a process that is started on the
+    first call.
 
-    `rehearsals` are arguments of throw-away first calls, so that lazy imports and caches fall into the start and not into a response's
-    limit. One caller at a time.
+    `rehearsals` are arguments of throw-away first calls, so that lazy imports and caches fall into
+    the start and not into a response's limit. One caller at a time.
     """
 
     def __init__(
@@ -96,7 +99,9 @@ class VerifyWorker:
 
     def warm(self) -> None:
         """Have a worker ready now; WorkerStartError if there can be none."""
-        if self._process and (self._process.popen.poll() is not None or self._num_calls >= self._recycle_calls):
+        if self._process and (
+            self._process.popen.poll() is not None or self._num_calls >= self._recycle_calls
+        ):
             self.close()
         if self._process is None:
             self._start()
@@ -132,13 +137,22 @@ class VerifyWorker:
         return self._ask(arguments, limit_s, self._clock)
 
     def _command(self, socket_fd: int) -> list[str]:
-        return [sys.executable, "-m", "tasks.rewards.workers.main", str(socket_fd), self.scorer, str(self._memory_bytes)]
+        return [
+            sys.executable,
+            "-m",
+            "tasks.rewards.workers.main",
+            str(socket_fd),
+            self.scorer,
+            str(self._memory_bytes),
+        ]
 
     def _start(self) -> None:
         try:
             self._process = start_child(self._command, env=_environment())
         except OSError as error:
-            raise WorkerStartError(f"the verify worker of {self.scorer} could not be started: {error}") from error
+            raise WorkerStartError(
+                f"the verify worker of {self.scorer} could not be started: {error}"
+            ) from error
         self._num_calls = 0
         self.num_starts += 1
         self._await_ready(time.monotonic() + START_TIMEOUT_S)
@@ -160,7 +174,11 @@ class VerifyWorker:
             if problem:
                 break
             reply = self._ask(rehearsal, START_TIMEOUT_S, "wall")
-            problem = "" if reply.kind == "value" else f"its first call ended with {reply.kind} {reply.detail}"
+            problem = (
+                ""
+                if reply.kind == "value"
+                else f"its first call ended with {reply.kind} {reply.detail}"
+            )
         if problem:
             self.close()
             raise WorkerStartError(f"the verify worker of {self.scorer} did not start: {problem}")
@@ -228,8 +246,13 @@ def _computed_s(process: ChildProcess) -> float:
 
 
 def _environment() -> dict[str, str]:
-    """Only what an interpreter needs, and the parent's import path; single-threaded numerics, no secrets."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV") if name in os.environ}
+    """Only what an interpreter needs, and the parent's import path; single-threaded numerics, no
+    secrets."""
+    kept = {
+        name: os.environ[name]
+        for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+        if name in os.environ
+    }
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     search_path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
     return {**kept, **single, "PYTHONPATH": search_path, "PYTHONHASHSEED": "0"}

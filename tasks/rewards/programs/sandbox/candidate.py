@@ -1,10 +1,12 @@
-"""The process of one candidate program, from the fork to its end. Runs inside the sandbox: standard library only.
+"""The process of one candidate program, from the fork to its end. Runs inside the sandbox: standard
+library only.
 
     private /tmp -> no capabilities -> streams -> limits -> filter -> say so -> program
     -> ( command -> call -> reply )*
 
-From the filter on nothing in this process is trusted: a program may change whatever it finds here and forge every reply. It
-knows the inputs of its tests and nothing of the expected results, and the host holds the clock.
+From the filter on nothing in this process is trusted: a program may change whatever it finds here
+and forge every reply. It knows the inputs of its tests and nothing of the expected results, and the
+host holds the clock.
 """
 
 from __future__ import annotations
@@ -31,11 +33,16 @@ Message = dict[str, Any]  # Any: JSON values
 
 PR_SET_PDEATHSIG, SIGKILL, CLONE_NEWNS = 1, 9, 0x20000
 NOSUID, NODEV = 2, 4
-COMMANDS, REPLIES = 3, 4  # the descriptors that the program's process keeps beside its standard streams
+COMMANDS, REPLIES = (
+    3,
+    4,
+)  # the descriptors that the program's process keeps beside its standard streams
 STACK_BYTES = 64 << 20
 NUM_FILES = 32
 NUM_INHERITED = 256  # descriptors of the fork server lie below
-OUTPUT_FILE_BYTES = 4 << 20  # the longest file where there is no /tmp: the one that standard output is kept in
+OUTPUT_FILE_BYTES = (
+    4 << 20
+)  # the longest file where there is no /tmp: the one that standard output is kept in
 CPU_S = 600  # the host's clock ends a program long before
 LENGTH = struct.Struct(">I")  # before every message, both ways
 CONFINED = b""  # the first message, before there is a program; why not, if it is not
@@ -44,7 +51,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _PREPARED = (_LIBC.prctl, _LIBC.unshare, _LIBC.mount)
 
 
-def run_program(memory_bytes: int, tmp_bytes: int, streams: tuple[int, ...], filter_calls: Filter) -> None:
+def run_program(
+    memory_bytes: int, tmp_bytes: int, streams: tuple[int, ...], filter_calls: Filter
+) -> None:
     """Never returns. Builds the walls, waits for its program, runs it.
 
     The four streams become the descriptors 0, 1, 3 and 4; between them is what nobody reads.
@@ -74,14 +83,17 @@ def _confine(tmp_bytes: int) -> None:
     os.setsid()
     if tmp_bytes:
         options = f"size={tmp_bytes},nr_inodes=1024,mode=700".encode()
-        if _LIBC.unshare(CLONE_NEWNS) or _LIBC.mount(b"tmpfs", b"/tmp", b"tmpfs", NOSUID | NODEV, options):
+        if _LIBC.unshare(CLONE_NEWNS) or _LIBC.mount(
+            b"tmpfs", b"/tmp", b"tmpfs", NOSUID | NODEV, options
+        ):
             raise OSError(ctypes.get_errno(), "no private /tmp")
         os.chdir("/tmp")
     set_capabilities(0)
 
 
 def _connect(streams: tuple[int, ...]) -> int:
-    """Standard streams and the two pipes at fixed places, everything else closed, the control socket above all; the pipe of replies."""
+    """Standard streams and the two pipes at fixed places, everything else closed, the control
+    socket above all; the pipe of replies."""
     first = max(*streams, len(streams)) + 1
     for place, descriptor in enumerate(streams):
         os.dup2(descriptor, first + place)
@@ -160,7 +172,11 @@ def _run_script(program: list[CodeType], namespace: Message) -> None:
 
 def _obey(command: Message, namespace: Message) -> None:
     if "statement" in command:
-        _reply(lambda: exec(compile(command["statement"], "<test>", "exec", dont_inherit=True), namespace))
+        _reply(
+            lambda: exec(
+                compile(command["statement"], "<test>", "exec", dont_inherit=True), namespace
+            )
+        )
         return
     name, arguments, named = command["function"], command["arguments"], command["named"]
     _reply(
@@ -199,7 +215,8 @@ def _words(error: BaseException) -> str:
 
 
 def _ask(*arguments: object, **named: object) -> object:
-    """The function under test, as a test program sees it: the question leaves this sandbox and the answer comes back."""
+    """The function under test, as a test program sees it: the question leaves this sandbox and the
+    answer comes back."""
     told = [to_json(given, is_exact=False) for given in (list(arguments), named)]
     _write(REPLIES, {"ask": {"arguments": told[0], "named": told[1]}})
     answer = _read(COMMANDS)

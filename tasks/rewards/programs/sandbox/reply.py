@@ -13,12 +13,15 @@ MAX_REPLY_BYTES = 256 << 10
 Kind = Literal[
     "value", "raised", "ask", "memory", "exited", "timeout", "died", "too_long", "forged", "not_run"
 ]  # fmt: skip
-GOES_ON: frozenset[Kind] = frozenset({"value", "raised", "ask"})  # after these the program still runs
+GOES_ON: frozenset[Kind] = frozenset(
+    {"value", "raised", "ask"}
+)  # after these the program still runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What came of one command, and how long it took by the host's clock. All but `kind` and `wall_s` may be invented."""
+    """What came of one command, and how long it took by the host's clock. All but `kind` and
+    `wall_s` may be invented."""
 
     kind: Kind  # how it ended
     value: Json = None  # a result as `plain_values` writes it; the exception's name of "raised"

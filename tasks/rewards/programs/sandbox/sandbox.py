@@ -17,8 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.rewards.base import RewardUnavailable
-from tasks.rewards.workers.child_process import ChildProcess, start_child
-from tasks.rewards.workers.frames import Json, receive_frame
 from tasks.rewards.interrupt import Interrupt, Interrupted
 from tasks.rewards.programs.sandbox.candidate_process import GRACE_S, CandidateProcess, Unconfined
 from tasks.rewards.programs.sandbox.command import Command
@@ -26,6 +24,8 @@ from tasks.rewards.programs.sandbox.isolation import ENVIRONMENT, Isolation, com
 from tasks.rewards.programs.sandbox.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.reply import Reply
 from tasks.rewards.programs.sandbox.user_map import UserMap, is_needed
+from tasks.rewards.workers.child_process import ChildProcess, start_child
+from tasks.rewards.workers.frames import Json, receive_frame
 
 START_S = 30.0  # to a fork server that answers
 
@@ -113,7 +113,9 @@ class Sandbox:
             "is_main": stdin is not None,
             "asks": asks,
         }
-        return self._ask(lambda candidate: self._begin(candidate, message, stdin, limit_s), commands, keep=keep)
+        return self._ask(
+            lambda candidate: self._begin(candidate, message, stdin, limit_s), commands, keep=keep
+        )
 
     def send(self, command: Command) -> Reply:
         """A command to the running program; "not_run" if it has ended."""
@@ -127,13 +129,29 @@ class Sandbox:
         if self._candidate is not None:
             self._replace_candidate()
 
-    def _begin(self, candidate: CandidateProcess, message: dict[str, Json], stdin: str | None, limit_s: float) -> Reply:
+    def _begin(
+        self,
+        candidate: CandidateProcess,
+        message: dict[str, Json],
+        stdin: str | None,
+        limit_s: float,
+    ) -> Reply:
         if candidate.has_program:  # kept and never ended: no process sees two
             candidate = self._next_candidate()
         reply = candidate.start(message, stdin or "", limit_s)
-        return reply if stdin is None else replace(reply, stdout=candidate.printed(self._limits.output_bytes))
+        return (
+            reply
+            if stdin is None
+            else replace(reply, stdout=candidate.printed(self._limits.output_bytes))
+        )
 
-    def _ask(self, begin: Callable[[CandidateProcess], Reply | None], commands: Sequence[Command], *, keep: bool) -> list[Reply]:
+    def _ask(
+        self,
+        begin: Callable[[CandidateProcess], Reply | None],
+        commands: Sequence[Command],
+        *,
+        keep: bool,
+    ) -> list[Reply]:
         assert self._candidate is not None
         try:
             first = begin(self._candidate)

