@@ -23,14 +23,13 @@ from distributed import Client, KilledWorker, get_client
 from distributed.client import FutureCancelledError
 
 from tasks.cluster.dask_cluster import death_of, worker_addresses
-from tasks.cluster.deaths import account
+from tasks.cluster.deaths import Death, account
 from tasks.cluster.renewal import renew_workers
 
 logger = logging.getLogger(__name__)
 
-NUM_BUILDS = (
-    2  # a worker may be killed by accident while it builds; one that dies of building dies again
-)
+# A worker may be killed by accident while it builds; one that dies of building dies again.
+NUM_BUILDS = 2
 RECORDED_WITHIN_S = 5.0  # a nanny hears of the end of its process a moment after the scheduler does
 ELSEWHERE = (
     "its worker was started elsewhere, whose own output and that of its nanny say how it ended"
@@ -142,10 +141,11 @@ class ActorRegistry:
     def accounts(self) -> tuple[str, ...]:
         """A sentence for every actor whose process has ended under it. Of a joined cluster nothing
         is known here."""
-        found = (
-            (name, death_of(self._client, self._workers[name], self._born_s[name]))
-            for name in self._futures
-        )
+        now = worker_addresses(self._client)
+        gone = [
+            name for name in self._futures if now.get(self._workers[name]) != self._addresses[name]
+        ]
+        found = ((name, self._death(name)) for name in gone)
         return tuple(
             f"{name} is lost: {account(death.exit_code, death.lines)}"
             for name, death in found
@@ -179,12 +179,17 @@ class ActorRegistry:
 
     def _account(self, name: str) -> str:
         """How the process of an actor's worker ended, as far as that is known."""
+        death = self._death(name)
+        return ELSEWHERE if death is None else account(death.exit_code, death.lines)
+
+    def _death(self, name: str) -> Death | None:
+        """The end of a process that is gone; its nanny may hear of it a moment after we do."""
         ends = time.monotonic() + (RECORDED_WITHIN_S if self._client.cluster is not None else 0.0)
         while (death := death_of(self._client, self._workers[name], self._born_s[name])) is None:
             if time.monotonic() >= ends:
-                return ELSEWHERE
+                return None
             time.sleep(0.05)
-        return account(death.exit_code, death.lines)
+        return death
 
     def _submit(self, name: str, recipe: Recipe, worker: str, ends: float) -> None:
         self.discard(name)

@@ -11,6 +11,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from artifacts.models import smollm2
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.models.choice import (
     ModelConfig,
@@ -20,7 +21,6 @@ from artifacts.models.choice import (
     build_once,
     cache_name,
     check_model,
-    smollm2,
 )
 from tasks.learner.models import resolve_model
 from tasks.learner.warm_up import warm_up
