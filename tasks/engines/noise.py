@@ -1,13 +1,13 @@
-"""Noise that belongs to a response: a function of (its seed, the token's position) and of nothing else.
+"""Noise that belongs to a response: a function of its seed and the token's position alone.
 
-    seed of the response ─┐
-                          ├─▶ row_seeds ─▶ one seed a row ─▶ Gumbel noise of every token ─▶ argmax
-    position of the token ┘
+    seed of the response ──┐
+                           ├──▶ row_seeds ──▶ Gumbel noise of every token ──▶ argmax
+    position of the token ─┘
 
-A position is the index of the drawn token in the whole sequence, prompt included. It is counted, not
-remembered, so that a response that is computed again (in another batch, after a preemption, on another
-engine, from its partial tokens) meets the noise that it would have met. For one seed the row seeds are
-the SplitMix64 sequence (Steele, Lea and Flood 2014) that starts there.
+A position is the index of the drawn token in the whole sequence, prompt included. It is counted,
+not remembered, so that a response that is computed again (in another batch, after a preemption, on
+another engine, from its partial tokens) meets the noise that it would have met. For one seed the
+row seeds are the SplitMix64 sequence (Steele, Lea and Flood 2014) that starts there.
 """
 
 from __future__ import annotations

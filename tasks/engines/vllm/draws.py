@@ -2,11 +2,11 @@
 
 vLLM has two model runners, and the worker's config says which one runs:
 
-* the second one, the default on GPUs, hashes (seed of the request, position, token) in its sampling
-  kernel: a request carries its seed as `SamplingParams.seed`, and nothing is to be done here;
-* the first one, which the CPU backend runs, keeps a generator per request. It has to rewind it after
-  a part of a prefill, which a CPU generator cannot, and a continued response would begin with its
-  first noise. So requests carry their seed in `extra_args`, vLLM makes no generator, and
+* the second one, the default on GPUs, hashes (seed of the request, position, token) in its
+  sampling kernel: a request carries its seed as `SamplingParams.seed`, and that is all;
+* the first one, which the CPU backend runs, keeps a generator per request. It has to rewind it
+  after a part of a prefill, which a CPU generator cannot, and a continued response would begin
+  with its first noise. So requests carry their seed in `extra_args`, vLLM makes no generator, and
   `ResponseDraws` takes the place of the method with which vLLM's sampler chooses tokens.
 
 Relied on, in vLLM 0.32, and guarded by `tests/engine/test_vllm_draws.py`: `TopKTopPSampler.forward`
@@ -60,7 +60,7 @@ def _take_over(worker: Any) -> bool:  # Any: vLLM's worker
 
 
 class ResponseDraws:
-    """Chooses a token for each row of a batch on a CPU, as vLLM's `TopKTopPSampler.forward_cpu` does."""
+    """Chooses a token for each row of a batch, as vLLM's `TopKTopPSampler.forward_cpu` does."""
 
     def __init__(self, runner: Any) -> None:
         """runner: vLLM's model runner, which knows the request of each row."""
