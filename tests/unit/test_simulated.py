@@ -155,7 +155,7 @@ def test_loading_weights_drops_what_an_earlier_attempt_left() -> None:
         )
         await engine.submit([request(0, max_new_tokens=20), request(1)])
         await asyncio.sleep(0.5)  # one has finished, one runs, nobody has collected
-        await engine.load_weights(weights, seed=0, probes=())
+        await engine.load_weights(weights, probes=())
         stats = await engine.stats()
         assert (stats.num_running, stats.num_waiting, stats.progress) == (0, 0, {})
         assert await engine.collect(10.0) == []
@@ -168,7 +168,7 @@ def test_a_wait_that_began_before_the_weights_came_takes_nothing_of_what_follows
         engine = SimulatedEngine("engine-0", PLAIN)
         abandoned = asyncio.create_task(engine.collect(1000.0))
         await asyncio.sleep(0.1)
-        await engine.load_weights(WeightsRef(version=1, path="", digest=""), seed=0, probes=())
+        await engine.load_weights(WeightsRef(version=1, path="", digest=""), probes=())
         await engine.submit([request(0)])
         assert [response.index for response in await collect_all(engine, 1)] == [0]
         assert await abandoned == []
@@ -180,7 +180,7 @@ def test_weights_mark_the_tokens() -> None:
     async def load() -> None:
         engine = SimulatedEngine("engine-0", PLAIN)
         weights = WeightsRef(version=5, path="", digest="")
-        attestation = await engine.load_weights(weights, seed=0, probes=((1, 2, 3),))
+        attestation = await engine.load_weights(weights, probes=((1, 2, 3),))
         assert (attestation.version, attestation.probe_logprobs) == (5, ((-1.0, -1.0),))
         await engine.submit([request(1)])
         (response,) = await collect_all(engine, 1)

@@ -164,7 +164,7 @@ class VllmEngine(Engine):
         )
 
     async def load_weights(
-        self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]
+        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]]
     ) -> Attestation:
         """Raises ValueError, the weights as they were, if the file's tensors are not the model's.
 
