@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from round_factories import make_plan, play
@@ -87,7 +88,7 @@ def test_a_load_drops_what_a_lost_coordinator_asked_for() -> None:
         engine = SimulatedEngine("engine-0", PLAIN)
         await engine.submit([request(0, max_new_tokens=10), request(1), request(2)])
         await asyncio.sleep(0.5)  # the first has finished, and nobody has asked for it
-        await engine.load_weights(WeightsRef(version=1, path="", digest=""), 0, ())
+        await engine.load_weights(WeightsRef(version=1, path="", digest=""), ())
         assert await engine.collect(10.0) == []
         await engine.submit([request(1)])
         assert [response.versions[0].version for response in await collect_all(engine, 1)] == [1]
@@ -121,6 +122,35 @@ def test_a_larger_batch_decodes_more_slowly_but_gets_more_done() -> None:
 
     alone, together = run_virtual(generate(1)), run_virtual(generate(10))
     assert alone < together < 10 * alone
+
+
+def test_a_length_follows_from_the_seed_alone_in_any_batch_engine_and_continuation() -> None:
+    varied = PLAIN.model_copy(update={"lengths": LengthModel(median_tokens=100, sigma=1)})
+
+    async def lengths(
+        name: str, requests: list[Request], **changes: int
+    ) -> tuple[dict[int, int], int]:
+        engine = SimulatedEngine(name, varied.model_copy(update=changes), version=len(name))
+        await engine.submit(requests)
+        responses = await collect_all(engine, len(requests))
+        found = {response.index: len(response.token_ids) for response in responses}
+        return found, (await engine.stats()).num_preemptions
+
+    requests = [replace(request(index), seed=index // 2) for index in range(12)]
+    alone: dict[int, int] = {}
+    for single in requests:
+        alone |= run_virtual(lengths("engine-0", [single]))[0]
+    assert len(set(alone.values())) > 6
+    cramped, num_preemptions = run_virtual(
+        lengths("another", requests[::-1], kv_capacity_tokens=1_100)
+    )
+    assert num_preemptions > 0
+    assert cramped == alone
+    num_kept = min(alone.values()) - 1
+    halves = [replace(request(one.index, kept=num_kept), seed=one.seed) for one in requests]
+    assert run_virtual(lengths("third", halves))[0] == alone
+    other = [replace(one, seed=one.seed + 100) for one in requests]
+    assert run_virtual(lengths("engine-0", other))[0] != alone
 
 
 def test_a_full_cache_preempts_and_everything_still_finishes() -> None:
