@@ -79,7 +79,7 @@ class Request:
     max_new_tokens: int  # bound on generated tokens, the kept ones included
     temperature: float  # sampling temperature; 0 is greedy
     top_p: float  # nucleus bound
-    seed: int  # derived from the run's seed; engines whose backend takes no seed ignore it
+    seed: int  # derived from the run's; with the position it says the noise of a token
     kept_tokens: tuple[int, ...] = ()  # tokens generated elsewhere before this submission
     kept_logprobs: tuple[float, ...] = ()  # their behaviour log-probabilities
     kept_versions: tuple[VersionSpan, ...] = ()  # the weight versions that sampled them

@@ -179,9 +179,7 @@ async def _play_run(simulation: Simulation, variant: Variant) -> tuple[list[Roun
             filtered=result.filtered,
         )
         for engine in engines:
-            await engine.load_weights(
-                WeightsRef(version=step, path="", digest=""), seed=0, probes=()
-            )
+            await engine.load_weights(WeightsRef(version=step, path="", digest=""), probes=())
 
 
 async def _play_round(

@@ -5,9 +5,9 @@ seed.
 
 Every measurement is a fresh process pinned to the same cores; the two alternate, and which goes
 first alternates too. Where other processes share the cores, read the rates per CPU second: they
-leave out the time spent waiting for a core. Both draw the same noise in the same order, so the same
-tokens are decoded; the table says if not. Leaves out everything above one engine: router, actors,
-rewards.
+leave out the time spent waiting for a core. Both draw with the same seeds (`vllm.draws`), so the
+same tokens are decoded; the table says if not. Leaves out everything above one engine: router,
+actors, rewards.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from typing import Any
 from artifacts.records import Request
 from benchmarks.bare_llm import bare_llm
 from tasks.cluster.deaths import manner
+from tasks.engines.vllm.draws import own_draws
 from tasks.engines.vllm.engine import EngineConfig, VllmEngine
 from tasks.engines.vllm.model_files import read_stop_ids, read_tokenizer
+from tasks.scheduling.seeds import derive_seed
 
 _KINDS = ("bare", "engine")
 _MARK = "RESULT "
@@ -127,7 +129,7 @@ def _requests(options: argparse.Namespace) -> list[Request]:
         Request(
             prompt_id=f"0/{row}", index=index, prompt_tokens=tokens,
             max_new_tokens=options.new_tokens,
-            temperature=1.0, top_p=1.0, seed=_SEED,
+            temperature=1.0, top_p=1.0, seed=derive_seed(_SEED, row, index),
         )
         for row, tokens in enumerate(prompts)
         for index in range(options.responses)
@@ -143,12 +145,19 @@ def _bare(options: argparse.Namespace) -> dict[str, Any]:
     from vllm import SamplingParams
 
     stop = read_stop_ids(options.model, read_tokenizer(options.model))
-    requests = _requests(options)
+    requests, seed_arguments = _requests(options), own_draws(llm)
 
     def generate(chosen: Sequence[Request], new_tokens: int) -> list[tuple[int, ...]]:
-        params = SamplingParams(
-            max_tokens=new_tokens, logprobs=0, detokenize=False, stop_token_ids=list(stop)
-        )
+        params = [
+            SamplingParams(
+                max_tokens=new_tokens,
+                logprobs=0,
+                detokenize=False,
+                stop_token_ids=list(stop),
+                **seed_arguments(request.seed),
+            )
+            for request in chosen
+        ]
         prompts = [{"prompt_token_ids": list(request.prompt_tokens)} for request in chosen]
         return [
             tuple(output.outputs[0].token_ids)
@@ -156,7 +165,6 @@ def _bare(options: argparse.Namespace) -> dict[str, Any]:
         ]
 
     generate(requests[:4], 4)
-    _reseed()
     began = _clocks()
     tokens = generate(requests, options.new_tokens)
     return _result(tokens, began)
@@ -177,18 +185,11 @@ async def _engine(options: argparse.Namespace) -> dict[str, Any]:
         return [done[request.response_id] for request in chosen]
 
     await generate(requests[:4])
-    _reseed()
     began = _clocks()
     tokens = await generate(requests)
     result = _result(tokens, began)
     engine.close()
     return result
-
-
-def _reseed() -> None:
-    import torch
-
-    torch.manual_seed(_SEED)
 
 
 def _clocks() -> tuple[float, float]:

@@ -54,8 +54,8 @@ def evaluation_round(
 
 @flow(name="evaluate", flow_run_name="evaluate-after-{plan.step:05d}", validate_parameters=False)
 async def evaluate(plan: StepPlan) -> EvaluationReport:
-    """Ask and score. Afterwards the engines are reseeded, so that a run that skips a recorded
-    evaluation samples the same."""
+    """Ask and score. Afterwards the engines load their weights again, so that the next round's
+    engine statistics count nothing of this."""
     with dask.annotate(resources=SLOT):
         rollout = run_rollout.submit(plan)
         reward = score_responses.submit(plan)

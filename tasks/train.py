@@ -30,7 +30,6 @@ from tasks.learner.trainer import AccumulateReport, UpdateReport
 from tasks.learner.weight_sync import check_gate, check_tensors
 from tasks.plan import RunContext, StepPlan, store_of
 from tasks.sample_stream import SampleStream, aborting
-from tasks.scheduling.seeds import derive_seed
 from tasks.scheduling.stream_training import ScaleDown
 
 logger = logging.getLogger(__name__)
@@ -259,16 +258,8 @@ async def publish(run: RunContext) -> PublishReport:
 
 
 async def load_engines(run: RunContext, weights: WeightsRef) -> Mapping[str, Attestation]:
-    """Load a version into every engine, each with a sampling seed of its own; what they attest, by
-    engine."""
-    calls = (
-        engine.load_weights(
-            weights,
-            derive_seed(run.seed, "sampling", weights.version, engine.name),
-            run.probes,
-        )
-        for engine in engines_of(run, run.engines)
-    )
+    """Load a version into every engine; what they attest, by engine."""
+    calls = (engine.load_weights(weights, run.probes) for engine in engines_of(run, run.engines))
     return dict(zip(run.engines, await asyncio.gather(*calls), strict=True))
 
 

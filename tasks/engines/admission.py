@@ -4,7 +4,6 @@ generated."""
 from __future__ import annotations
 
 from artifacts.records import Request, VersionSpan
-from tasks.scheduling.seeds import derive_seed
 
 
 def extend_spans(
@@ -19,14 +18,6 @@ def extend_spans(
             VersionSpan(version=version, num_tokens=kept[-1].num_tokens + num_tokens),
         )
     return (*kept, VersionSpan(version=version, num_tokens=num_tokens))
-
-
-def noise_seed(request: Request) -> int:
-    """The seed to sample with: of a resumed response another one, because its kept tokens have used
-    up the first one's noise."""
-    return (
-        derive_seed(request.seed, len(request.kept_tokens)) if request.kept_tokens else request.seed
-    )
 
 
 def check_request(request: Request, max_model_len: int, vocabulary: int) -> None:

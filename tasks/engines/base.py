@@ -74,9 +74,9 @@ class Engine(Protocol):
         ...
 
     async def load_weights(
-        self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]
+        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]]
     ) -> Attestation:
-        """Load a version, forget the prefix cache, reseed the sampler, attest to what is loaded.
+        """Load a version, forget the prefix cache, attest to what is loaded.
 
         Before, the replica drops what it runs and what nobody has collected, and ends the waits of
         `collect`: all of that belongs to an attempt that is over, and its caller may be dead.

@@ -56,8 +56,8 @@ class EngineActor:
         await self._engine.abort(unpack(payload))
 
     async def load_weights(self, payload: bytes) -> bytes:
-        weights, seed, probes = unpack(payload)
-        return pack(await self._engine.load_weights(weights, seed, probes))
+        weights, probes = unpack(payload)
+        return pack(await self._engine.load_weights(weights, probes))
 
     async def stats(self) -> bytes:
         return pack(await self._engine.stats())
@@ -92,10 +92,10 @@ class RemoteEngine(Engine):
         await self._call("abort", pack(tuple(response_ids)))
 
     async def load_weights(
-        self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]
+        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]]
     ) -> Attestation:
         attestation: Attestation = unpack(
-            await self._call("load_weights", pack((weights, seed, tuple(probes))))
+            await self._call("load_weights", pack((weights, tuple(probes))))
         )
         return attestation
 

@@ -5,9 +5,9 @@ nothing is chosen there. Between rounds: a prompt is deferred because one of its
 and answers again in a long round. If that round draws anew, short answers have two chances to be
 trained and long ones one, even with eta_R = 1. If it draws with the same seeds
 (`tasks.rounds.driver`), every prompt is trained on its first R0 draws, as far as the updates in
-between have left the law alone, and only the order of prompts has changed. Engines without seeds
-keep this second, smaller bias; synchronous rounds have neither. Aborted responses count with the
-tokens they had, so every difference reported here is smaller than the true one.
+between have left the law alone, and only the order of prompts has changed. An engine without such
+draws would keep this second, smaller bias; synchronous rounds have neither. Aborted responses
+count with the tokens they had, so every difference reported here is smaller than the true one.
 """
 
 from __future__ import annotations

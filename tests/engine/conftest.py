@@ -127,7 +127,11 @@ def make_request(prompt_id: str = "0/0", index: int = 0, **changes: object) -> R
 
 
 def make_batch(num: int, **changes: object) -> list[Request]:
-    return [make_request(f"0/{number // 4}", number % 4, **changes) for number in range(num)]
+    """Requests of four a prompt, each with a seed of its own."""
+    return [
+        make_request(f"0/{number // 4}", number % 4, **({"seed": number} | changes))
+        for number in range(num)
+    ]
 
 
 async def generate(engine: VllmEngine, requests: Sequence[Request]) -> dict[str, Generated]:

@@ -74,7 +74,7 @@ async def test_logprobs_are_those_of_the_sampled_distribution(
     engine: VllmEngine, versions: Versions, temperature: float, bound: float
 ) -> None:
     weights, model = versions[1]
-    await engine.load_weights(weights, seed=3, probes=())
+    await engine.load_weights(weights, probes=())
     requests = make_batch(8, max_new_tokens=40, temperature=temperature)
     done = await generate(engine, requests)
     differences = []
@@ -128,7 +128,7 @@ async def test_a_request_aborted_before_its_first_step_comes_back_empty(engine: 
 async def test_kept_tokens_are_continued_greedily_as_if_never_interrupted(
     engine: VllmEngine, versions: Versions
 ) -> None:
-    await engine.load_weights(versions[1][0], seed=1, probes=())
+    await engine.load_weights(versions[1][0], probes=())
     request = make_request("0/1", temperature=0.0, max_new_tokens=16)
     whole = (await generate(engine, [request]))["0/1:0"]
     kept = 6
@@ -138,7 +138,7 @@ async def test_kept_tokens_are_continued_greedily_as_if_never_interrupted(
         kept_logprobs=whole.logprobs[:kept],
         kept_versions=(VersionSpan(version=1, num_tokens=kept),),
     )
-    await engine.load_weights(replace(versions[1][0], version=7), seed=1, probes=())
+    await engine.load_weights(replace(versions[1][0], version=7), probes=())
     resumed = (await generate(engine, [resumed_request]))["0/1:0"]
     assert resumed.token_ids == whole.token_ids
     assert resumed.logprobs[:kept] == whole.logprobs[:kept]
@@ -153,7 +153,7 @@ async def test_kept_tokens_are_continued_greedily_as_if_never_interrupted(
 async def test_a_migrated_response_is_what_it_would_have_been(
     engine: VllmEngine, versions: Versions
 ) -> None:
-    await engine.load_weights(versions[1][0], seed=1, probes=())
+    await engine.load_weights(versions[1][0], probes=())
     request = make_request("0/1", temperature=0.0, max_new_tokens=24)
 
     def interrupt(core: VllmCore) -> tuple[EngineStats, Generated]:
@@ -183,7 +183,7 @@ async def test_loading_changes_what_is_sampled_and_attested(
 ) -> None:
     seen = {}
     for version, (weights, model) in versions.items():
-        attestation = await engine.load_weights(weights, seed=5, probes=PROBES)
+        attestation = await engine.load_weights(weights, probes=PROBES)
         assert attestation.version == version == (await engine.stats()).version
         assert dict(attestation.fingerprints) == fingerprints(weights.path)
         for probe, logprobs in zip(PROBES, attestation.probe_logprobs, strict=True):
@@ -220,7 +220,7 @@ async def test_attestation_names_a_tensor_that_was_tampered_with(
         (prints,) = core._engine.collective_rpc("fingerprints_held", args=(versions[1][0].path, 1))
         return prints
 
-    await engine.load_weights(versions[1][0], seed=5, probes=())
+    await engine.load_weights(versions[1][0], probes=())
     await engine._thread.call("tamper", tamper, 10)
     prints, right = await engine._thread.call("held", held, 10), fingerprints(versions[1][0].path)
     wrong = {name for name in right if prints[name] != right[name]}
@@ -238,7 +238,7 @@ async def test_loading_drops_what_is_left(engine: VllmEngine, versions: Versions
     await engine.submit([make_request("0/1", max_new_tokens=1), long])
     while len((await engine.stats()).progress) > 1:
         await asyncio.sleep(0)
-    await engine.load_weights(versions[1][0], seed=5, probes=())
+    await engine.load_weights(versions[1][0], probes=())
     assert (await engine.stats()).progress == {}
     again = await generate(engine, [make_request(max_new_tokens=3)])
     assert [span.version for span in again["0/0:0"].versions] == [versions[1][0].version]
@@ -247,7 +247,7 @@ async def test_loading_drops_what_is_left(engine: VllmEngine, versions: Versions
 async def test_loading_refuses_a_file_of_another_model(
     engine: VllmEngine, versions: Versions, tmp_path: Path
 ) -> None:
-    before = await engine.load_weights(versions[1][0], seed=5, probes=PROBES)
+    before = await engine.load_weights(versions[1][0], probes=PROBES)
     save_file(
         {"model.norm.weight": torch.ones(128, dtype=torch.bfloat16)}, tmp_path / "part.safetensors"
     )
@@ -257,7 +257,7 @@ async def test_loading_refuses_a_file_of_another_model(
             seed=5,
             probes=(),
         )
-    after = await engine.load_weights(versions[1][0], seed=5, probes=PROBES)
+    after = await engine.load_weights(versions[1][0], probes=PROBES)
     assert before == after
 
 
@@ -308,7 +308,7 @@ async def test_same_seed_and_order_give_the_same_tokens_in_a_used_and_a_fresh_en
     async def reload_and_generate(
         engine: VllmEngine,
     ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-        await engine.load_weights(versions[2][0], seed=5, probes=PROBES)
+        await engine.load_weights(versions[2][0], probes=PROBES)
         done = await generate(engine, make_batch(24, max_new_tokens=40))
         return [(generated.token_ids, generated.logprobs) for _, generated in sorted(done.items())]
 
@@ -341,7 +341,7 @@ async def test_a_tensor_parallel_shard_that_was_tampered_with_is_named(
     engine = start_engine("engine-d", tensor_parallel_size=2)
     right = fingerprints(versions[1][0].path)
     for version in (1, 2, 1):
-        attested = await engine.load_weights(versions[version][0], seed=5, probes=PROBES)
+        attested = await engine.load_weights(versions[version][0], probes=PROBES)
         assert dict(attested.fingerprints) == fingerprints(versions[version][0].path)
     prints = await engine._thread.call("held", held, 60)
     wrong = {name for name in right if prints[name] != right[name]}
@@ -369,8 +369,8 @@ async def test_a_resting_engine_wakes_for_the_next_request_or_load_and_only_then
     await generate(engine, make_batch(2))
     await generate(engine, make_batch(2))
     await engine.rest()
-    await engine.load_weights(versions[1][0], seed=1, probes=())
-    await engine.load_weights(versions[2][0], seed=1, probes=())
+    await engine.load_weights(versions[1][0], probes=())
+    await engine.load_weights(versions[2][0], probes=())
     assert told == ["sleep 1", "wake"] * 2
     await engine.submit([make_request(max_new_tokens=230, prompt_tokens=(9, 8, 7))])
     await engine.rest()

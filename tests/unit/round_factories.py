@@ -238,9 +238,7 @@ async def publish(engines: Sequence[SimulatedEngine], version: int) -> list[Simu
         try:
             assert (await engine.stats()).progress == {}, "a round leaves its engines idle"
             assert await engine.collect(0.0) == [], "a round collects all that it asked for"
-            await engine.load_weights(
-                WeightsRef(version=version, path="", digest=""), seed=0, probes=()
-            )
+            await engine.load_weights(WeightsRef(version=version, path="", digest=""), probes=())
         except EngineLost:
             continue
         alive.append(engine)

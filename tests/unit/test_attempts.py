@@ -21,7 +21,7 @@ PLAN = replace(make_plan(domains=("a",) * 4, accept_per_prompt=4), step=4)
 
 async def loaded(version: int, name: str = "engine-0") -> SimulatedEngine:
     engine = SimulatedEngine(name, ENGINE)
-    await engine.load_weights(WeightsRef(version=version, path="", digest=""), seed=0, probes=())
+    await engine.load_weights(WeightsRef(version=version, path="", digest=""), probes=())
     return engine
 
 
@@ -54,7 +54,7 @@ def test_responses_that_an_earlier_attempt_left_uncollected_are_not_accepted() -
         for prompt_id in make_prompts(PLAN):
             await engine.submit([left_over(prompt_id, index) for index in range(4)])
         await asyncio.sleep(100)
-        await engine.load_weights(WeightsRef(version=3, path="", digest=""), seed=0, probes=())
+        await engine.load_weights(WeightsRef(version=3, path="", digest=""), probes=())
         return await play(PLAN, [engine])
 
     assert_of_version_3(run_virtual(again()))
@@ -65,7 +65,7 @@ def test_a_wait_that_a_dead_attempt_left_open_takes_nothing() -> None:
         engine = await loaded(0)
         abandoned = asyncio.create_task(engine.collect(1000.0))
         await asyncio.sleep(1)
-        await engine.load_weights(WeightsRef(version=3, path="", digest=""), seed=0, probes=())
+        await engine.load_weights(WeightsRef(version=3, path="", digest=""), probes=())
         result = await play(PLAN, [engine], deadline_s=300)
         assert await abandoned == []
         return result
@@ -124,7 +124,7 @@ def test_an_engine_that_was_only_late_takes_the_next_weights_and_plays_on() -> N
         short = make_plan("short", domains=("a",) * 6, accept_prompts=4, accept_per_prompt=4)
         assert len((await play(short, [engine])).groups) == 4
         assert (await engine.stats()).num_running > 0
-        await engine.load_weights(WeightsRef(version=3, path="", digest=""), seed=0, probes=())
+        await engine.load_weights(WeightsRef(version=3, path="", digest=""), probes=())
         assert_of_version_3(await play(PLAN, [engine]))
 
     run_virtual(late())

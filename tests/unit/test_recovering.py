@@ -106,7 +106,7 @@ def test_recovering_ends_what_a_lost_coordinator_left_in_the_engines(
 
         async def publish(context: RunContext) -> SimpleNamespace:
             weights = WeightsRef(version=3, path="", digest="committed")
-            await engine.load_weights(weights, 0, ())
+            await engine.load_weights(weights, ())
             return SimpleNamespace(weights=weights)
 
         async def replace_lost() -> tuple[str, ...]:

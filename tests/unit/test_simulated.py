@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from round_factories import make_plan, play
@@ -87,7 +88,7 @@ def test_a_load_drops_what_a_lost_coordinator_asked_for() -> None:
         engine = SimulatedEngine("engine-0", PLAIN)
         await engine.submit([request(0, max_new_tokens=10), request(1), request(2)])
         await asyncio.sleep(0.5)  # the first has finished, and nobody has asked for it
-        await engine.load_weights(WeightsRef(version=1, path="", digest=""), 0, ())
+        await engine.load_weights(WeightsRef(version=1, path="", digest=""), ())
         assert await engine.collect(10.0) == []
         await engine.submit([request(1)])
         assert [response.versions[0].version for response in await collect_all(engine, 1)] == [1]
@@ -123,6 +124,35 @@ def test_a_larger_batch_decodes_more_slowly_but_gets_more_done() -> None:
     assert alone < together < 10 * alone
 
 
+def test_a_length_follows_from_the_seed_alone_in_any_batch_engine_and_continuation() -> None:
+    varied = PLAIN.model_copy(update={"lengths": LengthModel(median_tokens=100, sigma=1)})
+
+    async def lengths(
+        name: str, requests: list[Request], **changes: int
+    ) -> tuple[dict[int, int], int]:
+        engine = SimulatedEngine(name, varied.model_copy(update=changes), version=len(name))
+        await engine.submit(requests)
+        responses = await collect_all(engine, len(requests))
+        found = {response.index: len(response.token_ids) for response in responses}
+        return found, (await engine.stats()).num_preemptions
+
+    requests = [replace(request(index), seed=index // 2) for index in range(12)]
+    alone: dict[int, int] = {}
+    for single in requests:
+        alone |= run_virtual(lengths("engine-0", [single]))[0]
+    assert len(set(alone.values())) > 6
+    cramped, num_preemptions = run_virtual(
+        lengths("another", requests[::-1], kv_capacity_tokens=1_100)
+    )
+    assert num_preemptions > 0
+    assert cramped == alone
+    num_kept = min(alone.values()) - 1
+    halves = [replace(request(one.index, kept=num_kept), seed=one.seed) for one in requests]
+    assert run_virtual(lengths("third", halves))[0] == alone
+    other = [replace(one, seed=one.seed + 100) for one in requests]
+    assert run_virtual(lengths("engine-0", other))[0] != alone
+
+
 def test_a_full_cache_preempts_and_everything_still_finishes() -> None:
     async def generate() -> None:
         engine = SimulatedEngine("engine-0", PLAIN.model_copy(update={"kv_capacity_tokens": 400}))
@@ -155,7 +185,7 @@ def test_loading_weights_drops_what_an_earlier_attempt_left() -> None:
         )
         await engine.submit([request(0, max_new_tokens=20), request(1)])
         await asyncio.sleep(0.5)  # one has finished, one runs, nobody has collected
-        await engine.load_weights(weights, seed=0, probes=())
+        await engine.load_weights(weights, probes=())
         stats = await engine.stats()
         assert (stats.num_running, stats.num_waiting, stats.progress) == (0, 0, {})
         assert await engine.collect(10.0) == []
@@ -168,7 +198,7 @@ def test_a_wait_that_began_before_the_weights_came_takes_nothing_of_what_follows
         engine = SimulatedEngine("engine-0", PLAIN)
         abandoned = asyncio.create_task(engine.collect(1000.0))
         await asyncio.sleep(0.1)
-        await engine.load_weights(WeightsRef(version=1, path="", digest=""), seed=0, probes=())
+        await engine.load_weights(WeightsRef(version=1, path="", digest=""), probes=())
         await engine.submit([request(0)])
         assert [response.index for response in await collect_all(engine, 1)] == [0]
         assert await abandoned == []
@@ -180,7 +210,7 @@ def test_weights_mark_the_tokens() -> None:
     async def load() -> None:
         engine = SimulatedEngine("engine-0", PLAIN)
         weights = WeightsRef(version=5, path="", digest="")
-        attestation = await engine.load_weights(weights, seed=0, probes=((1, 2, 3),))
+        attestation = await engine.load_weights(weights, probes=((1, 2, 3),))
         assert (attestation.version, attestation.probe_logprobs) == (5, ((-1.0, -1.0),))
         await engine.submit([request(1)])
         (response,) = await collect_all(engine, 1)

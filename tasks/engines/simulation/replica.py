@@ -77,8 +77,8 @@ class SimulatedEngineConfig(BaseModel):
     takes_seeds: bool = Field(
         True,
         description=(
-            "Whether a request with the seed of an earlier one is answered alike; on CPUs it is"
-            " not."
+            "Whether a request with the seed of an earlier one is answered alike, as real engines"
+            " do; off, to see what that is worth."
         ),
     )
     lengths: LengthModel = Field(default_factory=LengthModel, description="How long responses get.")
@@ -167,7 +167,7 @@ class SimulatedEngine:
         self._schedule()
 
     async def load_weights(
-        self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]
+        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]]
     ) -> Attestation:
         self._check_alive()
         self._advance()

@@ -22,8 +22,9 @@ from operator import xor
 from typing import TYPE_CHECKING, Any
 
 from artifacts.records import FinishReason, Generated, Request, WeightsRef
-from tasks.engines.admission import check_request, extend_spans, noise_seed
+from tasks.engines.admission import check_request, extend_spans
 from tasks.engines.base import Attestation, EngineStats
+from tasks.engines.vllm.draws import own_draws
 from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
 from tasks.engines.vllm.model_files import read_stop_ids, read_tokenizer
 
@@ -66,7 +67,7 @@ class VllmCore:
         self._kv_usage_max = 0.0
         self._busy_s = 0.0
         self._asleep = False
-        self._seeds_taken = not on_cpu()
+        self._seed_arguments = own_draws(engine)
 
     @property
     def busy(self) -> bool:
@@ -118,9 +119,7 @@ class VllmCore:
         )
         return [self._finish(response_id, "aborted") for response_id in running]
 
-    def load(
-        self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]
-    ) -> Attestation:
+    def load(self, weights: WeightsRef, probes: Sequence[tuple[int, ...]]) -> Attestation:
         """Load and attest. What still runs is dropped: it would go on with another version."""
         self._check_probes(probes)
         self._wake()
@@ -131,7 +130,6 @@ class VllmCore:
         self._engine.reset_prefix_cache()
         logprobs = self._prompt_logprobs(probes)
         self._engine.reset_prefix_cache()
-        self.reseed(seed)
         return Attestation(
             version=weights.version, fingerprints=_agreed(prints), probe_logprobs=logprobs
         )
@@ -154,14 +152,6 @@ class VllmCore:
             self.step()
         self._num_tokens, self._busy_s, self._kv_usage_max = 0, 0.0, 0.0
         self._engine.reset_prefix_cache()
-
-    def reseed(self, seed: int) -> None:
-        """Set this process's global torch generator, the CPU backend's only source of noise; others
-        take a seed by request."""
-        if not self._seeds_taken:
-            import torch
-
-            torch.manual_seed(seed)
 
     def stats(self) -> EngineStats:
         running, waiting = self._scheduler.get_request_counts()
@@ -224,7 +214,7 @@ class VllmCore:
             max_tokens=request.max_new_tokens - len(request.kept_tokens),
             temperature=request.temperature,
             top_p=request.top_p,
-            seed=noise_seed(request) if self._seeds_taken else None,
+            **self._seed_arguments(request.seed),
             stop_token_ids=list(self._stop_ids),
             logprobs=0,
             flat_logprobs=True,
@@ -333,7 +323,6 @@ def build_core(
     stop_ids = read_stop_ids(model_path, tokenizer) if may_stop else ()
     core = VllmCore(engine, tokenizer, stop_ids, name, version=0)
     core.warm_up()
-    core.reseed(seed)
     return core
 
 

@@ -4,10 +4,9 @@
         ──▶ SteppingThread ──▶ VllmCore ──▶ vLLM's LLMEngine
 
 The async methods hand calls to the stepping thread, which is pinned to the replica's cores and in
-which torch and vLLM run; they never block the loop. Reproducibility: on the CPU backend the tokens
-follow from the seed of the last load_weights and the order of submission (the requests of one
-submit enter between two steps); elsewhere from each request's own seed. Leaves out retries, routing
-and who owns which device.
+which torch and vLLM run; they never block the loop. The noise of a response is a function
+of its request's seed and of the position alone (`vllm.draws`). Leaves out retries, routing and who
+owns which device.
 """
 
 from __future__ import annotations
@@ -165,7 +164,7 @@ class VllmEngine(Engine):
         )
 
     async def load_weights(
-        self, weights: WeightsRef, seed: int, probes: Sequence[tuple[int, ...]]
+        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]]
     ) -> Attestation:
         """Raises ValueError, the weights as they were, if the file's tensors are not the model's.
 
@@ -176,7 +175,7 @@ class VllmEngine(Engine):
 
         def load(core: VllmCore) -> Attestation:
             self._thread.clear()
-            return core.load(weights, seed, fixed)
+            return core.load(weights, fixed)
 
         return await self._thread.call("load_weights", load, self._config.load_deadline_s)
 
@@ -200,7 +199,7 @@ class VllmEngine(Engine):
         pin_this_thread(self._cpu_ids, self._config.tensor_parallel_size)
         core = build_core(self._config, model_path, self.name, seed)
         if start_weights is not None:
-            core.load(start_weights, seed, probes=())
+            core.load(start_weights, probes=())
         return core
 
 
