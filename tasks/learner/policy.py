@@ -136,6 +136,11 @@ class Policy(Decoder):
         )
         return result
 
+    def discard_gradients(self) -> None:
+        """Zero the sums, and drop what a backward pass that was interrupted has not moved there."""
+        self.flat.gradients.zero_()
+        self._backbone.zero_grad(set_to_none=True)
+
     def _drain(self, name: str) -> Callable[[Tensor], None]:
         """Moves a parameter's gradient into the fp32 sum as soon as backward has it, so that only
         one exists in bf16."""

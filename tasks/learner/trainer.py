@@ -159,7 +159,7 @@ class LearnerRank:
 
     def discard(self) -> None:
         """Forget what was accumulated."""
-        self._policy.flat.gradients.zero_()
+        self._policy.discard_gradients()
         self._normaliser = self._loss_sum = 0.0
 
     def update(self, step: int) -> UpdateReport:

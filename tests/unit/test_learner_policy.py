@@ -62,3 +62,30 @@ def test_log_probabilities_and_entropies_equal_naive_ones(tmp_path: Path) -> Non
         result.entropy, torch.cat([entropy for _, entropy in pairs]), rtol=1e-5, atol=1e-5
     )
     assert result.grad_hidden is None
+
+
+def test_a_backward_pass_that_was_interrupted_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Policy(make_model(tmp_path), "fp32", "cpu", 1)
+    step = MicroStep(ReinforceLoss(), 0.0, 1.0, policy, None)
+    batch = pack_samples(samples(3))
+    step.run(batch)
+    expected = policy.flat.gradients.clone()
+    policy.discard_gradients()
+
+    whole = policy.flat.gradient
+    interrupted_at = "model.layers.0.mlp.down_proj.weight"
+
+    def gradient(name: str) -> torch.Tensor:
+        if name == interrupted_at:
+            raise MemoryError
+        return whole(name)
+
+    monkeypatch.setattr(policy.flat, "gradient", gradient)
+    with pytest.raises(MemoryError):
+        step.run(batch)
+    monkeypatch.setattr(policy.flat, "gradient", whole)
+    policy.discard_gradients()
+    step.run(batch)
+    torch.testing.assert_close(policy.flat.gradients, expected)
