@@ -129,8 +129,8 @@ def _space(what: str, path: Path, needed_gib: float, cure: str) -> Finding:
 
 def check_ports() -> Iterator[Finding]:
     for port, what, cure in (
-        (PREFECT_PORT, "Prefect", "make demo ARGS='--prefect-port 0' takes a free one"),
-        (MLFLOW_PORT, "MLflow", "make ui ARGS='--mlflow-port N'"),
+        (PREFECT_PORT, "Prefect", "rollflow demo --prefect-port 0 takes a free one"),
+        (MLFLOW_PORT, "MLflow", "rollflow ui --mlflow-port N takes another"),
         (8787, "Dask dashboard", "set cluster.dashboard_port to 0"),
     ):
         with socket.socket() as probe:

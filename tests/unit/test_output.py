@@ -41,7 +41,7 @@ def test_only_what_is_said_reaches_the_terminal(tmp_path: Path) -> None:
     done = ran(f"{NOISE}\nsay('step 1')\n{keep}\n{NOISE}\nsay('step 2')\noutput.close()", tmp_path)
     assert (done.stdout, done.stderr) == ("step 1\nstep 2\n", "")
     log = (tmp_path / "run/log/flow.log").read_text()
-    assert [log.count(word) for word in WORDS] == [2, 1, 2, 2, 2]  # Python warns once a place
+    assert [log.count(word) for word in WORDS] == [2] * len(WORDS)
     assert "step" not in log
     assert list(tmp_path.glob("*.log")) == []
 
