@@ -207,6 +207,7 @@ class RunReporter:
         await acreate_markdown_artifact(
             text, key=f"summary-{self._key}", description=f"What came of {self._run.context.run_id}"
         )
+        await self._view.close()
         Console(file=screen()).print(rich_summary(summary))
         return summary
 

@@ -77,10 +77,15 @@ class TerminalView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Leave the last picture as it is; what is printed from now on stands below it. May be
+        called twice."""
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
-        if self._live is not None:
+        if self._live is not None and self._live.is_started:
             self._live.update(self._picture(None))
             self._live.transient = False
             self._live.stop()

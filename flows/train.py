@@ -70,7 +70,9 @@ async def train(config: RunConfig) -> RunSummary:
     with ExitStack() as stack:
         run = stack.enter_context(open_run(config))
         keep_log_in(run.logs)
-        say(f"run: {run.context.run_id}, artifacts in {run.store.url}, logs in {run.logs}")
+        say(f"run: {run.store.url}")
+        say(f"logs: {run.logs}")
+        say("starting the workers, their engines and learners")
         layouts = EngineLayouts(run)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-")))
         client = stack.enter_context(open_cluster(run.config.cluster, scratch, run.logs))

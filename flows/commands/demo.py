@@ -29,6 +29,7 @@ from flows.output import FLOW_LOG
 from tasks.cluster.deaths import account
 
 STOP_S = 60.0  # how long a run may take to stop after Ctrl-C
+FILE_TIME_S = 1.0  # the times of files may be so much behind the clock
 
 
 def parser() -> ArgumentParser:
@@ -67,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if code < 0:
                 log = str(flow_log(options.root, began_s) or options.root)
                 raise RuntimeError(f"the run is gone: {account(code, (), log)}")
-            return code
+        if code == 0:
+            print(f"'rollflow ui --root {options.root}' serves its pages")
+        return code
     except KeyboardInterrupt:
         if begun := flow_log(options.root, began_s):
             run_id = begun.relative_to(options.root).parts[0]
@@ -88,7 +91,8 @@ def training_command(options: Namespace) -> list[str]:
 
 def flow_log(root: Path, began_s: float) -> Path | None:
     """The log of the run that was begun after this time; None where it got no folder yet."""
-    logs = [log for log in root.glob(f"*/log/{FLOW_LOG}") if log.stat().st_mtime >= began_s]
+    begun = began_s - FILE_TIME_S
+    logs = [log for log in root.glob(f"*/log/{FLOW_LOG}") if log.stat().st_mtime >= begun]
     return max(logs, key=lambda log: log.stat().st_mtime, default=None)
 
 

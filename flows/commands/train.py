@@ -10,11 +10,11 @@ import asyncio
 import os
 import sys
 import traceback
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
 from flows.commands.options import add_configuration, add_resume
-from flows.output import divert
+from flows.output import Output, divert
 
 
 def parser() -> ArgumentParser:
@@ -29,7 +29,7 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Validates, runs the flow, prints one sentence for what a user can mend."""
+    """Runs the flow; its lines on the terminal, all other output in a log."""
     options = parser().parse_args(argv)
     if "PREFECT_API_URL" not in os.environ:
         print(
@@ -39,6 +39,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     output = divert()
+    try:
+        return trained(options, output)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # a fault of ours: the log has where, the terminal what
+        traceback.print_exc()
+        output.complain(f"{type(error).__name__}: {error}; report it, with the log")
+        return 1
+    finally:
+        output.close()
+
+
+def trained(options: Namespace, output: Output) -> int:
+    """The exit status of the run; 2, with one sentence on the terminal, where a user can mend what
+    went wrong."""
     from flows.commands.command_line import assemble, sentence
     from flows.config.run_config import RunConfig
 
@@ -47,17 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from flows.train import train
 
         asyncio.run(train(config))
-    except KeyboardInterrupt:
-        return 130
     except (ValueError, OSError, RuntimeError, TimeoutError) as error:
         output.complain(sentence(error))
         return 2
-    except Exception as error:  # a fault of ours: the log has where, the terminal what
-        traceback.print_exc()
-        output.complain(f"{type(error).__name__}: {sentence(error)}; report it with the log")
-        return 1
-    finally:
-        output.close()
     return 0
 
 

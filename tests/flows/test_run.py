@@ -41,7 +41,7 @@ def test_the_terminal_has_rollflows_own_lines_alone_and_the_rest_is_logged(
     finished, root = tail_batched
     told = [line.split()[0] for line in finished.out.splitlines() if line.strip()]
     until_summary = told[: told.index("first")]
-    assert set(until_summary) <= {"tiny_llama:", "run:", "starting", "held-out", "step"}
+    assert set(until_summary) <= {"tiny_llama:", "run:", "logs:", "starting", "held-out", "step"}
     assert until_summary.count("step") == 5
     assert finished.err == ""
     logs = {path.stem: path.read_text() for path in (root / "first" / "log").glob("*.log")}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +110,32 @@ def completed(script: str, *words: str) -> list[str]:
     )
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
     return [word.strip() for word in done.stdout.split()]
+
+
+def test_a_fault_of_ours_is_a_sentence_on_the_terminal_and_a_traceback_in_the_log(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['flows.config.run_config'] = None\n"
+        "from flows.commands.rollflow import main\n"
+        "sys.exit(main(['train']))\n"
+    )
+    environment = {"PREFECT_API_URL": "http://127.0.0.1:9/api", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    (log,) = tmp_path.glob("*.log")
+    error, place = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert error.startswith("error: ModuleNotFoundError: import of flows.config.run_config halted")
+    assert place == f"log: {log}"
+    assert "Traceback (most recent call last)" in log.read_text()
+
+
+def test_without_a_server_train_says_what_to_do() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.commands.train"], capture_output=True, text=True, env={}
+    )
+    assert done.returncode == 2
+    assert "PREFECT_API_URL is not set; use 'rollflow demo'" in done.stderr
