@@ -28,6 +28,7 @@ from flows.commands.options import add_configuration, add_resume
 from flows.output import FLOW_LOG
 from tasks.cluster.deaths import account
 
+ROOT = Path("runs")
 STOP_S = 60.0  # how long a run may take to stop after Ctrl-C
 FILE_TIME_S = 1.0  # the times of files may be so much behind the clock
 
@@ -41,7 +42,7 @@ def parser() -> ArgumentParser:
     add_configuration(made)
     add_resume(made)
     made.add_argument(
-        "--root", type=Path, default=Path("runs"), help="artifact root (default: %(default)s)"
+        "--root", type=Path, default=ROOT, help="artifact root (default: %(default)s)"
     )
     made.add_argument(
         "--prefect-port",
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     signal.signal(signal.SIGTERM, interrupt)
     began_s = time.time()
+    where = "" if options.root == ROOT else f" --root {options.root}"
     try:
         options.root.mkdir(parents=True, exist_ok=True)
         port = options.prefect_port or free_port()
@@ -69,12 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 log = str(flow_log(options.root, began_s) or options.root)
                 raise RuntimeError(f"the run is gone: {account(code, (), log)}")
         if code == 0:
-            print(f"'rollflow ui --root {options.root}' serves its pages")
+            print(f"'rollflow ui{where}' serves its pages")
         return code
     except KeyboardInterrupt:
         if begun := flow_log(options.root, began_s):
             run_id = begun.relative_to(options.root).parts[0]
-            print(f"'rollflow demo --resume {run_id}' goes on with it", file=sys.stderr)
+            print(f"'rollflow demo{where} --resume {run_id}' goes on with it", file=sys.stderr)
         return 130
     except (ValueError, RuntimeError, TimeoutError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
