@@ -4,31 +4,42 @@ PRESET ?= smollm2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# torch comes by pip, which finds its build for CPUs where uv would take the one for CUDA; the rest by uv, which is quick
+# torch comes by pip, which finds its build for CPUs where uv would take the one for CUDA;
+# the rest by uv, which is quick, or by pip where uv is not to be had
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps
 
 .DEFAULT_GOAL := help
 .PHONY: help demo ui test unit lint doctor explain bench clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  PRESET=smollm2|smollm2-sync|tiny|...  chooses the run of demo and explain (python -m flows.commands.explain --list)"
+	@echo "  PRESET=smollm2|tiny|...  the run of demo and explain ($(BIN)/rollflow explain --list)"
+	@echo "  $(BIN)/rollflow --help   the same and more, without make"
 
 $(READY): requirements/cpu.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Python must be 3.11 or 3.12, this is {v[0]}.{v[1]}; call make PYTHON=python3.11")'
-	@echo "Making $(VENV) (a minute with uv, once; some minutes where only pip is to be had)"
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(shell grep '^torch==' requirements/cpu.txt)
-	$(PIP) uv && $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements/cpu.txt || $(PIP) -r requirements/cpu.txt
-	$(PIP) --no-build-isolation -e .
-	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "torch must be its build for CPUs, pip took another one that does not import; set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds and call make clean $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; \
+		sys.exit(0 if (3, 11) <= v < (3, 13) else f"Python must be 3.11 or 3.12, this is" \
+		f" {v[0]}.{v[1]}; call make PYTHON=python3.11")'
+	@echo "Making $(VENV), once: about a minute"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "  torch, its build for CPUs"
+	@$(PIP) $(shell grep '^torch==' requirements/cpu.txt)
+	@echo "  vLLM, Prefect, Dask, MLflow and what they need"
+	@$(PIP) uv && $(UV) -r requirements/cpu.txt || { echo "  without uv: some minutes" \
+		&& $(PIP) -r requirements/cpu.txt; }
+	@echo "  Rollflow: $(BIN)/rollflow"
+	@$(PIP) --no-build-isolation -e .
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "torch must be its build for CPUs, pip took" \
+		"another one that does not import; set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds and" \
+		"call make clean $(MAKECMDGOALS)"; exit 1; }
 	@touch $@
 
 demo: $(READY) ## run the main job (or PRESET=...) with its own servers, from nothing to a report
-	$(BIN)/python -m flows.commands.demo --preset $(PRESET) $(ARGS)
+	$(BIN)/rollflow demo --preset $(PRESET) $(ARGS)
 
 ui: $(READY) ## serve the Prefect, MLflow and Dask pages of what was run
-	$(BIN)/python -m flows.commands.local_stack $(ARGS)
+	$(BIN)/rollflow ui $(ARGS)
 
 test: $(READY) ## ruff, mypy and the whole test suite
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -41,10 +52,10 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 doctor: $(READY) ## check this machine, and say what to do
-	$(BIN)/python -m flows.commands.doctor
+	$(BIN)/rollflow doctor
 
 explain: $(READY) ## print the batch algebra and the placement of PRESET
-	$(BIN)/python -m flows.commands.explain --preset $(PRESET)
+	$(BIN)/rollflow explain --preset $(PRESET) $(ARGS)
 
 clean: ## remove the environment and caches, never runs/
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,6 +11,7 @@ that spells them.
     judgements/step=00007/      what judges said, a part per attempt: no question is asked twice
     checkpoints/00007/          learner state, complete or absent
     report/                     plots and summary
+    log/                        what its processes wrote: flow.log, and one per worker
     model/                      the trained model as a Hugging Face directory, once the run is over
 
 The `step=` directories are Hive partitions: every reader gets `step` as a column from the path, so
@@ -32,6 +33,7 @@ SPLITS = "splits"
 JUDGEMENTS = "judgements"
 CHECKPOINTS = "checkpoints"
 REPORT = "report"
+LOGS = "log"
 MODEL = "model"
 ASIDE_PREFIX = ".tmp-"  # pyarrow and DuckDB globs skip such names
 

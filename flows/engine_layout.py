@@ -131,7 +131,7 @@ def read_profile(path: str) -> ThroughputProfile | None:
     except OSError as error:
         raise ValueError(
             f"planner.profile must be a readable file, got {path!r} ({error.strerror}); make one"
-            " with 'python -m flows.commands.calibrate'"
+            " with 'rollflow calibrate'"
         ) from error
 
 

@@ -37,6 +37,7 @@ from artifacts.reports.summary import (
 )
 from artifacts.tables import spans_to_parquet
 from flows.evaluate import EvaluationReport
+from flows.output import screen
 from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.learner.reports import REASONS, skipped_of
@@ -206,7 +207,8 @@ class RunReporter:
         await acreate_markdown_artifact(
             text, key=f"summary-{self._key}", description=f"What came of {self._run.context.run_id}"
         )
-        Console().print(rich_summary(summary))
+        await self._view.close()
+        Console(file=screen()).print(rich_summary(summary))
         return summary
 
     def _summary(self, commits: Sequence[StepCommit], model: str) -> RunSummary:

@@ -8,6 +8,7 @@ RunConfig -> artifact root writable? -> rows sound, and enough? -> model there? 
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,11 +28,12 @@ from artifacts.commit import (
     write_manifest,
 )
 from artifacts.handover import handover_directory
-from artifacts.layout import ROUNDS, report_file, step_of_commit
+from artifacts.layout import LOGS, ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from flows.config.run_config import RunConfig
+from flows.output import say
 from flows.resume import changes_of, resumed_config
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.fitting import Examination, check_prompts
@@ -83,6 +85,13 @@ class OpenRun:
         """Steps after which the held-out prompts were asked, as far as it is recorded."""
         names = self.store.child(EVALUATION).list(ROUNDS)
         return {step for name in names if (step := step_of_commit(name)) is not None}
+
+    @property
+    def logs(self) -> Path:
+        """Where the run's processes on this machine write their logs."""
+        if self.store.is_local:
+            return self.store.local_path(LOGS)
+        return Path(tempfile.gettempdir()) / "rollflow" / self.context.run_id / LOGS
 
     def local_report(self, name: str) -> Path | None:
         """A file in the run's report folder, or None if the artifact root is remote."""
@@ -177,7 +186,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         seed=config.seed,
         task=config.task,
         rewards=config.rewards,
-        model_path=str(resolve_model(config.model, cache)),
+        model_path=str(resolve_model(config.model, cache, say)),
         max_prompt_tokens=config.engine.max_model_len - config.sampling.max_response_tokens,
         sampling=config.sampling,
         engines=tuple(members),
@@ -185,7 +194,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         learners=tuple(spec.name for spec in specs if spec.role == "learner"),
         engines_rest=config.engine.sleep_mode,
         judges=tuple(spec.name for spec in specs if spec.role == "judge"),
-        judge_model_path=str(resolve_model(judge.model, cache)) if judge else "",
+        judge_model_path=str(resolve_model(judge.model, cache, say)) if judge else "",
         devices={spec.name: spec.device or "host" for spec in specs},
         reward_workers=config.reward_workers,
         max_infra_fraction=config.max_infra_fraction,

@@ -1,14 +1,13 @@
 """What a person sees in the terminal while a run goes on: a bar, the last steps, and how far the
 present round is.
 
-On a terminal the view is redrawn in place; elsewhere (a log, CI) every step is one line. Leaves out
-the summary at the end.
+On a terminal the view is redrawn in place; elsewhere (a file, CI) every step is one line. Leaves
+out the summary at the end, and what libraries write (flows.output).
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from flows.output import say, screen
 from tasks.learner.reports import REASONS, skipped_of
 
 SHOWN_STEPS = 8
@@ -53,8 +53,14 @@ class TerminalView:
         self._started_s = time.monotonic()
         self._step = 0
         self._live = (
-            Live(console=Console(), refresh_per_second=4, transient=True)
-            if sys.stdout.isatty()
+            Live(
+                console=Console(file=screen()),
+                refresh_per_second=4,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            if screen().isatty()
             else None
         )
         self._ticker: asyncio.Task[None] | None = None
@@ -71,10 +77,15 @@ class TerminalView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Leave the last picture as it is; what is printed from now on stands below it. May be
+        called twice."""
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
-        if self._live is not None:
+        if self._live is not None and self._live.is_started:
             self._live.update(self._picture(None))
             self._live.transient = False
             self._live.stop()
@@ -83,7 +94,7 @@ class TerminalView:
         """Something worth a line of its own."""
         self._notes.append(text)
         if self._live is None:
-            print(text, flush=True)
+            say(text)
 
     def stepped(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
         """A step is committed."""
@@ -95,7 +106,7 @@ class TerminalView:
                 f"{title} {form.format(metrics.get(name, 0.0))}" for title, name, form in COLUMNS
             )
             told = f"step {step}/{self._num_steps} {kind:<5} {figures}  {update_told(metrics)}"
-            print(told.rstrip(), flush=True)
+            say(told.rstrip())
 
     async def _tick(self) -> None:
         assert self._live is not None

@@ -6,7 +6,7 @@
 
 In this process, with a Prefect server that runs (`make demo` brings one), or by a worker of one:
 
-    python -m flows.commands.start --preset tiny --set num_steps=5
+    rollflow train --preset tiny --set num_steps=5
     prefect deployment run 'train/laptop' --watch -p config='{"preset": "smollm2", "num_steps": 40}'
 """
 
@@ -35,6 +35,7 @@ from flows.begun_round import BegunRound, begun_round, keep_round
 from flows.config.run_config import RunConfig
 from flows.engine_layout import EngineLayouts, with_relayout
 from flows.evaluate import EvaluationReport, evaluate, evaluation_round, recorded_evaluation
+from flows.output import keep_log_in, say
 from flows.reporter import RunReporter
 from flows.rl_step import rl_step
 from flows.run import OpenRun, open_run
@@ -68,9 +69,13 @@ async def train(config: RunConfig) -> RunSummary:
     scheduler."""
     with ExitStack() as stack:
         run = stack.enter_context(open_run(config))
+        keep_log_in(run.logs)
+        say(f"run: {run.store.url}")
+        say(f"logs: {run.logs}")
+        say("starting the workers, their engines and learners")
         layouts = EngineLayouts(run)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-")))
-        client = stack.enter_context(open_cluster(run.config.cluster, scratch))
+        client = stack.enter_context(open_cluster(run.config.cluster, scratch, run.logs))
         stack.enter_context(telling_of_its_loss(client))
         page = run.local_report("dask.html")
         if page is not None:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from string import ascii_lowercase
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.datasets.rows import (
     Dataset,
@@ -28,7 +28,7 @@ from artifacts.datasets.rows import (
     question_row,
 )
 
-MAX_TERMS = 24
+MIN_TERMS, MAX_TERMS = 2, 24
 MAX_TERM = 3
 ANSWER = "\nAnswer: "
 CHARACTERS = ascii_lowercase + "0123456789="
@@ -46,27 +46,44 @@ class ChainSumConfig(BaseModel):
     heldout_prompts: int = Field(
         256, ge=0, description="Questions to evaluate on; none of them is trained."
     )
-    max_terms: int = Field(MAX_TERMS, ge=2, le=MAX_TERMS, description="Largest number of terms.")
+    min_terms: int = Field(
+        MIN_TERMS,
+        ge=MIN_TERMS,
+        le=MAX_TERMS,
+        description="Smallest number of terms; of 2 there are nine questions.",
+    )
+    max_terms: int = Field(
+        MAX_TERMS, ge=MIN_TERMS, le=MAX_TERMS, description="Largest number of terms."
+    )
     alpha: float = Field(
         1.3,
         gt=0,
         description="Pareto exponent of the number of terms; smaller means more long questions.",
     )
 
+    @model_validator(mode="after")
+    def _check_terms(self) -> Self:
+        if self.min_terms > self.max_terms:
+            raise ValueError(
+                f"min_terms must be <= max_terms ({self.max_terms}), got {self.min_terms}; lower it"
+            )
+        return self
+
 
 def chain_sum(config: ChainSumConfig, seed: int) -> Dataset:
     """The questions of this configuration and seed."""
 
     def draw(rng: random.Random) -> Row:
-        terms = draw_terms(rng, config.max_terms, config.alpha)
+        terms = draw_terms(rng, config.min_terms, config.max_terms, config.alpha)
         return question_row("chain_sum", question(terms), str(sum(terms)))
 
     return generate("chain_sum", draw, seed, config.num_prompts, config.heldout_prompts)
 
 
-def draw_terms(rng: random.Random, max_terms: int, alpha: float) -> tuple[int, ...]:
-    """Terms from 1 to 3, two or more of them."""
-    return tuple(rng.randint(1, MAX_TERM) for _ in range(pareto_size(rng, 2, max_terms, alpha)))
+def draw_terms(rng: random.Random, min_terms: int, max_terms: int, alpha: float) -> tuple[int, ...]:
+    """Terms from 1 to 3, a Pareto-drawn number of them."""
+    num_terms = pareto_size(rng, min_terms, max_terms, alpha)
+    return tuple(rng.randint(1, MAX_TERM) for _ in range(num_terms))
 
 
 def question(terms: Sequence[int]) -> str:
@@ -105,6 +122,6 @@ def demonstration(
 def draw_training_terms(rng: random.Random, alpha: float) -> tuple[int, ...]:
     """Terms of a question that no dataset holds out."""
     while True:
-        terms = draw_terms(rng, MAX_TERMS, alpha)
+        terms = draw_terms(rng, MIN_TERMS, MAX_TERMS, alpha)
         if not belongs_to_heldout(question(terms)):
             return terms

@@ -1,4 +1,4 @@
-"""python -m flows.commands.calibrate: what the engines of a model are worth at every size, batch
+"""rollflow calibrate: what the engines of a model are worth at every size, batch
 and length, for the parallelism planner.
 
 each size in a fresh process on the devices of a run's replica -> prefill, decode tokens/s ->
@@ -7,11 +7,11 @@ profile.json + profile.png -> planner.profile
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +23,7 @@ from rich.table import Table
 from artifacts.models.choice import check_model
 from artifacts.reports.throughput_plot import throughput_plot
 from flows.commands.command_line import assemble, sentence
+from flows.commands.options import add_configuration
 from flows.config.run_config import RunConfig
 from flows.engine_layout import sizes_of
 from tasks.cluster.deaths import manner
@@ -34,8 +35,8 @@ from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 BATCHES = (1, 8, 32)
 
 
-def main() -> int:
-    options = parser().parse_args()
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(argv)
     try:
         config = RunConfig.model_validate(assemble(options.preset, "", options.set))
         model = (
@@ -52,9 +53,9 @@ def main() -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m flows.commands.calibrate",
+def parser() -> ArgumentParser:
+    made = ArgumentParser(
+        prog="rollflow calibrate",
         description=(
             "Measure prefill and decode throughput of a model's engines, for the parallelism"
             " planner's first choice."
@@ -67,18 +68,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "model", nargs="?", default="", help="model directory (default: the preset's model)"
     )
-    made.add_argument(
-        "--preset",
-        default="smollm2",
-        help="configuration whose engines and cluster are measured (default: %(default)s)",
-    )
-    made.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="override a field, for example engine.kv_cache_gb=2",
-    )
+    add_configuration(made)
     made.add_argument(
         "--sizes",
         type=int,
@@ -119,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def measuring_orders(
-    config: RunConfig, model_path: str, options: argparse.Namespace
+    config: RunConfig, model_path: str, options: Namespace
 ) -> Iterator[MeasuringOrder]:
     """One order per size. Raises ValueError for what cannot be measured."""
     possible = sizes_of(config, model_path)

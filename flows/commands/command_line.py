@@ -84,8 +84,7 @@ def _fault(place: tuple[int | str, ...], message: str, kind: str, given: object)
     field = as_written(place)
     if kind == "extra_forbidden":
         return (
-            f"{field} must be a known field, it is not one; 'python -m flows.commands.explain"
-            " --fields' lists them"
+            f"{field} must be a known field, it is not one; 'rollflow explain --fields' lists them"
         )
     if kind == "value_error":
         return f"{field + ': ' if field else ''}{message.removeprefix('Value error, ')}"

@@ -1,6 +1,6 @@
 """Compare two training runs by what MLflow has of them: time per stage, speed-up, reward curves.
 
-    python -m flows.commands.compare sync-20260101 rollpacker-20260101 --plot compare.png
+    rollflow compare sync-20260101 rollpacker-20260101 --plot compare.png
 
 RUN is an MLflow run id or a run name; of several runs of one name the latest counts. Reads MLflow
 only, so it works from any machine that reaches the tracking server.
@@ -8,8 +8,8 @@ only, so it works from any machine that reaches the tracking server.
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,7 +195,7 @@ def curves(run: RunHistory) -> RunCurves:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 with one sentence on standard error when a run cannot be compared."""
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     try:
         runs = TrackedRuns(arguments.tracking_uri)
         first, second = runs.history(arguments.first), runs.history(arguments.second)
@@ -212,27 +212,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.commands.compare",
+def parser() -> ArgumentParser:
+    made = ArgumentParser(
+        prog="rollflow compare",
         description="Compare two training runs by what MLflow has of them.",
     )
-    parser.add_argument(
+    made.add_argument(
         "first", metavar="RUN", help="the run to compare with: MLflow run id or run name"
     )
-    parser.add_argument("second", metavar="RUN", help="the run to judge: MLflow run id or run name")
-    parser.add_argument(
+    made.add_argument("second", metavar="RUN", help="the run to judge: MLflow run id or run name")
+    made.add_argument(
         "--tracking-uri",
         default=DEFAULT_URI,
         help="where the runs were logged (default: %(default)s)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--plot",
         type=Path,
         metavar="FILE.png",
         help="also draw reward by step, reward by time and step time",
     )
-    return parser
+    return made
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,87 +1,101 @@
-"""python -m flows.commands.demo: one command from nothing to a report (what `make demo` does).
+"""rollflow demo: one command from nothing to a report (what `make demo` does).
 
-    Prefect server up -> python -m flows.commands.start (progress in this terminal) -> Prefect
-    server down
+    Prefect server up -> rollflow train (progress in this terminal) -> Prefect server down
 
 The training runs in a child process, so that Prefect's settings are in place before it is imported.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 
-from flows.commands.local_stack import PREFECT_PORT, free_port, interrupt, prefect_server
+from flows.commands.local_stack import (
+    LOOPBACK,
+    PREFECT_PORT,
+    free_port,
+    interrupt,
+    prefect_server,
+)
+from flows.commands.options import add_configuration, add_resume
+from flows.output import FLOW_LOG
 from tasks.cluster.deaths import account
 
+ROOT = Path("runs")
 STOP_S = 60.0  # how long a run may take to stop after Ctrl-C
+FILE_TIME_S = 1.0  # the times of files may be so much behind the clock
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.commands.demo",
+def parser() -> ArgumentParser:
+    made = ArgumentParser(
+        prog="rollflow demo",
         description="Run a preset with its own servers, from nothing to a report.",
+        epilog="example: rollflow demo --preset tiny --set num_steps=30",
     )
-    parser.add_argument(
-        "--preset",
-        default="smollm2",
-        help="named configuration (default: %(default)s); python -m flows.commands.explain --list",
+    add_configuration(made)
+    add_resume(made)
+    made.add_argument(
+        "--root", type=Path, default=ROOT, help="artifact root (default: %(default)s)"
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="override a field, for example num_steps=5",
-    )
-    parser.add_argument(
-        "--resume", default="", metavar="RUN_ID", help="go on with a run that was interrupted"
-    )
-    parser.add_argument(
-        "--root", type=Path, default=Path("runs"), help="artifact root (default: %(default)s)"
-    )
-    parser.add_argument(
+    made.add_argument(
         "--prefect-port",
         type=int,
         default=PREFECT_PORT,
         help="0 takes a free one (default: %(default)s)",
     )
-    options = parser.parse_args()
-    command = [
-        sys.executable,
-        "-m",
-        "flows.commands.start",
-        "--preset",
-        options.preset,
-        "--set",
-        f"keep.artifact_root={options.root}",
-    ]
-    for assignment in options.set:
-        command += ["--set", assignment]
-    if options.resume:
-        command += ["--resume", options.resume]
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(argv)
     signal.signal(signal.SIGTERM, interrupt)
+    began_s = time.time()
+    where = "" if options.root == ROOT else f" --root {options.root}"
     try:
         options.root.mkdir(parents=True, exist_ok=True)
-        with prefect_server(options.root, options.prefect_port or free_port()) as environment:
+        port = options.prefect_port or free_port()
+        print("starting the Prefect server", flush=True)
+        with prefect_server(options.root, port) as environment:
+            print(f"Prefect: http://{LOOPBACK}:{port}", flush=True)
+            command = training_command(options)
             child = Popen(command, env=os.environ | environment, start_new_session=True)
             code = attended(child, STOP_S)
             if code < 0:
-                raise RuntimeError(
-                    f"the run is gone: {account(code, ())}; its artifacts are in {options.root}"
-                )
-            return code
+                log = str(flow_log(options.root, began_s) or options.root)
+                raise RuntimeError(f"the run is gone: {account(code, (), log)}")
+        if code == 0:
+            print(f"'rollflow ui{where}' serves its pages")
+        return code
     except KeyboardInterrupt:
-        print("the run can be resumed", file=sys.stderr)
+        if begun := flow_log(options.root, began_s):
+            run_id = begun.relative_to(options.root).parts[0]
+            print(f"'rollflow demo{where} --resume {run_id}' goes on with it", file=sys.stderr)
         return 130
     except (ValueError, RuntimeError, TimeoutError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def training_command(options: Namespace) -> list[str]:
+    """The command line of the child."""
+    command = [sys.executable, "-m", "flows.commands.train", "--preset", options.preset]
+    for assignment in (f"keep.artifact_root={options.root}", *options.set):
+        command += ["--set", assignment]
+    return [*command, "--resume", options.resume] if options.resume else command
+
+
+def flow_log(root: Path, began_s: float) -> Path | None:
+    """The log of the run that was begun after this time; None where it got no folder yet."""
+    begun = began_s - FILE_TIME_S
+    logs = [log for log in root.glob(f"*/log/{FLOW_LOG}") if log.stat().st_mtime >= begun]
+    return max(logs, key=lambda log: log.stat().st_mtime, default=None)
 
 
 def attended(child: Popen[bytes], stop_s: float) -> int:

@@ -1,21 +1,21 @@
-"""python -m flows.commands.doctor: is this machine fit for a run, and what to do where it is
-not."""
+"""rollflow doctor: is this machine fit for a run, and what to do where it is not."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from flows.commands.local_stack import LOOPBACK, MLFLOW_PORT, PREFECT_PORT
+from flows.commands.local_stack import LOOPBACK, PREFECT_PORT
+from flows.commands.ui import MLFLOW_PORT
 from tasks.engines.vllm.attention import attention_path, may_use_tiles
 from tasks.rewards.programs.sandbox.isolation import Isolation
 from tasks.rewards.programs.sandbox.self_test import CURE, holds
@@ -129,8 +129,8 @@ def _space(what: str, path: Path, needed_gib: float, cure: str) -> Finding:
 
 def check_ports() -> Iterator[Finding]:
     for port, what, cure in (
-        (PREFECT_PORT, "Prefect", "make demo ARGS='--prefect-port 0' takes a free one"),
-        (MLFLOW_PORT, "MLflow", "make ui ARGS='--mlflow-port N'"),
+        (PREFECT_PORT, "Prefect", "rollflow demo --prefect-port 0 takes a free one"),
+        (MLFLOW_PORT, "MLflow", "rollflow ui --mlflow-port N takes another"),
         (8787, "Dask dashboard", "set cluster.dashboard_port to 0"),
     ):
         with socket.socket() as probe:
@@ -198,10 +198,15 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
 )
 
 
-def main() -> int:
-    argparse.ArgumentParser(
-        prog="python -m flows.commands.doctor", description=__doc__
-    ).parse_args()
+def parser() -> ArgumentParser:
+    return ArgumentParser(
+        prog="rollflow doctor",
+        description="Is this machine fit for a run, and what to do where it is not.",
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser().parse_args(argv)
     findings = [finding for check in CHECKS for finding in check()]
     for finding in findings:
         cure = f"  -> {finding.cure}" if finding.cure else ""

@@ -1,4 +1,4 @@
-"""python -m flows.commands.explain: what a configuration means, before anything is started.
+"""rollflow explain: what a configuration means, before anything is started.
 
 prompts -> responses -> micro-batches -> optimizer updates -> largest staleness, and which process
 works on which device
@@ -6,17 +6,18 @@ works on which device
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from flows.commands.command_line import assemble, sentence
+from flows.commands.options import add_configuration
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
 from tasks.cluster.devices import engine_members, worker_specs
@@ -235,29 +236,23 @@ def show(config: RunConfig, console: Console) -> None:
     console.print(algebra, "", placement)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.commands.explain",
+def parser() -> ArgumentParser:
+    made = ArgumentParser(
+        prog="rollflow explain",
         description="What a configuration means, before anything is started.",
+        epilog="example: rollflow explain --preset tiny --set batch.prompts_per_step=32",
     )
-    parser.add_argument(
-        "--preset", default="smollm2", help="named configuration (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="override a field, for example num_steps=5",
-    )
-    parser.add_argument("--list", action="store_true", help="list the presets")
-    parser.add_argument(
-        "--fields", action="store_true", help="list every field of the configuration"
-    )
-    parser.add_argument(
+    add_configuration(made)
+    made.add_argument("--list", action="store_true", help="list the presets")
+    made.add_argument("--fields", action="store_true", help="list every field of the configuration")
+    made.add_argument(
         "--json", action="store_true", help="print the effective configuration as JSON"
     )
-    options = parser.parse_args()
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(argv)
     console = Console()
     if options.list:
         for name, preset in PRESETS.items():

@@ -1,15 +1,12 @@
-"""The servers of a run on one machine: a Prefect server on SQLite, and for looking back the MLflow
-and report pages.
+"""Servers on this machine for the length of a block: Prefect's on SQLite, and any other process
+that answers a URL.
 
-    python -m flows.commands.local_stack   serve the pages of what was run (what `make ui` does)
-
-`flows.commands.demo` starts the Prefect server alone for the length of a run. Nothing is left
-running, and no user profile is touched: Prefect's home is inside the artifact root.
+Nothing is left running, and no user profile is touched: Prefect's home is inside the artifact root.
+Leaves out which servers a command needs (flows.commands.demo, flows.commands.ui).
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import socket
@@ -19,14 +16,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.cluster.deaths import account
 
 LOOPBACK = "127.0.0.1"
 LOG_TAIL = 4000  # characters of a server's log that are looked at for its last words
-PREFECT_PORT, MLFLOW_PORT, REPORTS_PORT = 4200, 5000, 8788
+PREFECT_PORT = 4200
 
 
 def prefect_environment(home: Path, port: int) -> dict[str, str]:
@@ -89,8 +86,8 @@ def prefect_server(root: Path, port: int, deadline_s: float = 90.0) -> Iterator[
         "--port",
         str(port),
     ]
-    with _process(command, environment, root / ".prefect" / "server.log") as server:
-        _wait_until_served(
+    with server_process(command, environment, root / ".prefect" / "server.log") as server:
+        wait_until_served(
             f"http://{LOOPBACK}:{port}/api/health",
             server,
             "the Prefect server",
@@ -98,11 +95,11 @@ def prefect_server(root: Path, port: int, deadline_s: float = 90.0) -> Iterator[
             deadline_s,
         )
         yield environment
-        _check_running(server, "the Prefect server", root / ".prefect" / "server.log")
+        check_running(server, "the Prefect server", root / ".prefect" / "server.log")
 
 
 @contextmanager
-def _process(
+def server_process(
     command: list[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A child in a session of its own, so that Ctrl-C reaches only us; ended by terminate, then
@@ -132,12 +129,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=15)
 
 
-def _wait_until_served(
+def wait_until_served(
     url: str, process: subprocess.Popen[bytes], what: str, log: Path, deadline_s: float
 ) -> None:
     ends = time.monotonic() + deadline_s
     while time.monotonic() < ends:
-        _check_running(process, what, log)
+        check_running(process, what, log)
         try:
             with urllib.request.urlopen(url, timeout=2):
                 return
@@ -146,103 +143,14 @@ def _wait_until_served(
     raise TimeoutError(f"{what} did not answer {url} within {deadline_s:.0f} s; its log is {log}")
 
 
-def _check_running(process: subprocess.Popen[bytes], what: str, log: Path) -> None:
+def check_running(process: subprocess.Popen[bytes], what: str, log: Path) -> None:
     """Raise RuntimeError with how a server ended that should be there."""
     if (code := process.poll()) is not None:
         lines = log.read_text(errors="replace")[-LOG_TAIL:].splitlines()
-        raise RuntimeError(f"{what} is gone: {account(code, lines)}; its log is {log}")
-
-
-def serve_pages(root: Path, prefect_port: int, mlflow_port: int, reports_port: int) -> None:
-    """Serve Prefect, MLflow and the kept reports (each with its Dask page) until interrupted."""
-    for port, what, option in (
-        (mlflow_port, "MLflow", "--mlflow-port"),
-        (reports_port, "the reports", "--reports-port"),
-    ):
-        check_port(port, what, f"end what listens there, or choose another with {option}")
-    database = root / "mlflow.db"
-    if not database.exists():
-        raise ValueError(
-            f"there must be a run to look at, {database} does not exist; run 'make demo' first"
-        )
-    mlflow = [
-        "mlflow",
-        "ui",
-        "--backend-store-uri",
-        f"sqlite:///{database}",
-        "--host",
-        LOOPBACK,
-        "--port",
-        str(mlflow_port),
-    ]
-    reports = ["http.server", str(reports_port), "--bind", LOOPBACK, "--directory", str(root)]
-    with ExitStack() as stack:
-        environment = stack.enter_context(prefect_server(root, prefect_port))
-        for command, url, name in (
-            (mlflow, f"http://{LOOPBACK}:{mlflow_port}/", "mlflow"),
-            (reports, f"http://{LOOPBACK}:{reports_port}/", "reports"),
-        ):
-            log = root / f".{name}.log"
-            process = stack.enter_context(
-                _process([sys.executable, "-m", *command], environment, log)
-            )
-            _wait_until_served(url, process, name, log, 90.0)
-        _print_pages(prefect_port, mlflow_port, reports_port, root)
-        signal.pause()
-
-
-def _print_pages(prefect_port: int, mlflow_port: int, reports_port: int, root: Path) -> None:
-    print(f"Prefect   http://{LOOPBACK}:{prefect_port}")
-    print(
-        f"MLflow    http://{LOOPBACK}:{mlflow_port}/#/experiments?workflowType=machine_learning"
-    )  # else it opens on chat traces
-    for page in sorted(root.glob("*/report/*.html")):
-        print(f"{page.stem:<9} http://{LOOPBACK}:{reports_port}/{page.relative_to(root)}")
-    print("Ctrl-C ends the servers.", flush=True)
+        raise RuntimeError(f"{what} is gone: {account(code, lines, str(log))}")
 
 
 def interrupt(*_: object) -> None:
     """SIGTERM ends what was started as Ctrl-C does; servers and runs have sessions of their own and
     would stay."""
     raise KeyboardInterrupt
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.commands.local_stack", description="Serve the pages of what was run."
-    )
-    parser.add_argument(
-        "--root",
-        type=Path,
-        default=Path("runs"),
-        help="artifact root of the runs (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--prefect-port",
-        type=int,
-        default=PREFECT_PORT,
-        help="0 takes a free one (default: %(default)s)",
-    )
-    parser.add_argument("--mlflow-port", type=int, default=MLFLOW_PORT, help="default: %(default)s")
-    parser.add_argument(
-        "--reports-port", type=int, default=REPORTS_PORT, help="default: %(default)s"
-    )
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        serve_pages(
-            options.root.resolve(),
-            options.prefect_port or free_port(),
-            options.mlflow_port,
-            options.reports_port,
-        )
-    except KeyboardInterrupt:
-        return 0
-    except (ValueError, RuntimeError, TimeoutError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

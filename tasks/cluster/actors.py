@@ -147,7 +147,7 @@ class ActorRegistry:
         ]
         found = ((name, self._death(name)) for name in gone)
         return tuple(
-            f"{name} is lost: {account(death.exit_code, death.lines)}"
+            f"{name} is lost: {account(death.exit_code, death.lines, death.log)}"
             for name, death in found
             if death is not None
         )
@@ -180,7 +180,7 @@ class ActorRegistry:
     def _account(self, name: str) -> str:
         """How the process of an actor's worker ended, as far as that is known."""
         death = self._death(name)
-        return ELSEWHERE if death is None else account(death.exit_code, death.lines)
+        return ELSEWHERE if death is None else account(death.exit_code, death.lines, death.log)
 
     def _death(self, name: str) -> Death | None:
         """The end of a process that is gone; its nanny may hear of it a moment after we do."""

@@ -23,7 +23,7 @@ from distributed import Client, Nanny, Scheduler, SpecCluster
 
 from tasks.cluster.deaths import Death
 from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
-from tasks.cluster.worker_output import HeardWorker, WorkerOutput
+from tasks.cluster.worker_output import LoggedWorker, WorkerOutput
 
 # freed memory stays with the process: Dask's own trim threshold of 64 KiB costs a training step
 # 1.45 times its length
@@ -81,22 +81,22 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
     ) -> None:  # Any: Dask's options
         self.deaths: list[Death] = []
         self._output = output
-        super().__init__(*args, worker_class=HeardWorker, output=output.paths, **options)
+        super().__init__(*args, worker_class=LoggedWorker, log=str(output.path), **options)
 
     async def start_unsafe(self) -> Any:  # Any: the nanny itself
         self._output.open()
         return await super().start_unsafe()
 
-    async def close(self, *args: Any, **options: Any) -> Any:  # Any: Dask's options and answer
-        try:
-            return await super().close(*args, **options)
-        finally:
-            self._output.close()
-
     def _on_worker_exit_sync(self, exitcode: int) -> None:
         """Dask's hook: the process is gone, and another one is about to be started."""
-        lines = self._output.last_lines()
-        self.deaths.append(Death(exit_code=exitcode, lines=lines, at_s=time.time()))
+        self.deaths.append(
+            Death(
+                exit_code=exitcode,
+                lines=self._output.last_lines(),
+                log=str(self._output.path),
+                at_s=time.time(),
+            )
+        )
         self._output.forget()
         super()._on_worker_exit_sync(exitcode)
 
@@ -134,8 +134,9 @@ class ClusterTooSmall(RuntimeError):
 
 
 @contextmanager
-def open_cluster(config: ClusterConfig, scratch: Path) -> Iterator[Client]:
-    """A default Client on the run's cluster; a cluster started here ends with the block."""
+def open_cluster(config: ClusterConfig, scratch: Path, logs: Path) -> Iterator[Client]:
+    """A default Client on the run's cluster; a cluster started here ends with the block, and each
+    of its workers has its log in the directory `logs`."""
     with dask.config.set(SETTINGS):
         if config.scheduler_address is not None:
             with _joined(config) as client:
@@ -153,7 +154,7 @@ def open_cluster(config: ClusterConfig, scratch: Path) -> Iterator[Client]:
                 },
             },
             workers={
-                spec.name: _nanny(spec, scratch, config.start_deadline_s)
+                spec.name: _nanny(spec, scratch, logs, config.start_deadline_s)
                 for spec in worker_specs(config)
             },
             silence_logs=40,
@@ -183,7 +184,7 @@ def _joined(config: ClusterConfig) -> Iterator[Client]:
 
 
 def _nanny(
-    spec: WorkerSpec, scratch: Path, deadline_s: float
+    spec: WorkerSpec, scratch: Path, logs: Path, deadline_s: float
 ) -> dict[str, Any]:  # Any: Dask's worker specification
     options: dict[str, Any] = {
         "name": spec.name,
@@ -199,7 +200,7 @@ def _nanny(
         ),
         "memory_limit": 0,
         "local_directory": str(scratch),
-        "output": WorkerOutput(scratch, spec.name),
+        "output": WorkerOutput(logs, spec.name),
         "death_timeout": deadline_s,
         "silence_logs": 40,
     }

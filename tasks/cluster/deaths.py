@@ -12,7 +12,7 @@ NUM_TOLD = 4  # lines of a report that a sentence holds
 
 CURES: Mapping[str, str] = {
     "SIGILL": "the processor lacks an instruction that a library uses; "
-    "'python -m flows.commands.doctor' names the attention path, and dtype float32 takes another",
+    "'rollflow doctor' names the attention path, and dtype float32 takes another",
     "SIGKILL": "most often the system ends a process like that for want of memory (dmesg says so); "
     "free some, or lower engine.kv_cache_gb or the batch",
     "SIGBUS": "most often memory under /dev/shm or a disk is full; free some",
@@ -28,6 +28,7 @@ class Death:
 
     exit_code: int  # as `subprocess` counts: minus the signal's number if a signal ended it
     lines: tuple[str, ...]  # what it wrote last, stdout and stderr together
+    log: str  # the file that has all it wrote
     at_s: float  # when, seconds since the epoch
 
 
@@ -38,11 +39,12 @@ def manner(exit_code: int) -> str:
     return f"was killed by {_signal(exit_code)}"
 
 
-def account(exit_code: int, lines: Sequence[str]) -> str:
-    """The end in words: manner, last lines where there are any, what to try."""
+def account(exit_code: int, lines: Sequence[str], log: str) -> str:
+    """The end in words: manner, last lines where there are any, what to try, where all of it is."""
     told = _told(lines)
     wrote = f"it wrote last: {' | '.join(told)}; " if told else ""
-    return f"its process {manner(exit_code)}; {wrote}{CURES.get(_signal(exit_code), OTHER)}"
+    cure = CURES.get(_signal(exit_code), OTHER)
+    return f"its process {manner(exit_code)}; {wrote}{cure}; its log is {log}"
 
 
 def _signal(exit_code: int) -> str:

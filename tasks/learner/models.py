@@ -3,6 +3,8 @@ needed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from artifacts.models.choice import (
@@ -15,14 +17,16 @@ from artifacts.models.choice import (
     check_model,
 )
 
+Report = Callable[[str], None]
+
 # raise it when warm_up or chain_sum change what the same configuration builds: cached models are
 # then left alone
 RECIPE = 2
 
 
-def resolve_model(config: ModelConfig, cache_dir: Path) -> Path:
+def resolve_model(config: ModelConfig, cache_dir: Path, report: Report = print) -> Path:
     """A Hugging Face directory that engine and learner can load; built models are kept in
-    `cache_dir`.
+    `cache_dir`. A build takes up to a minute and tells `report` how far it is.
 
     Raises ValueError for a directory that holds no model, or when the package that a model comes
     from is missing.
@@ -31,27 +35,22 @@ def resolve_model(config: ModelConfig, cache_dir: Path) -> Path:
         case PathConfig():
             return check_model(Path(config.path).expanduser())
         case SmolLM2Config():
-            return build_once(cache_dir, "smollm2-135m-instruct", _convert)
+            return build_once(cache_dir, "smollm2-135m-instruct", partial(_convert, report))
         case TinyLlamaConfig():
             return build_once(
                 cache_dir,
                 cache_name(config, f"tiny_llama-r{RECIPE}"),
-                lambda target: _warm_up(config, target),
+                partial(_warm_up, config, report),
             )
 
 
-def _convert(target: Path) -> None:
+def _convert(report: Report, target: Path) -> None:
     from artifacts.models.smollm2 import convert_smollm2
 
-    convert_smollm2(target, _report)
+    convert_smollm2(target, report)
 
 
-def _warm_up(config: TinyLlamaConfig, target: Path) -> None:
+def _warm_up(config: TinyLlamaConfig, report: Report, target: Path) -> None:
     from tasks.learner.warm_up import build_tiny_model
 
-    build_tiny_model(config, target, _report)
-
-
-def _report(line: str) -> None:
-    """On the terminal: a build takes up to a minute, before any flow or log exists."""
-    print(line, flush=True)
+    build_tiny_model(config, target, report)

@@ -59,7 +59,7 @@ class PlannerConfig(BaseModel):
     profile: str = Field(
         "",
         description=(
-            "JSON profile of 'python -m flows.commands.calibrate' that gives the first sizes; empty"
+            "JSON profile of 'rollflow calibrate' that gives the first sizes; empty"
             " begins with the engine's own."
         ),
     )

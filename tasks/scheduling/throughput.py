@@ -1,7 +1,7 @@
 """What a replica of each size is worth: a measured profile, the planner's first choice from it, and
 its veto. Pure.
 
-`python -m flows.commands.calibrate` measures, `flows.engine_layout` asks: before the first round of
+`rollflow calibrate` measures, `flows.engine_layout` asks: before the first round of
 each kind for the best size, and after every round, of which the lengths are known by then, for the
 sizes that would be slower. The paper's rule looks at preemptions alone, and what it saves in them
 can cost more in time: the exchange within a replica, and fewer replicas.
@@ -69,7 +69,7 @@ class ThroughputProfile:
             return cls(kv_tokens=kv_tokens, points=points, **raw)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
-                "a profile must be the JSON of 'python -m flows.commands.calibrate', version"
+                "a profile must be the JSON of 'rollflow calibrate', version"
                 f" {PROFILE_VERSION}, got {error!r}; measure again"
             ) from error
 

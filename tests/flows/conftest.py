@@ -43,7 +43,7 @@ class Finished:
 
 
 class Launcher:
-    """Starts `python -m flows.commands.start` as a user would."""
+    """Starts `python -m flows.commands.train` as a user would."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
@@ -55,7 +55,7 @@ class Launcher:
         command = [
             sys.executable,
             "-m",
-            "flows.commands.start",
+            "flows.commands.train",
             "--preset",
             preset,
             "--set",

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from artifacts.weights import digest, read_weights
-from tests.flows.conftest import Finished, Launcher
+from tests.flows.conftest import WORKERS, Finished, Launcher
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine]
 
@@ -33,6 +33,20 @@ def test_a_run_ends_well_and_says_what_came_of_it(tail_batched: tuple[Finished, 
     assert finished.code == 0, finished.err
     assert "Held-out reward" in finished.out
     assert (root / "first" / "report" / "summary.md").read_text().startswith("# first")
+
+
+def test_the_terminal_has_rollflows_own_lines_alone_and_the_rest_is_logged(
+    tail_batched: tuple[Finished, Path],
+) -> None:
+    finished, root = tail_batched
+    told = [line.split()[0] for line in finished.out.splitlines() if line.strip()]
+    until_summary = told[: told.index("first")]
+    assert set(until_summary) <= {"tiny_llama:", "run:", "logs:", "starting", "held-out", "step"}
+    assert until_summary.count("step") == 5
+    assert finished.err == ""
+    logs = {path.stem: path.read_text() for path in (root / "first" / "log").glob("*.log")}
+    assert logs.keys() == {"flow", *WORKERS}
+    assert "vllm" in logs["engine-0"]
 
 
 def test_short_rounds_fill_the_queue_and_a_long_one_empties_it(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from functools import partial
 from statistics import median
 
@@ -24,6 +25,7 @@ from artifacts.datasets.choice import TaskConfig, load_dataset
 from artifacts.datasets.reasoning_gym_rows import ALLOWED_DATASETS, ReasoningGymConfig
 from artifacts.datasets.rows import Row, generate, pareto_size, question_row
 from artifacts.datasets.tiny_mix import FamilyConfig, TinyMixConfig
+from flows.config.run_config import RunConfig
 
 GENERATED = (
     TinyMixConfig(num_prompts=300, heldout_prompts=40),
@@ -97,6 +99,22 @@ def test_a_family_without_weight_is_not_asked() -> None:
 @given(st.integers(0, 2**32), st.integers(2, 30), st.floats(0.2, 5.0))
 def test_sizes_stay_within_their_bounds(seed: int, largest: int, alpha: float) -> None:
     assert 2 <= pareto_size(random.Random(seed), 2, largest, alpha) <= largest
+
+
+def test_chain_sum_asks_no_shorter_questions_than_it_may() -> None:
+    dataset = load_dataset(ChainSumConfig(min_terms=3, max_terms=4), 0)
+    assert {row.text.count("c") for row in (*dataset.rows, *dataset.heldout)} == {1}
+    with pytest.raises(ValueError, match=r"min_terms must be <= max_terms \(4\), got 5; lower it"):
+        ChainSumConfig(min_terms=5, max_terms=4)
+
+
+def test_no_question_outweighs_the_tiny_evaluation() -> None:
+    """The interval of the summary rests on different questions, not on one asked often."""
+    config = RunConfig.model_validate({"preset": "tiny"})
+    asked = load_dataset(config.task, config.seed).heldout[: config.evaluation.num_prompts]
+    times = Counter(row.text for row in asked)
+    assert len(times) >= 50
+    assert max(times.values()) <= len(asked) / 8
 
 
 def test_chain_sum_sizes_have_a_long_tail() -> None:

@@ -6,16 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from flows.commands import demo
-from flows.commands.local_stack import _check_running, interrupt
+from flows.commands.local_stack import check_running, interrupt
 from tasks.cluster.deaths import account, manner
 from tasks.cluster.worker_output import NUM_KEPT, WorkerOutput
 
@@ -45,120 +42,68 @@ def test_a_signal_has_its_name(code: int, words: str) -> None:
 
 
 def test_of_a_fatal_report_the_head_is_told() -> None:
-    said = account(-4, REPORT)
+    said = account(-4, REPORT, "/runs/log/engine-0.log")
     assert said.startswith(
         "its process was killed by SIGILL; it wrote last: Fatal Python error: Illegal instruction |"
         ' Current thread 0x1 (most recent call first): | File "_custom_ops.py", line 7 in'
         ' cpu_attention | File "vllm_core.py", line 8 in step; '
     )
-    assert said.endswith("dtype float32 takes another")
+    assert said.endswith("dtype float32 takes another; its log is /runs/log/engine-0.log")
 
 
 def test_of_other_output_the_end_is_told() -> None:
-    said = account(1, [f"line {row}" for row in range(9)])
+    said = account(1, [f"line {row}" for row in range(9)], "log")
     assert "it wrote last: line 5 | line 6 | line 7 | line 8; mend what its last lines say" in said
 
 
 def test_a_silent_process_that_was_killed_may_have_lacked_memory() -> None:
-    assert account(-9, ()).startswith("its process was killed by SIGKILL; most often the system")
+    assert account(-9, (), "log").startswith(
+        "its process was killed by SIGKILL; most often the system"
+    )
 
 
-def test_what_a_worker_writes_is_passed_on_and_its_last_lines_are_kept(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_worker_writes_is_in_its_log_and_the_last_lines_are_told(tmp_path: Path) -> None:
+    output = WorkerOutput(tmp_path / "log", "engine-0")
+    output.open()
+    written_by(output, "for row in range(100): print(row); print('e', row, file=sys.stderr)")
+    lines = output.path.read_text().splitlines()
+    assert lines == [word for row in range(100) for word in (f"{row}", f"e {row}")]
+    assert output.last_lines() == tuple(lines[-NUM_KEPT:])
+
+
+def test_a_report_of_the_signal_that_ended_a_worker_is_in_its_log(tmp_path: Path) -> None:
     output = WorkerOutput(tmp_path, "engine-0")
     output.open()
-    for stream, path in output.paths.items():
-        Path(path).write_text("".join(f"{stream}:{row}\n" for row in range(100)) + "end")
+    written_by(output, "faulthandler.enable(); print('begun'); os.kill(os.getpid(), 4)")
     lines = output.last_lines()
-    assert len(lines) == NUM_KEPT + 2
-    assert {line for line in lines if line.endswith("end")} == {"end"}
-    assert lines[NUM_KEPT - 1] in {"1:99", "2:99"}
-    end_of(output)
-    told = capfd.readouterr()
-    assert told.out.split() == [*(f"1:{row}" for row in range(100)), "end"]
-    assert told.err.split() == [*(f"2:{row}" for row in range(100)), "end"]
-    output.close()
+    assert lines[0] == "begun"
+    assert "Fatal Python error: Illegal instruction" in lines
 
 
 def test_a_new_process_does_not_answer_for_the_lines_of_the_one_before(tmp_path: Path) -> None:
     output = WorkerOutput(tmp_path, "engine-0")
     output.open()
-    Path(output.paths[2]).write_text("the first\n")
+    written_by(output, "print('the first')")
     assert output.last_lines() == ("the first",)
     output.forget()
     assert output.last_lines() == ()
-    end_of(output)
+    written_by(output, "print('the second')")
+    assert output.last_lines() == ("the second",)
+    assert output.path.read_text() == "the first\nthe second\n"
 
 
-def test_a_worker_goes_on_when_nobody_can_hear_it(tmp_path: Path) -> None:
-    """`make demo | head`: whoever read our output is gone, and more comes than a pipe holds."""
+def test_a_log_that_is_gone_tells_nothing(tmp_path: Path) -> None:
     output = WorkerOutput(tmp_path, "engine-0")
     output.open()
-    with own_stdout() as reader:
-        os.close(reader)
-        written = Thread(
-            target=Path(output.paths[1]).write_text, args=("line\n" * 100_000,), daemon=True
-        )
-        written.start()
-        written.join(timeout=20)
-        assert not written.is_alive()
-        end_of(output)
-    assert output.last_lines() == ("line",) * NUM_KEPT
+    output.path.unlink()
+    assert output.last_lines() == ()
 
 
-def test_a_paused_terminal_keeps_nobody_waiting_but_the_relay(tmp_path: Path) -> None:
-    output = WorkerOutput(tmp_path, "engine-0")
-    output.open()
-    with own_stdout() as reader:
-        fill(1)
-        worker = os.open(output.paths[1], os.O_WRONLY)
-        fill(worker)
-
-        def ask() -> None:
-            output.last_lines()
-            fill(worker)
-            output.close()
-
-        asked = Thread(target=ask, daemon=True)
-        asked.start()
-        asked.join(timeout=20)
-        assert not asked.is_alive()
-        os.close(reader)
-        os.close(worker)
-        end_of(output)
-
-
-@contextmanager
-def own_stdout() -> Iterator[int]:
-    """This process's standard output is a pipe; yields its other end."""
-    before = os.dup(1)
-    reader, writer = os.pipe()
-    os.dup2(writer, 1)
-    os.close(writer)
-    try:
-        yield reader
-    finally:
-        os.dup2(before, 1)
-        os.close(before)
-
-
-def fill(pipe: int) -> None:
-    """Write until nothing goes in any more."""
-    os.set_blocking(pipe, False)
-    with suppress(BlockingIOError):
-        while os.write(pipe, b"." * 999 + b"\n"):
-            pass
-    os.set_blocking(pipe, True)
-
-
-def end_of(output: WorkerOutput) -> None:
-    """Close it and wait until everything is passed on."""
-    output.close()
-    for thread in threading.enumerate():
-        if thread.name == "worker-output":
-            thread.join(timeout=20)
-            assert not thread.is_alive()
+def written_by(output: WorkerOutput, program: str) -> None:
+    """A process that writes into the log as a worker does."""
+    begin = "import faulthandler, os, sys\nfrom tasks.cluster.worker_output import write_into\n"
+    code = f"{begin}write_into({str(output.path)!r})\n{program}\n"
+    subprocess.run([sys.executable, "-c", code], check=False)
 
 
 def test_a_server_that_died_is_named_with_its_signal_and_last_words(tmp_path: Path) -> None:
@@ -167,7 +112,7 @@ def test_a_server_that_died_is_named_with_its_signal_and_last_words(tmp_path: Pa
     with subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) as server:
         server.wait()
         with pytest.raises(RuntimeError, match=r"the server is gone: .*SIGKILL.*disk I/O error"):
-            _check_running(server, "the server", log)
+            check_running(server, "the server", log)
 
 
 class Served:
@@ -182,7 +127,7 @@ class Served:
 @pytest.fixture
 def demo_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A demo without a server, whose run is a process that ends at once."""
-    monkeypatch.setattr("sys.argv", ["demo", "--root", str(tmp_path)])
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "prefect_server", lambda root, port: Served())
     monkeypatch.setattr("sys.executable", "true")
     before = signal.getsignal(signal.SIGTERM)
@@ -196,8 +141,10 @@ def test_a_demo_whose_run_is_killed_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(demo, "attended", lambda child, stop_s: child.wait() - 9)
-    assert demo.main() == 2
-    assert "error: the run is gone: its process was killed by SIGKILL" in capsys.readouterr().err
+    assert demo.main([]) == 2
+    said = capsys.readouterr().err
+    assert "error: the run is gone: its process was killed by SIGKILL" in said
+    assert said.endswith("its log is runs\n")
 
 
 @pytest.mark.usefixtures("demo_command")
@@ -207,12 +154,15 @@ def test_a_demo_that_is_stopped_says_how_to_go_on(
 ) -> None:
     def stopped(child: subprocess.Popen[bytes], stop_s: float) -> int:
         child.wait()
+        log = Path("runs/tiny-1/log/flow.log")
+        log.parent.mkdir(parents=True)
+        log.touch()
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("SIGTERM is Ctrl-C")
 
     monkeypatch.setattr(demo, "attended", stopped)
-    assert demo.main() == 130
-    assert "the run can be resumed" in capsys.readouterr().err
+    assert demo.main([]) == 130
+    assert "'rollflow demo --resume tiny-1' goes on with it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("at_sigterm", "code"), [("SIG_DFL", -15), ("SIG_IGN", -9)])

@@ -181,9 +181,7 @@ def test_a_profile_that_is_not_there_is_refused_before_the_cluster_starts(
     run, _ = open_run(model, planner={"enabled": True, "profile": str(tmp_path / "none.json")})
     with pytest.raises(
         ValueError,
-        match=(
-            r"planner\.profile must be a readable file.*make one with 'python -m flows\.calibrate'"
-        ),
+        match=(r"planner\.profile must be a readable file.*make one with 'rollflow calibrate'"),
     ):
         EngineLayouts(run)
 

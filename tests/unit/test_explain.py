@@ -24,7 +24,7 @@ def test_the_algebra_of_tail_batching_tells_what_is_launched_and_kept() -> None:
         rows["steps"]
         == "20, 4 short rounds for each long one, and up to 2 more to drain the long-prompt queue"
     )
-    assert rows["evaluation"] == "64 held-out prompts x 4 responses, before and after"
+    assert rows["evaluation"] == "128 held-out prompts x 4 responses, before and after"
 
 
 def test_the_algebra_of_synchronous_rounds_is_plain() -> None:

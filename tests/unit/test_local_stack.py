@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.local_stack import LOOPBACK, check_port, free_port, main, prefect_environment
+from flows.commands.local_stack import LOOPBACK, check_port, free_port, prefect_environment
+from flows.commands.ui import main
 
 
 def test_a_port_in_use_is_named_with_its_cure() -> None:
@@ -45,7 +46,7 @@ def test_a_log_level_of_the_users_own_is_kept(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_pages_without_a_run_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ports = [
         "--prefect-port",
@@ -55,10 +56,9 @@ def test_pages_without_a_run_are_refused(
         "--reports-port",
         str(free_port()),
     ]
-    monkeypatch.setattr("sys.argv", ["local_stack", "--root", str(tmp_path), *ports])
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert main() == 2
+        assert main(["--root", str(tmp_path), *ports]) == 2
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)  # ends the servers, as Ctrl-C does
     finally:

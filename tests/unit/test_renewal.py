@@ -45,7 +45,7 @@ class Workers:
 
     def die(self, name: str, exit_code: int) -> None:
         """Its nanny takes note and starts another process."""
-        self.deaths[name].append(Death(exit_code=exit_code, lines=(), at_s=float("inf")))
+        self.deaths[name].append(Death(exit_code=exit_code, lines=(), log="", at_s=float("inf")))
         self.addresses[name] += "1"
 
     def submit(self, factory: Callable[..., object], *args: object, key: str, **_: object) -> Any:

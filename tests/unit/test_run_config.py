@@ -335,8 +335,8 @@ def test_a_sentence_names_every_fault_with_field_and_value() -> None:
         "num_steps is wrong: input should be greater than or equal to 1, got 0; correct it" in told
     )
     assert (
-        "learner.optimizer.lr must be a known field, it is not one; 'python -m"
-        " flows.commands.explain --fields' lists them" in told
+        "learner.optimizer.lr must be a known field, it is not one; 'rollflow"
+        " explain --fields' lists them" in told
     )
     assert "\n" not in told
 

@@ -45,9 +45,7 @@ def test_a_profile_comes_back_from_json() -> None:
     "text", ["", "[]", "{}", '{"version": 9}', '{"version": 1, "points": [{}], "kv_tokens": {}}']
 )
 def test_something_else_is_refused_with_the_cure(text: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"a profile must be the JSON of 'python -m flows\.calibrate'"
-    ):
+    with pytest.raises(ValueError, match=r"a profile must be the JSON of 'rollflow calibrate'"):
         ThroughputProfile.from_json(text)
 
 

@@ -1,0 +1,39 @@
+"""The commands of `rollflow`. A new one is a file `flows/commands/NAME.py` and a line here.
+
+The file has `parser()`, which gives the command's ArgumentParser, and `main(argv)`, which returns
+the exit status. It is imported when the command is called, so this table must stay light.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+TRAIN: Final = "Train"
+PREPARE: Final = "Before a run"
+LOOK: Final = "After a run"
+SHELL: Final = "Shell"
+
+
+class Command(NamedTuple):
+    """A line of the help page."""
+
+    name: str  # as it is called, and the name of its module in this package
+    group: str  # heading under which the help page lists it
+    purpose: str  # what it does, in a few words
+    example: str  # arguments that make sense to a newcomer
+
+    @property
+    def module(self) -> str:
+        return f"flows.commands.{self.name}"
+
+
+COMMANDS = (
+    Command("demo", TRAIN, "post-train, with servers of its own", "--preset tiny"),
+    Command("train", TRAIN, "post-train, on a server that is running", "--preset tiny"),
+    Command("explain", PREPARE, "say what a configuration means", "--preset smollm2"),
+    Command("doctor", PREPARE, "check this machine, say what to do", ""),
+    Command("calibrate", PREPARE, "measure engines for the planner", "--preset smollm2"),
+    Command("compare", LOOK, "put two runs side by side", "RUN RUN"),
+    Command("ui", LOOK, "serve Prefect, MLflow and the reports", ""),
+    Command("completion", SHELL, "tab completion for bash, zsh and fish", "bash"),
+)

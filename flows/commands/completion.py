@@ -1,0 +1,56 @@
+"""rollflow completion SHELL: the script that completes `rollflow` in a shell.
+
+    eval "$(rollflow completion bash)"                                    in ~/.bashrc
+    rollflow completion zsh > a folder of $fpath, as _rollflow
+    rollflow completion fish > ~/.config/fish/completions/rollflow.fish
+
+The script is complete in itself: a tab starts no Python. Print it anew after an update.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from importlib import import_module
+
+from flows.commands.catalogue import COMMANDS
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def parser() -> ArgumentParser:
+    made = ArgumentParser(
+        prog="rollflow completion",
+        description=__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    made.add_argument("shell", choices=SHELLS, help="the shell that the script is for")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(argv)
+    try:
+        import shtab
+    except ImportError:
+        print("error: shtab must be installed; 'pip install shtab' does it", file=sys.stderr)
+        return 2
+    print(shtab.complete(whole_parser(), shell=options.shell))
+    return 0
+
+
+def whole_parser() -> ArgumentParser:
+    """Every command as a sub-command of one parser."""
+    whole = ArgumentParser(prog="rollflow")
+    commands = whole.add_subparsers()
+    for command in COMMANDS:
+        theirs = import_module(command.module).parser()
+        commands.add_parser(
+            command.name, parents=[theirs], conflict_handler="resolve", help=command.purpose
+        )
+    return whole
+
+
+if __name__ == "__main__":
+    sys.exit(main())

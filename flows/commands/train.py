@@ -1,0 +1,72 @@
+"""rollflow train: run the training flow in this process, on a Prefect server that is running.
+
+Heavy imports wait until `main`: the workers of a local cluster import this file again, because it
+is the main module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import traceback
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+
+from flows.commands.options import add_configuration, add_resume
+from flows.output import Output, divert
+
+
+def parser() -> ArgumentParser:
+    made = ArgumentParser(
+        prog="rollflow train",
+        description="Train in this process, on a Prefect server that is running.",
+        epilog="example: rollflow train --preset tiny --set num_steps=5",
+    )
+    add_configuration(made)
+    add_resume(made)
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the flow; its lines on the terminal, all other output in a log."""
+    options = parser().parse_args(argv)
+    if "PREFECT_API_URL" not in os.environ:
+        print(
+            "error: a Prefect server must be running, PREFECT_API_URL is not set; use 'rollflow"
+            " demo', or 'prefect server start' and set it",
+            file=sys.stderr,
+        )
+        return 2
+    output = divert()
+    try:
+        return trained(options, output)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # a fault of ours: the log has where, the terminal what
+        traceback.print_exc()
+        output.complain(f"{type(error).__name__}: {error}; report it, with the log")
+        return 1
+    finally:
+        output.close()
+
+
+def trained(options: Namespace, output: Output) -> int:
+    """The exit status of the run; 2, with one sentence on the terminal, where a user can mend what
+    went wrong."""
+    from flows.commands.command_line import assemble, sentence
+    from flows.config.run_config import RunConfig
+
+    try:
+        config = RunConfig.model_validate(assemble(options.preset, options.resume, options.set))
+        from flows.train import train
+
+        asyncio.run(train(config))
+    except (ValueError, OSError, RuntimeError, TimeoutError) as error:
+        output.complain(sentence(error))
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

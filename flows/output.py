@@ -1,0 +1,103 @@
+"""Where a process's output goes: Rollflow's own lines to the terminal, all else to a log.
+
+    Rollflow ── say() ──▶ terminal
+    torch, vLLM, Prefect, Dask, Python's warnings ── streams 1 and 2 ──▶ a log
+        a temporary file at first ──▶ runs/ID/log/flow.log once the run has a folder
+
+`divert` is what a command does; a flow that a worker of Prefect runs writes everything to the
+streams it was given. Leaves out the output of Dask's workers (tasks.cluster.worker_output).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
+
+STREAMS = (1, 2)
+FLOW_LOG = "flow.log"
+
+
+class Output:
+    """The diverted output of this process: two streams to the terminal, and the log."""
+
+    def __init__(self) -> None:
+        self.screen = _duplicate(sys.stdout, 1)
+        self._errors = _duplicate(sys.stderr, 2)
+        number, name = tempfile.mkstemp(prefix="rollflow-", suffix=".log")
+        self.log = Path(name)
+        self._is_kept = False
+        _point(number)
+
+    def keep_in(self, directory: Path) -> None:
+        """From now on the log is in this directory, with what was written so far."""
+        directory.mkdir(parents=True, exist_ok=True)
+        _flush()
+        before, self.log = self.log, directory / FLOW_LOG
+        number = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.write(number, before.read_bytes())
+        _point(number)
+        before.unlink()
+        self._is_kept = True
+
+    def complain(self, sentence: str) -> None:
+        """An error on the terminal, and where to read more."""
+        print(f"error: {sentence}", file=self._errors)
+        _flush()
+        if self._is_kept or self.log.stat().st_size:
+            print(f"log: {self.log}", file=self._errors)
+
+    def close(self) -> None:
+        """Drop a log in which nothing was written."""
+        _flush()
+        if not self._is_kept and not self.log.stat().st_size:
+            self.log.unlink()
+
+
+_diverted: Output | None = None
+
+
+def divert() -> Output:
+    """Send the rest of this process's output into a log, until its end: libraries speak even after
+    the last line of ours."""
+    global _diverted
+    _diverted = Output()
+    return _diverted
+
+
+def keep_log_in(directory: Path) -> None:
+    """Where the log shall lie, if there is one."""
+    if _diverted is not None:
+        _diverted.keep_in(directory)
+
+
+def screen() -> TextIO:
+    """The stream to the terminal."""
+    return sys.stdout if _diverted is None else _diverted.screen
+
+
+def say(line: str) -> None:
+    """A line of Rollflow's own."""
+    with suppress(OSError):  # the terminal may be gone, and the run goes on
+        print(line, file=screen(), flush=True)
+
+
+def _duplicate(stream: TextIO, number: int) -> TextIO:
+    return os.fdopen(os.dup(number), "w", buffering=1, encoding=stream.encoding, errors="replace")
+
+
+def _point(number: int) -> None:
+    """Streams 1 and 2 go to this file."""
+    _flush()
+    for stream in STREAMS:
+        os.dup2(number, stream)
+    os.close(number)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a full disk
+            stream.flush()
