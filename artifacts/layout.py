@@ -10,8 +10,9 @@ that spells them.
     responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
     judgements/step=00007/      what judges said, a part per attempt: no question is asked twice
     checkpoints/00007/          learner state, complete or absent
-    report/                     plots and summary
     log/                        what its processes wrote: flow.log, and one per worker
+    status.json                 whether the run goes on, renewed while it does; how it ended
+    report/                     index.html, plots, summary, and the run in figures
     model/                      the trained model as a Hugging Face directory, once the run is over
 
 The `step=` directories are Hive partitions: every reader gets `step` as a column from the path, so
@@ -25,6 +26,7 @@ from typing import Literal
 TableName = Literal["responses", "groups", "spans"]
 
 MANIFEST = "manifest.json"
+STATUS = "status.json"
 STEPS = "steps"
 JOURNAL = "journal"
 PLANS = "plans"
@@ -34,6 +36,9 @@ JUDGEMENTS = "judgements"
 CHECKPOINTS = "checkpoints"
 REPORT = "report"
 LOGS = "log"
+PAGE = "index.html"  # in the report: all of it on one page
+DASK_PAGE = "dask.html"  # in the report of a local root: what the workers did
+FIGURES = "figures.json"  # in the report: what a list of runs tells of each
 MODEL = "model"
 ASIDE_PREFIX = ".tmp-"  # pyarrow and DuckDB globs skip such names
 

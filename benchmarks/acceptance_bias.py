@@ -25,7 +25,7 @@ from rich.table import Table
 
 from artifacts import layout
 from artifacts.journal import Journal
-from artifacts.reports.plots import estimates
+from artifacts.reports.plots import estimates, png
 from artifacts.reports.summary import Estimate, mean_interval
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
@@ -229,13 +229,14 @@ def picture(found: Mapping[str, Sequence[Part]]) -> bytes:
         for run, run_parts in found.items()
         for part in run_parts
     ]
-    return estimates(
+    figure = estimates(
         "Accepted against launched responses",
         {
             "tokens per response": {label: part.tokens for label, part in labelled},
             "reward": {label: part.reward for label, part in labelled if part.reward is not None},
         },
     )
+    return png(figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,14 +1,15 @@
 """Everything that tells of a run while it goes on and when it is over: MLflow, Prefect artifacts,
-the terminal, plots, summary.
+the terminal, the report page.
 
-Nothing here is needed to go on with a run: it is all made from the commits, the recorded rounds and
-the evaluations.
+The page is written beside the steps whenever a checkpoint is, and at the end. Nothing here is
+needed to go on with a run: it is all made from the commits, the recorded rounds and the
+evaluations.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+import logging
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -25,23 +26,17 @@ from rich.console import Console
 from artifacts import layout
 from artifacts.commit import StepCommit, read_commits
 from artifacts.journal import Journal
-from artifacts.records import RoundKind
 from artifacts.reports import plots
-from artifacts.reports.summary import (
-    RunSummary,
-    markdown,
-    mean_interval,
-    paired_difference,
-    rich_summary,
-    unpaired,
-)
+from artifacts.reports.figures import RunFigures, figures_of, write_figures
+from artifacts.reports.summary import RunSummary, headline, markdown, rich_summary
 from artifacts.tables import spans_to_parquet
 from flows.evaluate import EvaluationReport
 from flows.output import screen
+from flows.results import RunResults
 from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.learner.reports import REASONS, skipped_of
-from tasks.report import STAGES, StepReport, running_totals, stage_times, step_metrics
+from tasks.report import StepReport, running_totals, stage_times, step_metrics
 from tasks.rewards.programs.adaptive_timeout import Anchor, merged, to_record
 from tasks.rewards.registry import learns_timeouts, timeouts_of
 from tasks.rollout import artifact_key, progress_key
@@ -56,7 +51,8 @@ TABLE_COLUMNS = (
     "time/step_s",
     "queue/long_prompts",
 )
-ROUND_COLUMNS: tuple[RoundKind, ...] = ("sync", "short", "long", "drain")
+
+logger = logging.getLogger(__name__)
 
 
 class RunReporter:
@@ -65,6 +61,8 @@ class RunReporter:
     def __init__(self, run: OpenRun) -> None:
         self._run = run
         self._journal = Journal(run.store)
+        self._results = RunResults(run)
+        self._drawing: asyncio.Task[None] | None = None
         self._evaluations: dict[int, EvaluationReport] = {}
         self._rows: list[dict[str, object]] = []
         self._commits = list(run.commits)
@@ -106,6 +104,7 @@ class RunReporter:
         trace: TracebackType | None,
     ) -> None:
         await self._view.__aexit__(kind, error, trace)
+        await self._drawn()
 
     @property
     def figures(self) -> tuple[Mapping[str, float], ...]:
@@ -123,6 +122,7 @@ class RunReporter:
         )
         self._view.note(told)
         get_run_logger().info(told)
+        write_figures(self._run.store, self._figures_now())
 
     def commit_record(
         self, report: StepReport, state: QueueState, planner: PlannerState, checkpoint: str | None
@@ -169,7 +169,10 @@ class RunReporter:
         )
         self._journal.drop_parts(commit.step)
         self._run.tracker.log_step(commit.step, commit.metrics)
+        write_figures(self._run.store, self._figures_now())
         self._show(commit)
+        if commit.checkpoint is not None:
+            await self._redraw(commit.step)
         get_run_logger().info(
             "step=%d round=%s %s",
             commit.step,
@@ -194,16 +197,55 @@ class RunReporter:
         found = self._client.get_metadata(progress_key(self._run.context.run_id), default=None)
         return None if found is None else (int(found[0]), int(found[1]))
 
+    async def _redraw(self, step: int) -> None:
+        """Begin to write the page as of now, beside the steps that follow."""
+        await self._drawn()
+        figures, commits = self._figures_now(), tuple(self._commits)
+        self._run.tracker.log_metrics(step, figures.columns)
+        summary = self._results.summary(commits, dict(self._evaluations), self._links())
+        self._drawing = asyncio.create_task(
+            asyncio.to_thread(self._write_page, commits, summary, False)
+        )
+
+    async def _drawn(self) -> None:
+        """Wait for a page that is being written. One that fails costs a line in the log."""
+        if self._drawing is None:
+            return
+        try:
+            await self._drawing
+        except Exception as error:
+            logger.warning("report=%s not written reason=%s", layout.PAGE, error)
+        self._drawing = None
+
+    def _write_page(
+        self, commits: Sequence[StepCommit], summary: RunSummary, is_over: bool
+    ) -> None:
+        page = self._results.page(commits, dict(self._evaluations), summary, is_over)
+        self._run.store.write(layout.report_file(layout.PAGE), page)
+        if is_over:
+            self._run.tracker.log_file(page, f"{layout.REPORT}/{layout.PAGE}")
+
+    def _figures_now(self) -> RunFigures:
+        heldout = {step: report.mean for step, report in self._evaluations.items()}
+        return figures_of(self._run.config.num_steps, self._commits, heldout)
+
     async def finish(self, model: str) -> RunSummary:
-        """Plots and summary into the report folder, MLflow and Prefect; the summary on the
+        """Page, plots and summary into the report folder, MLflow and Prefect; the summary on the
         terminal. `model`: where it was exported."""
+        await self._drawn()
         commits = read_commits(self._run.store)
-        summary = self._summary(commits, model)
+        summary = self._results.summary(
+            commits, self._evaluations, {"model": model} | self._links()
+        )
+        await asyncio.to_thread(self._write_page, commits, summary, True)
         pictures = await asyncio.to_thread(self._pictures, commits)
         text = markdown(summary)
         for name, data in {**pictures, "summary.md": text.encode()}.items():
             self._run.store.write(layout.report_file(name), data)
             self._run.tracker.log_file(data, f"{layout.REPORT}/{name}")
+        self._run.tracker.log_metrics(len(commits), self._figures_now().columns)
+        self._run.tracker.describe(f"{headline(summary)}\n\n{text}")
+        await self._log_model(commits)
         await acreate_markdown_artifact(
             text, key=f"summary-{self._key}", description=f"What came of {self._run.context.run_id}"
         )
@@ -211,82 +253,29 @@ class RunReporter:
         Console(file=screen()).print(rich_summary(summary))
         return summary
 
-    def _summary(self, commits: Sequence[StepCommit], model: str) -> RunSummary:
-        first, last = min(self._evaluations), max(self._evaluations)
-        before, after = self._evaluations[first], self._evaluations[last]
-        evaluated = {
-            "evaluated": sum(report.tokens for report in self._evaluations.values()),
-            "judged": sum(report.judged_tokens for report in self._evaluations.values()),
-        }
-        ledger: dict[str, int] = defaultdict(int, evaluated)
-        for commit in commits:
-            for name, tokens in commit.metrics.items():
-                if name.startswith("ledger/"):
-                    ledger[name.removeprefix("ledger/").removesuffix("_tokens")] += int(tokens)
-        return RunSummary(
-            run_id=self._run.context.run_id,
-            num_steps=len(commits),
-            wall_s=(
-                commits[-1].timings["finished_s"] - commits[0].timings["started_s"]
-                if commits
-                else 0.0
-            ),
-            reward_before=before.mean,
-            reward_after=after.mean,
-            gain=paired_difference(
-                before.scores, after.scores, self._run.config.seed, question_of=after.questions
-            ),
-            num_unpaired=unpaired(before.scores, after.scores),
-            time_s={stage: sum(commit.timings[stage] for commit in commits) for stage in STAGES},
-            ledger_tokens=dict(ledger),
-            links={"model": model} | self._links(),
+    async def _log_model(self, commits: Sequence[StepCommit]) -> None:
+        """The trained model into MLflow, where it is asked for. A refusal is told, and costs
+        nothing: the model lies in the run's folder."""
+        run, keep = self._run, self._run.config.keep
+        if not keep.log_model or not commits:
+            return
+        digest = commits[-1].weights.digest
+        refusal = await asyncio.to_thread(
+            run.tracker.log_model, run.store, digest, keep.registered_model
         )
+        if refusal:
+            told = f"MLflow did not take the model: {refusal}; a resumed run tries again"
+            self._view.note(told)
+            get_run_logger().warning(told)
+
+    def _pictures(self, commits: Sequence[StepCommit]) -> dict[str, bytes]:
+        drawn = self._results.pictures(commits, self._evaluations)
+        return {f"{name}.png": plots.png(figure) for name, figure in drawn.items()}
 
     def _links(self) -> dict[str, str]:
-        tracker, report = self._run.tracker, self._run.local_report("")
+        tracker, report = self._run.tracker, self._run.local_report(layout.PAGE)
         links = {
             "report": str(report) if report else f"{self._run.store.url}/{layout.REPORT}",
             "MLflow": tracker.page or f"{tracker.uri} run {tracker.run_id}",
         }
         return links | dict(self._run.links)
-
-    def _pictures(self, commits: Sequence[StepCommit]) -> dict[str, bytes]:
-        steps = [commit.step for commit in commits]
-        heldout = {
-            step: mean_interval(report.scores, self._run.config.seed, question_of=report.questions)
-            for step, report in self._evaluations.items()
-        }
-        stages = {stage: [commit.timings[stage] for commit in commits] for stage in STAGES}
-        pictures = {
-            "reward.png": plots.reward_curve(
-                steps, [commit.metrics["reward/mean"] for commit in commits], heldout
-            ),
-            "step_times.png": plots.step_times(steps, [commit.kind for commit in commits], stages),
-            "response_lengths.png": plots.response_lengths(self._lengths(commits)),
-        }
-        for kind in ROUND_COLUMNS:
-            typical = _typical_step(commits, kind)
-            if typical is not None:
-                title = f"Step {typical.step}, a {kind} round"
-                devices = sorted({*self._run.context.devices.values()})
-                pictures[f"timeline_{kind}.png"] = plots.device_gantt(
-                    self._journal.read_spans(typical.step), devices, title
-                )
-        return pictures
-
-    def _lengths(self, commits: Sequence[StepCommit]) -> dict[RoundKind, list[int]]:
-        lengths: dict[RoundKind, list[int]] = defaultdict(list)
-        for commit in commits:
-            for row in self._journal.read(commit.step):
-                if row.response.generated.finish_reason != "aborted":
-                    lengths[commit.kind].append(len(row.response.generated.token_ids))
-        return lengths
-
-
-def _typical_step(commits: Sequence[StepCommit], kind: RoundKind) -> StepCommit | None:
-    """The step of this kind whose length is the median one, or None."""
-    alike = sorted(
-        (commit for commit in commits if commit.kind == kind),
-        key=lambda commit: commit.metrics["time/step_s"],
-    )
-    return alike[len(alike) // 2] if alike else None

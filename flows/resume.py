@@ -37,7 +37,7 @@ def resumed_config(given: RunConfig, started: Json) -> RunConfig:
     kept = RunConfig.model_validate(started).model_dump(mode="json", exclude={"resume"})
     asked = given.model_dump(mode="json", exclude_unset=True, exclude=set(OF_THE_ATTEMPT))
     wanted = overlay(kept, asked)
-    for field, (before, after) in _differences(kept, wanted).items():
+    for field, (before, after) in differences(kept, wanted).items():
         if not any(f"{field}.".startswith(f"{name}.") for name in CHANGEABLE):
             raise ValueError(
                 f"{field} must stay what the run was started with ({before}), got {after} beside "
@@ -53,14 +53,13 @@ def changes_of(started: Json, config: RunConfig, step: int) -> tuple[Mapping[str
     """A record of every field that the configuration changes, from the step after this one on."""
     kept = RunConfig.model_validate(started).model_dump(mode="json", exclude={"resume"})
     now = config.model_dump(mode="json", exclude={"resume"})
-    differences = _differences(kept, now)
     return tuple(
         {"after_step": step, "field": field, "before": before, "after": after}
-        for field, (before, after) in differences.items()
+        for field, (before, after) in differences(kept, now).items()
     )  # fmt: skip
 
 
-def _differences(before: Json, after: Json) -> dict[str, tuple[str, str]]:
+def differences(before: Json, after: Json) -> dict[str, tuple[str, str]]:
     """Values that differ, as text, by dotted field; a field that only one has is nothing in the
     other."""
     old, new = dict(flatten(before)), dict(flatten(after))

@@ -30,7 +30,8 @@ from artifacts.commit import (
 from artifacts.handover import handover_directory
 from artifacts.layout import LOGS, ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
-from artifacts.reports.tracking import RunTracker
+from artifacts.reports.tracking import RunTracker, TrackedData
+from artifacts.status import pulse
 from artifacts.store import Store
 from flows.config.run_config import RunConfig
 from flows.output import say
@@ -138,14 +139,15 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
         )
         tracker = _start_tracker(config, run_id, store, len(commits))
         try:
-            yield OpenRun(
-                config=config,
-                context=context,
-                store=store,
-                tracker=tracker,
-                commits=commits,
-                links=_links(run_id),
-            )
+            with pulse(store):
+                yield OpenRun(
+                    config=config,
+                    context=context,
+                    store=store,
+                    tracker=tracker,
+                    commits=commits,
+                    links=_links(run_id),
+                )
             tracker.end("FINISHED")
         except BaseException as error:
             tracker.end("FAILED" if isinstance(error, Exception) else "KILLED")
@@ -256,7 +258,7 @@ def _start_tracker(config: RunConfig, run_id: str, store: Store, step: int) -> R
     of what the configuration changes."""
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     earlier = read_manifest(store) if config.resume else None
-    tracker = RunTracker(config.tracking_uri())
+    tracker, sha = RunTracker(config.tracking_uri()), git_sha(REPOSITORY)
     mlflow_run = tracker.start(
         experiment=config.keep.experiment,
         run_name=run_id,
@@ -267,6 +269,8 @@ def _start_tracker(config: RunConfig, run_id: str, store: Store, step: int) -> R
             "rollflow.preset": config.preset,
         },
         run_id=earlier.mlflow_run_id if earlier else None,
+        data=_tracked_data(config),
+        git_sha=sha,
     )
     changes = changes_of(earlier.config, config, step) if earlier else ()
     for change in changes:
@@ -284,7 +288,7 @@ def _start_tracker(config: RunConfig, run_id: str, store: Store, step: int) -> R
         created=earlier.created if earlier else datetime.now(UTC).isoformat(timespec="seconds"),
         config=kept,
         packages=package_versions(PACKAGES),
-        git_sha=git_sha(REPOSITORY),
+        git_sha=sha,
         mlflow_run_id=mlflow_run,
         prefect_flow_run_ids=(*(earlier.prefect_flow_run_ids if earlier else ()), flow_run),
         links=_links(run_id),
@@ -292,6 +296,17 @@ def _start_tracker(config: RunConfig, run_id: str, store: Store, step: int) -> R
     )
     write_manifest(store, manifest)
     return tracker
+
+
+def _tracked_data(config: RunConfig) -> TrackedData:
+    dataset = task_dataset(config.task, config.seed)
+    return TrackedData(
+        name=dataset.name,
+        digest=dataset.digest,
+        source=config.task.model_dump_json(),
+        num_rows=len(dataset.rows),
+        num_heldout=len(dataset.heldout),
+    )
 
 
 def _links(run_id: str) -> dict[str, str]:

@@ -27,6 +27,7 @@ from distributed.client import FutureCancelledError
 from prefect import flow
 from prefect_dask import DaskTaskRunner
 
+from artifacts import layout
 from artifacts.checkpoint import Checkpoints
 from artifacts.commit import commit_step
 from artifacts.records import WeightsRef
@@ -77,7 +78,7 @@ async def train(config: RunConfig) -> RunSummary:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-")))
         client = stack.enter_context(open_cluster(run.config.cluster, scratch, run.logs))
         stack.enter_context(telling_of_its_loss(client))
-        page = run.local_report("dask.html")
+        page = run.local_report(layout.DASK_PAGE)
         if page is not None:
             stack.enter_context(performance_report(filename=str(page)))
         specs, start_s = worker_specs(run.config.cluster), run.config.deadlines.start_s

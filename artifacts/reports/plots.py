@@ -1,4 +1,4 @@
-"""The report's pictures, each a function from numbers to PNG bytes.
+"""The report's pictures, each a function from numbers to a figure; `png` and `svg` encode it.
 
 Figures are matplotlib's own objects, without pyplot: no window, no global state, safe in any
 thread. Leaves out where the numbers come from and where the bytes go.
@@ -22,7 +22,16 @@ from artifacts.reports.summary import Estimate
 from artifacts.reports.timeline import union
 
 DOTS_PER_INCH = 130
-INK, FAINT, GRID = "#222222", "#8a8f98", "#e6e8eb"
+INK, FAINT, GRID, LANE, PAPER = "#222222", "#8a8f98", "#e6e8eb", "#f4f5f7", "#ffffff"
+# what a page calls the colours that depend on whether it is light or dark
+PAGE_COLOURS = {
+    INK: "--ink",
+    FAINT: "--faint",
+    GRID: "--grid",
+    LANE: "--lane",
+    PAPER: "--paper",
+}
+SVG_METADATA = ("Date", "Creator", "Format", "Type")  # left out: equal numbers draw equal pictures
 # Distinct under the common colour blindnesses and in grey: lightness differs as well as hue.
 KIND_COLOURS = {
     "rollout": "#4477aa",
@@ -62,7 +71,7 @@ class RunCurves:
 
 def reward_curve(
     steps: Sequence[int], reward: Sequence[float], heldout: Mapping[int, Estimate]
-) -> bytes:
+) -> Figure:
     """Mean training reward by step, smoothed beside raw, and held-out reward with its interval
     where it was measured."""
     figure, axes = _figure(8.0, 4.2, "Reward")
@@ -102,12 +111,12 @@ def reward_curve(
     axes.set(xlabel="step", ylabel="mean reward")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(axes)
-    return _png(figure)
+    return figure
 
 
 def step_times(
     steps: Sequence[int], kinds: Sequence[RoundKind], stages: Mapping[str, Sequence[float]]
-) -> bytes:
+) -> Figure:
     """Seconds of every step stacked by stage, the kind of round marked under each bar. Stages must
     not overlap in time."""
     figure, axes = _figure(max(8.0, min(16.0, 0.16 * len(steps) + 3)), 4.4, "Step time by stage")
@@ -128,10 +137,10 @@ def step_times(
     stacked, _ = axes.get_legend_handles_labels()
     gap = Patch(alpha=0, label="")
     _legend_beside(axes, [*reversed(stacked), gap, *rounds])
-    return _png(figure)
+    return figure
 
 
-def response_lengths(lengths: Mapping[RoundKind, Sequence[int]]) -> bytes:
+def response_lengths(lengths: Mapping[RoundKind, Sequence[int]]) -> Figure:
     """Histogram of response lengths per kind of round, one panel below the other on one axis: the
     tails line up."""
     present = [kind for kind in ROUND_COLOURS if lengths.get(kind)]
@@ -146,7 +155,7 @@ def response_lengths(lengths: Mapping[RoundKind, Sequence[int]]) -> bytes:
     edges = [longest * edge / 40 for edge in range(41)]
     for axes, kind in zip(panels, present, strict=False):
         values = sorted(lengths[kind])
-        axes.hist(values, bins=edges, color=ROUND_COLOURS[kind], edgecolor="white", linewidth=0.5)
+        axes.hist(values, bins=edges, color=ROUND_COLOURS[kind], edgecolor=PAPER, linewidth=0.5)
         for share, line in ((0.5, "-"), (0.99, ":")):
             axes.axvline(
                 values[min(len(values) - 1, int(share * len(values)))],
@@ -162,10 +171,10 @@ def response_lengths(lengths: Mapping[RoundKind, Sequence[int]]) -> bytes:
         )
         axes.set_title(note, loc="right", fontsize=9, color=INK)
     panels[-1].set_xlabel("tokens per response (solid line: median, dotted: 99th percentile)")
-    return _png(figure)
+    return figure
 
 
-def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> bytes:
+def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> Figure:
     """What every device did when: a row per device, a lane in it per actor; seconds since the first
     span."""
     figure, axes = _figure(10.0, 1.6 + 0.55 * max(1, len(devices)), title)
@@ -173,17 +182,17 @@ def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> b
     end = max((span.end_s for span in spans), default=1.0) - origin
     colours = _coloured(sorted({span.kind for span in spans}, key=_kind_order))
     for row, device in enumerate(devices):
-        axes.axhspan(row - 0.4, row + 0.4, color="#f4f5f7", linewidth=0)
+        axes.axhspan(row - 0.4, row + 0.4, color=LANE, linewidth=0)
         _draw_lanes(axes, row, [span for span in spans if span.device == device], origin, colours)
     axes.set(xlabel="seconds", xlim=(0, end * 1.005), ylim=(len(devices) - 0.45, -0.55))
     axes.set_yticks(range(len(devices)), devices)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     _legend_beside(axes, [Patch(color=colour, label=kind) for kind, colour in colours.items()])
-    return _png(figure)
+    return figure
 
 
-def estimates(title: str, panels: Mapping[str, Mapping[str, Estimate]]) -> bytes:
+def estimates(title: str, panels: Mapping[str, Mapping[str, Estimate]]) -> Figure:
     """Estimates with their intervals, a panel per quantity and a row per label; the first panel's
     labels are the rows of all."""
     rows = list(next(iter(panels.values()), {}))
@@ -206,10 +215,10 @@ def estimates(title: str, panels: Mapping[str, Mapping[str, Estimate]]) -> bytes
         axes.set(xlabel=quantity, ylim=(len(rows) - 0.5, -0.5))
         axes.set_yticks(range(len(rows)), rows)
         _plain(axes)
-    return _png(figure)
+    return figure
 
 
-def comparison(first: RunCurves, second: RunCurves) -> bytes:
+def comparison(first: RunCurves, second: RunCurves) -> Figure:
     """Two runs side by side: reward by step, reward by time, and the time of each step; rings mark
     long rounds."""
     figure = Figure(figsize=(13.0, 4.4), dpi=DOTS_PER_INCH, layout="constrained")
@@ -237,7 +246,7 @@ def comparison(first: RunCurves, second: RunCurves) -> bytes:
         handles.append(Line2D([], [], color=INK, linewidth=0, **RING))
         names.append("long round")
     figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    return _png(figure)
+    return figure
 
 
 def _draw_curve(
@@ -255,6 +264,28 @@ def _draw_curve(
     axes.plot(
         [at for at, _ in rings], [value for _, value in rings], color=colour, linewidth=0, **RING
     )
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a picture of fixed size on white."""
+    sink = io.BytesIO()
+    figure.savefig(sink, format="png")
+    return sink.getvalue()
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an <svg> element for a page: transparent, and with the page's own colours.
+
+    Ink, faint lines, grid, lanes and paper become the CSS variables of PAGE_COLOURS, so that one
+    picture serves a light page and a dark one.
+    """
+    sink = io.StringIO()
+    figure.savefig(sink, format="svg", transparent=True, metadata=dict.fromkeys(SVG_METADATA))
+    drawing = sink.getvalue()
+    drawing = drawing[drawing.index("<svg") :]
+    for colour, variable in PAGE_COLOURS.items():
+        drawing = drawing.replace(colour, f"var({variable})")
+    return drawing
 
 
 def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
@@ -334,9 +365,3 @@ def _legend_beside(axes: Axes, handles: Sequence[object]) -> None:
         fontsize=9,
         borderaxespad=0,
     )
-
-
-def _png(figure: Figure) -> bytes:
-    sink = io.BytesIO()
-    figure.savefig(sink, format="png")
-    return sink.getvalue()

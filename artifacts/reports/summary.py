@@ -42,9 +42,10 @@ class RunSummary:
     num_steps: int  # committed steps
     wall_s: float  # from the first step's start to the last one's end
     reward_before: float  # mean held-out reward of the model the run started from
-    reward_after: float  # mean held-out reward of the last weights
+    # mean held-out reward of the last weights that were evaluated; None before there are any
+    reward_after: float | None
     # paired difference of the two over the held-out prompts that both have a verdict on
-    gain: Estimate
+    gain: Estimate | None
     # held-out prompts left out of it, because every response before or after lacks a verdict
     num_unpaired: int
     time_s: Mapping[str, float]  # seconds by stage over all steps; shares are of their sum
@@ -161,6 +162,9 @@ def rich_summary(summary: RunSummary) -> Group:
 
 def headline(summary: RunSummary) -> str:
     """The result in one line."""
+    steps = f"{summary.num_steps} steps in {summary.wall_s:.0f} s."
+    if summary.reward_after is None or summary.gain is None:
+        return f"Held-out reward {summary.reward_before:.3f} before training. {steps}"
     sure = summary.gain.low > 0 or summary.gain.high < 0
     verdict = "" if sure else "; the interval contains 0, so this run shows no change"
     apart = (
@@ -170,6 +174,5 @@ def headline(summary: RunSummary) -> str:
     )
     return (
         f"Held-out reward {summary.reward_before:.3f} -> {summary.reward_after:.3f}, paired"
-        f" difference {summary.gain}{apart}{verdict}. {summary.num_steps} steps in"
-        f" {summary.wall_s:.0f} s."
+        f" difference {summary.gain}{apart}{verdict}. {steps}"
     )

@@ -9,6 +9,7 @@ Leaves out reading runs back (`flows.commands.compare`).
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -19,6 +20,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
+
+from artifacts.reports.figures import COLUMNS
+from artifacts.reports.model_registry import log_model
+from artifacts.store import Store
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -32,6 +37,17 @@ MAX_PARAMS_PER_CALL = 100
 MAX_PARAM_CHARS = 6000
 NOTE_TAG = "mlflow.note.content"
 RUN_NAME_TAG = "mlflow.runName"
+SOURCE_TAGS = {"mlflow.source.name": "flows/train.py", "mlflow.source.type": "LOCAL"}
+GIT_TAG = "mlflow.source.git.commit"
+# a shared view of the list of runs, which MLflow keeps as a tag of the experiment: its columns
+VIEW = "rollflow"
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+VIEW_COLUMNS = (
+    *(f"metrics.`{name}`" for name in COLUMNS),
+    "attributes.`Dataset`",
+    "attributes.`Source`",
+    "tags.`rollflow.scheduling`",
+)
 REFUSALS = (
     "INVALID_PARAMETER_VALUE",
     "BAD_REQUEST",
@@ -54,6 +70,17 @@ class _Entry:
 
     what: str  # for messages
     send: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedData:
+    """The data set of a run, as MLflow names it."""
+
+    name: str  # kind of its source
+    digest: str  # tells equal questions in equal order
+    source: str  # where the rows come from: the task's configuration as JSON
+    num_rows: int  # questions to train on
+    num_heldout: int  # questions that are held out
 
 
 def open_client(uri: str) -> MlflowClient:
@@ -117,7 +144,8 @@ class RunTracker:
         params: Mapping[str, Any],  # Any: JSON values
         tags: Mapping[str, str],
         run_id: str | None = None,
-        note: str = "",
+        data: TrackedData | None = None,
+        git_sha: str | None = None,
     ) -> str:
         """Create the run, or go on with `run_id`, whose parameters stay as they are; returns the
         MLflow run id.
@@ -125,22 +153,26 @@ class RunTracker:
         Raises ConnectionError when a new run cannot be created: a wrong URI is found before
         training, not after it.
         """
-        annotated = {**tags, NOTE_TAG: note or describe(tags), RUN_NAME_TAG: run_name}
+        annotated = {**SOURCE_TAGS, **tags, NOTE_TAG: describe(tags), RUN_NAME_TAG: run_name}
+        if git_sha is not None:
+            annotated[GIT_TAG] = git_sha
         if run_id is not None:
             self.run_id, self._is_resumed = run_id, True
             self._enqueue("the resumed run", lambda: self._reopen(annotated))
             return run_id
         try:
             self._client = open_client(self.uri)
-            self.run_id = self._client.create_run(
-                self._experiment(experiment), tags=annotated
-            ).info.run_id
+            experiment_id = self._experiment(experiment)
+            self.run_id = self._client.create_run(experiment_id, tags=annotated).info.run_id
         except Exception as error:
             cure = "start the server, correct keep.tracking_uri, or leave it empty for a local file"
             raise ConnectionError(
                 f"MLflow must answer at {self.uri}, got {_first_line(error)}; {cure}"
             ) from error
         self._enqueue("the parameters", lambda: self._send_params(dict(flatten(params))))
+        self._enqueue("the view of runs", lambda: self._send_view(experiment_id))
+        if data is not None:
+            self._enqueue("the data set", lambda: self._send_data(data))
         return self.run_id
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> bool:
@@ -156,6 +188,19 @@ class RunTracker:
     def log_file(self, data: bytes, name: str) -> bool:
         """Keep bytes as an artifact, for example "report/reward.png"."""
         return self._enqueue(name, lambda: self._send_file(data, PurePosixPath(name)))
+
+    def describe(self, note: str) -> bool:
+        """Make this Markdown the description of the run."""
+        return self._enqueue("the description", lambda: self._send_tags({NOTE_TAG: note}))
+
+    def log_model(self, store: Store, digest: str, registered_name: str) -> str:
+        """Log the model that the run's store holds, and register it where a name is given; once for
+        weights of this digest. Returns why MLflow did not take it, or "": it waits in no queue."""
+        try:
+            log_model(self._connected(), self.run_id, store, digest, registered_name)
+        except Exception as error:
+            return _first_line(error)
+        return ""
 
     def end(self, status: RunStatus) -> bool:
         """Close the run. What still waits is given a last try, then counted in a warning."""
@@ -231,6 +276,28 @@ class RunTracker:
         self._connected().log_batch(
             self.run_id, tags=[RunTag(name, value) for name, value in tags.items()]
         )
+
+    def _send_view(self, experiment_id: str) -> None:
+        view = json.dumps({"selectedColumns": VIEW_COLUMNS})
+        self._connected().set_experiment_tag(experiment_id, VIEW_TAG, view)
+
+    def _send_data(self, data: TrackedData) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        columns = [
+            {"name": name, "type": "string", "required": True}
+            for name in ("domain", "question", "answer")
+        ]
+        told = Dataset(
+            name=data.name,
+            digest=data.digest,
+            source_type="code",
+            source=data.source,
+            schema=json.dumps({"mlflow_colspec": columns}),
+            profile=json.dumps({"num_rows": data.num_rows, "num_heldout": data.num_heldout}),
+        )
+        tags = [InputTag("mlflow.data.context", "training")]
+        self._connected().log_inputs(self.run_id, [DatasetInput(told, tags)])
 
     def _send_params(self, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from artifacts.reports.plots import RunCurves, comparison
+from artifacts.reports.plots import RunCurves, comparison, png
 from artifacts.reports.tracking import open_client, sqlite_file
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in verdict(first, second):
         console.print(line, markup=False, highlight=False)
     if arguments.plot is not None:
-        arguments.plot.write_bytes(comparison(curves(first), curves(second)))
+        arguments.plot.write_bytes(png(comparison(curves(first), curves(second))))
         console.print(f"plot: {arguments.plot}", markup=False, highlight=False)
     return 0
 

@@ -136,6 +136,21 @@ class KeepConfig(BaseModel):
     experiment: str = Field(
         "rollflow", min_length=1, description="MLflow experiment that the run appears in."
     )
+    log_model: bool = Field(
+        False,
+        description=(
+            "Whether the trained model is copied into MLflow, as a model of its run, when the run"
+            " is over."
+        ),
+    )
+    registered_model: str = Field(
+        "",
+        pattern=r"^[^/:'\"]*$",
+        description=(
+            "Name under which the logged model is registered in MLflow, each run's as a new"
+            " version; empty registers nothing. Needs log_model."
+        ),
+    )
     checkpoint_every_steps: int = Field(
         10,
         ge=1,
@@ -155,6 +170,16 @@ class KeepConfig(BaseModel):
             " remote root; shared by all hosts."
         ),
     )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.registered_model and not self.log_model:
+            raise ValueError(
+                "registered_model needs log_model, got registered_model"
+                f" {self.registered_model!r} without it; set keep.log_model=true, or leave the"
+                " name out"
+            )
+        return self
 
 
 class RunConfig(BaseModel):

@@ -113,7 +113,9 @@ def test_every_plot_is_a_picture() -> None:
         plots.device_gantt([a_span("rollout", 0, 1), a_span("other", 1, 2)], DEVICES, "Step 1"),
         plots.comparison(run, run),
     ]
-    assert all(height > 200 and width > 800 for height, width, _ in map(shape, pictures))
+    assert all(
+        height > 200 and width > 800 for height, width, _ in map(shape, map(plots.png, pictures))
+    )
 
 
 def test_a_run_without_data_still_draws() -> None:

@@ -1,0 +1,67 @@
+"""A run in five figures: what a list of runs tells of each, here and in MLflow, by the same names.
+
+Leaves out whether the run goes on (`artifacts.status`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from artifacts import layout
+from artifacts.commit import StepCommit
+from artifacts.store import Store
+
+LAST_STEPS = 5  # the training reward of one step alone says little
+COLUMNS = ("reward_before", "reward_after", "reward_training", "step_s", "trained_tokens_per_s")
+REWARD, STEP_TIME, TRAINED = "reward/mean", "time/step_s", "ledger/trained_tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """What came of a run so far; None where there is nothing yet."""
+
+    num_steps: int  # steps that it was asked to make; draining may add a few
+    steps: int  # committed steps
+    reward_before: float | None  # held-out reward of the model that it started from
+    reward_after: float | None  # held-out reward of the last weights that were evaluated
+    reward_training: float | None  # mean training reward of the last LAST_STEPS steps
+    step_s: float | None  # mean seconds of a step
+    trained_tokens_per_s: float | None  # response tokens trained in a second of its steps
+
+    @property
+    def columns(self) -> dict[str, float]:
+        """The figures that there are, by the name of their column in MLflow."""
+        told = asdict(self)
+        return {name: told[name] for name in COLUMNS if told[name] is not None}
+
+
+def figures_of(
+    num_steps: int, commits: Sequence[StepCommit], heldout: Mapping[int, float]
+) -> RunFigures:
+    """`heldout`: mean held-out reward by the step after which it was measured."""
+    seconds = sum(commit.metrics.get(STEP_TIME, 0.0) for commit in commits)
+    trained = sum(commit.metrics.get(TRAINED, 0.0) for commit in commits)
+    rewards = [commit.metrics.get(REWARD, 0.0) for commit in commits[-LAST_STEPS:]]
+    return RunFigures(
+        num_steps=num_steps,
+        steps=len(commits),
+        reward_before=heldout.get(0),
+        reward_after=heldout[max(heldout)] if any(heldout) else None,
+        reward_training=sum(rewards) / len(rewards) if rewards else None,
+        step_s=seconds / len(commits) if commits else None,
+        trained_tokens_per_s=trained / seconds if seconds else None,
+    )
+
+
+def write_figures(store: Store, figures: RunFigures) -> None:
+    store.write(layout.report_file(layout.FIGURES), json.dumps(asdict(figures), indent=1).encode())
+
+
+def read_figures(store: Store) -> RunFigures | None:
+    """What the run last said of itself, or None where it never did."""
+    try:
+        return RunFigures(**json.loads(store.read(layout.report_file(layout.FIGURES))))
+    except FileNotFoundError:
+        return None

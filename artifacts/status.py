@@ -1,0 +1,151 @@
+"""Whether a run goes on: a small file in its folder that its process renews, and that says at last
+how it ended.
+
+    with pulse(store): ...     running, running, ... -> finished | failed: why | interrupted: why
+    read_status(store)         the same, but interrupted where the process is gone without a word
+
+A killed process writes nothing. On the machine that it ran on its absence shows at once; elsewhere
+the file's age tells, after STALE_S. Leaves out how far the run has come (`reports.figures`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import psutil  # type: ignore[import-untyped]
+
+from artifacts import layout
+from artifacts.store import Store
+
+State = Literal["running", "interrupted", "finished", "failed"]
+
+BEAT_S = 20.0  # between two signs of life
+STALE_S = 120.0  # without one for so long, a run on another machine counts as interrupted
+CLOCK_STEP_S = 5.0  # how far a corrected clock may move the beginning of a process
+MAX_WHY_CHARS = 400
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """What the run's process last said of itself."""
+
+    state: State  # running until it says otherwise
+    why: str  # reason of the end in one line; empty while it runs and when it finished
+    host: str  # name of the machine, for people
+    machine: str  # names boot and process namespace: pids compare only where it is the same
+    pid: int  # process of the flow
+    process_started_s: float  # when that process began, which tells it from a later one of its pid
+    beat_s: float  # last sign of life, Unix seconds
+
+
+@contextmanager
+def pulse(store: Store) -> Iterator[None]:
+    """Say that the run goes on as long as the block lasts, and then how it ended.
+
+    An Exception is a failure; whatever else ends the block (Ctrl-C, a cancelled flow) interrupts
+    the run. A store that cannot take the file costs a line in the log, never the run.
+    """
+    own, over = _own_status(), threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT_S):
+            _write(store, replace(own, beat_s=time.time()))
+
+    _write(store, own)
+    beating = threading.Thread(target=beat, name="pulse", daemon=True)
+    beating.start()
+    state: State = "finished"
+    why = ""
+    try:
+        yield
+    except BaseException as error:
+        state = "failed" if isinstance(error, Exception) else "interrupted"
+        why = _one_line(error)
+        raise
+    finally:
+        over.set()
+        beating.join()
+        _write(store, replace(own, state=state, why=why, beat_s=time.time()))
+
+
+def read_status(store: Store) -> RunStatus | None:
+    """How the run is, or None where no process ever said so."""
+    try:
+        told = RunStatus(**json.loads(store.read(layout.STATUS)))
+    except FileNotFoundError:
+        return None
+    is_here = bool(told.machine) and told.machine == this_machine()
+    alive = is_alive(told.pid, told.process_started_s) if is_here else None
+    return judged(told, alive, time.time())
+
+
+def judged(told: RunStatus, is_alive: bool | None, now_s: float) -> RunStatus:
+    """What to believe of a status. `is_alive`: whether its process is there; None where that cannot
+    be seen."""
+    if told.state != "running":
+        return told
+    silent_s = now_s - told.beat_s
+    if is_alive is False:
+        return replace(told, state="interrupted", why=f"its process on {told.host} is gone")
+    if is_alive is None and silent_s > STALE_S:
+        why = f"no sign of life from {told.host} for {silent_s:.0f} s"
+        return replace(told, state="interrupted", why=why)
+    return told
+
+
+def this_machine() -> str:
+    """A name that two processes share exactly if they see the same pids; empty where that cannot be
+    told."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def is_alive(pid: int, started_s: float) -> bool:
+    """Whether the process that began then is still there; another one of the same pid is not it."""
+    try:
+        process = psutil.Process(pid)
+        began_s = process.create_time()
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+    return abs(began_s - started_s) < CLOCK_STEP_S and not is_zombie
+
+
+def _own_status() -> RunStatus:
+    return RunStatus(
+        state="running",
+        why="",
+        host=socket.gethostname(),
+        machine=this_machine(),
+        pid=os.getpid(),
+        process_started_s=psutil.Process().create_time(),
+        beat_s=time.time(),
+    )
+
+
+def _write(store: Store, status: RunStatus) -> None:
+    """The boundary where a store's failures stop: a sign of life is worth no run."""
+    try:
+        store.write(layout.STATUS, json.dumps(asdict(status), indent=1).encode())
+    except Exception as error:
+        logger.warning("status=%s not written reason=%s", status.state, _one_line(error))
+
+
+def _one_line(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    return (words or type(error).__name__)[:MAX_WHY_CHARS]

@@ -1,0 +1,286 @@
+"""`rollflow ask`: ask the model that a run has trained.
+
+    RUN "question"     one answer; --before adds that of the model it started from
+    RUN --task         a held-out question of the run's own task, and what the answer is worth
+    RUN                a question a line, from the terminal or a pipe, until its end
+
+Every question stands alone: nothing is remembered of the one before. A question of one's own is
+given to the model as it is; those of the task come with whatever the task says before them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from artifacts import layout
+from artifacts.commit import read_manifest
+from artifacts.datasets.choice import load_dataset
+from artifacts.datasets.rows import Row, question_row
+from artifacts.records import Generated, Prompt
+from artifacts.store import Store
+from flows.commands.command_line import sentence
+from flows.config.run_config import RunConfig
+from tasks.environments.single_turn import render
+from tasks.learner.models import resolve_model
+from tasks.rewards.judges.reward import JudgeConfig
+from tasks.rewards.registry import build_reward, config_of, score_with
+
+if TYPE_CHECKING:
+    from tasks.engines.plain import PlainModel
+
+OWN_DOMAIN = "question"  # domain of a question that is not the task's
+ANY_ROW = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A question to put to every model."""
+
+    row: Row  # the question with what comes before it
+    number: int | None  # its place among the held-out ones; None for one's own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How long question and answer may be, and how freely the answer is drawn."""
+
+    prompt_tokens: int  # most tokens of a question
+    new_tokens: int  # most tokens of an answer
+    temperature: float  # 0 takes the likeliest token each time
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 with one sentence on standard error."""
+    options = parser().parse_args(argv)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    try:
+        with ExitStack() as stack:
+            store = run_store(options.run, options.root)
+            config = kept_config(store)
+            bounds = bounds_of(options, config)
+            first = next_questions(options, config, console)
+            models = [
+                stack.enter_context(opened(name, store, config)) for name in _names(options.before)
+            ]
+            for asked in first:
+                put(asked, models, config, bounds, console)
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError) as error:
+        Console(stderr=True, soft_wrap=True).print(
+            f"error: {sentence(error)}", markup=False, highlight=False
+        )
+        return 2
+    return 0
+
+
+def run_store(run: str, root: str) -> Store:
+    """Where a run's files lie. `run` is its name under the root, or its folder's path or URL."""
+    if "/" in run or Path(run, layout.MANIFEST).is_file():
+        return Store.open(run.rstrip("/"))
+    opened_root = Store.open(root)
+    store = opened_root.child(run)
+    if not store.exists(layout.MANIFEST):
+        known = [name for name in opened_root.list("") if not name.startswith(".")]
+        known = [name for name in known if opened_root.exists(f"{name}/{layout.MANIFEST}")]
+        there = f"the latest there: {', '.join(known[-5:])}" if known else "there is none"
+        raise ValueError(f"RUN must be a run under {opened_root.url}, got {run!r}; {there}")
+    return store
+
+
+def kept_config(store: Store) -> RunConfig:
+    """What the run was configured with. ValueError if it has no trained model yet."""
+    manifest = read_manifest(store)
+    if not store.exists(f"{layout.MODEL}/config.json"):
+        made = len(store.list(layout.STEPS))
+        raise ValueError(
+            f"a run must be over to be asked, {manifest.run_id} has made {made} of"
+            f" {manifest.config.get('num_steps')} steps; wait for it, or resume it with"
+            f" 'make demo ARGS=\"--resume {manifest.run_id}\"'"
+        )
+    return RunConfig.model_validate(manifest.config)
+
+
+def bounds_of(options: argparse.Namespace, config: RunConfig) -> Bounds:
+    """The run's own bounds, or those given. ValueError for one that leaves no room."""
+    new_tokens = options.max_tokens or config.sampling.max_response_tokens
+    context = config.engine.max_model_len
+    if not 1 <= new_tokens < context:
+        raise ValueError(
+            f"--max-tokens must be 1 to {context - 1} (the context that the run was trained with"
+            f" holds {context}), got {new_tokens}; choose such a bound"
+        )
+    if options.temperature < 0:
+        raise ValueError(
+            f"--temperature must be >= 0, got {options.temperature:g}; 0 takes the likeliest token"
+        )
+    return Bounds(
+        prompt_tokens=context - new_tokens,
+        new_tokens=new_tokens,
+        temperature=options.temperature,
+    )
+
+
+def next_questions(
+    options: argparse.Namespace, config: RunConfig, console: Console
+) -> Iterator[Asked]:
+    """What is to be asked. ValueError, before any model is loaded, for a row that the task does not
+    have."""
+    if options.task is not None:
+        return iter([drawn(config, options.task)])
+    if options.question:
+        return iter([own_question(options.question)])
+    return _lines(console)
+
+
+def drawn(config: RunConfig, number: int) -> Asked:
+    """A held-out question of the run's task: the one of this number, or any."""
+    heldout = load_dataset(config.task, config.seed).heldout
+    place = random.randrange(len(heldout)) if number == ANY_ROW else number
+    if not 0 <= place < len(heldout):
+        raise ValueError(
+            f"--task must be the number of a held-out question, 0 to {len(heldout) - 1}, got"
+            f" {place}; leave the number out to draw one"
+        )
+    return Asked(row=heldout[place], number=place)
+
+
+def own_question(text: str) -> Asked:
+    return Asked(row=question_row(OWN_DOMAIN, text, gold=""), number=None)
+
+
+def put(
+    asked: Asked,
+    models: Sequence[PlainModel],
+    config: RunConfig,
+    bounds: Bounds,
+    console: Console,
+) -> None:
+    """Ask every model, and say what the answers are worth where the question is the task's."""
+    if asked.number is not None:
+        console.print(f"heldout/{asked.number} ({asked.row.domain})", style="dim")
+        console.print(asked.row.text)
+    for model in models:
+        if len(models) > 1:
+            console.print(f"--- {model.name}", style="bold")
+        name = "question" if asked.number is None else f"heldout/{asked.number}"
+        prompt = render(asked.row, model.tokenizer, name, bounds.prompt_tokens)
+        generated = model.answer(prompt, bounds.new_tokens, bounds.temperature, _print_on)
+        print(flush=True)
+        console.print(told(asked, prompt, generated, config), style="dim")
+
+
+def told(asked: Asked, prompt: Prompt, generated: Generated, config: RunConfig) -> str:
+    """What there is to say of an answer below it."""
+    seconds = generated.finished_s - generated.submitted_s
+    cut = ", cut at the bound" if generated.finish_reason == "length" else ""
+    length = f"{len(generated.token_ids)} tokens in {seconds:.1f} s{cut}"
+    if asked.number is None:
+        return length
+    expected = f"expected {asked.row.gold[:200]}"
+    return f"{worth(prompt, generated, config)}, {expected}; {length}"
+
+
+def worth(prompt: Prompt, generated: Generated, config: RunConfig) -> str:
+    """The run's own reward of an answer, in words."""
+    reward_config = config_of(config.rewards, prompt.domain)
+    if isinstance(reward_config, JudgeConfig):
+        return "scored by a judge, which is not started here"
+    reward = build_reward(reward_config)
+    try:
+        score = score_with(reward, prompt, generated)
+    finally:
+        reward.close()
+    if score.reward is None:
+        return f"no verdict ({score.detail})"
+    return f"reward {score.reward:g} ({score.outcome}, {score.detail})"
+
+
+@contextmanager
+def opened(name: str, store: Store, config: RunConfig) -> Iterator[PlainModel]:
+    """The trained model, or the one the run started from (`name` "before"); a remote one by way of
+    a copy that lasts as long as the block."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from tasks.engines.plain import PlainModel  # seconds: only when the options are sound
+
+    with tempfile.TemporaryDirectory(prefix="rollflow-ask-") as scratch:
+        if name == "before":
+            directory = resolve_model(config.model, Path(config.keep.model_cache))
+        elif store.is_local:
+            directory = store.local_path(layout.MODEL)
+        else:
+            directory = Path(scratch)
+            store.download(layout.MODEL, directory)
+        yield PlainModel(directory, name)
+
+
+def _names(with_before: bool) -> tuple[str, ...]:
+    return ("before", "after") if with_before else ("after",)
+
+
+def _lines(console: Console) -> Iterator[Asked]:
+    """A question for every line that is typed or piped in; blank ones are passed over."""
+    is_typed = sys.stdin.isatty()
+    if is_typed:
+        console.print("a question a line; Ctrl-D ends", style="dim")
+    while True:
+        if is_typed:
+            print("> ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield own_question(line.rstrip("\n"))
+
+
+def _print_on(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="rollflow ask",
+        description="Ask the model that a run has trained.",
+    )
+    made.add_argument("run", metavar="RUN", help="name of a run under the root, its path or URL")
+    made.add_argument(
+        "question", nargs="?", default="", help="what to ask; without it, every line typed"
+    )
+    made.add_argument(
+        "--before", action="store_true", help="ask the model that the run started from, too"
+    )
+    made.add_argument(
+        "--task",
+        type=int,
+        nargs="?",
+        const=ANY_ROW,
+        metavar="NUMBER",
+        help="ask a held-out question of the run's task, any or the one of this number, and score"
+        " the answer",
+    )
+    made.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="0 takes the likeliest token each time (default: %(default)s)",
+    )
+    made.add_argument(
+        "--max-tokens", type=int, default=0, help="bound on an answer (default: the run's own)"
+    )
+    made.add_argument("--root", default="runs", help="artifact root (default: %(default)s)")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

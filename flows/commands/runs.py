@@ -1,0 +1,193 @@
+"""`rollflow runs`: the runs under an artifact root, with state, steps and reward.
+
+    manifest.json + status.json + report/figures.json + names in steps/ -> a line per run
+
+A few small files of every run are read, so that any fsspec URL is listed in seconds. A run counts
+as running only while its process shows signs of life (`artifacts.status`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from artifacts import layout
+from artifacts.commit import read_manifest
+from artifacts.reports.figures import read_figures
+from artifacts.status import State, read_status
+from artifacts.store import Store
+
+logger = logging.getLogger(__name__)
+
+NUM_READERS = 16  # runs read side by side: a remote store answers slowly, but many at a time
+COLOURS: dict[State, str] = {
+    "running": "cyan",
+    "interrupted": "yellow",
+    "finished": "green",
+    "failed": "red",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLine:
+    """What the list tells of a run."""
+
+    run_id: str  # its folder
+    preset: str  # what it was configured from
+    state: State  # what is known of its process
+    why: str  # reason of a failure or an interruption
+    steps: int  # committed steps
+    num_steps: int  # steps it was asked to make
+    reward_before: float | None  # held-out reward of the first model
+    reward_after: float | None  # held-out reward of the last evaluated weights
+    reward_training: float | None  # mean training reward of the last steps
+    step_s: float | None  # mean seconds of a step
+    trained_tokens_per_s: float | None  # response tokens trained in a second of its steps
+    created: str  # when it began, ISO 8601
+    age_s: float  # seconds since then
+
+
+def list_runs(root: Store, now: datetime) -> list[RunLine]:
+    """Every run under the root, the latest last."""
+    with ThreadPoolExecutor(NUM_READERS) as readers:
+        found = readers.map(lambda name: read_line(root.child(name), name, now), _folders(root))
+        lines = [line for line in found if line is not None]
+    return sorted(lines, key=lambda line: (line.created, line.run_id))
+
+
+def read_line(store: Store, run_id: str, now: datetime) -> RunLine | None:
+    """The line of one run, or None where the folder holds none that this version can read."""
+    try:
+        return _line(store, run_id, now) if store.exists(layout.MANIFEST) else None
+    except (ValueError, TypeError) as error:  # damaged, or of another version
+        logger.warning("run=%s left out reason=%s", run_id, error)
+        return None
+
+
+def _line(store: Store, run_id: str, now: datetime) -> RunLine:
+    manifest = read_manifest(store)
+    num_commits = sum(layout.step_of_commit(name) is not None for name in store.list(layout.STEPS))
+    asked = int(manifest.config.get("num_steps", 0))
+    figures = read_figures(store)
+    columns = figures.columns if figures else {}
+    state, why = state_of(store)
+    return RunLine(
+        run_id=run_id,
+        preset=str(manifest.config.get("preset", "")),
+        state=state,
+        why=why,
+        steps=num_commits,
+        num_steps=asked,
+        created=manifest.created,
+        age_s=(now - datetime.fromisoformat(manifest.created)).total_seconds(),
+        reward_before=columns.get("reward_before"),
+        reward_after=columns.get("reward_after"),
+        reward_training=columns.get("reward_training"),
+        step_s=columns.get("step_s"),
+        trained_tokens_per_s=columns.get("trained_tokens_per_s"),
+    )
+
+
+def state_of(store: Store) -> tuple[State, str]:
+    """State and reason. A run of a version that left no status is finished if its model is
+    there."""
+    status = read_status(store)
+    if status is not None:
+        return status.state, status.why
+    if store.exists(layout.MODEL):
+        return "finished", ""
+    return "interrupted", "it left no sign of how it ended"
+
+
+def table_of(lines: Sequence[RunLine]) -> Table:
+    """The list for a terminal."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("run", "state", "steps", "held-out reward", "training", "s/step", "age"):
+        is_number = title in ("steps", "training", "s/step", "age")
+        table.add_column(title, justify="right" if is_number else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(
+            line.run_id,
+            Text(line.state, style=COLOURS[line.state]),
+            f"{line.steps}/{line.num_steps}",
+            _change(line),
+            _number(line.reward_training, ".2f"),
+            _number(line.step_s, ".1f"),
+            age(line.age_s),
+        )
+    return table
+
+
+def age(seconds: float) -> str:
+    """How long ago, in the largest unit that fits."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 with one sentence on standard error when the root cannot be read."""
+    options = parser().parse_args(argv)
+    try:
+        lines = list_runs(Store.open(options.root), datetime.now(UTC))
+    except (ValueError, OSError) as error:
+        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False)
+        return 2
+    if options.json:
+        print(json.dumps([asdict(line) for line in lines], indent=1))
+        return 0
+    console = Console(soft_wrap=True)
+    if not lines:
+        console.print(f"no run under {options.root}; 'make demo' makes one", highlight=False)
+        return 0
+    console.print(table_of(lines), highlight=False)
+    for line in lines:
+        if line.state in ("failed", "interrupted"):
+            told = f"{line.run_id} {line.state}: {line.why}" if line.why else ""
+            console.print(told, markup=False, highlight=False, end="\n" if told else "")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="rollflow runs",
+        description="List the runs of an artifact root with state, steps and reward.",
+    )
+    made.add_argument(
+        "root",
+        nargs="?",
+        default="runs",
+        help="artifact root: a directory or any fsspec URL (default: %(default)s)",
+    )
+    made.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
+    return made
+
+
+def _folders(root: Store) -> list[str]:
+    return [name for name in root.list("") if not name.startswith(".")]
+
+
+def _change(line: RunLine) -> str:
+    if line.reward_before is None:
+        return "-"
+    after = "" if line.reward_after is None else f" -> {line.reward_after:.3f}"
+    return f"{line.reward_before:.3f}{after}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

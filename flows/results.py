@@ -1,0 +1,255 @@
+"""What came of a run, gathered from what is kept of it: summary, pictures, and the page of both.
+
+    commits, recorded rounds, evaluations ─▶ RunResults ─▶ RunSummary, figures, index.html
+
+Nothing is remembered between attempts: a resumed run tells of its earlier steps as of its own.
+Leaves out when it is told and to whom (`reporter`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from matplotlib.figure import Figure
+
+from artifacts import layout
+from artifacts.commit import StepCommit, read_manifest
+from artifacts.journal import Journal
+from artifacts.records import RoundKind
+from artifacts.reports import plots
+from artifacts.reports.answers import Question, questions_of, spread
+from artifacts.reports.page import Picture, RunPage, Setting, StepLine, render
+from artifacts.reports.summary import (
+    RunSummary,
+    mean_interval,
+    paired_difference,
+    unpaired,
+)
+from artifacts.reports.timeline import BUBBLES
+from flows.config.run_config import RunConfig
+from flows.evaluate import EvaluationReport
+from flows.resume import OF_THE_ATTEMPT, differences
+from flows.run import OpenRun
+from tasks.plan import EVALUATION
+from tasks.report import STAGES
+
+ROUND_COLUMNS: tuple[RoundKind, ...] = ("sync", "short", "long", "drain")
+SHOWN_QUESTIONS = 12
+TIMELINE = "timeline_"  # what the names of timelines begin with
+
+Evaluations = Mapping[int, EvaluationReport]  # by the step after which it was made
+
+
+class RunResults:
+    """Tells of one run; lengths of responses are read once for each step."""
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+        self._journal = Journal(run.store)
+        self._asked = Journal(run.store.child(EVALUATION))
+        self._lengths: dict[int, list[int]] = {}
+
+    def summary(
+        self,
+        commits: Sequence[StepCommit],
+        evaluations: Evaluations,
+        links: Mapping[str, str],
+    ) -> RunSummary:
+        """What the run gained and cost so far; at least one evaluation is there."""
+        first, last = min(evaluations), max(evaluations)
+        before, after = evaluations[first], evaluations[last]
+        is_trained = last > first
+        gain = paired_difference(
+            before.scores, after.scores, self._run.config.seed, question_of=after.questions
+        )
+        return RunSummary(
+            run_id=self._run.context.run_id,
+            num_steps=len(commits),
+            wall_s=(
+                commits[-1].timings["finished_s"] - commits[0].timings["started_s"]
+                if commits
+                else 0.0
+            ),
+            reward_before=before.mean,
+            reward_after=after.mean if is_trained else None,
+            gain=gain if is_trained else None,
+            num_unpaired=unpaired(before.scores, after.scores),
+            time_s={stage: sum(commit.timings[stage] for commit in commits) for stage in STAGES},
+            ledger_tokens=_ledger(commits, evaluations),
+            links=links,
+        )
+
+    def pictures(
+        self, commits: Sequence[StepCommit], evaluations: Evaluations
+    ) -> dict[str, Figure]:
+        """Every plot by the name of its file, without the ending; curves first."""
+        steps = [commit.step for commit in commits]
+        heldout = {
+            step: mean_interval(report.scores, self._run.config.seed, question_of=report.questions)
+            for step, report in evaluations.items()
+        }
+        stages = {stage: [commit.timings[stage] for commit in commits] for stage in STAGES}
+        pictures = {
+            "reward": plots.reward_curve(
+                steps, [commit.metrics["reward/mean"] for commit in commits], heldout
+            ),
+            "step_times": plots.step_times(steps, [commit.kind for commit in commits], stages),
+            "response_lengths": plots.response_lengths(self._lengths_by_kind(commits)),
+        }
+        devices = sorted({*self._run.context.devices.values()})
+        for kind in ROUND_COLUMNS:
+            typical = typical_step(commits, kind)
+            if typical is not None:
+                pictures[f"{TIMELINE}{kind}"] = plots.device_gantt(
+                    self._journal.read_spans(typical.step),
+                    devices,
+                    f"Step {typical.step}, a {kind} round",
+                )
+        return pictures
+
+    def page(
+        self,
+        commits: Sequence[StepCommit],
+        evaluations: Evaluations,
+        summary: RunSummary,
+        is_over: bool,
+    ) -> bytes:
+        """The report as one page of HTML."""
+        config = self._run.config
+        drawn = {
+            name: Picture(title=title_of(figure), svg=plots.svg(figure))
+            for name, figure in self.pictures(commits, evaluations).items()
+        }
+        questions = self._questions(evaluations)
+        so_far = f"{len(commits)} of {config.num_steps} steps"
+        page = RunPage(
+            summary=summary,
+            state=f"finished, {len(commits)} steps" if is_over else f"under way, {so_far}",
+            written=datetime.now(UTC),
+            facts=self._facts(),
+            links=self._links(summary),
+            curves=[drawn[name] for name in drawn if not name.startswith(TIMELINE)],
+            timelines=[drawn[name] for name in drawn if name.startswith(TIMELINE)],
+            devices=device_shares(commits),
+            steps=[_line(commit) for commit in commits],
+            preset=config.preset,
+            settings=settings_of(config),
+            changes=read_manifest(self._run.store).changes,
+            questions=spread(questions, SHOWN_QUESTIONS),
+            num_questions=len(questions),
+            steps_asked=(min(evaluations), max(evaluations)),
+        )
+        return render(page)
+
+    def _questions(self, evaluations: Evaluations) -> list[Question]:
+        first, last = min(evaluations), max(evaluations)
+        later = self._asked.read(last) if last > first else ()
+        return questions_of(self._asked.read(first), later)
+
+    def _facts(self) -> dict[str, str]:
+        config, manifest = self._run.config, read_manifest(self._run.store)
+        batch = config.batch
+        return {
+            "model": described(config.model.model_dump(mode="json")),
+            "task": described(config.task.model_dump(mode="json")),
+            "a step": f"{batch.prompts_per_step} questions × {batch.responses_per_prompt} answers,"
+            f" scheduling {config.scheduling.kind}",
+            "devices": f"{config.cluster.num_devices} × {config.cluster.device_kind}",
+            "begun": manifest.created,
+            "code": manifest.git_sha or "outside a repository",
+        }
+
+    def _links(self, summary: RunSummary) -> dict[str, str]:
+        """Where to look on; pages of the report folder are named as they lie beside this one."""
+        wanted = {"MLflow": "MLflow", "Prefect": "prefect.flow_run_url", "model": "model"}
+        links = {name: summary.links[key] for name, key in wanted.items() if key in summary.links}
+        return links | ({"Dask": layout.DASK_PAGE} if self._run.store.is_local else {})
+
+    def _lengths_by_kind(self, commits: Sequence[StepCommit]) -> dict[RoundKind, list[int]]:
+        lengths: dict[RoundKind, list[int]] = defaultdict(list)
+        for commit in commits:
+            if commit.step not in self._lengths:
+                self._lengths[commit.step] = [
+                    len(row.response.generated.token_ids)
+                    for row in self._journal.read(commit.step)
+                    if row.response.generated.finish_reason != "aborted"
+                ]
+            lengths[commit.kind] += self._lengths[commit.step]
+        return lengths
+
+
+def typical_step(commits: Sequence[StepCommit], kind: RoundKind) -> StepCommit | None:
+    """The step of this kind whose length is the median one, or None."""
+    alike = sorted(
+        (commit for commit in commits if commit.kind == kind),
+        key=lambda commit: commit.metrics["time/step_s"],
+    )
+    return alike[len(alike) // 2] if alike else None
+
+
+def settings_of(config: RunConfig) -> list[Setting]:
+    """How a configuration differs from its preset, field by field."""
+    own = config.model_dump(mode="json", exclude=set(OF_THE_ATTEMPT))
+    preset = RunConfig.model_validate({"preset": config.preset}).model_dump(
+        mode="json", exclude=set(OF_THE_ATTEMPT)
+    )
+    return [
+        Setting(field=field, preset=before, value=value)
+        for field, (before, value) in differences(preset, own).items()
+    ]
+
+
+def device_shares(commits: Sequence[StepCommit]) -> dict[str, float]:
+    """What the devices' seconds in steps were spent on: "work", and each cause of having none."""
+    total_s = sum(commit.metrics["time/step_s"] for commit in commits)
+    if not total_s:
+        return {}
+    lost = {
+        cause: sum(
+            commit.metrics.get(f"bubble/{cause}_fraction", 0.0) * commit.metrics["time/step_s"]
+            for commit in commits
+        )
+        / total_s
+        for cause in BUBBLES
+    }
+    return {"work": 1.0 - sum(lost.values())} | lost
+
+
+def described(part: Mapping[str, object]) -> str:
+    """A part of the configuration in a few words: its kind, and the plain values that name it."""
+    named = [str(part[name]) for name in ("path", "repository", "revision") if part.get(name)]
+    return " ".join([str(part["kind"]), *named])
+
+
+def title_of(figure: Figure) -> str:
+    """What the figure is called above its panels."""
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    return figure.get_suptitle() or next((title for title in titles if title), "plot")
+
+
+def _ledger(commits: Sequence[StepCommit], evaluations: Evaluations) -> dict[str, int]:
+    """Tokens by column of the ledger: of all steps, and of the evaluations around them."""
+    ledger: dict[str, int] = defaultdict(int)
+    ledger["evaluated"] = sum(report.tokens for report in evaluations.values())
+    ledger["judged"] = sum(report.judged_tokens for report in evaluations.values())
+    for commit in commits:
+        for name, tokens in commit.metrics.items():
+            if name.startswith("ledger/"):
+                ledger[name.removeprefix("ledger/").removesuffix("_tokens")] += int(tokens)
+    return dict(ledger)
+
+
+def _line(commit: StepCommit) -> StepLine:
+    figures = commit.metrics
+    return StepLine(
+        step=commit.step,
+        kind=commit.kind,
+        reward=figures["reward/mean"],
+        tokens=int(figures["rollout/tokens"]),
+        longest=int(figures["rollout/response_tokens_max"]),
+        rollout_s=figures["time/rollout_s"],
+        train_s=figures["time/train_s"],
+        step_s=figures["time/step_s"],
+    )

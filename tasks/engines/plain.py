@@ -1,0 +1,90 @@
+"""A model asked without an engine: transformers' own generation, one prompt at a time.
+
+For a person at a terminal, who waits for the first word rather than for a thousand answers: it is
+ready in seconds, where vLLM takes half a minute on a CPU, and computes in float32. Leaves out
+batches, log-probabilities and everything else that training needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    TextStreamer,
+)
+from transformers.utils import logging as transformers_logging
+
+from artifacts.records import Generated, Prompt, VersionSpan
+from tasks.engines.vllm.model_files import read_stop_ids
+
+Told = Callable[[str], None]
+
+
+class PlainModel:
+    """One loaded model."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        """`name`: what its responses say they come from."""
+        transformers_logging.disable_progress_bar()
+        transformers_logging.set_verbosity_error()
+        self.name = name
+        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory)
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        self._stop_ids = read_stop_ids(str(directory), self.tokenizer)
+
+    def answer(
+        self, prompt: Prompt, max_new_tokens: int, temperature: float, tell: Told
+    ) -> Generated:
+        """One response; `tell` gets its text piece by piece. Temperature 0 takes the likeliest
+        token each time."""
+        began_s = time.time()
+        given = torch.tensor([prompt.token_ids])
+        how = GenerationConfig(  # whole: what the model's own file adds is not what was trained
+            max_new_tokens=max_new_tokens,
+            do_sample=temperature > 0,
+            temperature=temperature or 1.0,
+            top_k=0,
+            top_p=1.0,
+            eos_token_id=list(self._stop_ids),
+            pad_token_id=self._stop_ids[0],
+        )
+        with torch.inference_mode():
+            output = self._model.generate(
+                given,
+                attention_mask=torch.ones_like(given),
+                generation_config=how,
+                streamer=_Telling(self.tokenizer, tell),
+            )
+        token_ids = tuple(output[0, given.shape[1] :].tolist())
+        is_stopped = bool(token_ids) and token_ids[-1] in self._stop_ids
+        return Generated(
+            prompt_id=prompt.prompt_id,
+            index=0,
+            token_ids=token_ids,
+            logprobs=(0.0,) * len(token_ids),
+            versions=(VersionSpan(version=0, num_tokens=len(token_ids)),),
+            finish_reason="stop" if is_stopped else "length",
+            text=str(self.tokenizer.decode(token_ids, skip_special_tokens=True)),
+            engine=self.name,
+            submitted_s=began_s,
+            first_token_s=began_s,
+            finished_s=time.time(),
+        )
+
+
+class _Telling(TextStreamer):  # type: ignore[misc]  # transformers is not typed
+    """Hands the text on instead of printing it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tell: Told) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._tell = tell
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self._tell(text)

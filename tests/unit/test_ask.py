@@ -1,0 +1,88 @@
+"""Asking a trained model: which one, what, and what the answer is worth."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from learner_factories import make_model
+from report_factories import make_run
+
+from artifacts import layout
+from artifacts.models.character_tokenizer import character_tokenizer
+from artifacts.store import Store
+from flows.commands import ask
+from flows.run import OpenRun
+
+WARM_START = {"kind": "path", "path": "start"}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenRun:
+    """A finished run whose model, and the one it started from, have a few thousand parameters."""
+    monkeypatch.chdir(tmp_path)
+    made = make_run(
+        Store.open(str(tmp_path / "runs")), model=WARM_START, sampling={"max_response_tokens": 8}
+    )
+    for seed, directory in ((0, tmp_path / "start"), (1, made.store.local_path(layout.MODEL))):
+        make_model(directory, seed=seed)
+        character_tokenizer().save_pretrained(directory)
+    return made
+
+
+def test_a_question_is_answered_the_same_each_time_unless_it_is_drawn(
+    run: OpenRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = []
+    for _ in range(2):
+        assert ask.main(["run", "a1b2="]) == 0
+        answers.append(capsys.readouterr().out.partition("\n")[0])
+    assert answers[0] == answers[1]
+    assert ask.main([str(run.store.url), "a1b2=", "--temperature", "1", "--max-tokens", "3"]) == 0
+    assert "tokens in" in capsys.readouterr().out
+
+
+def test_the_starting_model_answers_beside_the_trained_one_and_both_are_scored(
+    run: OpenRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask.main(["run", "--task", "3", "--before"]) == 0
+    told = capsys.readouterr().out
+    asked = ask.drawn(run.config, 3)
+    assert asked.row.text in told
+    assert told.index("--- before") < told.index("--- after")
+    assert told.count(f"expected {asked.row.gold}") == 2
+    assert told.count("reward 0 (") == 2
+
+
+def test_without_a_question_every_line_is_one(
+    run: OpenRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("a1b2=\n\na3b4=\n"))
+    assert ask.main(["run"]) == 0
+    assert capsys.readouterr().out.count("tokens in") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nobody"], "RUN must be a run under"),
+        (["run", "--task", "99999"], "--task must be the number of a held-out question, 0 to"),
+        (["run", "a1=", "--max-tokens", "256"], "--max-tokens must be 1 to 255"),
+        (["run", "a1=", "--temperature=-1"], "--temperature must be >= 0"),
+        (["run", "a" * 300], "a prompt must fit in 248 tokens"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_sentence(
+    run: OpenRun, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert ask.main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_has_no_model_to_ask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(Store.open(str(tmp_path)))
+    assert ask.main(["run", "a1=", "--root", str(tmp_path)]) == 2
+    assert "run has made 0 of 20 steps" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""The report page: what is on it, that nothing on it is run or fetched, and which questions it
+shows."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from report_factories import keep_answers, make_commit, make_evaluation, make_row, make_run
+
+from artifacts.reports import plots
+from artifacts.reports.answers import Question, questions_of, spread
+from artifacts.reports.page import duration
+from artifacts.store import Store
+from flows.config.run_config import RunConfig
+from flows.results import RunResults, device_shares, settings_of, typical_step
+from flows.run import OpenRun
+
+HOSTILE = '<script>alert("x")</script><img src=http://evil.example/a.png>'
+
+
+class Page(HTMLParser):
+    """The tags of a page with their attributes, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.text += " "
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> OpenRun:
+    """A run of two steps, evaluated before and after, that changed two fields of its preset."""
+    made = make_run(
+        Store.open(str(tmp_path)),
+        make_commit(1),
+        make_commit(2, kind="long"),
+        num_steps=2,
+        learner={"optimizer": {"learning_rate": 1e-5}},
+    )
+    keep_answers(made, 0, make_row("heldout/0", "4 & more", 0.0), make_row("heldout/1", "x", 0.0))
+    keep_answers(made, 2, make_row("heldout/0", HOSTILE, 1.0), make_row("heldout/1", "y", 0.0))
+    return made
+
+
+def page_of(run: OpenRun, *, is_over: bool = True) -> str:
+    evaluations = {0: make_evaluation({"heldout/0": 0.0, "heldout/1": 0.0})}
+    if is_over:
+        evaluations[2] = make_evaluation({"heldout/0": 1.0, "heldout/1": 0.0}, version=2)
+    results = RunResults(run)
+    links = {"MLflow": "http://localhost:5000/#/runs/1"} | dict(run.links)
+    summary = results.summary(run.commits, evaluations, links)
+    return results.page(run.commits, evaluations, summary, is_over).decode()
+
+
+def test_the_page_tells_result_cost_configuration_and_where_to_look(run: OpenRun) -> None:
+    html = page_of(run)
+    page = Page(html)
+    words = " ".join(page.text.split())
+    assert "finished, 2 steps" in words
+    assert "Held-out reward 0.000 -> 0.500, paired difference +0.500" in words
+    assert "What differs from the preset tiny." in words
+    assert "learner.optimizer.learning_rate 0.0003 1e-05" in words
+    assert "rollout 12.0 s 60.0 %" in words  # where the time went
+    assert re.search(r"trained in answers that were trained on 200 66\.7 %", words)  # the cost
+    assert re.search(r"evaluated in answers to held-out questions 60 20\.0 %", words)
+    hrefs = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
+    assert {"http://localhost:4200/f1", "http://localhost:5000/#/runs/1"} <= set(hrefs)
+    titles = [attributes["aria-label"] for tag, attributes in page.tags if tag == "figure"]
+    assert titles[:3] == ["Reward", "Step time by stage", "Response lengths"]
+    assert titles[3:] == ["Step 1, a short round", "Step 2, a long round"]
+
+
+def test_answers_stand_side_by_side_and_stay_text(run: OpenRun) -> None:
+    html = page_of(run)
+    page = Page(html)
+    assert HOSTILE in page.text
+    assert "4 & more" in page.text
+    before, after = page.text.index("4 & more"), page.text.index(HOSTILE)
+    assert "reward 0.00" in page.text[:before]
+    assert "reward 1.00" in page.text[before:after]
+
+
+def test_nothing_on_the_page_is_run_or_fetched(run: OpenRun) -> None:
+    html = page_of(run)
+    page = Page(html)
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "link", "img", "iframe", "object"}
+    assert not [name for _, given in page.tags for name in given if name.startswith(("on", "src"))]
+    assert not re.search(r"url\((?!#)|@import", html)
+    assert "prefers-color-scheme: dark" in html
+
+
+def test_a_run_under_way_has_a_page_without_a_result(run: OpenRun) -> None:
+    words = " ".join(Page(page_of(run, is_over=False)).text.split())
+    assert "under way, 2 of 2 steps" in words
+    assert "Held-out reward 0.000 before training." in words
+    assert "not asked yet" in words
+
+
+def test_a_run_before_its_first_step_has_a_page_too(tmp_path: Path) -> None:
+    made = make_run(Store.open(str(tmp_path)))
+    keep_answers(made, 0, make_row("heldout/0", "4", None))
+    words = " ".join(Page(page_of(made, is_over=False)).text.split())
+    assert "no step is committed yet" in words
+    assert "no reward" in words
+
+
+def test_drawings_have_the_colours_of_the_page() -> None:
+    drawing = plots.svg(plots.reward_curve([1, 2], [0.1, 0.2], {}))
+    assert drawing.startswith("<svg")
+    assert "var(--ink)" in drawing
+    assert plots.INK not in drawing
+    assert plots.PAPER not in drawing
+
+
+def question(name: str, before: float, after: float) -> Question:
+    rows = make_row(name, "a", before), make_row(name, "b", after)
+    return questions_of([rows[0]], [rows[1]])[0]
+
+
+def test_shown_questions_run_from_the_largest_gain_to_the_largest_loss() -> None:
+    asked = [question(f"heldout/{place}", 0.5, place / 10) for place in range(11)]
+    shown = spread(asked, 3)
+    assert [round(found.gain, 1) for found in shown] == [0.5, 0.0, -0.5]
+    assert spread(asked[:2], 5) == [asked[1], asked[0]]
+    assert spread([], 3) == []
+
+
+def test_a_question_without_a_verdict_on_one_side_gains_nothing() -> None:
+    rows = [make_row("heldout/0", "a", None)]
+    assert questions_of(rows, [make_row("heldout/0", "b", 1.0)])[0].gain == 0.0
+    assert questions_of(rows, [])[0].after == ()
+
+
+def test_device_shares_sum_to_one() -> None:
+    shares = device_shares([make_commit(1), make_commit(2)])
+    assert shares["work"] == pytest.approx(0.75)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert device_shares([]) == {}
+
+
+def test_a_preset_differs_from_itself_in_nothing() -> None:
+    assert settings_of(RunConfig.model_validate({"preset": "tiny"})) == []
+
+
+def test_the_typical_step_is_of_median_length() -> None:
+    commits = [make_commit(step) for step in (1, 2, 3)]
+    assert typical_step(commits, "short") == commits[1]
+    assert typical_step(commits, "drain") is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(2.34, "2.3 s"), (48, "48 s"), (720, "12 min"), (11520, "3.2 h")]
+)
+def test_durations_read_as_people_say_them(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
