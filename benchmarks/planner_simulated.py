@@ -27,7 +27,8 @@ from rich.table import Table
 from artifacts.records import Prompt
 from flows.engine_layout import BOUND_PER_MEAN
 from tasks.engines.sampling import SamplingConfig
-from tasks.engines.simulation.replica import LengthModel, SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.driver import drive_round

@@ -22,7 +22,8 @@ from rich.table import Table
 from artifacts.records import Group, Prompt, Span
 from artifacts.reports.timeline import bubble_shares, device_times, stage_s
 from tasks.engines.sampling import SamplingConfig
-from tasks.engines.simulation.replica import LengthModel, SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.dealing import GroupPart

@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from round_factories import ENGINE, Round, make_engines, make_plan, play, simulate_run
 
 from artifacts.records import Outcome
-from tasks.engines.simulation.replica import LengthModel, SimulatedEngineConfig
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.baselines import SyncScheduler

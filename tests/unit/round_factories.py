@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from artifacts.records import Generated, Group, Prompt, Response, RoundKind, WeightsRef, response_id
 from tasks.engines.base import EngineLost
 from tasks.engines.sampling import SamplingConfig
-from tasks.engines.simulation.replica import LengthModel, SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundInputs, RoundResult, ScoreFeed
