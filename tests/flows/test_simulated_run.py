@@ -127,8 +127,8 @@ def reward(prompt, response, gold):
 def test_a_run_that_an_exception_ended_goes_on_as_if_it_had_not(
     launcher: Launcher, plain: tuple[Finished, Path], tmp_path: Path
 ) -> None:
-    """A reward that agrees with the plain run's raises after the first evaluation and step, 20
-    responses in all, until it is mended."""
+    """A reward of one's own that agrees with the plain run's raises after the first evaluation and
+    the first step, 20 responses in all, until it is mended."""
     calls, mended = tmp_path / "calls", tmp_path / "mended"
     source = tmp_path / "mine.py"
     source.write_text(REWARD.format(calls=str(calls), mended=str(mended)))
@@ -137,7 +137,7 @@ def test_a_run_that_an_exception_ended_goes_on_as_if_it_had_not(
     stopped = launcher.run(root, *SIMULATED, f"rewards={rewards}", 'run_name="mended"')
     assert stopped.code != 0
     assert "no verdict today" in stopped.err
-    assert digests(run) == digests(plain[1])[:1]
+    assert digests(run) == digests(plain[1])[:1], "a step whose verdicts are missing is not kept"
     mended.touch()
     resumed = launcher.run(root, resume="mended")
     assert resumed.code == 0, resumed.err

@@ -28,7 +28,9 @@ from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.writers import BlankWriter, ChainSumWriter, Writer
 
 EPSILON = 1e-6  # tokens; float noise of a sum of steps
-LOGPROB = -1.0  # of every token, nats: there is no distribution that it was drawn from
+# of every token, nats: there is no distribution that it was drawn from, and a learner that has seen
+# such answers gives them about as much
+LOGPROB = -0.2
 
 
 class SimulatedEngineConfig(ReplicaConfig):
