@@ -157,7 +157,7 @@ def test_it_attests_what_lies_in_the_file_and_to_no_logprobs(model: Path, tmp_pa
         assert (held.version, held.probe_logprobs) == (1, None)
         assert held.fingerprints == {"embed.weight": fingerprint(tensor)}
         missing = WeightsRef(version=2, path=str(tmp_path / "2.safetensors"), digest="")
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(ValueError, match="found none at"):
             await engine.load_weights(missing, seed=0, probes=())
 
     asyncio.run(load())

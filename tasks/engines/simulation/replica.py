@@ -200,7 +200,7 @@ class SimulatedEngine(Replica):
     async def load_weights(
         self, weights: WeightsRef, probes: Sequence[tuple[int, ...]]
     ) -> Attestation:
-        """Raises FileNotFoundError, and goes on as before, when the version is not there."""
+        """Raises ValueError, and goes on as before, when the version is not there."""
         prints = await _fingerprints(weights)
         self._check_alive()
         self._advance()
