@@ -152,13 +152,13 @@ def test_it_attests_what_lies_in_the_file_and_to_no_logprobs(model: Path, tmp_pa
     async def load() -> None:
         engine = build_engine(FAST, str(model), "engine-0", core_ids=(), seed=0)
         held = await engine.load_weights(
-            WeightsRef(version=1, path=str(file), digest=""), seed=0, probes=((1, 2),)
+            WeightsRef(version=1, path=str(file), digest=""), probes=((1, 2),)
         )
         assert (held.version, held.probe_logprobs) == (1, None)
         assert held.fingerprints == {"embed.weight": fingerprint(tensor)}
         missing = WeightsRef(version=2, path=str(tmp_path / "2.safetensors"), digest="")
         with pytest.raises(ValueError, match="found none at"):
-            await engine.load_weights(missing, seed=0, probes=())
+            await engine.load_weights(missing, probes=())
 
     asyncio.run(load())
 
