@@ -81,10 +81,10 @@ def moment(run: Path, name: str) -> Path:
 
 
 def worker_of(process: subprocess.Popen[str], name: str) -> psutil.Process:
-    """The process of this Dask worker of a run: its output goes to a pipe of that name."""
+    """The process of this Dask worker of a run: its output goes to a log of that name."""
     for child in psutil.Process(process.pid).children():
         with suppress(OSError):
-            if Path(os.readlink(f"/proc/{child.pid}/fd/1")).name == f"{name}.1":
+            if Path(os.readlink(f"/proc/{child.pid}/fd/1")).stem == name:
                 return child
     raise AssertionError(f"no worker {name} among the children of {process.pid}")
 
