@@ -1,7 +1,7 @@
 """Over-provisioning variants on simulated replicas: time of the rollouts, tokens spent, and how far
 the trained lengths are off.
 
-    python -m benchmarks.acceptance_simulated --replicas 128 --prompts 128 --periods 2
+    python -m benchmarks.acceptance_simulated --replicas 128 --prompts 128 --steps 10
 
 Every variant trains the same number of prompts over the same replicas on a virtual clock, drain
 included. `bias` compares the trained responses of every prompt with the law that its responses are
@@ -13,7 +13,6 @@ the bias does to learning: responses have lengths here, but no content.
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,28 +21,26 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from artifacts.records import Generated, Group, Prompt, WeightsRef
+from artifacts.records import Group
 from artifacts.reports.summary import Estimate, mean_interval
-from tasks.engines.sampling import SamplingConfig
-from tasks.engines.simulation.replica import LengthModel, SimulatedEngine, SimulatedEngineConfig
-from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from benchmarks.simulated_round import load_version, make_engines, play_rounds, round_inputs
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.driver import drive_round
-from tasks.rounds.records import RoundInputs, RoundResult
+from tasks.rounds.records import RoundResult
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.rounds import (
     BatchConfig,
     QueueState,
     SyncConfig,
     TailBatchingConfig,
-    finish_round,
     make_scheduler,
     plan_round,
 )
 
 DOMAINS = ("math", "code", "qa")
 NUM_LAW_DRAWS = 200  # fresh responses per prompt that stand for its law
-PROMPT_TOKENS = (1,) * 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +106,9 @@ def measure(simulation: Simulation, variant: Variant) -> Measured:
     return Measured(
         num_prompts=len(groups),
         rollout_s=rollout_s,
-        num_tokens=sum(len(one.token_ids) for result in rounds for one in result.generated),
+        num_tokens=sum(
+            len(response.token_ids) for result in rounds for response in result.generated
+        ),
         bias=length_bias(groups, simulation),
     )
 
@@ -119,12 +118,19 @@ def length_bias(groups: Sequence[Group], simulation: Simulation) -> Estimate:
     lengths, longest = simulation.engine.lengths, simulation.max_response_tokens
     laws = np.array([_law_mean(group.prompt.prompt_id, lengths, longest) for group in groups])
     trained = np.array(
-        [np.mean([len(one.generated.token_ids) for one in group.responses]) for group in groups]
+        [
+            np.mean([len(response.generated.token_ids) for response in group.responses])
+            for group in groups
+        ]
     )
     names = [group.prompt.prompt_id for group in groups]
     return mean_interval(
         dict(zip(names, ((trained - laws) / laws.mean()).tolist(), strict=True)), simulation.seed
     )
+
+
+def _mean_tokens(group: Group) -> float:
+    return float(np.mean([len(response.generated.token_ids) for response in group.responses]))
 
 
 @lru_cache(maxsize=100_000)
@@ -142,19 +148,11 @@ def _law_mean(prompt_id: str, lengths: LengthModel, longest: int) -> float:
 
 async def _play_run(simulation: Simulation, variant: Variant) -> tuple[list[RoundResult], float]:
     config = simulation.engine.model_copy(update={"takes_seeds": variant.takes_seeds})
-    engines = [
-        SimulatedEngine(f"engine-{place}", config) for place in range(simulation.num_replicas)
-    ]
+    engines = make_engines(simulation.num_replicas, config)
     domains = DOMAINS * (4 * simulation.batch.prompts_per_step * simulation.num_steps)
-    state, rounds, rollout_s, loop = (
-        QueueState(),
-        list[RoundResult](),
-        0.0,
-        asyncio.get_running_loop(),
-    )
-    while True:
-        step = len(rounds) + 1
-        plan = plan_round(
+
+    def next_plan(state: QueueState, step: int) -> RoundPlan | None:
+        return plan_round(
             state,
             simulation.batch,
             variant.scheduling,
@@ -163,60 +161,20 @@ async def _play_run(simulation: Simulation, variant: Variant) -> tuple[list[Roun
             step=step,
             num_steps=simulation.num_steps,
         )
-        if plan is None:
-            return rounds, rollout_s
-        started_s = loop.time()
-        result = await _play_round(simulation, plan, engines)
-        rollout_s += loop.time() - started_s
-        rounds.append(result)
-        accepted = [group.prompt.prompt_id for group in result.groups]
-        state = finish_round(
-            state,
-            plan,
-            accepted=accepted,
-            deferred=result.deferred,
-            dropped=result.dropped,
-            filtered=result.filtered,
+
+    async def play(plan: RoundPlan) -> RoundResult:
+        longest, seed = simulation.max_response_tokens, simulation.seed
+        return await drive_round(
+            round_inputs(plan, make_scheduler(plan), engines, longest, seed=seed)
         )
-        for engine in engines:
-            await engine.load_weights(WeightsRef(version=step, path="", digest=""), probes=())
 
-
-async def _play_round(
-    simulation: Simulation, plan: RoundPlan, engines: Sequence[SimulatedEngine]
-) -> RoundResult:
-    inputs = RoundInputs(
-        plan=plan,
-        versions=range(plan.step - 1, plan.step),
-        prompts={
-            ref.prompt_id: Prompt(
-                prompt_id=ref.prompt_id,
-                domain=ref.domain,
-                token_ids=PROMPT_TOKENS,
-                gold="",
-                text="",
-            )
-            for ref in plan.candidates
-        },
-        scheduler=make_scheduler(plan),
-        engines=engines,
-        feed=SimulatedFeed(SimulatedRewardConfig()),
-        sampling=SamplingConfig(max_response_tokens=simulation.max_response_tokens),
-        recorded=(),
-        seed=simulation.seed,
-        deadline_s=1e6,
-        on_finished=_forget,
-        on_accept=_train,
-    )
-    return await drive_round(inputs)
-
-
-def _forget(generated: Sequence[Generated]) -> None:
-    """Nobody looks at single responses."""
-
-
-async def _train(group: Group) -> None:
-    """Training takes no time here."""
+    results: list[RoundResult] = []
+    rollout_s = 0.0
+    async for played in play_rounds(next_plan, play):
+        results.append(played.result)
+        rollout_s += played.rollout_s
+        await load_version(engines, played.plan.step)
+    return results, rollout_s
 
 
 def show(measured: Sequence[tuple[Variant, Measured]], console: Console) -> None:
@@ -225,15 +183,15 @@ def show(measured: Sequence[tuple[Variant, Measured]], console: Console) -> None
         "eta_P", "eta_R", "seeds", "rollout s", "ratio", "tokens", "length bias", box=None
     )
     baseline = measured[0][1]
-    for variant, one in measured:
-        bias = one.bias
+    for variant, figures in measured:
+        bias = figures.bias
         table.add_row(
             f"{variant.prompt_overprovision:g}",
             f"{variant.response_overprovision:g}",
             "yes" if variant.takes_seeds else "no",
-            f"{one.rollout_s:.1f}",
-            f"{baseline.rollout_s / one.rollout_s:.2f}",
-            f"{one.num_tokens / baseline.num_tokens:.2f}",
+            f"{figures.rollout_s:.1f}",
+            f"{baseline.rollout_s / figures.rollout_s:.2f}",
+            f"{figures.num_tokens / baseline.num_tokens:.2f}",
             f"{bias.mean:+.1%} ({bias.low:+.1%} to {bias.high:+.1%})",
         )
     console.print(table)

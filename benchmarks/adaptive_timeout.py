@@ -15,16 +15,16 @@ killed. Second looks happen while a real run trains, so they take no time of a r
 from __future__ import annotations
 
 import argparse
-import heapq
+import asyncio
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from artifacts.datasets.code_cases import CodeGold, call_case
 from artifacts.records import CaseResult, CaseVerdict
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rewards.programs.adaptive_timeout import (
     AdaptiveTimeoutConfig,
     TimeoutBook,
@@ -38,7 +38,7 @@ from tasks.rewards.programs.sandbox.limits import SandboxLimits
 
 ENDLESS_S = 1e9
 GOLD = CodeGold(function="work", cases=(call_case((), 1),))
-Execute = Callable[["Job", float], CaseResult]
+Execute = Callable[["Job", float], Awaitable[CaseResult]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,28 +116,43 @@ def simulated(job: Job, limit_s: float) -> CaseResult:
     )
 
 
+async def play_round(
+    jobs: Sequence[Job],
+    config: AdaptiveTimeoutConfig,
+    book: TimeoutBook,
+    num_workers: int,
+    execute: Execute,
+) -> tuple[float, list[CaseResult]]:
+    """Seconds until the last verdict, and the results in the order of the jobs: first ended, first
+    served; a limit knows what had ended when it was set."""
+    clock = asyncio.get_running_loop().time
+    begun_s = clock()
+    waiting = iter(jobs)
+    results: dict[str, CaseResult] = {}
+
+    async def work() -> None:
+        for job in waiting:
+            await asyncio.sleep(max(0.0, begun_s + job.ready_s - clock()))
+            (limit_s,) = book.limits(config, (job.key,))
+            result = await execute(job, limit_s)
+            book.learn(observed(config, ((result,),)))
+            results[job.response_id] = result
+
+    await asyncio.gather(*(work() for _ in range(num_workers)))
+    return clock() - begun_s, [results[job.response_id] for job in jobs]
+
+
 def simulate_round(
     jobs: Sequence[Job], config: AdaptiveTimeoutConfig, book: TimeoutBook, num_workers: int
 ) -> tuple[float, list[CaseResult]]:
-    """Seconds until the last verdict, in virtual time: first ended, first served; a limit knows
-    what had ended when it was set."""
-    free = [0.0] * num_workers  # when each worker is free
-    finished: list[
-        tuple[float, str, tuple[CaseResult]]
-    ] = []  # verdicts that the book does not know yet, by time
-    results: list[CaseResult] = []
-    for job in sorted(jobs, key=lambda job: job.ready_s):
-        start_s = max(heapq.heappop(free), job.ready_s)
-        while finished and finished[0][0] <= start_s:
-            book.learn(observed(config, (heapq.heappop(finished)[2],)))
-        (limit_s,) = book.limits(config, (job.key,))
+    """The round on a virtual clock, without executing anything."""
+
+    async def execute(job: Job, limit_s: float) -> CaseResult:
         result = simulated(job, limit_s)
-        heapq.heappush(free, start_s + result.wall_s)
-        heapq.heappush(finished, (start_s + result.wall_s, job.response_id, (result,)))
-        results.append(result)
-    while finished:
-        book.learn(observed(config, (heapq.heappop(finished)[2],)))
-    return max(free), results
+        await asyncio.sleep(result.wall_s)
+        return result
+
+    return run_virtual(play_round(jobs, config, book, num_workers, execute))
 
 
 def execute_round(
@@ -147,23 +162,21 @@ def execute_round(
     ended."""
     local = threading.local()
     runners: list[CaseRunner] = []
-    begun_s = time.monotonic()
 
-    def execute(job: Job) -> CaseResult:
+    def run_once(job: Job, limit_s: float) -> CaseResult:
         if not hasattr(local, "runner"):
             local.runner = CaseRunner(Isolation.NAMESPACES, SandboxLimits())
             runners.append(local.runner)
-        time.sleep(max(0.0, begun_s + job.ready_s - time.monotonic()))
-        (limit_s,) = book.limits(config, (job.key,))
         (run,) = local.runner.run(program(job), GOLD, (limit_s,))
-        result = CaseResult(key=job.key, verdict=run.verdict, wall_s=run.wall_s, limit_s=limit_s)
-        book.learn(observed(config, ((result,),)))
-        return result
+        return CaseResult(key=job.key, verdict=run.verdict, wall_s=run.wall_s, limit_s=limit_s)
 
-    ordered = sorted(jobs, key=lambda job: job.ready_s)
     with ThreadPoolExecutor(num_workers) as threads:
-        results = list(threads.map(execute, ordered))
-    took_s = time.monotonic() - begun_s
+
+        async def execute(job: Job, limit_s: float) -> CaseResult:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(threads, run_once, job, limit_s)
+
+        took_s, results = asyncio.run(play_round(jobs, config, book, num_workers, execute))
     for runner in runners:
         runner.close()
     return took_s, results

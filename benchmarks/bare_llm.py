@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tasks.engines.vllm.attention import allow_tiles
-from tasks.engines.vllm.engine import EngineConfig
+from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.engines.vllm.llm_engine import on_cpu
 
 
 def bare_llm(
-    config: EngineConfig, model: str, seed: int, cores: Sequence[int]
+    config: VllmEngineConfig, model: str, seed: int, cores: Sequence[int]
 ) -> Any:  # Any: vllm.LLM, whose package has no types
     """A `vllm.LLM` with an engine's own arguments, less what Rollflow adds to its workers. Pins
     this process to the cores first.

@@ -18,7 +18,7 @@ from typing import Any
 
 from artifacts.records import Request
 from tasks.engines.vllm.core import VllmCore, build_core
-from tasks.engines.vllm.engine import EngineConfig, pin_this_thread
+from tasks.engines.vllm.engine import VllmEngineConfig, pin_this_thread
 
 _PROMPT_TOKENS = 100
 
@@ -26,7 +26,7 @@ _PROMPT_TOKENS = 100
 def main() -> None:
     options = _parser().parse_args()
     pin_this_thread(tuple(options.cores), 1)
-    config = EngineConfig(max_num_seqs=options.batch)
+    config = VllmEngineConfig(max_num_seqs=options.batch)
     core = build_core(config, options.model, "measured", 0, may_stop=False)
     core.add(_requests(options.batch, 2 * options.pairs + 8))
     while core.prefilling:

@@ -14,7 +14,6 @@ long one takes is a matter of the machine.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -24,14 +23,18 @@ from itertools import pairwise
 from rich.console import Console
 from rich.table import Table
 
-from artifacts.records import Prompt
+from benchmarks.simulated_round import (
+    PROMPT_TOKENS,
+    make_engines,
+    play_rounds,
+    round_inputs,
+)
 from flows.engine_layout import BOUND_PER_MEAN
-from tasks.engines.sampling import SamplingConfig
-from tasks.engines.simulation.replica import LengthModel, SimulatedEngine, SimulatedEngineConfig
-from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.driver import drive_round
-from tasks.rounds.records import RoundInputs
+from tasks.rounds.records import RoundResult
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.parallelism import (
     PLANNED,
@@ -46,7 +49,6 @@ from tasks.scheduling.rounds import (
     QueueState,
     TailBatchingConfig,
     batch_algebra,
-    finish_round,
     make_scheduler,
     plan_round,
 )
@@ -58,7 +60,6 @@ from tasks.scheduling.throughput import (
     not_slower,
 )
 
-PROMPT_TOKENS = 200
 SIZES = (1, 2, 4, 8)
 
 
@@ -82,9 +83,7 @@ class Machine:
         """Fresh replicas of this size, as they are after the weights of a step were loaded."""
         lengths = LengthModel(median_tokens=self.median_tokens * self.growth**step, sigma=1.1)
         config = self.engine(size).model_copy(update={"lengths": lengths})
-        return [
-            SimulatedEngine(f"engine-{place}", config) for place in range(self.num_devices // size)
-        ]
+        return make_engines(self.num_devices // size, config)
 
     def engine(self, size: int) -> SimulatedEngineConfig:
         """A replica of this size."""
@@ -166,34 +165,41 @@ async def play_run(
     profiled: whether it knows the profile, and so which sizes are slower, or follows the paper's
     rule alone.
     """
-    state, scheduling, profile = QueueState(), TailBatchingConfig(), machine.profile()
-    played: list[PlayedRound] = []
-    for step in range(1, num_steps + 1):
-        domains = ("a",) * (num_steps * 2 * batch.prompts_per_step)
-        plan = plan_round(
+    scheduling, profile = TailBatchingConfig(), machine.profile()
+    domains = ("a",) * (num_steps * 2 * batch.prompts_per_step)
+    engines: list[SimulatedEngine] = []
+
+    def next_plan(state: QueueState, step: int) -> RoundPlan | None:
+        if step > num_steps:
+            return None
+        return plan_round(
             state, batch, scheduling, domains=domains, seed=0, step=step, num_steps=num_steps
         )
-        assert plan is not None, "the run is not over"
+
+    async def play(plan: RoundPlan) -> RoundResult:
+        engines[:] = machine.engines(planner.kinds[PLANNED[plan.kind]].size, plan.step)
+        longest = machine.longest_tokens
+        inputs = round_inputs(plan, make_scheduler(plan), engines, longest, versions=range(1))
+        return await drive_round(inputs)
+
+    played: list[PlayedRound] = []
+    async for simulated in play_rounds(next_plan, play):
+        plan = simulated.plan
         kind = PLANNED[plan.kind]
-        engines = machine.engines(planner.kinds[kind].size, step)
-        began_s = asyncio.get_running_loop().time()
-        state = await _play(plan, state, engines, machine.longest_tokens)
-        rollout_s = asyncio.get_running_loop().time() - began_s
         readings = [await engine.stats() for engine in engines]
-        preemptions = sum(one.num_preemptions for one in readings)
+        preemptions = sum(reading.num_preemptions for reading in readings)
         played.append(
             PlayedRound(
                 kind=kind,
                 size=planner.kinds[kind].size,
                 num_preemptions=preemptions,
-                rollout_s=rollout_s,
+                rollout_s=simulated.rollout_s,
             )
         )
         if plans:
-            usage = max(one.kv_usage_max for one in readings)
-            reading = RoundReading(kind=kind, num_preemptions=preemptions, kv_usage_max=usage)
+            usage = max(reading.kv_usage_max for reading in readings)
             num_responses = len(plan.prompts) * plan.launch_per_prompt
-            mean = sum(one.tokens_generated for one in readings) // num_responses
+            mean = sum(reading.tokens_generated for reading in readings) // num_responses
             demand = Demand(
                 num_responses=num_responses, prompt_tokens=PROMPT_TOKENS, response_tokens=mean
             )
@@ -202,49 +208,9 @@ async def play_run(
                 if profiled
                 else profile.sizes
             )
-            planner = observe(planner, reading, sizes, profile.kv_tokens if profiled else {})
+            counted = RoundReading(kind=kind, num_preemptions=preemptions, kv_usage_max=usage)
+            planner = observe(planner, counted, sizes, profile.kv_tokens if profiled else {})
     return played
-
-
-async def _play(
-    plan: RoundPlan, state: QueueState, engines: Sequence[SimulatedEngine], longest_tokens: int
-) -> QueueState:
-    async def accept(group: object) -> None:
-        pass
-
-    inputs = RoundInputs(
-        plan=plan,
-        versions=range(1),
-        prompts={
-            ref.prompt_id: Prompt(
-                prompt_id=ref.prompt_id,
-                domain=ref.domain,
-                token_ids=(1,) * PROMPT_TOKENS,
-                gold="",
-                text="",
-            )
-            for ref in plan.prompts
-        },
-        scheduler=make_scheduler(plan),
-        engines=engines,
-        feed=SimulatedFeed(SimulatedRewardConfig()),
-        sampling=SamplingConfig(max_response_tokens=longest_tokens),
-        recorded=(),
-        seed=0,
-        deadline_s=100_000.0,
-        on_finished=lambda generated: None,
-        on_accept=accept,
-    )
-    result = await drive_round(inputs)
-    accepted = [group.prompt.prompt_id for group in result.groups]
-    return finish_round(
-        state,
-        plan,
-        accepted=accepted,
-        deferred=result.deferred,
-        dropped=result.dropped,
-        filtered=result.filtered,
-    )
 
 
 def rows(name: str, played: Sequence[PlayedRound]) -> list[tuple[str, ...]]:

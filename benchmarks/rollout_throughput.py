@@ -27,9 +27,9 @@ from typing import Any
 from artifacts.records import Request
 from benchmarks.bare_llm import bare_llm
 from tasks.cluster.deaths import manner
+from tasks.engines.model_files import read_stop_ids, read_tokenizer
 from tasks.engines.vllm.draws import own_draws
-from tasks.engines.vllm.engine import EngineConfig, VllmEngine
-from tasks.engines.vllm.model_files import read_stop_ids, read_tokenizer
+from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.scheduling.seeds import derive_seed
 
 _KINDS = ("bare", "engine")
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--block-size",
         type=int,
-        default=EngineConfig().block_size,
+        default=VllmEngineConfig().block_size,
         help="tokens per KV block, for both",
     )
     parser.add_argument("--kind", choices=_KINDS, help=argparse.SUPPRESS)
@@ -109,9 +109,9 @@ def _in_fresh_process(kind: str) -> dict[str, Any]:
     return result
 
 
-def _config(options: argparse.Namespace) -> EngineConfig:
+def _config(options: argparse.Namespace) -> VllmEngineConfig:
     length = options.prompt_tokens + options.new_tokens
-    return EngineConfig(
+    return VllmEngineConfig(
         max_num_seqs=options.prompts * options.responses,
         max_model_len=max(256, length),
         block_size=options.block_size,

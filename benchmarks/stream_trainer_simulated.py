@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from artifacts.records import Group, Prompt, Span
+from artifacts.records import Group, Span
 from artifacts.reports.timeline import bubble_shares, device_times, stage_s
-from tasks.engines.sampling import SamplingConfig
-from tasks.engines.simulation.replica import LengthModel, SimulatedEngine, SimulatedEngineConfig
-from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from benchmarks.simulated_round import make_engines, round_inputs
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.dealing import GroupPart
 from tasks.learner.reports import AccumulateReport
@@ -40,7 +40,6 @@ from tasks.scheduling.stream_training import (
     StreamTrainerConfig,
 )
 
-PROMPT_TOKENS = 200
 ROW_TOKENS = 16384
 LARGE_GPU = SimulatedEngineConfig(lengths=LengthModel(median_tokens=500, sigma=1.1))
 VARIANTS = {
@@ -79,7 +78,7 @@ class Machine:
     def engines(self, seed: int) -> list[SimulatedEngine]:
         lengths = self.engine.lengths.model_copy(update={"seed": seed})
         config = self.engine.model_copy(update={"lengths": lengths})
-        return [SimulatedEngine(f"engine-{place}", config) for place in range(self.num_devices)]
+        return make_engines(self.num_devices, config)
 
     def history(self) -> list[int]:
         """Lengths of earlier rounds."""
@@ -182,27 +181,12 @@ def inputs(
         for rank in decision.learners:
             accumulation.free(int(rank))
 
-    return RoundInputs(
-        plan=plan,
-        versions=range(1),
-        prompts={
-            ref.prompt_id: Prompt(
-                prompt_id=ref.prompt_id,
-                domain="a",
-                token_ids=(1,) * PROMPT_TOKENS,
-                gold="",
-                text="",
-            )
-            for ref in plan.prompts
-        },
-        scheduler=make_scheduler(plan),
-        engines=machine.engines(seed),
-        feed=SimulatedFeed(SimulatedRewardConfig()),
-        sampling=SamplingConfig(max_response_tokens=machine.longest_tokens),
-        recorded=(),
+    return round_inputs(
+        plan,
+        make_scheduler(plan),
+        machine.engines(seed),
+        machine.longest_tokens,
         seed=seed,
-        deadline_s=100_000,
-        on_finished=lambda generated: None,
         on_accept=accept,
         stream_trainer=StreamTrainer(config, pairs, plan.accept_prompts, machine.history()),
         on_freed=free,

@@ -194,7 +194,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         engines=tuple(members),
         members=members,
         learners=tuple(spec.name for spec in specs if spec.role == "learner"),
-        engines_rest=config.engine.sleep_mode,
+        engines_rest=config.engine.rests,
         judges=tuple(spec.name for spec in specs if spec.role == "judge"),
         judge_model_path=str(resolve_model(judge.model, cache, say)) if judge else "",
         devices={spec.name: spec.device or "host" for spec in specs},

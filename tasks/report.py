@@ -127,8 +127,9 @@ def step_metrics(
         "reward/timeouts": float(report.reward.num_timeouts),
         "reward/early_kills": float(report.reward.num_early_kills),
         "reward/unneeded": float(report.reward.num_unneeded),
-        "publish/probe_difference_nats": report.published.probe_difference_nats,
     }
+    if report.published.probe_difference_nats is not None:
+        figures["publish/probe_difference_nats"] = report.published.probe_difference_nats
     ledger = {f"ledger/{column}_tokens": float(count) for column, count in report.ledger.items()}
     bubbles = {
         f"bubble/{cause}_fraction": share

@@ -59,9 +59,9 @@ class PublishReport:
     """The version that the engines sample with now."""
 
     weights: WeightsRef
-    probe_difference_nats: (
-        float  # mean absolute difference of the probes' log-probabilities, engines against learner
-    )
+    # mean absolute difference of the probes' log-probabilities, engines against learner; None
+    # where no gate compares them
+    probe_difference_nats: float | None
     gate_s: float  # the comparison; what engines and learner attest is made while the engines load
     spans: tuple[Span, ...]
 
@@ -236,14 +236,9 @@ async def publish(run: RunContext) -> PublishReport:
     weights, attested = await asyncio.gather(_export(run, ranks[0]), _attestations(run, ranks))
     for name, rank in attested.items():
         check_tensors(name, rank, attested[run.learners[-1]])
-    loaded, gate_started_s, difference = await load_engines(run, weights), time.time(), 0.0
-    if attested:
-        expected = attested[run.learners[-1]]
-        differences = (
-            check_gate(name, engine, expected, run.gate_tolerance_nats)
-            for name, engine in loaded.items()
-        )  # fmt: skip
-        difference = max(differences)
+    loaded = await load_engines(run, weights)
+    gate_started_s = time.time()
+    difference = _passed(run, loaded, attested[run.learners[-1]]) if attested else None
     keep_last_versions(Path(run.weights_dir), weights.version)
     return PublishReport(
         weights=weights,
@@ -255,6 +250,23 @@ async def publish(run: RunContext) -> PublishReport:
             dict.fromkeys((run.learners[0], *run.engines), ((started_s, time.time()),)),
         ),
     )
+
+
+def _passed(
+    run: RunContext, loaded: Mapping[str, Attestation], expected: Attestation
+) -> float | None:
+    """Have every engine pass the gate; the largest difference of the probes, None if no engine
+    computes any."""
+    differences = {
+        name: check_gate(name, engine, expected, run.gate_tolerance_nats)
+        for name, engine in loaded.items()
+    }
+    silent = [name for name, difference in differences.items() if difference is None]
+    if silent:
+        names = ",".join(silent)
+        logger.info("gate compared tensors alone: no log-probabilities from engines=%s", names)
+    told = [difference for difference in differences.values() if difference is not None]
+    return max(told, default=None)
 
 
 async def load_engines(run: RunContext, weights: WeightsRef) -> Mapping[str, Attestation]:

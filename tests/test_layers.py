@@ -32,6 +32,7 @@ FORBIDDEN_STEMS = {
     "types",
     "queue",
 }
+CONFIGS = {"BaseModel", "ReplicaConfig"}  # bases of configurations
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -66,7 +67,7 @@ def config_fields() -> Iterator[tuple[str, str, str]]:
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and any(
-                isinstance(base, ast.Name) and base.id == "BaseModel" for base in node.bases
+                isinstance(base, ast.Name) and base.id in CONFIGS for base in node.bases
             ):
                 for item in node.body:
                     if (

@@ -28,7 +28,7 @@ from flows.config.run_config import RunConfig
 from flows.engine_layout import sizes_of
 from tasks.cluster.deaths import manner
 from tasks.cluster.devices import engine_members, worker_specs
-from tasks.engines.vllm.measuring import MARK, MeasuringOrder
+from tasks.engines.vllm.measuring import MARK, MeasuringOrder, measurable
 from tasks.learner.models import resolve_model
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 
@@ -112,8 +112,9 @@ def measuring_orders(
     config: RunConfig, model_path: str, options: Namespace
 ) -> Iterator[MeasuringOrder]:
     """One order per size. Raises ValueError for what cannot be measured."""
+    engine = measurable(config.engine)
     possible = sizes_of(config, model_path)
-    bound = config.engine.max_model_len
+    bound = engine.max_model_len
     lengths = options.lengths or [bound // 8, bound // 2]
     if min(lengths) < 1 or max(lengths) + options.new_tokens > bound:
         raise ValueError(
@@ -136,12 +137,10 @@ def measuring_orders(
         replica = [
             specs[name] for name in next(iter(engine_members(config.cluster, size).values()))
         ]
-        seqs = max(config.engine.max_num_seqs, *options.batches)
+        seqs = max(engine.max_num_seqs, *options.batches)
         yield MeasuringOrder(
             model_path=model_path,
-            engine=config.engine.model_copy(
-                update={"tensor_parallel_size": size, "max_num_seqs": seqs}
-            ),
+            engine=engine.model_copy(update={"tensor_parallel_size": size, "max_num_seqs": seqs}),
             cores=tuple(core for spec in replica for core in spec.core_ids),
             gpus=tuple(
                 spec.environment["CUDA_VISIBLE_DEVICES"]

@@ -29,8 +29,8 @@ from artifacts.models.choice import ModelConfig
 from flows.config.overlay import overlay
 from flows.config.presets import preset_values
 from tasks.cluster.devices import ClusterConfig, device_map, engine_members
+from tasks.engines.choice import EngineConfig
 from tasks.engines.sampling import SamplingConfig
-from tasks.engines.vllm.engine import EngineConfig
 from tasks.fitting import UnfitPrompts
 from tasks.learner.overlong import SoftPunishment
 from tasks.learner.trainer import LearnerConfig
@@ -287,9 +287,10 @@ class RunConfig(BaseModel):
         if not isinstance(given, Mapping):
             return handler(given)
         preset = str(given.get("preset") or os.environ.get(PRESET_VARIABLE, "smollm2"))
-        kinds = {
-            "learner": LearnerConfig().model_dump(mode="json")
-        }  # so that a setting of the loss need not name its kind
+        kinds = {  # so that a setting of the engine or of the loss need not name its kind
+            "engine": {"kind": "vllm"},
+            "learner": LearnerConfig().model_dump(mode="json"),
+        }
         config = handler(
             overlay(overlay(kinds, preset_values(preset)), {**given, "preset": preset})
         )
@@ -359,7 +360,7 @@ class RunConfig(BaseModel):
         """Sleeping gives GPU memory to a learner on the same device, and to nobody else."""
         placed, kind = device_map(self.cluster), self.cluster.device_kind
         is_shared = set(placed["rollout"]) & set(placed["learner"])
-        if self.engine.sleep_mode and not (kind == "cuda" and is_shared):
+        if self.engine.rests and not (kind == "cuda" and is_shared):
             raise ValueError(
                 "engine.sleep_mode needs GPUs that rollout and learner share, "
                 f"got device_kind {kind!r} with roles {self.cluster.roles!r}; leave it out"
@@ -403,7 +404,7 @@ class RunConfig(BaseModel):
                 f" {placed['rollout'][-1]}'"
             )
         engine.check_device(self.cluster.device_kind)
-        shares = self.engine.gpu_memory_utilization + engine.gpu_memory_utilization
+        shares = self.engine.gpu_share + engine.gpu_memory_utilization
         if (
             self.cluster.device_kind == "cuda"
             and shares > 1

@@ -19,8 +19,8 @@ from distributed import Client
 from tasks.cluster.actors import ActorLost, ActorRegistry
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.ownership import check_scheduler
+from tasks.engines.choice import EngineConfig
 from tasks.engines.remote import EngineActor
-from tasks.engines.vllm.engine import EngineConfig
 from tasks.learner.remote import LearnerActor
 from tasks.learner.trainer import LearnerConfig
 from tasks.plan import BUFFER, RunContext

@@ -3,8 +3,8 @@
     submit(requests) ... collect() -> finished responses, a few at a time ... abort(ids) -> partial
     responses come by collect()
 
-Implementations: `vllm_engine.VllmEngine` (real) and `simulated.SimulatedEngine` (discrete events on
-a virtual clock).
+Implementations: `vllm.engine.VllmEngine` (real) and `simulation.replica.SimulatedEngine` (discrete
+events, on a virtual clock or a real one); `choice` lists them, and nobody else asks which it is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Request, WeightsRef
 
@@ -25,18 +27,13 @@ class EngineStats:
     """A reading of one replica."""
 
     engine: str  # name of the replica
-    version: int  # weight version it samples with
-    num_running: int  # requests in the batch
-    num_waiting: int  # requests queued behind it
-    kv_usage: float  # share of the KV cache in use, 0..1
-    # the largest share since the replica loaded its weights: a round's, because every round begins
-    # with a load
+    # the largest share of the KV cache in use since the replica loaded its weights, 0..1: a
+    # round's, because every round begins with a load
     kv_usage_max: float
     kv_tokens: int  # tokens that fit the KV cache
     progress: Mapping[str, int]  # generated tokens so far of every request in it, by response id
     num_preemptions: int  # since the replica loaded its weights
     tokens_generated: int  # since the replica started
-    busy_s: float  # seconds spent stepping since the replica started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +42,11 @@ class Attestation:
     learner's own."""
 
     version: int  # the version it was told to load
-    fingerprints: Mapping[
-        str, int
-    ]  # exact checksum of every tensor, by the checkpoint's tensor name
-    probe_logprobs: tuple[
-        tuple[float, ...], ...
-    ]  # log-probability of each token of each probe after its first, nats
+    # exact checksum of every tensor, by the checkpoint's tensor name
+    fingerprints: Mapping[str, int]
+    # log-probability of each token of each probe after its first, nats; None from an engine that
+    # computes none, whose tensors alone can be compared
+    probe_logprobs: tuple[tuple[float, ...], ...] | None
 
 
 class Engine(Protocol):
@@ -86,3 +82,46 @@ class Engine(Protocol):
     async def stats(self) -> EngineStats:
         """A reading, without disturbing the generation."""
         ...
+
+
+class Replica(Engine, Protocol):
+    """An engine as the process that holds it sees it: it rests, and it ends."""
+
+    async def rest(self) -> None:
+        """Give the GPU's memory back until the next load or request; an engine that holds none does
+        nothing."""
+        ...
+
+    def close(self) -> None:
+        """Free the device. Waiting and later calls raise EngineLost."""
+        ...
+
+
+class ReplicaConfig(BaseModel):
+    """What every kind of engine is asked by those who do not know its kind."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_model_len: int = Field(
+        default=1024, ge=2, description="Bound on prompt plus generated tokens of a response."
+    )
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, description="Devices that hold this replica together."
+    )
+
+    @property
+    def rests(self) -> bool:
+        """Whether a replica gives its GPU to the training between rollouts."""
+        return False
+
+    @property
+    def gpu_share(self) -> float:
+        """Share of a GPU's memory that a replica takes."""
+        return 0.0
+
+    def build_engine(
+        self, model_path: str, name: str, core_ids: Sequence[int], seed: int
+    ) -> Replica:
+        """A replica that is ready, in this process; core_ids: to pin to, none for wherever it may
+        run."""
+        raise NotImplementedError

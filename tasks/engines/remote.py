@@ -1,6 +1,6 @@
 """An engine in a Dask worker: the actor that holds it, and the Engine that callers see.
 
-driver -> RemoteEngine -> bytes over Dask -> EngineActor -> VllmEngine (its own stepping thread)
+driver -> RemoteEngine -> bytes over Dask -> EngineActor -> Replica
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from artifacts.records import Generated, Request, WeightsRef, pack, unpack
 from tasks.cluster.actors import ActorLost, Remote
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.base import Attestation, Engine, EngineLost, EngineStats
-from tasks.engines.vllm.engine import EngineConfig, VllmEngine
+from tasks.engines.choice import EngineConfig, build_engine
 
 
 class EngineActor:
@@ -35,15 +35,11 @@ class EngineActor:
         """
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        cores = pin_process(core_ids)
-        self._engine = VllmEngine(
-            config=config, model_path=model_path, name=name, cpu_ids=cores, seed=seed
-        )
-        self._engine.start()
+        self._engine = build_engine(config, model_path, name, pin_process(core_ids), seed)
 
     async def ping(self) -> None:
-        """Answers as long as the engine does; raises EngineLost when its stepping thread has died
-        in a living worker."""
+        """Answers as long as the engine does; raises EngineLost when it has died in a living
+        worker."""
         await self._engine.stats()
 
     async def submit(self, payload: bytes) -> None:

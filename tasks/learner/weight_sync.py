@@ -2,7 +2,8 @@
 
 Two comparisons, because each catches what the other cannot: exact checksums name the tensor that is
 stale, missing or transposed; log-probabilities of fixed probe prompts show that the engine computes
-with what it holds. An engine samples nothing for training before it has passed.
+with what it holds. An engine that says it computes no log-probabilities is judged by its tensors
+alone. An engine samples nothing for training before it has passed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ class GateFailed(RuntimeError):
 
 def check_gate(
     engine: str, attested: Attestation, expected: Attestation, tolerance_nats: float
-) -> float:
-    """The mean absolute difference of the probes' log-probabilities. Raises GateFailed with the
-    tensor's name or the difference."""
+) -> float | None:
+    """The mean absolute difference of the probes' log-probabilities, None if either side computes
+    none. Raises GateFailed with the tensor's name or the difference."""
     check_tensors(engine, attested, expected)
+    if attested.probe_logprobs is None or expected.probe_logprobs is None:
+        return None
     difference = mean_difference(attested.probe_logprobs, expected.probe_logprobs)
     if not difference <= tolerance_nats:  # not-a-number fails, too
         raise GateFailed(

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from artifacts.records import Generated, Request, WeightsRef
 from artifacts.weights import write_weights
-from tasks.engines.vllm.engine import EngineConfig, VllmEngine
+from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 
 CHARACTERS = (
     "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?'-+*/=()[]{}<>#$%&@_|~^0123456789\""
@@ -106,7 +106,7 @@ def start_engine(model_path: str, slot: Slot) -> Callable[..., VllmEngine]:
             "max_batched_tokens": 512,
             "kv_cache_gb": 0.05,
         }
-        config = EngineConfig(call_deadline_s=60, **(fields | changes))  # type: ignore[arg-type]
+        config = VllmEngineConfig(call_deadline_s=60, **(fields | changes))  # type: ignore[arg-type]
         engine = VllmEngine(config=config, model_path=model_path, name=name, cpu_ids=None, seed=1)
         engine.start()
         slot.hold(engine)

@@ -11,7 +11,7 @@ from artifacts.judgements import Question
 from artifacts.models.choice import PathConfig
 from benchmarks.bare_llm import bare_llm
 from tasks.engines.vllm.core import build_core
-from tasks.engines.vllm.engine import EngineConfig, pin_this_thread
+from tasks.engines.vllm.engine import VllmEngineConfig, pin_this_thread
 from tasks.rewards.judges.engine import JudgeEngine, JudgeEngineConfig
 
 CORES = tuple(sorted(os.sched_getaffinity(0)))[:2]
@@ -53,8 +53,8 @@ def by_hand(model: str) -> None:
     llm.generate([{"prompt_token_ids": [5]}], params, use_tqdm=False)
 
 
-def _config(ranks: int) -> EngineConfig:
-    return EngineConfig(
+def _config(ranks: int) -> VllmEngineConfig:
+    return VllmEngineConfig(
         max_num_seqs=4, max_model_len=64, kv_cache_gb=0.05, tensor_parallel_size=ranks
     )
 

@@ -114,7 +114,7 @@ async def test_abort_brings_partial_responses_back_once(engine: VllmEngine) -> N
     partial = [generated for generated in rest if generated.finish_reason == "aborted"]
     assert partial
     assert all(len(generated.token_ids) == len(generated.logprobs) < 230 for generated in partial)
-    assert (await engine.stats()).num_running == 0
+    assert (await engine.stats()).progress == {}
 
 
 async def test_a_request_aborted_before_its_first_step_comes_back_empty(engine: VllmEngine) -> None:
@@ -277,7 +277,7 @@ async def test_an_unfit_request_is_refused_with_its_whole_batch(
 ) -> None:
     with pytest.raises(ValueError, match=rule):
         await engine.submit([make_request("0/0"), make_request(**({"prompt_id": "0/1"} | changes))])
-    assert (await engine.stats()).num_running + (await engine.stats()).num_waiting == 0
+    assert (await engine.stats()).progress == {}
 
 
 async def test_collect_returns_empty_after_its_wait(engine: VllmEngine) -> None:
@@ -291,13 +291,7 @@ async def test_stats_count(engine: VllmEngine) -> None:
     assert after.tokens_generated - before.tokens_generated == sum(
         len(generated.token_ids) for generated in done.values()
     )
-    assert after.busy_s > before.busy_s
-    assert (after.engine, after.num_running, after.num_waiting, after.kv_usage) == (
-        "engine-a",
-        0,
-        0,
-        0.0,
-    )
+    assert after.engine == "engine-a"
     assert after.kv_tokens * KV_BYTES_PER_TOKEN == pytest.approx(0.05 * 2**30, rel=0.05)
     assert after.progress == {}
 

@@ -28,8 +28,11 @@ SMALL = (  # the tiny preset, small enough that a run is mostly its start
     "cluster.dashboard_port=0",
     "keep.checkpoint_every_steps=1",
 )
-
-
+SIMULATED = (  # engines that answer the questions of the tiny preset and hold no model
+    "engine.kind=simulated",
+    "engine.says=chain_sums",
+    "engine.max_model_len=256",
+)
 PIPE_BYTES = 1 << 20  # a run that goes on after kills has much to say
 
 

@@ -1,5 +1,5 @@
-"""Dynamic sampling on the real engine, in rounds that score last: groups whose rewards agree give
-way to others, wave by wave."""
+"""Dynamic sampling in a whole run, in rounds that score last: groups whose rewards agree give way
+to others, wave by wave. The engines are simulated: their answers are right now and then."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tests.flows.conftest import Launcher
+from tests.flows.conftest import SIMULATED, Launcher
 
-pytestmark = [pytest.mark.flow, pytest.mark.engine]
+pytestmark = pytest.mark.flow
 
 
 @pytest.fixture(scope="module")
 def run(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Groups of two, whose rewards of 0 and 1 agree in every second one at least, whatever the
-    model can do."""
+    """Groups of two, whose rewards of 0 and 1 agree in every second one at least, however often an
+    answer is right."""
     root = tmp_path_factory.mktemp("runs")
     settings = (
         "batch.prompts_per_step=8",
@@ -25,7 +25,7 @@ def run(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "scheduling.dynamic_sampling=1",
         "scheduling.reward_timing=after_rollout",
     )
-    finished = launcher.run(root, 'run_name="dapo"', *settings)
+    finished = launcher.run(root, 'run_name="dapo"', *SIMULATED, *settings)
     assert finished.code == 0, finished.err
     return root / "dapo"
 

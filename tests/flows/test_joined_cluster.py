@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.conftest import Launcher, joined_cluster, wait_for
+from tests.flows.conftest import SIMULATED, Launcher, joined_cluster, wait_for
 
-pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
 
 def committed(run: Path) -> list[int]:
@@ -25,11 +25,12 @@ def committed(run: Path) -> list[int]:
 def test_a_cluster_serves_run_after_run_and_a_dead_scheduler_costs_a_resume(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    """With two learners, whose process group no process can enter twice."""
+    """With two learners, whose process group no process can enter twice; the engines are
+    simulated."""
     root, run = tmp_path / "runs", tmp_path / "runs" / "joined"
     with joined_cluster(launcher.environment, tmp_path / "first") as cluster:
         address = f"cluster.scheduler_address={cluster.address}"
-        process = launcher.start(root, f'run_name="{run.name}"', address)
+        process = launcher.start(root, *SIMULATED, f'run_name="{run.name}"', address)
         wait_for(run / "steps" / "00001.json", process)
         os.kill(process.pid, signal.SIGKILL)  # its actors work on, in the second step
         process.communicate()

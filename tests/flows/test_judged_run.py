@@ -1,5 +1,6 @@
 """A run whose responses a model judges: the tiny preset with a second tiny Llama as the judge,
-which has no skill."""
+which has no skill. The rollout engine is
+simulated, the judge a real one."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ import pytest
 
 from artifacts.judgements import JudgementCache
 from artifacts.store import Store
-from tests.flows.conftest import Launcher, wait_for
+from tests.flows.conftest import SIMULATED, Launcher, wait_for
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(600)]
 
-# so that the judge is the only vLLM on its core
+# so that no engine is on the core of the judge
 APART = 'cluster.roles="rollout: 0, learner: 0-1, judge: 1"'
 
 
@@ -49,7 +50,12 @@ def test_a_judged_run_gets_over_a_killed_judge_and_every_response_has_a_verdict(
 ) -> None:
     run = tmp_path / "judged"
     process = launcher.start(
-        tmp_path, f'run_name="{run.name}"', APART, "num_steps=6", preset="tiny-judged"
+        tmp_path,
+        f'run_name="{run.name}"',
+        *SIMULATED,
+        APART,
+        "num_steps=6",
+        preset="tiny-judged",
     )
     wait_for(run / "steps" / "00001.json", process)
     judge_of(process).send_signal(signal.SIGKILL)

@@ -148,19 +148,6 @@ def test_the_stages_of_a_step_sum_to_its_time(tail_batched: tuple[Finished, Path
         assert sum(timings.values()) == pytest.approx(total, abs=1e-6)
 
 
-def test_a_reward_of_ones_own_is_used_and_one_that_raises_stops_the_run(
-    launcher: Launcher, tmp_path: Path
-) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def reward(prompt, response, gold):\n    raise RuntimeError('no verdict today')\n"
-    )
-    rewards = json.dumps({"*": {"kind": "custom", "path": f"{tmp_path / 'mine.py'}:reward"}})
-    finished = launcher.run(tmp_path / "runs", f"rewards={rewards}")
-    assert finished.code != 0
-    assert "no verdict today" in finished.err
-    assert not list(tmp_path.glob("runs/*/steps/*"))
-
-
 def test_the_trained_model_is_kept_as_a_directory_that_loads(
     tail_batched: tuple[Finished, Path],
 ) -> None:

@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from round_factories import ENGINE, make_engines, simulate_run
 
 from benchmarks.acceptance_simulated import Simulation, Variant, main, measure
-from tasks.engines.simulation.replica import LengthModel, SimulatedEngineConfig
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.rounds import BatchConfig, SyncConfig, TailBatchingConfig
 from tasks.scheduling.seeds import derive_seed

@@ -15,10 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from round_factories import ENGINE, Round, make_engines, make_plan, play, simulate_run
+from round_factories import ENGINE, make_engines, make_plan, play, simulate_run
 
 from artifacts.records import Outcome
-from tasks.engines.simulation.replica import LengthModel, SimulatedEngineConfig
+from benchmarks.simulated_round import SimulatedRound
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.baselines import SyncScheduler
@@ -87,8 +89,8 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     )
 
 
-def run(scenario: Scenario) -> list[Round]:
-    async def simulate() -> list[Round]:
+def run(scenario: Scenario) -> list[SimulatedRound]:
+    async def simulate() -> list[SimulatedRound]:
         engines = make_engines(
             len(scenario.losses_s) + 1, ENGINE.model_copy(update={"lengths": scenario.lengths})
         )
@@ -385,7 +387,7 @@ def test_a_period_at_128_replicas_beats_synchronous_steps() -> None:
     engine = SimulatedEngineConfig(lengths=LengthModel(median_tokens=500, sigma=1.0))
     batch = BatchConfig(prompts_per_step=128, responses_per_prompt=8)
 
-    async def rollouts(scheduling: SyncConfig | TailBatchingConfig) -> list[Round]:
+    async def rollouts(scheduling: SyncConfig | TailBatchingConfig) -> list[SimulatedRound]:
         domains = ("math", "code", "qa") * 1000
         return await simulate_run(
             batch,

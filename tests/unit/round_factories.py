@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from artifacts.records import Generated, Group, Prompt, Response, RoundKind, WeightsRef, response_id
+from benchmarks import simulated_round
+from benchmarks.simulated_round import (
+    SimulatedRound,
+    blank_prompts,
+    play_rounds,
+    round_inputs,
+)
 from tasks.engines.base import EngineLost
-from tasks.engines.sampling import SamplingConfig
-from tasks.engines.simulation.replica import LengthModel, SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.rounds.driver import drive_round
-from tasks.rounds.records import RoundInputs, RoundResult, ScoreFeed
+from tasks.rounds.records import RoundResult, ScoreFeed
 from tasks.scheduling.events import (
     AcceptGroup,
     Decision,
@@ -29,7 +34,6 @@ from tasks.scheduling.rounds import (
     QueueState,
     SyncConfig,
     TailBatchingConfig,
-    finish_round,
     make_scheduler,
     plan_round,
 )
@@ -80,20 +84,11 @@ def make_plan(
 
 
 def make_engines(count: int, config: SimulatedEngineConfig = ENGINE) -> list[SimulatedEngine]:
-    return [SimulatedEngine(f"engine-{place}", config) for place in range(count)]
+    return simulated_round.make_engines(count, config)
 
 
 def make_prompts(plan: RoundPlan, num_tokens: int = 20) -> dict[str, Prompt]:
-    return {
-        ref.prompt_id: Prompt(
-            prompt_id=ref.prompt_id,
-            domain=ref.domain,
-            token_ids=(1,) * num_tokens,
-            gold="",
-            text="",
-        )
-        for ref in plan.candidates
-    }
+    return blank_prompts(plan.candidates, num_tokens)
 
 
 class CarriedOut:
@@ -159,16 +154,14 @@ async def play(
         if freed is not None:
             freed.append(decision)
 
-    inputs = RoundInputs(
-        plan=plan,
-        versions=versions,
+    inputs = round_inputs(
+        plan,
+        scheduler,
+        engines,
+        max_response_tokens,
         prompts=make_prompts(plan),
-        scheduler=scheduler,
-        engines=engines,
         feed=feed or SimulatedFeed(SimulatedRewardConfig()),
-        sampling=SamplingConfig(max_response_tokens=max_response_tokens),
         recorded=recorded,
-        seed=0,
         deadline_s=deadline_s,
         on_finished=finish,
         on_accept=keep,
@@ -177,16 +170,6 @@ async def play(
         attempt=attempt,
     )
     return await drive_round(inputs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """A round that was played in a simulated run."""
-
-    plan: RoundPlan
-    result: RoundResult
-    state: QueueState  # after it
-    rollout_s: float
 
 
 async def simulate_run(
@@ -199,36 +182,26 @@ async def simulate_run(
     seed: int = 0,
     reward: SimulatedRewardConfig | None = None,
     max_response_tokens: int = 2000,
-) -> list[Round]:
+) -> list[SimulatedRound]:
     """All rounds of a run, the drain included; each step ends with a new version in every engine
     that lives."""
-    rounds: list[Round] = []
-    state = QueueState()
-    loop = asyncio.get_running_loop()
-    while True:
-        step = len(rounds) + 1
-        plan = plan_round(
-            state, batch, scheduling, domains=domains, seed=seed, step=step, num_steps=num_steps
+    alive = list(engines)
+
+    def next_plan(state: QueueState, step: int) -> RoundPlan | None:
+        kept = QueueState.from_json(json.loads(json.dumps(state.to_json())))
+        return plan_round(
+            kept, batch, scheduling, domains=domains, seed=seed, step=step, num_steps=num_steps
         )
-        if plan is None:
-            return rounds
-        started_s = loop.time()
+
+    async def play_once(plan: RoundPlan) -> RoundResult:
         feed = SimulatedFeed(reward or SimulatedRewardConfig())
-        result = await play(plan, engines, feed, max_response_tokens=max_response_tokens)
-        accepted = [group.prompt.prompt_id for group in result.groups]
-        state = finish_round(
-            state,
-            plan,
-            accepted=accepted,
-            deferred=result.deferred,
-            dropped=result.dropped,
-            filtered=result.filtered,
-        )
-        state = QueueState.from_json(json.loads(json.dumps(state.to_json())))
-        rounds.append(
-            Round(plan=plan, result=result, state=state, rollout_s=loop.time() - started_s)
-        )
-        engines = await publish(engines, step)
+        return await play(plan, alive, feed, max_response_tokens=max_response_tokens)
+
+    rounds: list[SimulatedRound] = []
+    async for played in play_rounds(next_plan, play_once):
+        rounds.append(played)
+        alive = await publish(alive, played.plan.step)
+    return rounds
 
 
 async def publish(engines: Sequence[SimulatedEngine], version: int) -> list[SimulatedEngine]:

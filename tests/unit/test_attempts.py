@@ -123,7 +123,7 @@ def test_an_engine_that_was_only_late_takes_the_next_weights_and_plays_on() -> N
         engine = LateEngine("engine-0", ENGINE)
         short = make_plan("short", domains=("a",) * 6, accept_prompts=4, accept_per_prompt=4)
         assert len((await play(short, [engine])).groups) == 4
-        assert (await engine.stats()).num_running > 0
+        assert (await engine.stats()).progress
         await engine.load_weights(WeightsRef(version=3, path="", digest=""), probes=())
         assert_of_version_3(await play(PLAN, [engine]))
 

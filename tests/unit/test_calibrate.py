@@ -13,7 +13,7 @@ import pytest
 from artifacts.records import Generated, Request
 from flows.commands.calibrate import answers, measuring_orders, parser, write
 from flows.config.run_config import RunConfig
-from tasks.engines.vllm.engine import EngineConfig
+from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.engines.vllm.measuring import MeasuringOrder, measure, random_requests
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 
@@ -45,8 +45,8 @@ class CountingCore:
 
 def order(**changes: object) -> MeasuringOrder:
     fields: dict[str, object] = {
-        "model_path": "nowhere", "engine": EngineConfig(tensor_parallel_size=2), "cores": (0, 1),
-        "gpus": (), "batches": (1, 4),
+        "model_path": "nowhere", "engine": VllmEngineConfig(tensor_parallel_size=2),
+        "cores": (0, 1), "gpus": (), "batches": (1, 4),
         "lengths": (16,), "new_tokens": 5, "repeats": 3,
     }  # fmt: skip
     return MeasuringOrder(**(fields | changes))  # type: ignore[arg-type]

@@ -13,7 +13,8 @@ from round_factories import ENGINE, make_engines, make_plan, make_prompts, play
 from artifacts.records import Generated, Group, Request, Response, Score
 from tasks.engines.base import EngineLost, EngineStats
 from tasks.engines.sampling import SamplingConfig
-from tasks.engines.simulation.replica import LengthModel, SimulatedEngine
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.records import RoundResult
@@ -361,7 +362,7 @@ def test_a_round_that_is_called_off_leaves_its_engines_idle(plan: RoundPlan) -> 
             await play(plan, engines, BreakingFeed(SimulatedRewardConfig()))
         for engine in engines:
             stats = await engine.stats()
-            assert (stats.num_running, stats.num_waiting) == (0, 0)
+            assert stats.progress == {}
             assert await engine.collect(0.1) == []
         again = await play(plan, engines)
         assert len(again.groups) == plan.accept_prompts
@@ -377,7 +378,7 @@ def test_a_cancelled_round_leaves_its_engines_idle() -> None:
         round_.cancel()
         with pytest.raises(asyncio.CancelledError):
             await round_
-        assert [(await engine.stats()).num_running for engine in engines] == [0, 0]
+        assert [(await engine.stats()).progress for engine in engines] == [{}, {}]
 
     run_virtual(cancel())
 
@@ -388,7 +389,7 @@ def test_a_finished_round_leaves_its_engines_idle() -> None:
         await play(SHORT, engines)
         for engine in engines:
             stats = await engine.stats()
-            assert (stats.num_running, stats.num_waiting) == (0, 0)
+            assert stats.progress == {}
 
     run_virtual(finish())
 

@@ -13,7 +13,7 @@ from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import ClusterConfig, engine_members, worker_specs
 from tasks.cluster.fleet import Fleet
 from tasks.engines.remote import EngineActor
-from tasks.engines.vllm.engine import EngineConfig
+from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.learner.trainer import LearnerConfig
 from tasks.plan import BUFFER
 from tasks.rewards.judges.remote import JudgeActor
@@ -46,7 +46,12 @@ def fleet(kind: str, size: int) -> Fleet:
     devices = {spec.name: spec.device or "host" for spec in worker_specs(cluster)}
     run = replace(CONTEXT, devices=devices).with_engines(engine_members(cluster, size))
     return Fleet(
-        WorkersWithGpus(), run, worker_specs(cluster), EngineConfig(), LearnerConfig(), start_s=1.0
+        WorkersWithGpus(),
+        run,
+        worker_specs(cluster),
+        VllmEngineConfig(),
+        LearnerConfig(),
+        start_s=1.0,
     )
 
 
@@ -54,7 +59,7 @@ def engine_recipe(fleet: Fleet, name: str) -> tuple[int, tuple[int, ...], tuple[
     """(size, cores, GPUs) of an engine."""
     actor, (config, _, made, cores, gpus, _) = fleet._recipe(name)
     assert (actor, made) == (EngineActor, name)
-    assert isinstance(config, EngineConfig)
+    assert isinstance(config, VllmEngineConfig)
     return config.tensor_parallel_size, cores, gpus  # type: ignore[return-value]  # arguments of an actor are objects
 
 
@@ -90,7 +95,12 @@ def test_a_judge_gets_its_own_model_and_the_cores_of_its_device() -> None:
         judge_model_path="judge-model",
     )
     made = Fleet(
-        WorkersWithGpus(), run, worker_specs(cluster), EngineConfig(), LearnerConfig(), start_s=9.0
+        WorkersWithGpus(),
+        run,
+        worker_specs(cluster),
+        VllmEngineConfig(),
+        LearnerConfig(),
+        start_s=9.0,
     )._recipe("judge-0")
     assert made == (JudgeActor, (judge.engine, "judge-model", "judge-0", (1,), True, 9.0))
 
@@ -146,7 +156,7 @@ def fleet_of(actors: Actors) -> Fleet:
     devices = {spec.name: spec.device or "host" for spec in specs}
     run = replace(CONTEXT, devices=devices, engines=("engine-0", "engine-1"), learners=LEARNERS)
     client = SimpleNamespace(status="running")
-    made = Fleet(client, run, specs, EngineConfig(), LearnerConfig(), start_s=1.0)
+    made = Fleet(client, run, specs, VllmEngineConfig(), LearnerConfig(), start_s=1.0)
     made._registry = actors  # type: ignore[assignment]  # as much of it as is asked
     return made
 

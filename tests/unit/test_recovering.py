@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from artifacts.records import Request, WeightsRef
+from artifacts.records import Request, VersionSpan, WeightsRef
 from flows import train
 from tasks import durable
 from tasks.cluster.actors import ActorLost
-from tasks.engines.base import EngineLost, EngineStats
+from tasks.engines.base import EngineLost
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.sharding import PeerLost
@@ -101,7 +102,7 @@ def test_recovering_ends_what_a_lost_coordinator_left_in_the_engines(
     """The control worker dies in mid-round: engines that live on go on with its requests, and would
     refuse to load."""
 
-    async def recover() -> EngineStats:
+    async def recover() -> tuple[Mapping[str, int], tuple[VersionSpan, ...]]:
         engine = SimulatedEngine("engine-0", SimulatedEngineConfig())
 
         async def publish(context: RunContext) -> SimpleNamespace:
@@ -118,10 +119,14 @@ def test_recovering_ends_what_a_lost_coordinator_left_in_the_engines(
         await engine.submit([SAMPLED])
         fleet = SimpleNamespace(run=CONTEXT, replace_lost=replace_lost)
         await train.recover(RUN, fleet, 3)  # type: ignore[arg-type]
-        return await engine.stats()
+        left = (await engine.stats()).progress
+        await engine.submit([SAMPLED])
+        (response,) = await engine.collect(1e6)
+        return left, response.versions
 
-    stats = run_virtual(recover())
-    assert (stats.version, stats.num_running, stats.num_waiting) == (3, 0, 0)
+    left, versions = run_virtual(recover())
+    assert left == {}
+    assert [span.version for span in versions] == [3]
 
 
 async def test_learners_that_an_earlier_attempt_left_without_their_replay_are_restored(

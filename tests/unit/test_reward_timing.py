@@ -34,7 +34,7 @@ class WatchingFeed(SimulatedFeed):
         self.handed: list[int] = []
 
     async def publish(self, generated: Sequence[Generated]) -> None:
-        self.running.append(sum([(await engine.stats()).num_running for engine in self._engines]))
+        self.running.append(sum([len((await engine.stats()).progress) for engine in self._engines]))
         self.handed.append(len(generated))
         await super().publish(generated)
 

@@ -187,6 +187,7 @@ def test_a_form_that_is_not_touched_sends_nothing_but_the_preset() -> None:
         "PartConfig",
         "AdaptiveTimeoutConfig",
         "JudgeEngineConfig",
+        "LengthModel",
         "LayerStreaming",
     }
     assert {field.partition(".")[0] for field in sent} == within_an_alternative

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from round_factories import ENGINE, Round, make_engines, make_prompts, simulate_run
+from round_factories import ENGINE, make_engines, make_prompts, simulate_run
 
 from artifacts import layout
 from artifacts.journal import Journal
@@ -13,6 +13,7 @@ from artifacts.records import Response, response_id
 from artifacts.store import Store
 from artifacts.tables import Fate, ResponseRow
 from benchmarks.acceptance_bias import choices, clustered_mean, main, parts, read_rounds
+from benchmarks.simulated_round import SimulatedRound
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.acceptance import Launched, acceptance_figures
 from tasks.scheduling.ledger import Column, column_of
@@ -25,7 +26,7 @@ def launched(prompt_id: str, num_tokens: int, reward: float | None, fate: Column
     return Launched(prompt_id=prompt_id, num_tokens=num_tokens, reward=reward, fate=fate)
 
 
-def record(store: Store, rounds: list[Round]) -> None:
+def record(store: Store, rounds: list[SimulatedRound]) -> None:
     """Keep simulated rounds as a run keeps its own."""
     for one in rounds:
         plan, result = one.plan, one.result

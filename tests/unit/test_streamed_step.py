@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.stream_trainer_simulated import Machine, play_step, token_cost_s
-from tasks.engines.simulation.replica import LengthModel, SimulatedEngineConfig
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.stream_training import StreamTrainerConfig
 

@@ -16,7 +16,7 @@ PROBES = ((-1.0, -2.0), (-0.5,))
 def attest(
     version: int = 7,
     tensors: dict[str, int] | None = None,
-    probes: tuple[tuple[float, ...], ...] = PROBES,
+    probes: tuple[tuple[float, ...], ...] | None = PROBES,
 ) -> Attestation:
     return Attestation(
         version=version, fingerprints=TENSORS if tensors is None else tensors, probe_logprobs=probes
@@ -39,6 +39,12 @@ def test_a_difference_within_the_tolerance_passes_and_is_told() -> None:
     assert check_gate(
         "engine-3", attest(probes=((-1.1, -2.0), (-0.7,))), attest(), 0.11
     ) == pytest.approx(0.1)
+
+
+def test_an_engine_that_computes_no_logprobs_is_judged_by_its_tensors_alone() -> None:
+    assert check_gate("engine-3", attest(probes=None), attest(), 0.1) is None
+    stale = attest(tensors=TENSORS | {"norm.weight": 0}, probes=None)
+    assert "must hold the learner's norm.weight" in failure(stale)
 
 
 def test_another_version_fails_first() -> None:

@@ -16,7 +16,8 @@ from round_factories import ENGINE, make_plan, play
 from artifacts import layout
 from artifacts.records import Generated, Response, Score
 from artifacts.reports.timeline import device_times, difference, length, union
-from tasks.engines.simulation.replica import LengthModel, SimulatedEngine
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.plan import store_of

@@ -11,13 +11,15 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from tasks.engines.vllm.engine import EngineConfig, VllmEngine, cores_of_ranks
-from tasks.engines.vllm.model_files import read_stop_ids
+from tasks.engines.model_files import read_stop_ids
+from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig, cores_of_ranks
 
 
 def test_a_bad_model_path_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lacks config\.json, tokenizer\.json, \*\.safetensors"):
-        VllmEngine(config=EngineConfig(), model_path=str(tmp_path), name="x", cpu_ids=None, seed=1)
+        VllmEngine(
+            config=VllmEngineConfig(), model_path=str(tmp_path), name="x", cpu_ids=None, seed=1
+        )
 
 
 def test_importing_the_engine_imports_neither_torch_nor_vllm() -> None:
@@ -36,16 +38,16 @@ def test_importing_the_engine_imports_neither_torch_nor_vllm() -> None:
 
 def test_unknown_settings_are_errors() -> None:
     with pytest.raises(ValidationError, match="gpu_memory"):
-        EngineConfig(gpu_memory=0.5)  # type: ignore[call-arg]
+        VllmEngineConfig(gpu_memory=0.5)  # type: ignore[call-arg]
 
 
 def test_every_setting_is_explained() -> None:
-    assert all(field.description for field in EngineConfig.model_fields.values())
+    assert all(field.description for field in VllmEngineConfig.model_fields.values())
 
 
 def test_memory_is_sized_by_device() -> None:
-    on_cpu = EngineConfig(kv_cache_gb=0.5).vllm_arguments("m", seed=3, on_cpu=True)
-    on_gpu = EngineConfig(gpu_memory_utilization=0.3, sleep_mode=True).vllm_arguments(
+    on_cpu = VllmEngineConfig(kv_cache_gb=0.5).vllm_arguments("m", seed=3, on_cpu=True)
+    on_gpu = VllmEngineConfig(gpu_memory_utilization=0.3, sleep_mode=True).vllm_arguments(
         "m", seed=3, on_cpu=False
     )
     assert on_cpu["kv_cache_memory_bytes"] == 2**29
@@ -56,7 +58,9 @@ def test_memory_is_sized_by_device() -> None:
 
 @pytest.mark.parametrize(("size", "backend"), [(1, "uni"), (2, "mp")])
 def test_tensor_parallelism_takes_processes(size: int, backend: str) -> None:
-    arguments = EngineConfig(tensor_parallel_size=size).vllm_arguments("m", seed=3, on_cpu=False)
+    arguments = VllmEngineConfig(tensor_parallel_size=size).vllm_arguments(
+        "m", seed=3, on_cpu=False
+    )
     assert (arguments["tensor_parallel_size"], arguments["distributed_executor_backend"]) == (
         size,
         backend,

@@ -4,65 +4,45 @@
 Every running sequence gains one token per decode step; a step takes longer the more sequences it
 decodes; a full KV cache preempts the sequence admitted last, which waits and is prefilled again.
 Between two events (admission, end, overflow, abort) nothing changes, so one timer per replica
-suffices and 128 replicas run in seconds. Leaves out what the tokens say: they are all alike.
+suffices and 128 replicas run in seconds. The same replica serves a whole run in a worker process,
+on a real clock. It holds no model: it reads a weight version to say what it was given, and what
+`writers` has it say does not depend on it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from artifacts.records import FinishReason, Generated, Request, WeightsRef
 from tasks.engines.admission import extend_spans
-from tasks.engines.base import Attestation, EngineLost, EngineStats
-from tasks.scheduling.seeds import derive_seed
+from tasks.engines.base import Attestation, EngineLost, EngineStats, Replica, ReplicaConfig
+from tasks.engines.model_files import read_tokenizer
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.writers import BlankWriter, ChainSumWriter, Writer
 
 EPSILON = 1e-6  # tokens; float noise of a sum of steps
+# of every token, nats: there is no distribution that it was drawn from, and a learner that has seen
+# such answers gives them about as much
+LOGPROB = -0.2
 
 
-class LengthModel(BaseModel):
-    """Response lengths: log-normal, and a prompt's responses resemble each other."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    median_tokens: float = Field(
-        500.0, ge=1, description="Median length of a response before the request's bound cuts it."
-    )
-    sigma: float = Field(
-        1.0, ge=0, description="Standard deviation of the logarithm of the length."
-    )
-    prompt_share: float = Field(
-        0.7,
-        ge=0,
-        le=1,
-        description="Share of that variance which all responses of a prompt have in common.",
-    )
-    seed: int = Field(0, ge=0, description="Seed of all lengths.")
-
-    def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
-        """The length of a response, the same whenever and wherever it is generated with this
-        noise."""
-        shared = np.random.default_rng(
-            derive_seed(self.seed, "prompt", prompt_id)
-        ).standard_normal()
-        own = np.random.default_rng(
-            derive_seed(self.seed, "response", prompt_id, index, noise)
-        ).standard_normal()
-        normal = self.prompt_share**0.5 * shared + (1 - self.prompt_share) ** 0.5 * own
-        return max(1, round(self.median_tokens * float(np.exp(self.sigma * normal))))
-
-
-class SimulatedEngineConfig(BaseModel):
+class SimulatedEngineConfig(ReplicaConfig):
     """The speed and room of a simulated replica; the defaults resemble a 7B model on one large
     GPU."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+    kind: Literal["simulated"] = Field(
+        "simulated", description="Chooses an engine that takes the time of one and holds no model."
+    )
+    max_model_len: int = Field(
+        32_768, ge=2, description="Bound on prompt plus generated tokens of a response."
+    )
     max_batch: int = Field(256, ge=1, description="Sequences decoded at the same time.")
     step_s: float = Field(0.008, gt=0, description="Seconds of a decode step, whatever the batch.")
     step_s_per_sequence: float = Field(
@@ -72,7 +52,9 @@ class SimulatedEngineConfig(BaseModel):
         0.00005, ge=0, description="Seconds that prefilling one token holds up the batch."
     )
     kv_capacity_tokens: int = Field(
-        400_000, ge=1, description="Tokens, prompts included, that fit the KV cache."
+        400_000,
+        ge=1,
+        description="Tokens, prompts included, that fit the KV cache of each of its devices.",
     )
     takes_seeds: bool = Field(
         True,
@@ -81,7 +63,42 @@ class SimulatedEngineConfig(BaseModel):
             " do; off, to see what that is worth."
         ),
     )
-    lengths: LengthModel = Field(default_factory=LengthModel, description="How long responses get.")
+    lengths: LengthModel = Field(
+        default_factory=LengthModel, description="How long responses that say nothing get."
+    )
+    says: Literal["nothing", "chain_sums"] = Field(
+        "nothing",
+        description="What its responses say: nothing, or worked answers to the task chain_sum.",
+    )
+    wrong_share: float = Field(
+        0.2, ge=0, le=1, description="Probability that a step of such an answer is wrong."
+    )
+    ramble_share: float = Field(
+        0.08, ge=0, le=1, description="Share of such answers that go on past the last term."
+    )
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that fit the KV cache of a replica."""
+        return self.kv_capacity_tokens * self.tensor_parallel_size
+
+    def writer(self, model_path: str) -> Writer:
+        """Who writes the responses; what says something is in the tokens of this model."""
+        if self.says == "nothing":
+            return BlankWriter(self.lengths)
+        return ChainSumWriter(self.wrong_share, self.ramble_share, read_tokenizer(model_path))
+
+    def build_engine(
+        self, model_path: str, name: str, core_ids: Sequence[int], seed: int
+    ) -> SimulatedEngine:
+        """Its noise is the requests' own, and it computes nothing: seed and cores are not
+        needed."""
+        return SimulatedEngine(
+            name,
+            self,
+            writer=self.writer(model_path),
+            epoch_s=time.time() - time.monotonic(),
+        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -89,6 +106,7 @@ class _Decoding:
     """A request inside the replica, running or waiting."""
 
     request: Request
+    noise: int  # what its writer draws from
     target_tokens: int  # where it ends by itself or at its bound
     reason: FinishReason  # which of the two
     submitted_s: float
@@ -100,14 +118,25 @@ class _Decoding:
         return len(self.request.prompt_tokens) + self.num_tokens
 
 
-class SimulatedEngine:
-    """An Engine whose responses take the time of `config` and have the lengths of
-    `config.lengths`."""
+class SimulatedEngine(Replica):
+    """An Engine whose responses take the time of `config` and say what its writer writes."""
 
-    def __init__(self, name: str, config: SimulatedEngineConfig, version: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: SimulatedEngineConfig,
+        version: int = 0,
+        writer: Writer | None = None,
+        epoch_s: float = 0.0,
+    ) -> None:
+        """writer: the one of `config`, where it needs a model's tokenizer. epoch_s: the zero of the
+        event loop's clock in the times that are handed out; on a virtual clock there is no
+        other."""
         self.name = name
         self._config = config
         self._version = version
+        self._writer = writer or config.writer(model_path="")
+        self._epoch_s = epoch_s
         self._running: list[_Decoding] = []  # in the order of admission
         self._waiting: deque[_Decoding] = deque()
         self._done: list[Generated] = []
@@ -120,7 +149,6 @@ class SimulatedEngine:
         self._num_preemptions = 0
         self._kv_tokens_max = 0.0
         self._tokens_generated = 0.0
-        self._busy_s = 0.0
 
     async def submit(self, requests: Sequence[Request]) -> None:
         self._check_alive()
@@ -128,10 +156,11 @@ class SimulatedEngine:
         for request in requests:
             self._check_fits(request)
             noise = request.seed if self._config.takes_seeds else self._version
-            length = self._config.lengths.tokens(request.prompt_id, request.index, noise)
+            length = self._writer.num_tokens(request, noise)
             self._waiting.append(
                 _Decoding(
                     request=request,
+                    noise=noise,
                     target_tokens=min(length, request.max_new_tokens),
                     reason="length" if length > request.max_new_tokens else "stop",
                     submitted_s=self._now(),
@@ -160,7 +189,9 @@ class SimulatedEngine:
         self._advance()
         wanted = set(response_ids)
         for sequence in [
-            one for one in (*self._running, *self._waiting) if one.request.response_id in wanted
+            sequence
+            for sequence in (*self._running, *self._waiting)
+            if sequence.request.response_id in wanted
         ]:
             self._remove(sequence)
             self._hand_back(sequence, "aborted")
@@ -169,6 +200,8 @@ class SimulatedEngine:
     async def load_weights(
         self, weights: WeightsRef, probes: Sequence[tuple[int, ...]]
     ) -> Attestation:
+        """Raises ValueError, and goes on as before, when the version is not there."""
+        prints = await _fingerprints(weights)
         self._check_alive()
         self._advance()
         self._running, self._waiting, self._done = [], deque(), []
@@ -177,8 +210,7 @@ class SimulatedEngine:
         self._schedule()
         self._version = weights.version
         self._num_preemptions, self._kv_tokens_max = 0, 0.0
-        logprobs = tuple(tuple(-1.0 for _ in probe[1:]) for probe in probes)
-        return Attestation(version=self._version, fingerprints={}, probe_logprobs=logprobs)
+        return Attestation(version=self._version, fingerprints=prints, probe_logprobs=None)
 
     async def stats(self) -> EngineStats:
         self._check_alive()
@@ -186,20 +218,21 @@ class SimulatedEngine:
         self._schedule()
         return EngineStats(
             engine=self.name,
-            version=self._version,
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            kv_usage=self._kv_tokens() / self._config.kv_capacity_tokens,
-            kv_usage_max=self._kv_tokens_max / self._config.kv_capacity_tokens,
-            kv_tokens=self._config.kv_capacity_tokens,
+            kv_usage_max=self._kv_tokens_max / self._config.kv_tokens,
+            kv_tokens=self._config.kv_tokens,
             progress={
-                one.request.response_id: int(one.num_tokens + EPSILON)
-                for one in (*self._running, *self._waiting)
+                sequence.request.response_id: int(sequence.num_tokens + EPSILON)
+                for sequence in (*self._running, *self._waiting)
             },
             num_preemptions=self._num_preemptions,
             tokens_generated=round(self._tokens_generated),
-            busy_s=self._busy_s,
         )
+
+    async def rest(self) -> None:
+        """There is no GPU to give back."""
+
+    def close(self) -> None:
+        self.fail()
 
     def fail(self) -> None:
         """Die: everything in it is gone and every call raises EngineLost from now on."""
@@ -214,10 +247,11 @@ class SimulatedEngine:
     def _advance(self) -> None:
         """Account for the time since the last event: first the prefill, then decode steps of the
         batch as it was."""
-        elapsed_s, self._advanced_s = self._now() - self._advanced_s, self._now()
+        now_s = self._now()
+        elapsed_s = now_s - self._advanced_s
+        self._advanced_s = now_s
         if not self._running:
             return
-        self._busy_s += elapsed_s
         stalled_s = min(elapsed_s, self._stall_s)
         self._stall_s -= stalled_s
         steps = (elapsed_s - stalled_s) / self._step_s()
@@ -231,17 +265,16 @@ class SimulatedEngine:
                 )
         self._kv_tokens_max = max(self._kv_tokens_max, self._kv_tokens())
         for sequence in [
-            one for one in self._running if one.num_tokens >= one.target_tokens - EPSILON
+            sequence
+            for sequence in self._running
+            if sequence.num_tokens >= sequence.target_tokens - EPSILON
         ]:
             self._remove(sequence)
             self._hand_back(sequence, sequence.reason)
 
     def _schedule(self) -> None:
         """Make room, fill it, and set the timer for whatever happens next."""
-        while (
-            len(self._running) > 1
-            and self._kv_tokens() >= self._config.kv_capacity_tokens - EPSILON
-        ):
+        while len(self._running) > 1 and self._kv_tokens() >= self._config.kv_tokens - EPSILON:
             self._num_preemptions += 1
             self._waiting.appendleft(self._running.pop())
         while self._waiting and self._has_room(self._waiting[0]):
@@ -261,10 +294,10 @@ class SimulatedEngine:
 
     def _steps_to_event(self) -> float:
         """Decode steps until a sequence ends or the KV cache is full."""
-        to_end = min(one.target_tokens - one.num_tokens for one in self._running)
+        to_end = min(sequence.target_tokens - sequence.num_tokens for sequence in self._running)
         if len(self._running) == 1:
             return to_end
-        to_overflow = (self._config.kv_capacity_tokens - self._kv_tokens()) / len(self._running)
+        to_overflow = (self._config.kv_tokens - self._kv_tokens()) / len(self._running)
         return min(to_end, max(to_overflow, 1.0))
 
     def _has_room(self, sequence: _Decoding) -> bool:
@@ -272,15 +305,15 @@ class SimulatedEngine:
         preempted again."""
         if not self._running:
             return True
-        margin = self._config.kv_capacity_tokens / 20
-        fits = self._kv_tokens() + sequence.kv_tokens + margin <= self._config.kv_capacity_tokens
+        margin = self._config.kv_tokens / 20
+        fits = self._kv_tokens() + sequence.kv_tokens + margin <= self._config.kv_tokens
         return fits and len(self._running) < self._config.max_batch
 
     def _step_s(self) -> float:
         return self._config.step_s + self._config.step_s_per_sequence * (len(self._running) - 1)
 
     def _kv_tokens(self) -> float:
-        return sum(one.kv_tokens for one in self._running)
+        return sum(sequence.kv_tokens for sequence in self._running)
 
     def _remove(self, sequence: _Decoding) -> None:
         if sequence in self._running:
@@ -290,22 +323,25 @@ class SimulatedEngine:
 
     def _hand_back(self, sequence: _Decoding, reason: FinishReason) -> None:
         request = sequence.request
-        num_new = int(sequence.num_tokens + EPSILON) - len(request.kept_tokens)
+        num_kept = len(request.kept_tokens)
+        num_tokens = int(sequence.num_tokens + EPSILON)
+        written = self._writer.tokens(request, sequence.noise, num_tokens)
+        tokens = request.kept_tokens + written[num_kept:]
+        first_token_s = sequence.first_token_s
         self._done.append(
             Generated(
                 prompt_id=request.prompt_id,
                 index=request.index,
-                token_ids=request.kept_tokens + (1,) * num_new,
-                logprobs=request.kept_logprobs + (-1.0,) * num_new,
-                versions=extend_spans(request.kept_versions, self._version, num_new),
+                token_ids=tokens,
+                logprobs=request.kept_logprobs + (LOGPROB,) * (num_tokens - num_kept),
+                versions=extend_spans(request.kept_versions, self._version, num_tokens - num_kept),
                 finish_reason=reason,
-                text=request.response_id,
+                text=self._writer.text(tokens),
                 engine=self.name,
-                submitted_s=sequence.submitted_s,
-                first_token_s=(
-                    sequence.first_token_s if sequence.first_token_s is not None else self._now()
-                ),
-                finished_s=self._now(),
+                submitted_s=self._epoch_s + sequence.submitted_s,
+                first_token_s=self._epoch_s
+                + (first_token_s if first_token_s is not None else self._now()),
+                finished_s=self._epoch_s + self._now(),
                 attempt=request.attempt,
             )
         )
@@ -313,11 +349,12 @@ class SimulatedEngine:
 
     def _check_fits(self, request: Request) -> None:
         longest = len(request.prompt_tokens) + request.max_new_tokens
-        if longest > self._config.kv_capacity_tokens:
+        room = min(self._config.max_model_len, self._config.kv_tokens)
+        if longest > room:
             raise ValueError(
-                "a prompt and its longest response must fit kv_capacity_tokens"
-                f" ({self._config.kv_capacity_tokens}), got {longest} tokens; raise it or lower"
-                " sampling.max_response_tokens"
+                "a prompt and its longest response must fit max_model_len and the KV cache"
+                f" ({room} tokens), got {longest} tokens; raise engine.max_model_len and"
+                " engine.kv_capacity_tokens, or lower sampling.max_response_tokens"
             )
 
     def _check_alive(self) -> None:
@@ -326,3 +363,13 @@ class SimulatedEngine:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+async def _fingerprints(weights: WeightsRef) -> Mapping[str, int]:
+    """What the version's file holds; a version without a file, of a round by itself, holds
+    nothing."""
+    if not weights.path:
+        return {}
+    from artifacts.weights import fingerprints  # torch takes seconds to import
+
+    return await asyncio.to_thread(fingerprints, weights.path)

@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any
 from artifacts.records import FinishReason, Generated, Request, WeightsRef
 from tasks.engines.admission import check_request, extend_spans
 from tasks.engines.base import Attestation, EngineStats
+from tasks.engines.model_files import read_stop_ids, read_tokenizer
 from tasks.engines.vllm.draws import own_draws
 from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
-from tasks.engines.vllm.model_files import read_stop_ids, read_tokenizer
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from tasks.engines.vllm.engine import EngineConfig
+    from tasks.engines.vllm.engine import VllmEngineConfig
 
 _PROBE = "probe"
 
@@ -65,7 +65,6 @@ class VllmCore:
         self._num_tokens = 0
         self._num_preemptions = 0
         self._kv_usage_max = 0.0
-        self._busy_s = 0.0
         self._asleep = False
         self._seed_arguments = own_draws(engine)
 
@@ -98,17 +97,14 @@ class VllmCore:
 
     def step(self) -> list[Generated]:
         """One step of the batch; the responses that it finished."""
-        began_s = time.perf_counter()
         outputs = self._engine.step()
         self._note_kv_usage()
         self._note_first_tokens()
-        finished = [
+        return [
             self._finish(output.request_id, output.outputs[0].finish_reason)
             for output in outputs
             if output.finished
         ]
-        self._busy_s += time.perf_counter() - began_s
-        return finished
 
     def abort(self, response_ids: Sequence[str]) -> list[Generated]:
         """The partial responses, in the order asked; ids that are not running (any more) are
@@ -150,17 +146,12 @@ class VllmCore:
         self.add([sampled])
         while self.busy:
             self.step()
-        self._num_tokens, self._busy_s, self._kv_usage_max = 0, 0.0, 0.0
+        self._num_tokens, self._kv_usage_max = 0, 0.0
         self._engine.reset_prefix_cache()
 
     def stats(self) -> EngineStats:
-        running, waiting = self._scheduler.get_request_counts()
         return EngineStats(
             engine=self._name,
-            version=self._version,
-            num_running=running,
-            num_waiting=waiting,
-            kv_usage=float(self._scheduler.get_kv_cache_usage()),
             kv_usage_max=self._kv_usage_max,
             kv_tokens=int(self._engine.vllm_config.cache_config.kv_cache_size_tokens or 0),
             progress={
@@ -171,7 +162,6 @@ class VllmCore:
             + sum(live.scheduled.num_preemptions for live in self._live.values()),
             tokens_generated=self._num_tokens
             + sum(len(_new_tokens(live)) for live in self._live.values()),
-            busy_s=self._busy_s,
         )
 
     def rest(self) -> None:
@@ -312,7 +302,7 @@ class VllmCore:
 
 
 def build_core(
-    config: EngineConfig, model_path: str, name: str, seed: int, *, may_stop: bool = True
+    config: VllmEngineConfig, model_path: str, name: str, seed: int, *, may_stop: bool = True
 ) -> VllmCore:
     """Build the engine in the calling thread, which must be pinned by now.
 

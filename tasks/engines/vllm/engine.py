@@ -16,19 +16,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from artifacts.records import Generated, Request, WeightsRef
-from tasks.engines.base import Attestation, Engine, EngineStats
+from tasks.engines.base import Attestation, EngineStats, Replica, ReplicaConfig
+from tasks.engines.model_files import check_model_directory
 from tasks.engines.vllm.core import VllmCore, build_core
-from tasks.engines.vllm.model_files import check_model_directory
 from tasks.engines.vllm.stepping import SteppingThread
 
 
-class EngineConfig(BaseModel):
+class VllmEngineConfig(ReplicaConfig):
     """How a vLLM replica runs."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["vllm"] = Field(default="vllm", description="The real engine.")
     dtype: Literal["bfloat16", "float32"] = Field(
@@ -36,9 +34,6 @@ class EngineConfig(BaseModel):
     )
     max_num_seqs: int = Field(
         default=64, ge=1, description="Largest number of responses that decode together."
-    )
-    max_model_len: int = Field(
-        default=1024, ge=2, description="Bound on prompt plus generated tokens of a response."
     )
     max_batched_tokens: int = Field(
         default=4096,
@@ -65,9 +60,6 @@ class EngineConfig(BaseModel):
             "Run without compilation or CUDA graphs: starts faster, decodes slower on a GPU."
         ),
     )
-    tensor_parallel_size: int = Field(
-        default=1, ge=1, description="Devices that hold this replica together."
-    )
     sleep_mode: bool = Field(
         default=False,
         description="Whether a GPU replica gives its memory to the training between rollouts.",
@@ -85,6 +77,23 @@ class EngineConfig(BaseModel):
         gt=0,
         description="Longest time to load and attest a weight version, in seconds.",
     )
+
+    @property
+    def rests(self) -> bool:
+        return self.sleep_mode
+
+    @property
+    def gpu_share(self) -> float:
+        return self.gpu_memory_utilization
+
+    def build_engine(
+        self, model_path: str, name: str, core_ids: Sequence[int], seed: int
+    ) -> VllmEngine:
+        engine = VllmEngine(
+            config=self, model_path=model_path, name=name, cpu_ids=core_ids, seed=seed
+        )
+        engine.start()
+        return engine
 
     def vllm_arguments(
         self, model_path: str, seed: int, on_cpu: bool
@@ -118,13 +127,13 @@ class EngineConfig(BaseModel):
         }
 
 
-class VllmEngine(Engine):
+class VllmEngine(Replica):
     """One replica. `start` builds it, `close` frees it; in between the five methods of the
     protocol, from one event loop."""
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: VllmEngineConfig,
         model_path: str,
         name: str,
         cpu_ids: Sequence[int] | None,
@@ -168,7 +177,7 @@ class VllmEngine(Engine):
     ) -> Attestation:
         """Raises ValueError, the weights as they were, if the file's tensors are not the model's.
 
-        Fingerprints are of what the engine holds as far as that can be read back; `vllm_worker`
+        Fingerprints are of what the engine holds as far as that can be read back; `worker`
         says how far.
         """
         fixed = tuple(probes)

@@ -23,8 +23,9 @@ from typing import Any, Protocol, Self
 
 from artifacts.records import Generated, Request
 from tasks.cluster.dask_cluster import pin_process
-from tasks.engines.vllm.engine import EngineConfig, pin_this_thread
-from tasks.engines.vllm.model_files import check_model_directory
+from tasks.engines.base import ReplicaConfig
+from tasks.engines.model_files import check_model_directory
+from tasks.engines.vllm.engine import VllmEngineConfig, pin_this_thread
 from tasks.scheduling.throughput import ThroughputPoint
 
 SEED = 11
@@ -38,7 +39,7 @@ class MeasuringOrder:
     """One replica to build, and the batches to time on it."""
 
     model_path: str
-    engine: EngineConfig  # its tensor_parallel_size is the size that is measured
+    engine: VllmEngineConfig  # its tensor_parallel_size is the size that is measured
     cores: tuple[
         int, ...
     ]  # pinned to, counted among those the process may use; empty for wherever it may run
@@ -59,7 +60,17 @@ class MeasuringOrder:
         """The inverse of to_json."""
         raw = json.loads(text)
         lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
-        return cls(**(raw | lists | {"engine": EngineConfig(**raw["engine"])}))
+        return cls(**(raw | lists | {"engine": VllmEngineConfig(**raw["engine"])}))
+
+
+def measurable(config: ReplicaConfig) -> VllmEngineConfig:
+    """The configuration, if it is of an engine whose steps can be timed here. ValueError if not."""
+    if not isinstance(config, VllmEngineConfig):
+        raise ValueError(
+            "engine.kind must be vllm to be measured, got another; leave it out, or write the"
+            " profile of a made-up engine by hand"
+        )
+    return config
 
 
 class MeasuredCore(Protocol):

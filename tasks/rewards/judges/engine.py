@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.judgements import Judgement, Question
 from artifacts.models.choice import ModelConfig
-from tasks.engines.vllm.engine import EngineConfig, pin_this_thread
+from tasks.engines.model_files import check_model_directory, read_tokenizer
+from tasks.engines.vllm.engine import VllmEngineConfig, pin_this_thread
 from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
-from tasks.engines.vllm.model_files import check_model_directory, read_tokenizer
 from tasks.engines.vllm.stepping import SteppingThread
 from tasks.rewards.judges.core import JudgeCore
 from tasks.rewards.judges.placement import LayerStreaming, Placement, placement_arguments
@@ -93,7 +93,7 @@ class JudgeEngineConfig(BaseModel):
         """The keyword arguments of vLLM's EngineArgs. ValueError for a placement that this device
         does not have."""
         self.check_device("cpu" if on_cpu else "cuda")
-        engine = EngineConfig(
+        engine = VllmEngineConfig(
             dtype=self.dtype,
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,

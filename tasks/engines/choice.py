@@ -1,0 +1,26 @@
+"""Which engines there are: one entry per kind, and the one place that asks for it.
+
+    EngineConfig (chosen by `kind`) ──▶ build_engine ──▶ Replica
+
+A new engine is a file with its configuration and its replica, and one name in this union.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from tasks.engines.base import Replica
+from tasks.engines.simulation.replica import SimulatedEngineConfig
+from tasks.engines.vllm.engine import VllmEngineConfig
+
+EngineConfig = Annotated[VllmEngineConfig | SimulatedEngineConfig, Field(discriminator="kind")]
+
+
+def build_engine(
+    config: EngineConfig, model_path: str, name: str, core_ids: Sequence[int], seed: int
+) -> Replica:
+    """A replica of this kind that is ready, in this process."""
+    return config.build_engine(model_path, name, core_ids, seed)

@@ -1,0 +1,144 @@
+"""Whole runs on simulated engines: the flow, the cluster, rewards, learners, gate, records and
+MLflow are real; what the engines say is written, not sampled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from mlflow import MlflowClient
+
+from tests.flows.conftest import SIMULATED, Finished, Launcher
+
+pytestmark = pytest.mark.flow
+
+Row = tuple[Any, ...]  # Any: values of a table
+# everything that a response is but when it came, and from which of two equal engines
+SAID = "prompt_id, index, token_ids, logprobs, text, finish_reason, outcome, reward, fate"
+
+
+def commits(run: Path) -> list[dict[str, Any]]:  # Any: JSON
+    """The commits of a run, in order."""
+    return [json.loads(path.read_text()) for path in sorted((run / "steps").glob("*.json"))]
+
+
+def digests(run: Path) -> list[str]:
+    """Of the weights after every step."""
+    return [commit["weights"]["digest"] for commit in commits(run)]
+
+
+def said(run: Path, step: int, columns: str = SAID) -> list[Row]:
+    """The responses of a step, sorted."""
+    rows = f"read_parquet('{run}/responses/step={step:05d}/*.parquet')"
+    return duckdb.sql(f"select {columns} from {rows} order by prompt_id, index").fetchall()
+
+
+@pytest.fixture(scope="module")
+def plain(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
+    """Two synchronous steps."""
+    root = tmp_path_factory.mktemp("runs")
+    return launcher.run(root, *SIMULATED, 'run_name="plain"'), root / "plain"
+
+
+def test_a_synchronous_run_trains_all_that_it_asked(plain: tuple[Finished, Path]) -> None:
+    finished, run = plain
+    assert finished.code == 0, finished.err
+    assert [commit["kind"] for commit in commits(run)] == ["sync", "sync"]
+    for step in (1, 2):
+        rows = said(run, step, "fate, finish_reason, reward")
+        assert len(rows) == 16
+        assert {fate for fate, _, _ in rows} == {"trained"}
+        assert {reward for _, _, reward in rows} == {0.0, 1.0}, "answers are right now and then"
+    assert [commit["weights"]["version"] for commit in commits(run)] == [1, 2]
+
+
+def test_the_gate_says_that_it_compared_tensors_alone(plain: tuple[Finished, Path]) -> None:
+    """An engine without a model has no log-probabilities to compare: no figure claims that it
+    has."""
+    _, run = plain
+    for commit in commits(run):
+        assert "publish/probe_difference_nats" not in commit["metrics"]
+        assert commit["metrics"]["time/gate_s"] >= 0
+
+
+def test_the_same_seed_gives_the_same_tables_and_the_same_weights(
+    launcher: Launcher, plain: tuple[Finished, Path], tmp_path: Path
+) -> None:
+    _, run = plain
+    again = launcher.run(tmp_path, *SIMULATED, 'run_name="again"')
+    assert again.code == 0, again.err
+    for step in (1, 2):
+        assert said(tmp_path / "again", step) == said(run, step)
+    assert digests(tmp_path / "again") == digests(run)
+
+
+@pytest.fixture(scope="module")
+def drained(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
+    """Three planned steps of tail batching: each leaves a prompt behind, and a drain asks them."""
+    root = tmp_path_factory.mktemp("runs")
+    settings = ("num_steps=3", 'run_name="drained"')
+    return launcher.run(root, *SIMULATED, *settings, preset="tiny"), root / "drained"
+
+
+def test_tail_batching_drains_its_queue_at_the_end(drained: tuple[Finished, Path]) -> None:
+    finished, run = drained
+    assert finished.code == 0, finished.err
+    done = commits(run)
+    assert [commit["kind"] for commit in done] == ["short"] * 3 + ["drain"]
+    assert [len(commit["queue"]["queue"]) for commit in done] == [1, 2, 3, 0]
+    trained = [row for step in range(1, 5) for row in said(run, step, "prompt_id, index, fate")]
+    names = [(prompt, index) for prompt, index, fate in trained if fate == "trained"]
+    assert len(names) == len(set(names)) == done[-1]["counters"]["prompts_trained"] * 4
+
+
+def test_what_a_short_round_gives_up_is_asked_again_in_the_drain(
+    drained: tuple[Finished, Path],
+) -> None:
+    _, run = drained
+    deferred = {prompt for prompt, _ in commits(run)[2]["queue"]["queue"]}
+    assert {prompt for (prompt,) in said(run, 4, "prompt_id")} == deferred
+
+
+def test_mlflow_has_every_step_of_a_simulated_run(drained: tuple[Finished, Path]) -> None:
+    _, run = drained
+    client = MlflowClient(f"sqlite:///{run.parent}/mlflow.db")
+    names = [experiment.experiment_id for experiment in client.search_experiments()]
+    (tracked,) = client.search_runs(names)
+    history = client.get_metric_history(tracked.info.run_id, "reward/mean")
+    assert [metric.step for metric in history] == [1, 2, 3, 4]
+    assert tracked.data.params["engine.kind"] == "simulated"
+
+
+REWARD = """
+import os
+
+def reward(prompt, response, gold):
+    with open({calls!r}, "a") as calls:
+        calls.write(".")
+    if os.path.getsize({calls!r}) > 20 and not os.path.exists({mended!r}):
+        raise RuntimeError("no verdict today")
+    return float(response.rpartition("Answer: ")[2] == gold)
+"""
+
+
+def test_a_run_that_an_exception_ended_goes_on_as_if_it_had_not(
+    launcher: Launcher, plain: tuple[Finished, Path], tmp_path: Path
+) -> None:
+    """A reward of one's own that agrees with the plain run's raises after the first evaluation and
+    the first step, 20 responses in all, until it is mended."""
+    calls, mended = tmp_path / "calls", tmp_path / "mended"
+    source = tmp_path / "mine.py"
+    source.write_text(REWARD.format(calls=str(calls), mended=str(mended)))
+    rewards = json.dumps({"*": {"kind": "custom", "path": f"{source}:reward"}})
+    root, run = tmp_path / "runs", tmp_path / "runs" / "mended"
+    stopped = launcher.run(root, *SIMULATED, f"rewards={rewards}", 'run_name="mended"')
+    assert stopped.code != 0
+    assert "no verdict today" in stopped.err
+    assert digests(run) == digests(plain[1])[:1], "a step whose verdicts are missing is not kept"
+    mended.touch()
+    resumed = launcher.run(root, resume="mended")
+    assert resumed.code == 0, resumed.err
+    assert digests(run) == digests(plain[1])
