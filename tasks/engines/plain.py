@@ -22,7 +22,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from artifacts.records import Generated, Prompt, VersionSpan
-from tasks.engines.vllm.model_files import read_stop_ids
+from tasks.engines.model_files import read_stop_ids
 
 Told = Callable[[str], None]
 
