@@ -30,16 +30,12 @@ from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardCo
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundInputs, RoundResult
+from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan
-from tasks.scheduling.rounds import (
-    BatchConfig,
-    QueueState,
-    SyncConfig,
-    TailBatchingConfig,
-    finish_round,
-    make_scheduler,
-    plan_round,
-)
+from tasks.scheduling.policies.base import Policy, Turn
+from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
+from tasks.scheduling.queue_state import QueueState, finish_round
 
 DOMAINS = ("math", "code", "qa")
 NUM_LAW_DRAWS = 200  # fresh responses per prompt that stand for its law
@@ -67,7 +63,7 @@ class Variant:
     takes_seeds: bool = True  # whether a deferred prompt draws the same responses again
 
     @property
-    def scheduling(self) -> SyncConfig | TailBatchingConfig:
+    def policy(self) -> Policy:
         if self.prompt_overprovision == self.response_overprovision == 1:
             return SyncConfig()
         return TailBatchingConfig(
@@ -154,19 +150,19 @@ async def _play_run(simulation: Simulation, variant: Variant) -> tuple[list[Roun
     )
     while True:
         step = len(rounds) + 1
-        plan = plan_round(
-            state,
-            simulation.batch,
-            variant.scheduling,
-            domains=domains,
-            seed=simulation.seed,
+        turn = Turn(
+            state=state,
+            batch=simulation.batch,
             step=step,
             num_steps=simulation.num_steps,
+            domains=domains,
+            seed=simulation.seed,
         )
+        plan = variant.policy.plan_round(turn)
         if plan is None:
             return rounds, rollout_s
         started_s = loop.time()
-        result = await _play_round(simulation, plan, engines)
+        result = await _play_round(simulation, variant.policy, plan, engines)
         rollout_s += loop.time() - started_s
         rounds.append(result)
         accepted = [group.prompt.prompt_id for group in result.groups]
@@ -183,7 +179,7 @@ async def _play_run(simulation: Simulation, variant: Variant) -> tuple[list[Roun
 
 
 async def _play_round(
-    simulation: Simulation, plan: RoundPlan, engines: Sequence[SimulatedEngine]
+    simulation: Simulation, policy: Policy, plan: RoundPlan, engines: Sequence[SimulatedEngine]
 ) -> RoundResult:
     inputs = RoundInputs(
         plan=plan,
@@ -198,7 +194,7 @@ async def _play_round(
             )
             for ref in plan.candidates
         },
-        scheduler=make_scheduler(plan),
+        scheduler=policy.scheduler(plan),
         engines=engines,
         feed=SimulatedFeed(SimulatedRewardConfig()),
         sampling=SamplingConfig(max_response_tokens=simulation.max_response_tokens),

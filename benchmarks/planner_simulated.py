@@ -32,24 +32,17 @@ from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardCo
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundInputs
+from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.parallelism import (
-    PLANNED,
-    KindState,
-    PlannedKind,
+    LayoutState,
     PlannerState,
     RoundReading,
     observe,
 )
-from tasks.scheduling.rounds import (
-    BatchConfig,
-    QueueState,
-    TailBatchingConfig,
-    batch_algebra,
-    finish_round,
-    make_scheduler,
-    plan_round,
-)
+from tasks.scheduling.policies.base import Policy, Turn
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
+from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.scheduling.throughput import (
     Demand,
     ThroughputPoint,
@@ -60,6 +53,7 @@ from tasks.scheduling.throughput import (
 
 PROMPT_TOKENS = 200
 SIZES = (1, 2, 4, 8)
+POLICY: Policy = TailBatchingConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,37 +113,32 @@ class Machine:
 class PlayedRound:
     """A round and what it took."""
 
-    kind: PlannedKind
+    layout: str
     size: int
     num_preemptions: int
     rollout_s: float
 
 
 def first_sizes(machine: Machine, batch: BatchConfig) -> PlannerState:
-    """The planner's own choice for both kinds of round, from what calibration would measure."""
-    algebra, profile, mean = (
-        batch_algebra(batch, TailBatchingConfig()),
-        machine.profile(),
-        machine.longest_tokens // BOUND_PER_MEAN,
-    )
-    launched: dict[PlannedKind, int] = {
-        "short": algebra.launch_prompts * algebra.launch_per_prompt,
-        "long": algebra.accept_prompts * algebra.accept_per_prompt,
-    }
+    """The planner's own choice for every kind of round, from what calibration would measure."""
+    profile, mean = machine.profile(), machine.longest_tokens // BOUND_PER_MEAN
     demands = {
-        kind: Demand(num_responses=num, prompt_tokens=PROMPT_TOKENS, response_tokens=mean)
-        for kind, num in launched.items()
+        shape.kind: Demand(
+            num_responses=shape.launch_responses, prompt_tokens=PROMPT_TOKENS, response_tokens=mean
+        )
+        for shape in POLICY.algebra(batch).rounds
     }
     sizes = {
         kind: best_size(profile, profile.sizes, machine.num_devices, demand)
         for kind, demand in demands.items()
     }
-    return PlannerState(kinds={kind: KindState(size=size) for kind, size in sizes.items()})
+    return PlannerState(layouts={kind: LayoutState(size=size) for kind, size in sizes.items()})
 
 
-def fixed_sizes(size: int) -> PlannerState:
-    """The same size for both kinds of round."""
-    return PlannerState(kinds={"short": KindState(size=size), "long": KindState(size=size)})
+def fixed_sizes(batch: BatchConfig, size: int) -> PlannerState:
+    """The same size for every kind of round."""
+    kinds = [shape.kind for shape in POLICY.algebra(batch).rounds]
+    return PlannerState(layouts=dict.fromkeys(kinds, LayoutState(size=size)))
 
 
 async def play_run(
@@ -166,16 +155,17 @@ async def play_run(
     profiled: whether it knows the profile, and so which sizes are slower, or follows the paper's
     rule alone.
     """
-    state, scheduling, profile = QueueState(), TailBatchingConfig(), machine.profile()
+    state, profile = QueueState(), machine.profile()
     played: list[PlayedRound] = []
     for step in range(1, num_steps + 1):
         domains = ("a",) * (num_steps * 2 * batch.prompts_per_step)
-        plan = plan_round(
-            state, batch, scheduling, domains=domains, seed=0, step=step, num_steps=num_steps
+        turn = Turn(
+            state=state, batch=batch, step=step, num_steps=num_steps, domains=domains, seed=0
         )
+        plan = POLICY.plan_round(turn)
         assert plan is not None, "the run is not over"
-        kind = PLANNED[plan.kind]
-        engines = machine.engines(planner.kinds[kind].size, step)
+        size = planner.layouts[plan.layout].size
+        engines = machine.engines(size, step)
         began_s = asyncio.get_running_loop().time()
         state = await _play(plan, state, engines, machine.longest_tokens)
         rollout_s = asyncio.get_running_loop().time() - began_s
@@ -183,15 +173,17 @@ async def play_run(
         preemptions = sum(one.num_preemptions for one in readings)
         played.append(
             PlayedRound(
-                kind=kind,
-                size=planner.kinds[kind].size,
+                layout=plan.layout,
+                size=size,
                 num_preemptions=preemptions,
                 rollout_s=rollout_s,
             )
         )
         if plans:
             usage = max(one.kv_usage_max for one in readings)
-            reading = RoundReading(kind=kind, num_preemptions=preemptions, kv_usage_max=usage)
+            reading = RoundReading(
+                layout=plan.layout, num_preemptions=preemptions, kv_usage_max=usage
+            )
             num_responses = len(plan.prompts) * plan.launch_per_prompt
             mean = sum(one.tokens_generated for one in readings) // num_responses
             demand = Demand(
@@ -225,7 +217,7 @@ async def _play(
             )
             for ref in plan.prompts
         },
-        scheduler=make_scheduler(plan),
+        scheduler=POLICY.scheduler(plan),
         engines=engines,
         feed=SimulatedFeed(SimulatedRewardConfig()),
         sampling=SamplingConfig(max_response_tokens=longest_tokens),
@@ -251,7 +243,7 @@ def rows(name: str, played: Sequence[PlayedRound]) -> list[tuple[str, ...]]:
     """Per kind of round: how many, their sizes in order, mean preemptions, mean rollout seconds."""
     by_kind: dict[str, list[PlayedRound]] = defaultdict(list)
     for one in played:
-        by_kind[one.kind].append(one)
+        by_kind[one.layout].append(one)
     return [
         (
             name,
@@ -278,9 +270,9 @@ def main() -> None:
     options = parser.parse_args()
     batch = BatchConfig(prompts_per_step=options.prompts, responses_per_prompt=options.responses)
     table = Table("engines", "rounds", "sizes", "preemptions", "rollout s", box=None)
-    runs = [(f"size {size}", fixed_sizes(size), False, False) for size in SIZES]
+    runs = [(f"size {size}", fixed_sizes(batch, size), False, False) for size in SIZES]
     runs += [
-        ("planner, rule alone", fixed_sizes(1), True, False),
+        ("planner, rule alone", fixed_sizes(batch, 1), True, False),
         ("planner with a profile", first_sizes(Machine(), batch), True, True),
     ]
     for name, first, plans, profiled in runs:

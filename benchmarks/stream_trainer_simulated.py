@@ -32,13 +32,13 @@ from tasks.rounds.driver import drive_round
 from tasks.rounds.figures import rollout_spans
 from tasks.rounds.records import RoundInputs
 from tasks.scheduling.events import PromptRef, RoundPlan
-from tasks.scheduling.rounds import make_scheduler
 from tasks.scheduling.stream_training import (
     DeviceGroup,
     ScaleDown,
     StreamTrainer,
     StreamTrainerConfig,
 )
+from tasks.scheduling.wait_for_all import WaitForAll
 
 PROMPT_TOKENS = 200
 ROW_TOKENS = 16384
@@ -73,7 +73,6 @@ class Machine:
             launch_per_prompt=self.responses_per_prompt,
             accept_prompts=self.num_prompts,
             accept_per_prompt=self.responses_per_prompt,
-            quotas=(),
         )
 
     def engines(self, seed: int) -> list[SimulatedEngine]:
@@ -195,7 +194,7 @@ def inputs(
             )
             for ref in plan.prompts
         },
-        scheduler=make_scheduler(plan),
+        scheduler=WaitForAll(plan),
         engines=machine.engines(seed),
         feed=SimulatedFeed(SimulatedRewardConfig()),
         sampling=SamplingConfig(max_response_tokens=machine.longest_tokens),

@@ -25,7 +25,6 @@ from rich.console import Console
 from artifacts import layout
 from artifacts.commit import StepCommit, read_commits
 from artifacts.journal import Journal
-from artifacts.records import RoundKind
 from artifacts.reports import plots
 from artifacts.reports.summary import (
     RunSummary,
@@ -46,7 +45,7 @@ from tasks.rewards.programs.adaptive_timeout import Anchor, merged, to_record
 from tasks.rewards.registry import learns_timeouts, timeouts_of
 from tasks.rollout import artifact_key, progress_key
 from tasks.scheduling.parallelism import PlannerState
-from tasks.scheduling.rounds import QueueState
+from tasks.scheduling.queue_state import QueueState
 
 TABLE_COLUMNS = (
     "reward/mean",
@@ -56,7 +55,6 @@ TABLE_COLUMNS = (
     "time/step_s",
     "queue/long_prompts",
 )
-ROUND_COLUMNS: tuple[RoundKind, ...] = ("sync", "short", "long", "drain")
 
 
 class RunReporter:
@@ -264,18 +262,17 @@ class RunReporter:
             "step_times.png": plots.step_times(steps, [commit.kind for commit in commits], stages),
             "response_lengths.png": plots.response_lengths(self._lengths(commits)),
         }
-        for kind in ROUND_COLUMNS:
+        for kind in dict.fromkeys(commit.kind for commit in commits):
             typical = _typical_step(commits, kind)
-            if typical is not None:
-                title = f"Step {typical.step}, a {kind} round"
-                devices = sorted({*self._run.context.devices.values()})
-                pictures[f"timeline_{kind}.png"] = plots.device_gantt(
-                    self._journal.read_spans(typical.step), devices, title
-                )
+            title = f"Step {typical.step}, a {kind} round"
+            devices = sorted({*self._run.context.devices.values()})
+            pictures[f"timeline_{kind}.png"] = plots.device_gantt(
+                self._journal.read_spans(typical.step), devices, title
+            )
         return pictures
 
-    def _lengths(self, commits: Sequence[StepCommit]) -> dict[RoundKind, list[int]]:
-        lengths: dict[RoundKind, list[int]] = defaultdict(list)
+    def _lengths(self, commits: Sequence[StepCommit]) -> dict[str, list[int]]:
+        lengths: dict[str, list[int]] = defaultdict(list)
         for commit in commits:
             for row in self._journal.read(commit.step):
                 if row.response.generated.finish_reason != "aborted":
@@ -283,10 +280,10 @@ class RunReporter:
         return lengths
 
 
-def _typical_step(commits: Sequence[StepCommit], kind: RoundKind) -> StepCommit | None:
-    """The step of this kind whose length is the median one, or None."""
+def _typical_step(commits: Sequence[StepCommit], kind: str) -> StepCommit:
+    """The step of this kind whose length is the median one."""
     alike = sorted(
         (commit for commit in commits if commit.kind == kind),
         key=lambda commit: commit.metrics["time/step_s"],
     )
-    return alike[len(alike) // 2] if alike else None
+    return alike[len(alike) // 2]
