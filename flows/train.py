@@ -42,10 +42,10 @@ from flows.run import OpenRun, open_run
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.dask_cluster import open_cluster
 from tasks.cluster.devices import worker_specs
-from tasks.cluster.fleet import Fleet
 from tasks.cluster.ownership import take_cluster, telling_of_its_loss
 from tasks.durable import export_model, restore_policy, save_checkpoint
 from tasks.engines.base import EngineLost
+from tasks.fleet import Fleet
 from tasks.learner.reports import check_updates
 from tasks.learner.sharding import PeerLost
 from tasks.plan import StepPlan, dataset_of
