@@ -34,8 +34,8 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class PlannerConfig(BaseModel):
-    """The parallelism planner: the size of the engines, chosen per layout of rounds from what
-    they report."""
+    """The parallelism planner: the size of the engines, chosen per kind of round from what they
+    report."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
