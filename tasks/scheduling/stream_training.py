@@ -7,8 +7,8 @@ mid-round, and when.
       to accumulate gradients
 
 A device group is freed whole or not at all, so that no learner communication group and no engine is
-ever split. Pure: readings in, decisions out. Leaves out how requests move (`tasks.rounds.driver`) and
-what the learners get (`learner.streaming`).
+ever split. Pure: readings in, decisions out. Leaves out how requests move (`tasks.rounds.driver`)
+and what the learners get (`learner.streaming`).
 """
 
 from __future__ import annotations
