@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts import layout
-from artifacts.records import RoundKind, WeightsRef
+from artifacts.records import WeightsRef
 from artifacts.store import Store
 
 COMMIT_SCHEMA_VERSION = 1
@@ -29,7 +29,7 @@ class StepCommit:
     """All that a resumed run needs to know of a finished step."""
 
     step: int  # from 1
-    kind: RoundKind  # the round's kind
+    kind: str  # the round's kind, as its policy names it
     weights: WeightsRef  # what the step published; its digest is what a replay must reproduce
     queue: Json  # state of the scheduler, the long-prompt queue above all
     seeds: Json  # random state, enough to draw the same next prompts

@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "aborted"]
-RoundKind = Literal["sync", "short", "long", "drain", "evaluate"]
 
 
 class Outcome(StrEnum):

@@ -30,7 +30,6 @@ from artifacts.records import (
     Outcome,
     Prompt,
     Response,
-    RoundKind,
     Score,
     Span,
     VersionSpan,
@@ -57,7 +56,7 @@ class ResponseRow:
     """One row of the responses table: a response, what it answered, and what became of it."""
 
     step: int  # the step that launched it
-    kind: RoundKind  # the round's kind
+    kind: str  # the round's kind, as its policy names it
     prompt: Prompt  # what it answers
     response: Response  # with its score, once there is one
     fate: Fate | None = None  # ledger column; None until the round is over

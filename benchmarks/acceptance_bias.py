@@ -32,7 +32,6 @@ from artifacts.tables import ResponseRow
 from tasks.scheduling.acceptance import Launched, mean_reward, mean_tokens
 from tasks.scheduling.ledger import Column
 
-KINDS = ("sync", "short", "long", "drain")
 EVERY_ROUND = "every"
 EVERY_FATE: tuple[Column, ...] = get_args(Column)
 PARTS: Mapping[str, tuple[Column, ...]] = {
@@ -97,10 +96,9 @@ def _launched(row: ResponseRow) -> Launched:
 
 
 def by_kind(rounds: Mapping[str, Sequence[Launched]]) -> Iterator[tuple[str, list[Launched]]]:
-    """The kinds that are there in a fixed order, then all of them together if they are several."""
-    for kind in KINDS:
-        if kind in rounds:
-            yield kind, list(rounds[kind])
+    """Every kind in the order of its first round, then all of them together if they are several."""
+    for kind, launched in rounds.items():
+        yield kind, list(launched)
     if len(rounds) > 1:
         yield EVERY_ROUND, [one for launched in rounds.values() for one in launched]
 

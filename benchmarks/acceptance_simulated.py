@@ -29,15 +29,12 @@ from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundResult
+from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan
-from tasks.scheduling.rounds import (
-    BatchConfig,
-    QueueState,
-    SyncConfig,
-    TailBatchingConfig,
-    make_scheduler,
-    plan_round,
-)
+from tasks.scheduling.policies.base import Policy, Turn
+from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
+from tasks.scheduling.queue_state import QueueState
 
 DOMAINS = ("math", "code", "qa")
 NUM_LAW_DRAWS = 200  # fresh responses per prompt that stand for its law
@@ -64,7 +61,7 @@ class Variant:
     takes_seeds: bool = True  # whether a deferred prompt draws the same responses again
 
     @property
-    def scheduling(self) -> SyncConfig | TailBatchingConfig:
+    def policy(self) -> Policy:
         if self.prompt_overprovision == self.response_overprovision == 1:
             return SyncConfig()
         return TailBatchingConfig(
@@ -152,21 +149,20 @@ async def _play_run(simulation: Simulation, variant: Variant) -> tuple[list[Roun
     domains = DOMAINS * (4 * simulation.batch.prompts_per_step * simulation.num_steps)
 
     def next_plan(state: QueueState, step: int) -> RoundPlan | None:
-        return plan_round(
-            state,
-            simulation.batch,
-            variant.scheduling,
-            domains=domains,
-            seed=simulation.seed,
+        turn = Turn(
+            state=state,
+            batch=simulation.batch,
             step=step,
             num_steps=simulation.num_steps,
+            domains=domains,
+            seed=simulation.seed,
         )
+        return variant.policy.plan_round(turn)
 
     async def play(plan: RoundPlan) -> RoundResult:
         longest, seed = simulation.max_response_tokens, simulation.seed
-        return await drive_round(
-            round_inputs(plan, make_scheduler(plan), engines, longest, seed=seed)
-        )
+        scheduler = variant.policy.scheduler(plan)
+        return await drive_round(round_inputs(plan, scheduler, engines, longest, seed=seed))
 
     results: list[RoundResult] = []
     rollout_s = 0.0

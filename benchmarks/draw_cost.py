@@ -17,8 +17,8 @@ import time
 from typing import Any
 
 from artifacts.records import Request
-from tasks.engines.vllm.core import VllmCore, build_core
-from tasks.engines.vllm.engine import VllmEngineConfig, pin_this_thread
+from tasks.engines.vllm.core import VllmCore
+from tasks.engines.vllm.engine import VllmEngineConfig, build_core, pin_this_thread
 
 _PROMPT_TOKENS = 100
 

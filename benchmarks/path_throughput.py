@@ -35,6 +35,7 @@ from artifacts.store import Store
 from benchmarks.bare_llm import bare_llm
 from flows.config.run_config import RunConfig
 from tasks.cluster.devices import worker_specs
+from tasks.engines.vllm.measuring import measurable
 from tasks.learner.models import resolve_model
 
 READY = "READY"
@@ -193,7 +194,7 @@ def _bare(path: Path) -> None:
     READY with its seconds."""
     job: dict[str, Any] = json.loads(path.read_text())  # Any: JSON
     config = RunConfig.model_validate(job["config"])
-    llm = bare_llm(config.engine, job["model"], config.seed, job["cores"])
+    llm = bare_llm(measurable(config.engine), job["model"], config.seed, job["cores"])
     from vllm import SamplingParams
 
     def generate(requests: Sequence[tuple[list[int], int]]) -> None:

@@ -35,23 +35,17 @@ from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineCon
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundResult
+from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.parallelism import (
-    PLANNED,
-    KindState,
-    PlannedKind,
+    LayoutState,
     PlannerState,
     RoundReading,
     observe,
 )
-from tasks.scheduling.rounds import (
-    BatchConfig,
-    QueueState,
-    TailBatchingConfig,
-    batch_algebra,
-    make_scheduler,
-    plan_round,
-)
+from tasks.scheduling.policies.base import Policy, Turn
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
+from tasks.scheduling.queue_state import QueueState
 from tasks.scheduling.throughput import (
     Demand,
     ThroughputPoint,
@@ -61,6 +55,7 @@ from tasks.scheduling.throughput import (
 )
 
 SIZES = (1, 2, 4, 8)
+POLICY: Policy = TailBatchingConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,37 +113,32 @@ class Machine:
 class PlayedRound:
     """A round and what it took."""
 
-    kind: PlannedKind
+    layout: str
     size: int
     num_preemptions: int
     rollout_s: float
 
 
 def first_sizes(machine: Machine, batch: BatchConfig) -> PlannerState:
-    """The planner's own choice for both kinds of round, from what calibration would measure."""
-    algebra, profile, mean = (
-        batch_algebra(batch, TailBatchingConfig()),
-        machine.profile(),
-        machine.longest_tokens // BOUND_PER_MEAN,
-    )
-    launched: dict[PlannedKind, int] = {
-        "short": algebra.launch_prompts * algebra.launch_per_prompt,
-        "long": algebra.accept_prompts * algebra.accept_per_prompt,
-    }
+    """The planner's own choice for every kind of round, from what calibration would measure."""
+    profile, mean = machine.profile(), machine.longest_tokens // BOUND_PER_MEAN
     demands = {
-        kind: Demand(num_responses=num, prompt_tokens=PROMPT_TOKENS, response_tokens=mean)
-        for kind, num in launched.items()
+        shape.kind: Demand(
+            num_responses=shape.launch_responses, prompt_tokens=PROMPT_TOKENS, response_tokens=mean
+        )
+        for shape in POLICY.algebra(batch).rounds
     }
     sizes = {
         kind: best_size(profile, profile.sizes, machine.num_devices, demand)
         for kind, demand in demands.items()
     }
-    return PlannerState(kinds={kind: KindState(size=size) for kind, size in sizes.items()})
+    return PlannerState(layouts={kind: LayoutState(size=size) for kind, size in sizes.items()})
 
 
-def fixed_sizes(size: int) -> PlannerState:
-    """The same size for both kinds of round."""
-    return PlannerState(kinds={"short": KindState(size=size), "long": KindState(size=size)})
+def fixed_sizes(batch: BatchConfig, size: int) -> PlannerState:
+    """The same size for every kind of round."""
+    kinds = [shape.kind for shape in POLICY.algebra(batch).rounds]
+    return PlannerState(layouts=dict.fromkeys(kinds, LayoutState(size=size)))
 
 
 async def play_run(
@@ -165,33 +155,34 @@ async def play_run(
     profiled: whether it knows the profile, and so which sizes are slower, or follows the paper's
     rule alone.
     """
-    scheduling, profile = TailBatchingConfig(), machine.profile()
+    profile = machine.profile()
     domains = ("a",) * (num_steps * 2 * batch.prompts_per_step)
     engines: list[SimulatedEngine] = []
 
     def next_plan(state: QueueState, step: int) -> RoundPlan | None:
         if step > num_steps:
             return None
-        return plan_round(
-            state, batch, scheduling, domains=domains, seed=0, step=step, num_steps=num_steps
+        turn = Turn(
+            state=state, batch=batch, step=step, num_steps=num_steps, domains=domains, seed=0
         )
+        return POLICY.plan_round(turn)
 
     async def play(plan: RoundPlan) -> RoundResult:
-        engines[:] = machine.engines(planner.kinds[PLANNED[plan.kind]].size, plan.step)
+        engines[:] = machine.engines(planner.layouts[plan.layout].size, plan.step)
         longest = machine.longest_tokens
-        inputs = round_inputs(plan, make_scheduler(plan), engines, longest, versions=range(1))
+        inputs = round_inputs(plan, POLICY.scheduler(plan), engines, longest, versions=range(1))
         return await drive_round(inputs)
 
     played: list[PlayedRound] = []
     async for simulated in play_rounds(next_plan, play):
         plan = simulated.plan
-        kind = PLANNED[plan.kind]
+        size = planner.layouts[plan.layout].size
         readings = [await engine.stats() for engine in engines]
         preemptions = sum(reading.num_preemptions for reading in readings)
         played.append(
             PlayedRound(
-                kind=kind,
-                size=planner.kinds[kind].size,
+                layout=plan.layout,
+                size=size,
                 num_preemptions=preemptions,
                 rollout_s=simulated.rollout_s,
             )
@@ -208,7 +199,9 @@ async def play_run(
                 if profiled
                 else profile.sizes
             )
-            counted = RoundReading(kind=kind, num_preemptions=preemptions, kv_usage_max=usage)
+            counted = RoundReading(
+                layout=plan.layout, num_preemptions=preemptions, kv_usage_max=usage
+            )
             planner = observe(planner, counted, sizes, profile.kv_tokens if profiled else {})
     return played
 
@@ -217,7 +210,7 @@ def rows(name: str, played: Sequence[PlayedRound]) -> list[tuple[str, ...]]:
     """Per kind of round: how many, their sizes in order, mean preemptions, mean rollout seconds."""
     by_kind: dict[str, list[PlayedRound]] = defaultdict(list)
     for one in played:
-        by_kind[one.kind].append(one)
+        by_kind[one.layout].append(one)
     return [
         (
             name,
@@ -244,9 +237,9 @@ def main() -> None:
     options = parser.parse_args()
     batch = BatchConfig(prompts_per_step=options.prompts, responses_per_prompt=options.responses)
     table = Table("engines", "rounds", "sizes", "preemptions", "rollout s", box=None)
-    runs = [(f"size {size}", fixed_sizes(size), False, False) for size in SIZES]
+    runs = [(f"size {size}", fixed_sizes(batch, size), False, False) for size in SIZES]
     runs += [
-        ("planner, rule alone", fixed_sizes(1), True, False),
+        ("planner, rule alone", fixed_sizes(batch, 1), True, False),
         ("planner with a profile", first_sizes(Machine(), batch), True, True),
     ]
     for name, first, plans, profiled in runs:

@@ -32,13 +32,13 @@ from tasks.rounds.driver import drive_round
 from tasks.rounds.figures import rollout_spans
 from tasks.rounds.records import RoundInputs
 from tasks.scheduling.events import PromptRef, RoundPlan
-from tasks.scheduling.rounds import make_scheduler
 from tasks.scheduling.stream_training import (
     DeviceGroup,
     ScaleDown,
     StreamTrainer,
     StreamTrainerConfig,
 )
+from tasks.scheduling.wait_for_all import WaitForAll
 
 ROW_TOKENS = 16384
 LARGE_GPU = SimulatedEngineConfig(lengths=LengthModel(median_tokens=500, sigma=1.1))
@@ -72,7 +72,6 @@ class Machine:
             launch_per_prompt=self.responses_per_prompt,
             accept_prompts=self.num_prompts,
             accept_per_prompt=self.responses_per_prompt,
-            quotas=(),
         )
 
     def engines(self, seed: int) -> list[SimulatedEngine]:
@@ -183,7 +182,7 @@ def inputs(
 
     return round_inputs(
         plan,
-        make_scheduler(plan),
+        WaitForAll(plan),
         machine.engines(seed),
         machine.longest_tokens,
         seed=seed,

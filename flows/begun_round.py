@@ -8,6 +8,7 @@ Evaluations keep none: who asks other held-out prompts asks them all anew.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from artifacts.store import Store
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.queue_state import QueueState, row_of
 
+PLAN_SCHEMA_VERSION = 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BegunRound:
@@ -25,6 +28,7 @@ class BegunRound:
 
     before: QueueState  # where the prompts stood when it was planned
     plan: RoundPlan  # what it launches and brings home
+    schema_version: int = PLAN_SCHEMA_VERSION  # of this record
 
 
 _JSON = TypeAdapter(BegunRound)
@@ -47,8 +51,18 @@ def begun_round(
     name = layout.plan_file(step)
     if not store.exists(name):
         return None
-    begun = _JSON.validate_json(store.read(name))
+    begun = _read(store, name)
     asks_unfit = any(row_of(ref) in unfit for ref in begun.plan.candidates)
-    is_over = step > num_steps and begun.plan.kind != "drain"
+    is_over = step > num_steps and not begun.plan.is_drain
     is_closed = store.exists(layout.round_file(step))
     return begun if is_closed or not (asks_unfit or is_over) else None
+
+
+def _read(store: Store, name: str) -> BegunRound:
+    data = store.read(name)
+    if (found := json.loads(data).get("schema_version")) != PLAN_SCHEMA_VERSION:
+        raise ValueError(
+            f"{store.url}/{name} must have schema version {PLAN_SCHEMA_VERSION}, got {found};"
+            " resume it with the code that wrote it"
+        )
+    return _JSON.validate_json(data)

@@ -1,7 +1,7 @@
 """The engines' layout of a run: what the parallelism planner wants for a round, made true before
 the round begins.
 
-    planner state ── size of this kind ──▶ same as now? ── yes ─────────────────▶ round ──▶ observe
+    planner state ─ size of this layout ──▶ same as now? ── yes ─────────────────▶ round ──▶ observe
                                                 └── no: tear down, rebuild, publish ──┘
 """
 
@@ -12,23 +12,20 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from artifacts.records import RoundKind, Span
+from artifacts.records import Span
 from flows.config.run_config import RunConfig
 from flows.run import OpenRun
 from tasks.cluster.devices import device_map, engine_members
-from tasks.cluster.fleet import Fleet
 from tasks.engines.model_files import read_head_counts
+from tasks.fleet import Fleet
 from tasks.report import StepReport
 from tasks.scheduling.parallelism import (
-    PLANNED,
-    KindState,
-    PlannedKind,
+    LayoutState,
     PlannerState,
     RoundReading,
     observe,
     possible_sizes,
 )
-from tasks.scheduling.rounds import batch_algebra
 from tasks.scheduling.throughput import Demand, ThroughputProfile, best_size, not_slower
 from tasks.train import publish
 
@@ -49,30 +46,23 @@ class EngineLayouts:
         self._sizes = sizes_of(run.config, run.context.model_path)
         self._num_devices = len(device_map(run.config.cluster)["rollout"])
         self.state = (
-            PlannerState.from_json(run.commits[-1].planner)
-            if run.commits
-            else PlannerState(kinds={})
+            PlannerState.from_json(run.commits[-1].planner) if run.commits else PlannerState()
         )
 
-    async def arrange(self, fleet: Fleet, kind: RoundKind) -> tuple[Span, ...]:
-        """Bring the engines into the layout for a round of this kind; what that cost every device,
-        nothing if nothing changed."""
-        if not self._config.planner.enabled or kind not in PLANNED:
+    async def arrange(self, fleet: Fleet, layout: str) -> tuple[Span, ...]:
+        """Bring the engines into the layout of a round; what that cost every device, nothing if
+        nothing changed."""
+        if not self._config.planner.enabled or not layout:
             return ()
-        planned = PLANNED[kind]
-        if planned not in self.state.kinds:
-            self.state = PlannerState(
-                kinds={**self.state.kinds, planned: KindState(size=self._first_size(planned))}
-            )
-        members = engine_members(self._config.cluster, self.state.kinds[planned].size)
+        if layout not in self.state.layouts:
+            self.state = self.state.having(layout, LayoutState(size=self._first_size(layout)))
+        size = self.state.layouts[layout].size
+        members = engine_members(self._config.cluster, size)
         if members == fleet.run.members:
             return ()
         began_s = time.time()
         logger.info(
-            "relayout kind=%s tensor_parallel_size=%d engines=%d",
-            kind,
-            self.state.kinds[planned].size,
-            len(members),
+            "relayout layout=%s tensor_parallel_size=%d engines=%d", layout, size, len(members)
         )
         await fleet.relayout(members)
         await publish(fleet.run)
@@ -85,14 +75,14 @@ class EngineLayouts:
 
     def observe(self, report: StepReport) -> PlannerState:
         """The state after the step, to be committed with it; the state to go on with, too."""
-        if self._config.planner.enabled and report.plan.round.kind in PLANNED:
-            kind, rollout = PLANNED[report.plan.round.kind], report.rollout
+        layout, rollout = report.plan.round.layout, report.rollout
+        if self._config.planner.enabled and layout:
             reading = RoundReading(
-                kind=kind,
+                layout=layout,
                 num_preemptions=rollout.num_preemptions,
                 kv_usage_max=rollout.kv_usage_max,
             )
-            sizes = self._sizes_for(self.state.kinds[kind].size, report)
+            sizes = self._sizes_for(self.state.layouts[layout].size, report)
             self.state = observe(
                 self.state, reading, sizes, self._profile.kv_tokens if self._profile else {}
             )
@@ -112,12 +102,12 @@ class EngineLayouts:
         )
         return not_slower(self._profile, self._sizes, now, self._num_devices, demand)
 
-    def _first_size(self, kind: PlannedKind) -> int:
+    def _first_size(self, layout: str) -> int:
         """By the profile if there is one."""
         if self._profile is None:
             return self._config.engine.tensor_parallel_size
         return best_size(
-            self._profile, self._sizes, self._num_devices, demand_of(self._config, kind)
+            self._profile, self._sizes, self._num_devices, demand_of(self._config, layout)
         )
 
 
@@ -154,17 +144,15 @@ def sizes_of(config: RunConfig, model_path: str) -> tuple[int, ...]:
     return sizes
 
 
-def demand_of(config: RunConfig, kind: PlannedKind) -> Demand:
-    """What a round of this kind asks of the engines, before anything is known of its responses."""
-    algebra = batch_algebra(config.batch, config.scheduling)
-    launched = (
-        algebra.launch_prompts * algebra.launch_per_prompt
-        if kind == "short"
-        else algebra.accept_prompts * algebra.accept_per_prompt
-    )
+def demand_of(config: RunConfig, layout: str) -> Demand:
+    """What a round of this layout asks of the engines, before anything is known of its
+    responses."""
+    shape = config.scheduling.algebra(config.batch).shape_of(layout)
     mean = max(1, config.sampling.max_response_tokens // BOUND_PER_MEAN)
     return Demand(
-        num_responses=launched, prompt_tokens=_prompt_tokens(config), response_tokens=mean
+        num_responses=shape.launch_responses,
+        prompt_tokens=_prompt_tokens(config),
+        response_tokens=mean,
     )
 
 

@@ -44,11 +44,11 @@ def evaluation_round(
     return RoundPlan(
         step=step,
         kind="evaluate",
+        is_evaluation=True,
         prompts=heldout_refs(run, num_prompts),
         launch_per_prompt=responses_per_prompt,
         accept_prompts=num_prompts,
         accept_per_prompt=responses_per_prompt,
-        quotas=(),
     )
 
 

@@ -41,7 +41,7 @@ from tasks.rewards.programs.adaptive_timeout import Anchor, merged, to_record
 from tasks.rewards.registry import learns_timeouts, timeouts_of
 from tasks.rollout import artifact_key, progress_key
 from tasks.scheduling.parallelism import PlannerState
-from tasks.scheduling.rounds import QueueState
+from tasks.scheduling.queue_state import QueueState
 
 TABLE_COLUMNS = (
     "reward/mean",

@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from artifacts import layout
 from artifacts.commit import StepCommit, read_manifest
 from artifacts.journal import Journal
-from artifacts.records import RoundKind
 from artifacts.reports import plots
 from artifacts.reports.answers import Question, questions_of, spread
 from artifacts.reports.page import Picture, RunPage, Setting, StepLine, render
@@ -35,7 +34,6 @@ from flows.run import OpenRun
 from tasks.plan import EVALUATION
 from tasks.report import STAGES
 
-ROUND_COLUMNS: tuple[RoundKind, ...] = ("sync", "short", "long", "drain")
 SHOWN_QUESTIONS = 12
 TIMELINE = "timeline_"  # what the names of timelines begin with
 
@@ -99,14 +97,13 @@ class RunResults:
             "response_lengths": plots.response_lengths(self._lengths_by_kind(commits)),
         }
         devices = sorted({*self._run.context.devices.values()})
-        for kind in ROUND_COLUMNS:
+        for kind in dict.fromkeys(commit.kind for commit in commits):
             typical = typical_step(commits, kind)
-            if typical is not None:
-                pictures[f"{TIMELINE}{kind}"] = plots.device_gantt(
-                    self._journal.read_spans(typical.step),
-                    devices,
-                    f"Step {typical.step}, a {kind} round",
-                )
+            pictures[f"{TIMELINE}{kind}"] = plots.device_gantt(
+                self._journal.read_spans(typical.step),
+                devices,
+                f"Step {typical.step}, a {kind} round",
+            )
         return pictures
 
     def page(
@@ -167,8 +164,8 @@ class RunResults:
         links = {name: summary.links[key] for name, key in wanted.items() if key in summary.links}
         return links | ({"Dask": layout.DASK_PAGE} if self._run.store.is_local else {})
 
-    def _lengths_by_kind(self, commits: Sequence[StepCommit]) -> dict[RoundKind, list[int]]:
-        lengths: dict[RoundKind, list[int]] = defaultdict(list)
+    def _lengths_by_kind(self, commits: Sequence[StepCommit]) -> dict[str, list[int]]:
+        lengths: dict[str, list[int]] = defaultdict(list)
         for commit in commits:
             if commit.step not in self._lengths:
                 self._lengths[commit.step] = [
@@ -180,13 +177,13 @@ class RunResults:
         return lengths
 
 
-def typical_step(commits: Sequence[StepCommit], kind: RoundKind) -> StepCommit | None:
-    """The step of this kind whose length is the median one, or None."""
+def typical_step(commits: Sequence[StepCommit], kind: str) -> StepCommit:
+    """The step of this kind whose length is the median one; there is one."""
     alike = sorted(
         (commit for commit in commits if commit.kind == kind),
         key=lambda commit: commit.metrics["time/step_s"],
     )
-    return alike[len(alike) // 2] if alike else None
+    return alike[len(alike) // 2]
 
 
 def settings_of(config: RunConfig) -> list[Setting]:

@@ -9,7 +9,7 @@
 The first three tasks run at the same time and meet in the sample buffer (═); the last two follow
 (─). With the stream trainer (`tasks.scheduling.stream_training`) learners begin on devices that the
 rollout frees; else they begin when it is over. The round's kind and its sizes are decided before
-the step begins (`tasks.scheduling.rounds.plan_round`). In the RollPacker paper a step of the 14B
+the step begins (`tasks.scheduling.policies`). In the RollPacker paper a step of the 14B
 model spends about 70 % in rollout, 5 to 10 % in reward and 20 to 25 % in training (Table 1).
 """
 

@@ -42,8 +42,8 @@ from tasks.learner.models import resolve_model
 from tasks.plan import EVALUATION, Deadlines, RunContext, heldout_refs, prompts_of, task_dataset
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import build_rewards
-from tasks.scheduling.queue_state import without_unfit
-from tasks.scheduling.rounds import QueueState, batch_algebra, plan_round
+from tasks.scheduling.policies.base import Turn
+from tasks.scheduling.queue_state import QueueState, without_unfit
 
 logger = logging.getLogger(__name__)
 
@@ -163,16 +163,16 @@ def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
             "evaluation.num_prompts must be <= the task's held-out prompts"
             f" ({len(dataset.heldout)}), got {asked}; lower it"
         )
-    plan_round(
-        QueueState(),
-        config.batch,
-        config.scheduling,
-        domains=dataset.domains,
-        seed=config.seed,
+    first = Turn(
+        state=QueueState(),
+        batch=config.batch,
         step=1,
         num_steps=config.num_steps,
+        domains=dataset.domains,
+        seed=config.seed,
         unfit=unfit,
     )
+    config.scheduling.plan_round(first)
 
 
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
@@ -207,6 +207,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         advantage=config.learner.advantage,
         overlong=config.learner.overlong,
         row_tokens=config.learner.max_tokens_per_microbatch,
+        scheduling=config.scheduling,
         stream_trainer=config.stream_trainer,
         deadlines=Deadlines(
             progress_s=config.deadlines.progress_s,
@@ -224,13 +225,13 @@ def state_of(commits: Sequence[StepCommit]) -> QueueState:
 def _fitting(config: RunConfig, context: RunContext, commits: Sequence[StepCommit]) -> RunContext:
     """The context with the prompts that the run must pass over. ValueError where they are to be
     refused, or too few are left."""
-    algebra, asked = batch_algebra(config.batch, config.scheduling), config.evaluation.num_prompts
+    algebra = config.scheduling.algebra(config.batch)
+    num_asked = algebra.ordinary.launch_prompts + algebra.reserve_prompts
+    asked = config.evaluation.num_prompts
     num_steps = max(0, config.num_steps - len(commits))
     examination = Examination(context)
     num_heldout = examination.examine_heldout(max(asked, config.gate.num_probes))
-    examination.examine_stream(
-        state_of(commits), num_steps * (algebra.launch_prompts + algebra.reserve_prompts)
-    )
+    examination.examine_stream(state_of(commits), num_steps * num_asked)
     check_prompts(config.unfit_prompts, examination.reasons, examination.num_examined)
     if num_heldout < asked:
         raise ValueError(

@@ -43,18 +43,18 @@ from flows.run import OpenRun, open_run
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.dask_cluster import open_cluster
 from tasks.cluster.devices import worker_specs
-from tasks.cluster.fleet import Fleet
 from tasks.cluster.ownership import take_cluster, telling_of_its_loss
 from tasks.durable import export_model, restore_policy, save_checkpoint
 from tasks.engines.base import EngineLost
+from tasks.fleet import Fleet
 from tasks.learner.reports import check_updates
 from tasks.learner.sharding import PeerLost
 from tasks.plan import StepPlan, dataset_of
 from tasks.report import StepReport
 from tasks.sample_stream import round_key
 from tasks.scheduling.parallelism import PlannerState
-from tasks.scheduling.queue_state import without_unfit
-from tasks.scheduling.rounds import QueueState, finish_round, plan_round
+from tasks.scheduling.policies.base import Turn
+from tasks.scheduling.queue_state import QueueState, finish_round, without_unfit
 
 logger = logging.getLogger(__name__)
 
@@ -132,16 +132,16 @@ def next_round(run: OpenRun, state: QueueState, step: int) -> BegunRound | None:
     begun = begun_round(run.store, step, config.num_steps, run.context.unfit)
     if begun is not None:
         return begun
-    plan = plan_round(
-        state,
-        config.batch,
-        config.scheduling,
-        domains=dataset_of(run.context).domains,
-        seed=config.seed,
+    turn = Turn(
+        state=state,
+        batch=config.batch,
         step=step,
         num_steps=config.num_steps,
+        domains=dataset_of(run.context).domains,
+        seed=config.seed,
         unfit=run.context.unfit,
     )
+    plan = config.scheduling.plan_round(turn)
     return keep_round(run.store, BegunRound(before=state, plan=plan)) if plan is not None else None
 
 
@@ -172,7 +172,7 @@ async def stepped(
 ) -> tuple[StepReport, str | None]:
     """All of a step that needs workers: the engines in the round's layout, the step itself, and its
     checkpoint if one is due."""
-    relayout = await layouts.arrange(fleet, plan.round.kind)
+    relayout = await layouts.arrange(fleet, plan.round.layout)
     await fleet.open_round(round_key(plan))
     report = with_relayout(await step_flow(replace(plan, run=fleet.run)), relayout)
     keep = run.config.keep

@@ -18,8 +18,10 @@ from tasks.environments.single_turn import render
 from tasks.learner.advantage import AdvantageConfig
 from tasks.learner.overlong import OverlongConfig
 from tasks.rewards.registry import RewardConfig
-from tasks.scheduling.events import PromptRef, RoundPlan
+from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
+from tasks.scheduling.policies.registry import SchedulingConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
+from tasks.scheduling.wait_for_all import WaitForAll
 
 HELDOUT = "heldout"  # the epoch's place in the id of a held-out prompt: "heldout/<row>"
 BUFFER = "sample-buffer"  # name of the sample buffer's actor
@@ -69,6 +71,7 @@ class RunContext:
     row_tokens: (
         int  # computed tokens of a full learner row: the most that a freed rank is given at once
     )
+    scheduling: SchedulingConfig  # what the rounds of the steps are
     stream_trainer: StreamTrainerConfig  # when devices stop generating in mid-round
     deadlines: Deadlines
     engines_rest: bool = (
@@ -113,7 +116,13 @@ class StepPlan:
 
     @property
     def is_evaluation(self) -> bool:
-        return self.round.kind == "evaluate"
+        return self.round.is_evaluation
+
+    def scheduler(self) -> RoundScheduler:
+        """Who decides within the round; an evaluation waits for all that it asks."""
+        if self.is_evaluation:
+            return WaitForAll(self.round)
+        return self.run.scheduling.scheduler(self.round)
 
 
 @lru_cache(maxsize=4)

@@ -22,7 +22,7 @@ from tasks.plan import StepPlan
 from tasks.reward import RewardReport
 from tasks.rollout import RolloutReport
 from tasks.scheduling.ledger import TokenLedger
-from tasks.scheduling.rounds import QueueState
+from tasks.scheduling.queue_state import QueueState
 from tasks.train import GradientReport, PolicyReport, PublishReport
 
 STAGES = ("rollout", "reward", "train", "update", "publish", "orchestration")
@@ -104,7 +104,7 @@ def step_metrics(
         "time/publish_s": times["publish"],
         "time/gate_s": report.published.gate_s,
         "time/orchestration_s": times["orchestration"],
-        "round/is_long": float(report.plan.round.kind in ("long", "drain")),
+        "round/is_long": float(report.plan.round.is_long),
         "round/attempts": float(report.plan.attempt),
         "queue/long_prompts": float(len(state.queue)),
         "queue/dropped_prompts": float(state.num_dropped),

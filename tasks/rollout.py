@@ -44,7 +44,6 @@ from tasks.rounds.records import RoundInputs, RoundResult
 from tasks.sample_stream import SampleStream, aborting, round_key
 from tasks.scheduling.acceptance import acceptance_figures, launched_of
 from tasks.scheduling.ledger import column_of
-from tasks.scheduling.rounds import make_scheduler
 from tasks.scheduling.stream_training import (
     ScaleDown,
     StreamTrainer,
@@ -166,7 +165,7 @@ def _inputs(
         plan=plan.round,
         versions=plan.versions,
         prompts=prompts,
-        scheduler=make_scheduler(plan.round),
+        scheduler=plan.scheduler(),
         engines=_engines(plan),
         feed=StreamFeed(stream),
         sampling=plan.run.sampling,

@@ -1,14 +1,19 @@
-"""The structure holds: imports point one way, only flows and task files know Prefect, every config
-field has a reader."""
+"""The structure holds: imports point one way and in no circle, only flows and task files know
+Prefect, only a policy knows which policy it is, every config field has a reader."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from itertools import chain
 from pathlib import Path
 
 import pytest
+
+from tasks.scheduling.batch import BatchConfig
+from tasks.scheduling.policies.registry import POLICIES
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
@@ -18,6 +23,32 @@ BELOW = {
     "flows": {"flows", "tasks", "artifacts"},
     "tasks": {"tasks", "artifacts"},
     "artifacts": {"artifacts"},
+}
+# rooms from the ground up, a top folder's own files under its name: none imports one above it
+ROOMS = (
+    "artifacts",
+    "artifacts/datasets",
+    "artifacts/models",
+    "artifacts/reports",
+    "tasks/scheduling",
+    "tasks/cluster",
+    "tasks/engines",
+    "tasks/environments",
+    "tasks/learner",
+    "tasks/rewards",
+    "tasks/rounds",
+    "tasks",
+    "flows/config",
+    "flows",
+    "flows/commands",
+    "flows/experiments",
+)
+POLICIES_ROOM = ROOT / "tasks" / "scheduling" / "policies"
+BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=2)
+# what the policies call themselves and their rounds
+POLICY_WORDS = {policy().kind for policy in POLICIES} | {
+    "drain",
+    *(shape.kind for policy in POLICIES for shape in policy().algebra(BATCH).rounds),
 }
 FORBIDDEN_STEMS = {
     "utils",
@@ -48,6 +79,83 @@ def test_imports_point_down(path: Path) -> None:
     room = path.relative_to(ROOT).parts[0]
     ours = {name.split(".")[0] for name in imports(path)} & set(BELOW)
     assert ours <= BELOW[room]
+
+
+def room_of(path: Path) -> str:
+    """The room of a file, as ROOMS has it."""
+    folders = path.relative_to(ROOT).parts[:-1]
+    return "/".join(folders[:2])
+
+
+def imported_files(path: Path) -> set[Path]:
+    """Our files that this one imports, for its types alone or not."""
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {file_of(name) or file_of(node.module) or path for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {file_of(alias.name) or path for alias in node.names}
+    return found - {path}
+
+
+def file_of(module: str) -> Path | None:
+    """The file of a module of ours."""
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    return path if path in SOURCES else None
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_room_imports_one_above_it(path: Path) -> None:
+    height = ROOMS.index(room_of(path))
+    above = {
+        str(other.relative_to(ROOT))
+        for other in imported_files(path)
+        if ROOMS.index(room_of(other)) > height
+    }
+    assert not above
+
+
+def test_files_import_each_other_in_no_circle() -> None:
+    graph = {path: imported_files(path) for path in SOURCES}
+    list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+
+
+def compared_words(tree: ast.AST) -> Iterator[str]:
+    """Texts that a file compares something with."""
+    for node in ast.walk(tree):
+        asked: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            asked = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            asked = [node.value]
+        for part in chain.from_iterable(map(ast.walk, asked)):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                yield part.value
+
+
+def tables(tree: ast.AST) -> Iterator[set[object]]:
+    """The constant keys of every mapping that a file spells out."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            yield {key.value for key in node.keys if isinstance(key, ast.Constant)}
+
+
+def imported_names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names)
+
+
+OUTSIDE = [path for path in SOURCES if POLICIES_ROOM not in path.parents]
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nobody_asks_which_policy_runs(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert not {policy.__name__ for policy in POLICIES} & set(imported_names(tree))
+    assert not POLICY_WORDS & set(compared_words(tree))
+    assert not [keys for keys in tables(tree) if len(POLICY_WORDS & keys) > 1]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

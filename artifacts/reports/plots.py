@@ -7,8 +7,9 @@ thread. Leaves out where the numbers come from and where the bytes go.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -17,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from artifacts.records import RoundKind, Span
+from artifacts.records import Span
 from artifacts.reports.summary import Estimate
 from artifacts.reports.timeline import union
 
@@ -44,12 +45,7 @@ KIND_COLOURS = {
     "orchestration": "#c9ccd1",
 }
 SPARE_COLOURS = ("#aa4499", "#999933", "#661100", "#6699cc")
-ROUND_COLOURS: dict[RoundKind, str] = {
-    "sync": "#8c8c8c",
-    "short": "#ee8866",
-    "long": "#6a3d9a",
-    "drain": "#999933",
-}
+ROUND_COLOURS = ("#ee8866", "#6a3d9a", "#999933", "#8c8c8c")  # of kinds of rounds, as they appear
 RUN_COLOURS = ("#4477aa", "#cc6677")
 RING: Mapping[str, Any] = {
     "marker": "o",
@@ -115,7 +111,7 @@ def reward_curve(
 
 
 def step_times(
-    steps: Sequence[int], kinds: Sequence[RoundKind], stages: Mapping[str, Sequence[float]]
+    steps: Sequence[int], kinds: Sequence[str], stages: Mapping[str, Sequence[float]]
 ) -> Figure:
     """Seconds of every step stacked by stage, the kind of round marked under each bar. Stages must
     not overlap in time."""
@@ -125,25 +121,23 @@ def step_times(
         axes.bar(steps, stages[stage], bottom=bottoms, width=0.85, color=colour, label=stage)
         bottoms = [bottom + seconds for bottom, seconds in zip(bottoms, stages[stage], strict=True)]
     top = max(bottoms, default=1.0) or 1.0
+    of_round = _round_colours(kinds)
     for step, kind in zip(steps, kinds, strict=True):
-        axes.bar([step], [0.025 * top], bottom=[-0.04 * top], width=0.85, color=ROUND_COLOURS[kind])
+        axes.bar([step], [0.025 * top], bottom=[-0.04 * top], width=0.85, color=of_round[kind])
     axes.set(xlabel="step", ylabel="seconds", ylim=(-0.05 * top, 1.05 * top))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    rounds = [
-        Patch(color=ROUND_COLOURS[kind], label=f"{kind} round")
-        for kind in ROUND_COLOURS
-        if kind in kinds
-    ]
+    rounds = [Patch(color=colour, label=f"{kind} round") for kind, colour in of_round.items()]
     stacked, _ = axes.get_legend_handles_labels()
     gap = Patch(alpha=0, label="")
     _legend_beside(axes, [*reversed(stacked), gap, *rounds])
     return figure
 
 
-def response_lengths(lengths: Mapping[RoundKind, Sequence[int]]) -> Figure:
+def response_lengths(lengths: Mapping[str, Sequence[int]]) -> Figure:
     """Histogram of response lengths per kind of round, one panel below the other on one axis: the
     tails line up."""
-    present = [kind for kind in ROUND_COLOURS if lengths.get(kind)]
+    colours = _round_colours(lengths)
+    present = [kind for kind in colours if lengths[kind]]
     figure = Figure(
         figsize=(8.0, 1.2 + 1.8 * max(1, len(present))), dpi=DOTS_PER_INCH, layout="constrained"
     )
@@ -155,7 +149,7 @@ def response_lengths(lengths: Mapping[RoundKind, Sequence[int]]) -> Figure:
     edges = [longest * edge / 40 for edge in range(41)]
     for axes, kind in zip(panels, present, strict=False):
         values = sorted(lengths[kind])
-        axes.hist(values, bins=edges, color=ROUND_COLOURS[kind], edgecolor=PAPER, linewidth=0.5)
+        axes.hist(values, bins=edges, color=colours[kind], edgecolor=PAPER, linewidth=0.5)
         for share, line in ((0.5, "-"), (0.99, ":")):
             axes.axvline(
                 values[min(len(values) - 1, int(share * len(values)))],
@@ -334,6 +328,11 @@ def _coloured(kinds: Sequence[str]) -> dict[str, str]:
     unknown = [kind for kind in kinds if kind not in KIND_COLOURS]
     spare = {kind: SPARE_COLOURS[index % len(SPARE_COLOURS)] for index, kind in enumerate(unknown)}
     return {kind: KIND_COLOURS.get(kind) or spare[kind] for kind in kinds}
+
+
+def _round_colours(kinds: Iterable[str]) -> dict[str, str]:
+    """A colour for every kind of round, in the order of their first appearance."""
+    return dict(zip(dict.fromkeys(kinds), cycle(ROUND_COLOURS), strict=False))
 
 
 def _figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:

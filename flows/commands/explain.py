@@ -23,35 +23,39 @@ from flows.config.run_config import RunConfig
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.learner.loss import PpoClipLoss, ReinforceLoss
 from tasks.rewards.judges.reward import JudgeConfig, judge_engine_of
-from tasks.scheduling.rounds import BatchAlgebra, SyncConfig, TailBatchingConfig, batch_algebra
+from tasks.scheduling.batch import BatchAlgebra
 
 
 def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """The batch algebra as (quantity, value with unit)."""
-    algebra = batch_algebra(config.batch, config.scheduling)
-    trained = algebra.accept_prompts * algebra.accept_per_prompt
+    algebra = config.scheduling.algebra(config.batch)
+    rounds, ordinary = algebra.rounds, algebra.ordinary
+    trained = ordinary.accept_prompts * ordinary.accept_per_prompt
     ranks = sum(spec.role == "learner" for spec in worker_specs(config.cluster))
     engines = len(engine_members(config.cluster, config.engine.tensor_parallel_size))
     longest = config.sampling.max_response_tokens
     yield (
         "prompts launched per step",
-        _launched(algebra.launch_prompts, algebra.accept_prompts, algebra),
+        _launched([(shape.kind, shape.launch_prompts, shape.accept_prompts) for shape in rounds]),
     )
     yield (
         "responses launched per prompt",
-        _launched(algebra.launch_per_prompt, algebra.accept_per_prompt, algebra),
+        _launched(
+            [(shape.kind, shape.launch_per_prompt, shape.accept_per_prompt) for shape in rounds]
+        ),
     )
     yield (
         "responses launched per step",
-        f"{algebra.launch_prompts * algebra.launch_per_prompt}, at most {longest} tokens each",
+        f"{ordinary.launch_responses}, at most {longest} tokens each",
     )
     yield (
         "groups trained per step",
-        f"{algebra.accept_prompts} of {algebra.accept_per_prompt} responses = {trained} responses",
+        f"{ordinary.accept_prompts} of {ordinary.accept_per_prompt} responses"
+        f" = {trained} responses",
     )
-    kept, launched = algebra.accept_per_prompt, algebra.launch_per_prompt
+    kept, launched = ordinary.accept_per_prompt, ordinary.launch_per_prompt
     if launched > kept:
-        told = "short answers are favoured, not so with response_overprovision 1"
+        told = "short answers are favoured, not so where none is launched in vain"
         yield "acceptance within a prompt", f"the first {kept} verdicts of {launched}: {told}"
     if algebra.reserve_prompts:
         yield (
@@ -63,10 +67,7 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         )
     yield (
         "requests per engine",
-        (
-            f"{math.ceil(algebra.launch_prompts * algebra.launch_per_prompt / engines)} on each of"
-            f" {engines}"
-        ),
+        (f"{math.ceil(ordinary.launch_responses / engines)} on each of {engines}"),
     )
     yield (
         "micro-batches",
@@ -75,7 +76,7 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
             f" once, on each of {ranks} ranks"
         ),
     )
-    yield "rewards", _scored(config)
+    yield "rewards", _scored(algebra, config.reward_workers)
     yield from _judge_rows(config)
     yield "training in mid-round", _streams(config)
     yield (
@@ -87,8 +88,8 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         "largest staleness",
         "0 steps: every trained token was sampled by the weights that the update starts from",
     )
-    yield "steps", f"{config.num_steps}{_drain(config, algebra)}"
-    yield "prompts trained", f"about {config.num_steps * algebra.accept_prompts}"
+    yield "steps", f"{config.num_steps}{_pace(algebra)}"
+    yield "prompts trained", f"about {config.num_steps * ordinary.accept_prompts}"
     evaluation = config.evaluation
     yield (
         "evaluation",
@@ -99,15 +100,11 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     )
 
 
-def _scored(config: RunConfig) -> str:
-    last = (
-        isinstance(config.scheduling, SyncConfig)
-        and config.scheduling.reward_timing == "after_rollout"
-    )
+def _scored(algebra: BatchAlgebra, reward_workers: int) -> str:
     return (
         "when nothing generates any more"
-        if last
-        else f"as each response finishes, up to {config.reward_workers} side by side"
+        if algebra.scores_last
+        else f"as each response finishes, up to {reward_workers} side by side"
     )
 
 
@@ -152,29 +149,29 @@ def _evaluated(every_steps: int) -> str:
     return f"before, every {every_steps} steps, and after" if every_steps else "before and after"
 
 
-def _launched(launched: int, kept: int, algebra: BatchAlgebra) -> str:
-    return (
-        f"{launched}"
-        if launched == kept
-        else f"{launched} in a short round ({kept} kept), {kept} in a long one"
+def _launched(counts: Sequence[tuple[str, int, int]]) -> str:
+    """In words: what every kind of round launches and keeps."""
+    if len({number for _, *numbers in counts for number in numbers}) == 1:
+        return f"{counts[0][1]}"
+    return ", ".join(
+        f"{launched} in a {kind} {'one' if place else 'round'}"
+        + (f" ({kept} kept)" if kept != launched else "")
+        for place, (kind, launched, kept) in enumerate(counts)
     )
 
 
-def _drain(config: RunConfig, algebra: BatchAlgebra) -> str:
-    if math.isinf(algebra.short_rounds_per_long) or not isinstance(
-        config.scheduling, TailBatchingConfig
-    ):
-        return ""
-    pace = f", {algebra.short_rounds_per_long:g} short rounds for each long one"
-    if not config.scheduling.drain:
+def _pace(algebra: BatchAlgebra) -> str:
+    """In words: how often each kind of round is played, and what follows the last step."""
+    rarest = min(algebra.rounds, key=lambda shape: shape.frequency)
+    others = [
+        f"{shape.frequency:g} {shape.kind} rounds"
+        for shape in algebra.rounds
+        if shape is not rarest
+    ]
+    pace = f", {' and '.join(others)} for each {rarest.kind} one" if others else ""
+    if not algebra.max_drain_steps:
         return pace
-    longest_queue = (
-        algebra.launch_prompts - 1
-    )  # P0 - 1 before the last short round, and what that round defers
-    return (
-        f"{pace}, and up to {math.ceil(longest_queue / algebra.accept_prompts)} more to drain the"
-        " long-prompt queue"
-    )
+    return f"{pace}, and up to {algebra.max_drain_steps} more to drain the long-prompt queue"
 
 
 def placement_rows(config: RunConfig) -> Iterator[tuple[str, str, str, str]]:

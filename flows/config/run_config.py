@@ -36,8 +36,9 @@ from tasks.learner.overlong import SoftPunishment
 from tasks.learner.trainer import LearnerConfig
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import RewardConfig
+from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.parallelism import PlannerConfig
-from tasks.scheduling.rounds import BatchConfig, SchedulingConfig, SyncConfig
+from tasks.scheduling.policies.registry import SchedulingConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 
 PRESET_VARIABLE = "ROLLFLOW_PRESET"
@@ -332,15 +333,11 @@ class RunConfig(BaseModel):
             )
         self._check_distribution()
         self._check_sleep()
-        if (
-            self.stream_trainer.enabled
-            and isinstance(self.scheduling, SyncConfig)
-            and self.scheduling.reward_timing == "after_rollout"
-        ):
+        needed = self.scheduling.algebra(self.batch).streaming_needs
+        if self.stream_trainer.enabled and needed:
             raise ValueError(
-                "scheduling.reward_timing must be 'per_response' for stream_trainer, got"
-                " 'after_rollout': no group would be accepted while the rollout runs; change it, or"
-                " disable stream_trainer"
+                f"stream_trainer needs {needed}: no group would be accepted while the rollout runs;"
+                " change it, or disable stream_trainer"
             )
         placed = device_map(self.cluster)
         if (

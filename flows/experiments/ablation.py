@@ -27,9 +27,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import ceil, isinf
 from pathlib import Path
 from statistics import mean
+
+from pydantic import BaseModel
 
 from artifacts.commit import read_commits, read_manifest
 from artifacts.layout import MANIFEST
@@ -47,7 +48,7 @@ from flows.experiments.ablation_figures import (
     step_s,
     trained_groups,
 )
-from tasks.scheduling.rounds import SyncConfig, TailBatchingConfig, batch_algebra
+from tasks.scheduling.policies.registry import POLICIES
 
 SERVER_STOP_S = 40.0  # how long the run's Prefect server may take to end after it
 CODE_REWARD = "rewards.code."  # settings below it are for tasks with programs only
@@ -196,9 +197,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _period(config: RunConfig) -> int:
     """Steps after which tail batching has trained what it launched."""
-    assert isinstance(config.scheduling, TailBatchingConfig), "TAIL says so"
-    short = batch_algebra(config.batch, config.scheduling).short_rounds_per_long
-    return 1 if isinf(short) else ceil(short) + 1
+    return config.scheduling.algebra(config.batch).period_steps
 
 
 def plan(
@@ -218,11 +217,12 @@ def job_of(
     RunConfig refuses.
 
     What a variant says of programs is left out where the preset has none, and a setting that only
-    tail batching has where the schedule is synchronous.
+    other policies have than the variant's own.
     """
     own = VARIANTS[variant].settings
-    if set(SYNC) <= set(own):
-        settings = [setting for setting in settings if not _only_tail_batching(setting)]
+    named = [setting for setting in own if setting.startswith("scheduling.")]
+    policy = RunConfig.model_validate(assemble(preset, "", named)).scheduling
+    settings = [setting for setting in settings if not _is_foreign(setting, type(policy))]
     has_programs = "code" in RunConfig.model_validate(assemble(preset, "", settings)).rewards
     assignments = (
         f"run_name={variant}-r{repeat}",
@@ -239,9 +239,11 @@ def job_of(
     return Job(variant=variant, repeat=repeat, assignments=assignments, config=config)
 
 
-def _only_tail_batching(setting: str) -> bool:
-    name = setting.partition("=")[0].removeprefix("scheduling.")
-    return name in TailBatchingConfig.model_fields.keys() - SyncConfig.model_fields.keys()
+def _is_foreign(setting: str, policy: type[BaseModel]) -> bool:
+    """Whether only other policies than this one have the field that is set."""
+    section, _, name = setting.partition("=")[0].rpartition(".")
+    is_known = any(name in other.model_fields for other in POLICIES)
+    return section == "scheduling" and is_known and name not in policy.model_fields
 
 
 def is_finished(out: Path, job: Job) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from artifacts.records import Outcome, RoundKind
+from artifacts.records import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,29 +128,35 @@ class RoundPlan:
     """What a round launches and what it must bring home."""
 
     step: int  # the step this round belongs to, from 1
-    kind: RoundKind  # sync, short, long or drain
+    kind: str  # the name of such rounds in records, reports and pictures
     prompts: tuple[PromptRef, ...]  # launched prompts, in launch order
     launch_per_prompt: int  # responses launched per prompt (R0, or eta_R * R0 rounded)
     accept_prompts: int  # P0: groups to accept (fewer in a drain)
     accept_per_prompt: int  # R0: responses per accepted group
-    quotas: tuple[
-        Quota, ...
-    ]  # of a short round, one per domain of its prompts; the others have none
+    # bounds on the accepted groups by domain, one for each domain of the prompts; empty without
+    quotas: tuple[Quota, ...] = ()
     # further responses a prompt may launch in place of those without a verdict, before it is
     # dropped
     max_replacements: int = 4
-    reserve: tuple[
-        PromptRef, ...
-    ] = ()  # asked in this order in place of filtered groups of their domain; empty filters nothing
-    places: tuple[
-        int,
-        ...,
-        # of the newly drawn candidates in the prompt stream, if it has unfit rows; else they follow
-        # each other
-    ] = ()
-    scores_last: bool = (
-        False  # whether responses wait for their verdicts until nothing generates any more
-    )
+    # asked in this order in place of filtered groups of their domain; empty filters nothing
+    reserve: tuple[PromptRef, ...] = ()
+    # of the newly drawn candidates in the prompt stream, if it has unfit rows; else they follow
+    # each other
+    places: tuple[int, ...] = ()
+    num_queued: int = 0  # how many of the prompts, the first ones, are the queue's head
+    is_drain: bool = False  # whether it is played after the last planned step
+    is_evaluation: bool = False  # whether it asks held-out prompts and trains nothing
+    # whether responses wait for their verdicts until nothing generates any more
+    scores_last: bool = False
+    # the kind of round in the policy's algebra that loads the engines like this one, for which one
+    # tensor-parallel size is planned; empty leaves the engines as they are
+    layout: str = ""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it asks nothing but what earlier rounds put off, new prompts of a reserve
+        aside."""
+        return 0 < self.num_queued == len(self.prompts)
 
     @property
     def candidates(self) -> tuple[PromptRef, ...]:

@@ -1,14 +1,14 @@
-"""How many devices hold one rollout replica, per kind of round (RollPacker, section 4.2). Pure.
+"""How many devices hold one rollout replica, per layout of rounds (RollPacker, section 4.2). Pure.
 
-    first sizes (a profile, or the configured one) ──▶ round of a kind
-        ──▶ preemptions, KV use ──▶ observe ──▶ size of that kind's next
+    first sizes (a profile, or the configured one) ──▶ round of a layout
+        ──▶ preemptions, KV use ──▶ observe ──▶ size of that layout's next round
 
 A larger tensor-parallel size leaves more room for the KV cache (the weights are shared out) and
 means fewer replicas. Short rounds launch more than they keep, so that they run out of room first:
 in the paper they preempt 1.8 times as often as long ones and gain 25 % from the size that costs
-long rounds 10 % (figure 6). Hence one size per kind, doubled when preemptions jump, halved when
-they stay away. Leaves out how engines are rebuilt (`tasks.cluster.fleet`) and what a size is worth
-before the first round (`throughput`).
+long rounds 10 % (figure 6). Hence one size for each layout that the policy names in its plans,
+doubled when preemptions jump, halved when they stay away. Leaves out how engines are rebuilt
+(`tasks.fleet`) and what a size is worth before the first round (`throughput`).
 """
 
 from __future__ import annotations
@@ -16,30 +16,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.records import RoundKind
-
-# preemptions of a round over those of the last of its kind, above which its size doubles (paper,
+# preemptions of a round over those of the last of its layout, above which its size doubles (paper,
 # section 4.2)
 JUMP = 1.05
 # standard deviations of a count that are chance: a round of 10 after one of 8 is no jump, though
 # the paper's rule says so
 NOISE = 2.0
-QUIET_ROUNDS = (
-    4  # rounds of a kind without a preemption after which its size halves (paper, section 4.2)
-)
+# rounds of a layout without a preemption after which its size halves (paper, section 4.2)
+QUIET_ROUNDS = 4
 
-PlannedKind = Literal["sync", "short", "long"]
-PLANNED: Mapping[RoundKind, PlannedKind] = {
-    "sync": "sync",
-    "short": "short",
-    "long": "long",
-    "drain": "long",
-}
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -72,42 +62,38 @@ class PlannerConfig(BaseModel):
 class RoundReading:
     """What the engines said of a round."""
 
-    kind: PlannedKind  # a drain counts as a long round
+    layout: str  # of the round, as its plan names it
     num_preemptions: int  # over all replicas
     kv_usage_max: float  # the fullest that any replica's KV cache was, 0..1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KindState:
-    """What is remembered of one kind of round."""
+class LayoutState:
+    """What is remembered of the rounds of one layout."""
 
     size: int  # devices per replica in its next round
     preemptions: int | None = None  # of its last round; None before the first
-    quiet_rounds: int = (
-        0  # rounds without a preemption since the last one with, or since the size changed
-    )
+    # rounds without a preemption since the last one with, or since the size changed
+    quiet_rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerState:
-    """What is remembered of every kind; kept with each commit."""
+    """What is remembered of every layout; kept with each commit."""
 
-    kinds: Mapping[PlannedKind, KindState]
+    layouts: Mapping[str, LayoutState] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON values
-        return {kind: asdict(state) for kind, state in self.kinds.items()}
+        return {layout: asdict(state) for layout, state in self.layouts.items()}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:  # Any: JSON values
-        """The inverse of to_json; unknown kinds are left out, so that an empty mapping is the state
-        before any round."""
-        return cls(
-            kinds={
-                kind: KindState(**raw[kind])
-                for kind in dict.fromkeys(PLANNED.values())
-                if kind in raw
-            }
-        )
+        """The inverse of to_json; an empty mapping is the state before any round."""
+        return cls(layouts={layout: LayoutState(**state) for layout, state in raw.items()})
+
+    def having(self, layout: str, state: LayoutState) -> PlannerState:
+        """This state with another one for a layout."""
+        return PlannerState(layouts={**self.layouts, layout: state})
 
 
 def observe(
@@ -115,17 +101,13 @@ def observe(
 ) -> PlannerState:
     """The state after a round. `sizes`: the possible ones; `kv_tokens`: KV capacity of a replica by
     size, as far as it is known."""
-    return PlannerState(
-        kinds={
-            **state.kinds,
-            reading.kind: _after(state.kinds[reading.kind], reading, sizes, kv_tokens),
-        }
-    )
+    after = _after(state.layouts[reading.layout], reading, sizes, kv_tokens)
+    return state.having(reading.layout, after)
 
 
 def _after(
-    state: KindState, reading: RoundReading, sizes: Sequence[int], kv_tokens: Mapping[int, int]
-) -> KindState:
+    state: LayoutState, reading: RoundReading, sizes: Sequence[int], kv_tokens: Mapping[int, int]
+) -> LayoutState:
     preemptions = reading.num_preemptions
     quiet_rounds = 0 if preemptions else state.quiet_rounds + 1
     if (
@@ -133,7 +115,7 @@ def _after(
         and is_jump(state.preemptions, preemptions)
         and 2 * state.size in sizes
     ):
-        return KindState(size=2 * state.size, preemptions=preemptions)
+        return LayoutState(size=2 * state.size, preemptions=preemptions)
     half, odd = divmod(state.size, 2)
     if (
         quiet_rounds >= QUIET_ROUNDS
@@ -141,8 +123,8 @@ def _after(
         and half in sizes
         and _fits(reading.kv_usage_max, state.size, half, kv_tokens)
     ):
-        return KindState(size=half, preemptions=preemptions)
-    return KindState(size=state.size, preemptions=preemptions, quiet_rounds=quiet_rounds)
+        return LayoutState(size=half, preemptions=preemptions)
+    return LayoutState(size=state.size, preemptions=preemptions, quiet_rounds=quiet_rounds)
 
 
 def is_jump(before: int, after: int) -> bool:

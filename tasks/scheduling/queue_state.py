@@ -70,13 +70,11 @@ def finish_round(
             f" {len(accepted)} accepted, {len(deferred)} deferred, {len(dropped)} dropped and"
             f" {len(filtered)} filtered; repeat the step"
         )
-    is_from_queue = plan.kind in ("long", "drain")
-    assert not is_from_queue or state.queue[: len(planned)] == plan.prompts, (
-        "a round over the queue takes its head"
+    assert state.queue[: plan.num_queued] == plan.prompts[: plan.num_queued], (
+        "a round takes the head of the queue"
     )
-    kept = state.queue[len(planned) :] if is_from_queue else state.queue
-    upcoming = plan.reserve if is_from_queue else plan.candidates
-    skipped, num_new = _advance(state, upcoming, set(asked))
+    kept = state.queue[plan.num_queued :]
+    skipped, num_new = _advance(state, plan.candidates[plan.num_queued :], set(asked))
     is_placed = bool(num_new and plan.places)
     num_drawn = plan.places[num_new - 1] + 1 if is_placed else state.num_drawn + num_new
     return replace(

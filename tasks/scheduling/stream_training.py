@@ -7,8 +7,8 @@ mid-round, and when.
       to accumulate gradients
 
 A device group is freed whole or not at all, so that no learner communication group and no engine is
-ever split. Pure: readings in, decisions out. Leaves out how requests move (`engines.driver`) and
-what the learners get (`learner.streaming`).
+ever split. Pure: readings in, decisions out. Leaves out how requests move (`tasks.rounds.driver`)
+and what the learners get (`learner.streaming`).
 """
 
 from __future__ import annotations
@@ -194,9 +194,11 @@ class StreamTrainer:
     def _candidates(self, reading: Reading) -> list[DeviceGroup]:
         """Groups whose engines all generate and whose learners could train."""
         whole = [
-            one
-            for one in self._groups
-            if one.learners and one.engines and set(one.engines) <= set(reading.capacity_tokens)
+            group
+            for group in self._groups
+            if group.learners
+            and group.engines
+            and set(group.engines) <= set(reading.capacity_tokens)
         ]
         return sorted(
             whole, key=lambda group: (_held_tokens(group, reading.running), group.engines)
@@ -216,13 +218,19 @@ class StreamTrainer:
         """Largest KV use ahead if all of these decode side by side, a token each per step, until
         they reach their projected lengths."""
         left = sorted(
-            (self.projected_length(one) - one.num_tokens, one.prompt_tokens + one.num_tokens)
-            for one in running
+            (
+                self.projected_length(request) - request.num_tokens,
+                request.prompt_tokens + request.num_tokens,
+            )
+            for request in running
         )
-        peak, held, still = 0, sum(tokens for _, tokens in left), len(left)
+        held_tokens = sum(tokens for _, tokens in left)
+        num_running = len(left)
+        peak = 0
         for steps, tokens in left:
-            peak = max(peak, held + steps * still)
-            held, still = held - tokens, still - 1
+            peak = max(peak, held_tokens + steps * num_running)
+            held_tokens -= tokens
+            num_running -= 1
         return peak
 
     def projected_length(self, request: RunningRequest) -> int:
@@ -236,7 +244,11 @@ class StreamTrainer:
 
 def _held_tokens(group: DeviceGroup, running: Sequence[RunningRequest]) -> int:
     """Tokens that would have to be computed again if the group were freed."""
-    return sum(one.prompt_tokens + one.num_tokens for one in running if one.engine in group.engines)
+    return sum(
+        request.prompt_tokens + request.num_tokens
+        for request in running
+        if request.engine in group.engines
+    )
 
 
 def device_groups(

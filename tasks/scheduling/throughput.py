@@ -87,7 +87,8 @@ class ThroughputProfile:
         the nearest measured length."""
         measured = [point for point in self.points if point.size == size]
         nearest = min(
-            {point.length for point in measured}, key=lambda one: (abs(one - length), one)
+            {point.length for point in measured},
+            key=lambda tokens: (abs(tokens - length), tokens),
         )
         curve = sorted(
             (point for point in measured if point.length == nearest), key=lambda point: point.batch

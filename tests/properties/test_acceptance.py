@@ -17,7 +17,9 @@ from benchmarks.acceptance_simulated import Simulation, Variant, main, measure
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.scheduling.rounds import BatchConfig, SyncConfig, TailBatchingConfig
+from tasks.scheduling.batch import BatchConfig
+from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.seeds import derive_seed
 
 LONGEST = 2000

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from round_factories import ENGINE, make_engines, make_plan, play, simulate_run
+from round_factories import ENGINE, make_engines, make_plan, plan_round, play, simulate_run
 
 from artifacts.records import Outcome
 from benchmarks.simulated_round import SimulatedRound
@@ -23,19 +23,15 @@ from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.scheduling.baselines import SyncScheduler
+from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import Event, Finished, Launch, PromptRef, Scored
 from tasks.scheduling.ledger import account_tokens
+from tasks.scheduling.policies.base import Policy
+from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.policies.tail_batching import ShortRoundScheduler, TailBatchingConfig
 from tasks.scheduling.prompt_stream import draw_prompts
-from tasks.scheduling.rounds import (
-    BatchConfig,
-    QueueState,
-    SyncConfig,
-    TailBatchingConfig,
-    finish_round,
-    plan_round,
-)
-from tasks.scheduling.tail_batching import ShortRoundScheduler
+from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.wait_for_all import WaitForAll
 
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
@@ -45,7 +41,7 @@ class Scenario:
     """A simulated run and what goes wrong in it."""
 
     batch: BatchConfig
-    scheduling: SyncConfig | TailBatchingConfig
+    scheduling: Policy
     num_steps: int
     domains: tuple[str, ...]
     lengths: LengthModel
@@ -355,7 +351,7 @@ def test_a_short_round_without_speculation_decides_like_a_synchronous_one(
     order: list[tuple[str, int]], failing: set[int], wrong: set[int]
 ) -> None:
     plan = make_plan("short", domains=("a", "b", "a"), accept_per_prompt=3, reserve=("b", "a"))
-    short, plain = ShortRoundScheduler(plan), SyncScheduler(plan)
+    short, plain = ShortRoundScheduler(plan), WaitForAll(plan)
     assert short.start() == plain.start()
     asked = {"p0", "p1", "p2"}
     for place, (prompt, index) in enumerate(order):
@@ -387,7 +383,7 @@ def test_a_period_at_128_replicas_beats_synchronous_steps() -> None:
     engine = SimulatedEngineConfig(lengths=LengthModel(median_tokens=500, sigma=1.0))
     batch = BatchConfig(prompts_per_step=128, responses_per_prompt=8)
 
-    async def rollouts(scheduling: SyncConfig | TailBatchingConfig) -> list[SimulatedRound]:
+    async def rollouts(scheduling: Policy) -> list[SimulatedRound]:
         domains = ("math", "code", "qa") * 1000
         return await simulate_run(
             batch,

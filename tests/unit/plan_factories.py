@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from artifacts.datasets.choice import ChainSumConfig
-from artifacts.records import RoundKind, Span, WeightsRef
+from artifacts.records import Span, WeightsRef
 from tasks.engines.sampling import SamplingConfig
 from tasks.learner.advantage import GrpoAdvantage
 from tasks.learner.overlong import AS_SCORED
@@ -14,6 +14,7 @@ from tasks.reward import RewardReport
 from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rollout import RolloutReport
 from tasks.scheduling.events import PromptRef, RoundPlan
+from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.train import GradientReport, PolicyReport, PublishReport
 
@@ -38,12 +39,13 @@ CONTEXT = RunContext(
     advantage=GrpoAdvantage(),
     overlong=AS_SCORED,
     row_tokens=2048,
+    scheduling=SyncConfig(),
     stream_trainer=StreamTrainerConfig(),
     deadlines=Deadlines(progress_s=1.0, engine_call_s=1.0, learner_call_s=1.0),
 )
 
 
-def make_step_plan(step: int = 1, kind: RoundKind = "short", attempt: int = 1) -> StepPlan:
+def make_step_plan(step: int = 1, kind: str = "short", attempt: int = 1) -> StepPlan:
     round_plan = RoundPlan(
         step=step,
         kind=kind,
@@ -51,7 +53,9 @@ def make_step_plan(step: int = 1, kind: RoundKind = "short", attempt: int = 1) -
         launch_per_prompt=2,
         accept_prompts=1,
         accept_per_prompt=2,
-        quotas=(),
+        is_evaluation=kind == "evaluate",
+        num_queued=int(kind in ("long", "drain")),
+        layout="" if kind == "evaluate" else kind,
     )
     return StepPlan(
         run=CONTEXT,

@@ -14,7 +14,6 @@ from artifacts.records import (
     Outcome,
     Prompt,
     Response,
-    RoundKind,
     Score,
     VersionSpan,
     WeightsRef,
@@ -37,7 +36,7 @@ STAGES_S = {
 }
 
 
-def make_commit(step: int, reward: float = 0.5, kind: RoundKind = "short") -> StepCommit:
+def make_commit(step: int, reward: float = 0.5, kind: str = "short") -> StepCommit:
     """A step of ten seconds that generated 120 tokens and trained 100 of them."""
     metrics = {
         "reward/mean": reward,

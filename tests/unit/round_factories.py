@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from artifacts.records import Generated, Group, Prompt, Response, RoundKind, WeightsRef, response_id
+from artifacts.records import Generated, Group, Prompt, Response, WeightsRef, response_id
 from benchmarks import simulated_round
 from benchmarks.simulated_round import (
     SimulatedRound,
@@ -19,6 +19,7 @@ from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineCon
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundResult, ScoreFeed
+from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import (
     AcceptGroup,
     Decision,
@@ -29,14 +30,9 @@ from tasks.scheduling.events import (
     RoundPlan,
     RoundScheduler,
 )
-from tasks.scheduling.rounds import (
-    BatchConfig,
-    QueueState,
-    SyncConfig,
-    TailBatchingConfig,
-    make_scheduler,
-    plan_round,
-)
+from tasks.scheduling.policies.base import Policy, Turn
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
+from tasks.scheduling.queue_state import QueueState
 from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
 
 ENGINE = SimulatedEngineConfig(
@@ -45,7 +41,7 @@ ENGINE = SimulatedEngineConfig(
 
 
 def make_plan(
-    kind: RoundKind = "sync",
+    kind: str = "sync",
     domains: Sequence[str] = ("a", "a"),
     accept_prompts: int | None = None,
     accept_per_prompt: int = 2,
@@ -77,10 +73,34 @@ def make_plan(
         if kind == "short"
         else (),
         max_replacements=max_replacements,
+        num_queued=len(domains) if kind in ("long", "drain") else 0,
         reserve=tuple(
             PromptRef(prompt_id=f"r{place}", domain=domain) for place, domain in enumerate(reserve)
         ),
     )
+
+
+def plan_round(
+    state: QueueState,
+    batch: BatchConfig,
+    policy: Policy,
+    *,
+    domains: Sequence[str],
+    seed: int,
+    step: int,
+    num_steps: int,
+    unfit: Collection[int] = (),
+) -> RoundPlan | None:
+    turn = Turn(
+        state=state,
+        batch=batch,
+        step=step,
+        num_steps=num_steps,
+        domains=domains,
+        seed=seed,
+        unfit=unfit,
+    )
+    return policy.plan_round(turn)
 
 
 def make_engines(count: int, config: SimulatedEngineConfig = ENGINE) -> list[SimulatedEngine]:
@@ -137,10 +157,11 @@ async def play(
     trainer: StreamTrainer | None = None,
     freed: list[ScaleDown] | None = None,
     attempt: int = 0,
+    policy: Policy | None = None,
 ) -> RoundResult:
     versions = range(plan.step - 1, plan.step)
     replayed = [response for response in recorded if stands_in(response.generated, versions)]
-    scheduler = CarriedOut(make_scheduler(plan), replayed)
+    scheduler = CarriedOut((policy or TailBatchingConfig()).scheduler(plan), replayed)
 
     def finish(generated: Sequence[Generated]) -> None:
         scheduler.owed -= {response.response_id for response in generated}
@@ -174,7 +195,7 @@ async def play(
 
 async def simulate_run(
     batch: BatchConfig,
-    scheduling: SyncConfig | TailBatchingConfig,
+    scheduling: Policy,
     *,
     num_steps: int,
     engines: Sequence[SimulatedEngine],
@@ -195,7 +216,9 @@ async def simulate_run(
 
     async def play_once(plan: RoundPlan) -> RoundResult:
         feed = SimulatedFeed(reward or SimulatedRewardConfig())
-        return await play(plan, alive, feed, max_response_tokens=max_response_tokens)
+        return await play(
+            plan, alive, feed, max_response_tokens=max_response_tokens, policy=scheduling
+        )
 
     rounds: list[SimulatedRound] = []
     async for played in play_rounds(next_plan, play_once):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,3 +93,14 @@ def test_what_a_round_with_more_room_leaves_waiting_goes_when_it_does_not_fit() 
     rollout = replace(report.rollout, deferred=("0/3",), filtered=())
     after = train.state_after(QueueState(), replace(report, rollout=rollout))
     assert (after.queue, after.num_unfit) == ((), 1)
+
+
+def test_a_round_that_other_code_began_is_refused(tmp_path: Path) -> None:
+    """It may say otherwise where its prompts come from, so that some would be trained twice."""
+    run = open_run(tmp_path, num_steps=8)
+    begin(run)
+    kept = json.loads(run.store.read(layout.plan_file(5)))
+    del kept["schema_version"]
+    run.store.write(layout.plan_file(5), json.dumps(kept).encode())
+    with pytest.raises(ValueError, match="schema version 1, got None; resume it with the code"):
+        begin(run)

@@ -22,8 +22,8 @@ from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import engine_members
 from tasks.plan import RunContext, StepPlan
 from tasks.report import StepReport, step_metrics
-from tasks.scheduling.parallelism import KindState, PlannerState
-from tasks.scheduling.rounds import QueueState
+from tasks.scheduling.parallelism import LayoutState, PlannerState
+from tasks.scheduling.queue_state import QueueState
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 from tests.unit.plan_factories import CONTEXT, make_report, make_step_plan, span
 
@@ -125,19 +125,22 @@ async def test_the_first_round_runs_on_the_size_of_the_profile(
 
 async def test_an_evaluation_takes_the_layout_that_there_is(model: str, tmp_path: Path) -> None:
     run, fleet = open_run(model, planner={"enabled": True, "profile": profile_for_two(tmp_path)})
-    assert await EngineLayouts(run).arrange(fleet, "evaluate") == ()  # type: ignore[arg-type]
+    asked = make_step_plan(kind="evaluate").round
+    assert await EngineLayouts(run).arrange(fleet, asked.layout) == ()  # type: ignore[arg-type]
 
 
-async def test_kinds_of_rounds_alternate_between_their_layouts(model: str) -> None:
+async def test_rounds_alternate_between_their_layouts(model: str) -> None:
     run, fleet = open_run(model)
     layouts = EngineLayouts(run)
-    layouts.state = PlannerState(kinds={"short": KindState(size=2), "long": KindState(size=1)})
-    for kind in ("short", "short", "long", "drain", "short"):
-        await layouts.arrange(fleet, kind)  # type: ignore[arg-type]
+    layouts.state = PlannerState(
+        layouts={"short": LayoutState(size=2), "long": LayoutState(size=1)}
+    )
+    for layout in ("short", "short", "long", "long", "short"):
+        await layouts.arrange(fleet, layout)  # type: ignore[arg-type]
     assert fleet.layouts == [("engine-0",), ("engine-0", "engine-1"), ("engine-0",)]
 
 
-async def test_preemptions_of_a_round_count_for_its_kind(model: str) -> None:
+async def test_preemptions_of_a_round_count_for_its_layout(model: str) -> None:
     run, fleet = open_run(model)
     layouts = EngineLayouts(run)
     for preemptions in (2, 30):
@@ -172,7 +175,7 @@ async def test_a_jump_doubles_nothing_that_the_profile_knows_to_be_slower(
         layouts.observe(
             replace(report, rollout=replace(report.rollout, num_preemptions=preemptions))
         )
-    assert layouts.state.kinds["short"].size == 1
+    assert layouts.state.layouts["short"].size == 1
 
 
 def test_a_profile_that_is_not_there_is_refused_before_the_cluster_starts(
@@ -263,4 +266,4 @@ async def test_a_resumed_run_goes_on_with_the_sizes_it_had(model: str) -> None:
     layouts = EngineLayouts(replace(run, commits=(committed,)))
     await layouts.arrange(fleet, "short")  # type: ignore[arg-type]
     assert fleet.layouts == [("engine-0",)]
-    assert layouts.state.kinds["short"].preemptions == 7
+    assert layouts.state.layouts["short"].preemptions == 7

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from round_factories import plan_round
 
 from flows.commands.explain import algebra_rows, field_rows, placement_rows
 from flows.config.run_config import RunConfig
-from tasks.scheduling.rounds import QueueState, finish_round, plan_round
+from tasks.scheduling.queue_state import QueueState, finish_round
 
 
 def configured(preset: str = "tiny", **values: object) -> RunConfig:
@@ -37,8 +38,8 @@ def test_a_bias_of_acceptance_is_told_where_there_is_one() -> None:
     rows = dict(algebra_rows(configured(scheduling={"response_overprovision": 1.25})))
     assert (
         rows["acceptance within a prompt"]
-        == "the first 8 verdicts of 10: short answers are favoured, not so with"
-        " response_overprovision 1"
+        == "the first 8 verdicts of 10: short answers are favoured, not so where"
+        " none is launched in vain"
     )
     assert "acceptance within a prompt" not in dict(algebra_rows(configured()))
 

@@ -11,9 +11,9 @@ import pytest
 
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import ClusterConfig, engine_members, worker_specs
-from tasks.cluster.fleet import Fleet
 from tasks.engines.remote import EngineActor
 from tasks.engines.vllm.engine import VllmEngineConfig
+from tasks.fleet import Fleet
 from tasks.learner.trainer import LearnerConfig
 from tasks.plan import BUFFER
 from tasks.rewards.judges.remote import JudgeActor

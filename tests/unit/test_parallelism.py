@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tasks.scheduling.parallelism import (
     JUMP,
     QUIET_ROUNDS,
-    KindState,
-    PlannedKind,
+    LayoutState,
     PlannerState,
     RoundReading,
     device_groups,
@@ -24,20 +23,20 @@ from tasks.scheduling.parallelism import (
 )
 
 SIZES = (1, 2, 4, 8)
-KINDS: tuple[PlannedKind, ...] = ("sync", "short", "long")
+LAYOUTS = ("sync", "short", "long")
 DEVICES = st.sets(st.integers(0, 31), min_size=1).map(sorted)
 HOSTS = st.sampled_from([1, 2, 4, 8])
 
 
-def reading(preemptions: int, kind: PlannedKind = "short", kv_usage: float = 0.5) -> RoundReading:
-    return RoundReading(kind=kind, num_preemptions=preemptions, kv_usage_max=kv_usage)
+def reading(preemptions: int, layout: str = "short", kv_usage: float = 0.5) -> RoundReading:
+    return RoundReading(layout=layout, num_preemptions=preemptions, kv_usage_max=kv_usage)
 
 
 READINGS = st.lists(
     st.builds(
         reading,
         st.one_of(st.just(0), st.integers(0, 6000)),
-        st.sampled_from(KINDS),
+        st.sampled_from(LAYOUTS),
         st.floats(0, 1),
     ),
     max_size=60,
@@ -45,7 +44,7 @@ READINGS = st.lists(
 
 
 def starting_at(size: int) -> PlannerState:
-    return PlannerState(kinds={kind: KindState(size=size) for kind in KINDS})
+    return PlannerState(layouts={kind: LayoutState(size=size) for kind in LAYOUTS})
 
 
 def sizes_after(counts: list[int], start: int = 1) -> list[int]:
@@ -53,7 +52,7 @@ def sizes_after(counts: list[int], start: int = 1) -> list[int]:
     state, sizes = starting_at(start), []
     for count in counts:
         state = observe(state, reading(count), SIZES, {})
-        sizes.append(state.kinds["short"].size)
+        sizes.append(state.layouts["short"].size)
     return sizes
 
 
@@ -90,19 +89,17 @@ def test_figure_6_ends_with_a_larger_size_for_short_rounds_than_for_long_ones() 
     measured = {("short", 1): 5199, ("long", 1): 2900, ("short", 2): 4102, ("long", 2): 2601}
     state = starting_at(1)
     for growth in (0.85, 0.92, 1.0, 1.0):
-        kind: PlannedKind = "short"
-        state = observe(
-            state, reading(round(growth * measured[kind, state.kinds[kind].size]), kind), (1, 2), {}
-        )
+        preemptions = growth * measured["short", state.layouts["short"].size]
+        state = observe(state, reading(round(preemptions), "short"), (1, 2), {})
     state = observe(state, reading(measured["long", 1], "long"), (1, 2), {})
-    assert {kind: state.kinds[kind].size for kind in ("short", "long")} == {"short": 2, "long": 1}
+    assert {kind: state.layouts[kind].size for kind in ("short", "long")} == {"short": 2, "long": 1}
 
 
-def test_each_kind_has_a_size_of_its_own() -> None:
+def test_each_layout_has_a_size_of_its_own() -> None:
     state = observe(
         observe(starting_at(1), reading(0, "short"), SIZES, {}), reading(10, "short"), SIZES, {}
     )
-    assert {kind: one.size for kind, one in state.kinds.items()} == {
+    assert {kind: one.size for kind, one in state.layouts.items()} == {
         "sync": 1,
         "short": 2,
         "long": 1,
@@ -115,9 +112,9 @@ def test_a_cache_that_would_overflow_at_half_the_size_keeps_it() -> None:
     quiet = starting_at(2)
     for _ in range(2 * QUIET_ROUNDS):
         quiet = observe(quiet, reading(0, kv_usage=0.5), SIZES, {1: 10, 2: 100})
-    assert quiet.kinds["short"].size == 2
+    assert quiet.layouts["short"].size == 2
     assert (
-        observe(quiet, reading(0, kv_usage=0.19), SIZES, {1: 10, 2: 100}).kinds["short"].size == 1
+        observe(quiet, reading(0, kv_usage=0.19), SIZES, {1: 10, 2: 100}).layouts["short"].size == 1
     )
 
 
@@ -128,23 +125,24 @@ def test_every_change_is_one_that_the_rule_allows(
     """Doubled only on a jump, halved only after four quiet rounds of the kind since its last
     change, always a possible size."""
     state = starting_at(sizes[-1])
-    counts: dict[PlannedKind, list[int]] = {kind: [] for kind in KINDS}
+    counts: dict[str, list[int]] = {kind: [] for kind in LAYOUTS}
     for one in readings:
         before, state = state, observe(state, one, sizes, {})
-        assert {kind for kind in KINDS if before.kinds[kind] != state.kinds[kind]} <= {one.kind}
-        old, new = before.kinds[one.kind].size, state.kinds[one.kind].size
-        history = [*counts[one.kind], one.num_preemptions]
+        changed = {name for name in LAYOUTS if before.layouts[name] != state.layouts[name]}
+        assert changed <= {one.layout}
+        old, new = before.layouts[one.layout].size, state.layouts[one.layout].size
+        history = [*counts[one.layout], one.num_preemptions]
         assert new in sizes
         if new > old:
             assert new == 2 * old
-            assert len(history) > 1 or before.kinds[one.kind].preemptions is not None
-            assert is_jump(before.kinds[one.kind].preemptions or 0, one.num_preemptions)
-            assert one.num_preemptions > JUMP * (before.kinds[one.kind].preemptions or 0)
+            assert len(history) > 1 or before.layouts[one.layout].preemptions is not None
+            assert is_jump(before.layouts[one.layout].preemptions or 0, one.num_preemptions)
+            assert one.num_preemptions > JUMP * (before.layouts[one.layout].preemptions or 0)
         if new < old:
             assert 2 * new == old
             assert len(history) >= QUIET_ROUNDS
             assert not any(history[-QUIET_ROUNDS:])
-        counts[one.kind] = [] if new != old else history
+        counts[one.layout] = [] if new != old else history
 
 
 @given(readings=READINGS)
@@ -157,7 +155,7 @@ def test_the_state_comes_back_from_json_and_goes_on_alike(readings: list[RoundRe
 
 
 def test_no_state_is_kept_of_a_run_without_a_planner() -> None:
-    assert PlannerState.from_json({}) == PlannerState(kinds={})
+    assert PlannerState.from_json({}) == PlannerState()
 
 
 @given(
@@ -216,4 +214,4 @@ def test_the_size_survives_a_round_that_says_nothing_new() -> None:
     state = observe(starting_at(2), reading(5), SIZES, {})
     again = observe(state, reading(5), SIZES, {})
     assert again == state
-    assert replace(again.kinds["short"], preemptions=None) == KindState(size=2)
+    assert replace(again.layouts["short"], preemptions=None) == LayoutState(size=2)

@@ -12,8 +12,8 @@ from benchmarks.planner_simulated import (
     rows,
 )
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.parallelism import PlannerState
-from tasks.scheduling.rounds import BatchConfig
 
 BATCH = BatchConfig(prompts_per_step=4, responses_per_prompt=4)
 MACHINE = Machine(
@@ -31,16 +31,17 @@ def played(first: PlannerState, plans: bool, profiled: bool = False) -> list[Pla
 
 
 def test_the_same_run_comes_out_the_same() -> None:
-    assert played(fixed_sizes(1), plans=True) == played(fixed_sizes(1), plans=True)
+    assert played(fixed_sizes(BATCH, 1), plans=True) == played(fixed_sizes(BATCH, 1), plans=True)
 
 
 def test_fixed_sizes_stay_and_larger_ones_preempt_less() -> None:
-    small, large = (played(fixed_sizes(size), plans=False) for size in (1, 2))
+    small, large = (played(fixed_sizes(BATCH, size), plans=False) for size in (1, 2))
     assert {one.size for one in small} == {1}
     assert sum(one.num_preemptions for one in large) < sum(one.num_preemptions for one in small)
 
 
 def test_the_planner_keeps_to_sizes_that_the_machine_has() -> None:
     chosen = played(first_sizes(MACHINE, BATCH), plans=True, profiled=True)
-    assert {one.size for one in [*chosen, *played(fixed_sizes(1), plans=True)]} <= set(SIZES[:2])
+    ruled = played(fixed_sizes(BATCH, 1), plans=True)
+    assert {one.size for one in [*chosen, *ruled]} <= set(SIZES[:2])
     assert [row[1] for row in rows("planner", chosen)] == ["5 short", "1 long"]

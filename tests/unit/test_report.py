@@ -22,7 +22,7 @@ from tasks.report import STAGES, running_totals, stage_times, step_metrics
 from tasks.rewards.judges.desk import JudgeSpan, JudgingReport
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.parallelism import PlannerState
-from tasks.scheduling.rounds import QueueState
+from tasks.scheduling.queue_state import QueueState
 
 moments = st.floats(-5, 15, allow_nan=False)
 spans = st.builds(span, st.sampled_from([*STAGES[:-1], "gate"]), moments, moments)
@@ -204,7 +204,7 @@ def test_counters_go_on_where_an_earlier_attempt_ended(monkeypatch: pytest.Monke
         teller = reporter.RunReporter(run)
         monkeypatch.setattr(teller, "_journal", nothing)
         plan = make_step_plan(len(commits) + 1)
-        planner = PlannerState(kinds={})
+        planner = PlannerState()
         return teller.commit_record(make_report((), plan=plan), QueueState(), planner, None)
 
     first = committed(())

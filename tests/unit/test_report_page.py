@@ -157,7 +157,6 @@ def test_a_preset_differs_from_itself_in_nothing() -> None:
 def test_the_typical_step_is_of_median_length() -> None:
     commits = [make_commit(step) for step in (1, 2, 3)]
     assert typical_step(commits, "short") == commits[1]
-    assert typical_step(commits, "drain") is None
 
 
 @pytest.mark.parametrize(

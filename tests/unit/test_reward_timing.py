@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from round_factories import make_engines, make_plan, play
+from round_factories import make_engines, make_plan, plan_round, play
 
 from artifacts.records import Generated, Response, Score
 from flows.commands.command_line import assemble, sentence
@@ -16,8 +16,10 @@ from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.records import RoundResult
+from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan
-from tasks.scheduling.rounds import BatchConfig, QueueState, SyncConfig, plan_round
+from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.queue_state import QueueState
 
 PER_RESPONSE = make_plan(domains=("a",) * 4, accept_per_prompt=4)
 LAST = replace(PER_RESPONSE, scores_last=True)
@@ -138,7 +140,7 @@ def test_the_stream_trainer_needs_verdicts_while_the_rollout_runs() -> None:
         "stream_trainer.enabled=true",
     )
     assert told.startswith(
-        "scheduling.reward_timing must be 'per_response' for stream_trainer, got 'after_rollout'"
+        "stream_trainer needs scheduling.reward_timing 'per_response', got 'after_rollout'"
     )
 
 

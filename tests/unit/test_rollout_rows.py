@@ -8,7 +8,7 @@ import pytest
 from learner_factories import make_group, random_groups
 from plan_factories import make_step_plan
 
-from artifacts.records import Group, RoundKind
+from artifacts.records import Group
 from artifacts.tables import Fate, ResponseRow
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage
 from tasks.learner.loss import TokenMean
@@ -47,7 +47,7 @@ def test_recorded_advantages_are_those_that_are_trained(
         assert [sample.advantage for sample in samples] == list(recorded.values())
 
 
-def rows(kind: RoundKind) -> dict[str, ResponseRow]:
+def rows(kind: str) -> dict[str, ResponseRow]:
     """The rows of a round that accepts one group and discards another."""
     accepted = make_group((1, 2), [(3,), (4, 5), (6,)], [1.0, 0.0, None])
     given_up = make_group((1, 3), [(3,), (4, 5)], [1.0, 0.0], prompt_id="0/1")

@@ -15,7 +15,7 @@ from flows.commands.command_line import assemble, sentence
 from flows.config.overlay import overlay
 from flows.config.presets import PRESETS, preset_values
 from flows.config.run_config import PRESET_VARIABLE, RunConfig
-from tasks.scheduling.rounds import SyncConfig
+from tasks.scheduling.policies.sync import SyncConfig
 
 Json = dict[str, Any]  # Any: JSON values
 

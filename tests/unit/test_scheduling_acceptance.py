@@ -16,8 +16,11 @@ from benchmarks.acceptance_bias import choices, clustered_mean, main, parts, rea
 from benchmarks.simulated_round import SimulatedRound
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.acceptance import Launched, acceptance_figures
+from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.ledger import Column, column_of
-from tasks.scheduling.rounds import BatchConfig, SyncConfig, TailBatchingConfig
+from tasks.scheduling.policies.base import Policy
+from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=4)
 
@@ -56,7 +59,7 @@ def record(store: Store, rounds: list[SimulatedRound]) -> None:
         store.write(layout.round_file(plan.step), b"{}")
 
 
-def recorded_run(folder: Path, scheduling: SyncConfig | TailBatchingConfig) -> str:
+def recorded_run(folder: Path, scheduling: Policy) -> str:
     store = Store.open(str(folder))
     record(
         store,

@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from round_factories import make_engines, make_plan, play
+from round_factories import make_engines, make_plan, plan_round, play
 
 from artifacts.records import Outcome, Response
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.scheduling.baselines import SyncScheduler
+from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import (
     Abort,
     AcceptGroup,
@@ -25,15 +25,11 @@ from tasks.scheduling.events import (
     RoundScheduler,
     Scored,
 )
-from tasks.scheduling.rounds import (
-    BatchConfig,
-    QueueState,
-    SyncConfig,
-    TailBatchingConfig,
-    finish_round,
-    plan_round,
-)
-from tasks.scheduling.tail_batching import ShortRoundScheduler
+from tasks.scheduling.policies.base import Policy
+from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.policies.tail_batching import ShortRoundScheduler, TailBatchingConfig
+from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.wait_for_all import WaitForAll
 
 BATCH = BatchConfig(prompts_per_step=4, responses_per_prompt=2)
 DOMAINS = ("add", "letters") * 20
@@ -54,7 +50,7 @@ def launches(prompt_id: str, count: int) -> list[Decision]:
 
 
 def test_a_flat_group_of_a_synchronous_round_is_replaced_by_the_next_prompt_of_its_domain() -> None:
-    scheduler = SyncScheduler(make_plan(domains=("a", "b"), reserve=("a", "b", "b")))
+    scheduler = WaitForAll(make_plan(domains=("a", "b"), reserve=("a", "b", "b")))
     scheduler.start()
     assert verdicts(scheduler, "p1", 1.0, 1.0) == [Filter(prompt_id="p1"), *launches("r1", 2)]
     assert verdicts(scheduler, "p0", 1.0, 0.0) == [AcceptGroup(prompt_id="p0", indices=(0, 1))]
@@ -66,7 +62,7 @@ def test_a_flat_group_of_a_synchronous_round_is_replaced_by_the_next_prompt_of_i
 
 
 def test_without_a_reserve_flat_groups_are_trained() -> None:
-    scheduler = SyncScheduler(make_plan(domains=("a",)))
+    scheduler = WaitForAll(make_plan(domains=("a",)))
     scheduler.start()
     assert verdicts(scheduler, "p0", 1.0, 1.0) == [
         AcceptGroup(prompt_id="p0", indices=(0, 1)),
@@ -116,7 +112,7 @@ def test_a_flat_group_that_came_too_late_for_a_slot_is_filtered_without_replacem
     "scheduling", [SyncConfig(dynamic_sampling=1.5), TailBatchingConfig(dynamic_sampling=1.5)]
 )
 def test_a_round_reserves_the_prompts_that_come_next(
-    scheduling: SyncConfig | TailBatchingConfig,
+    scheduling: Policy,
 ) -> None:
     plan = plan_round(QueueState(), BATCH, scheduling, domains=DOMAINS, seed=0, step=1, num_steps=9)
     plain = plan_round(

@@ -6,18 +6,15 @@ import json
 
 import pytest
 from pydantic import ValidationError
+from round_factories import plan_round
 
+from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import PromptRef, RoundPlan
+from tasks.scheduling.policies.base import Policy
+from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.prompt_stream import draw_prompts
-from tasks.scheduling.rounds import (
-    BatchConfig,
-    QueueState,
-    SyncConfig,
-    TailBatchingConfig,
-    batch_algebra,
-    finish_round,
-    plan_round,
-)
+from tasks.scheduling.queue_state import QueueState, finish_round
 
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=4)
 TAIL = TailBatchingConfig(response_overprovision=1.25)
@@ -25,7 +22,7 @@ DOMAINS = ("add", "letters") * 50
 
 
 def plan(
-    state: QueueState, step: int, num_steps: int, scheduling: SyncConfig | TailBatchingConfig = TAIL
+    state: QueueState, step: int, num_steps: int, scheduling: Policy = TAIL
 ) -> RoundPlan | None:
     return plan_round(
         state, BATCH, scheduling, domains=DOMAINS, seed=3, step=step, num_steps=num_steps
@@ -39,9 +36,7 @@ def finish(state: QueueState, round_plan: RoundPlan) -> QueueState:
     return finish_round(state, round_plan, accepted=accepted, deferred=deferred, dropped=())
 
 
-def play_all(
-    num_steps: int, scheduling: SyncConfig | TailBatchingConfig = TAIL
-) -> tuple[list[RoundPlan], QueueState]:
+def play_all(num_steps: int, scheduling: Policy = TAIL) -> tuple[list[RoundPlan], QueueState]:
     state, plans = QueueState(), []
     while (round_plan := plan(state, len(plans) + 1, num_steps, scheduling)) is not None:
         plans.append(round_plan)
@@ -153,15 +148,19 @@ def test_a_round_must_account_for_all_of_its_prompts() -> None:
 
 
 def test_overprovisioned_counts_are_rounded_up_without_float_noise() -> None:
-    algebra = batch_algebra(
-        BatchConfig(prompts_per_step=10, responses_per_prompt=10),
-        TailBatchingConfig(prompt_overprovision=1.1, response_overprovision=1.25),
-    )
-    assert (algebra.launch_prompts, algebra.launch_per_prompt, algebra.short_rounds_per_long) == (
-        11,
-        13,
-        10,
-    )
+    policy = TailBatchingConfig(prompt_overprovision=1.1, response_overprovision=1.25)
+    algebra = policy.algebra(BatchConfig(prompts_per_step=10, responses_per_prompt=10))
+    short, long = algebra.rounds
+    assert (short.launch_prompts, short.launch_per_prompt, short.frequency) == (11, 13, 10)
+    assert (long.launch_prompts, long.launch_per_prompt, long.frequency) == (10, 10, 1)
+    assert algebra.period_steps == 11
+
+
+def test_a_round_that_defers_nothing_has_no_long_one_and_no_drain() -> None:
+    policy = TailBatchingConfig(prompt_overprovision=1, response_overprovision=1.25)
+    algebra = policy.algebra(BatchConfig(prompts_per_step=10, responses_per_prompt=10))
+    assert [shape.kind for shape in algebra.rounds] == ["short"]
+    assert (algebra.period_steps, algebra.max_drain_steps) == (1, 0)
 
 
 def test_tail_batching_without_speculation_is_refused() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from round_factories import make_plan
 
 from artifacts.records import Outcome
-from tasks.scheduling.baselines import SyncScheduler
 from tasks.scheduling.events import (
     Abort,
     AcceptGroup,
@@ -19,7 +18,8 @@ from tasks.scheduling.events import (
     RoundScheduler,
     Scored,
 )
-from tasks.scheduling.tail_batching import ShortRoundScheduler
+from tasks.scheduling.policies.tail_batching import ShortRoundScheduler
+from tasks.scheduling.wait_for_all import WaitForAll
 
 
 def finished(prompt_id: str, index: int) -> Finished:
@@ -48,7 +48,7 @@ def answer(scheduler: RoundScheduler, prompt_id: str, *indices: int) -> list[Dec
 
 
 def test_a_synchronous_round_launches_everything_at_once_and_closes_after_the_last_group() -> None:
-    scheduler = SyncScheduler(make_plan())
+    scheduler = WaitForAll(make_plan())
     assert scheduler.start() == [*launches("p0", 0, 1), *launches("p1", 0, 1)]
     assert answer(scheduler, "p1", 1, 0) == [AcceptGroup(prompt_id="p1", indices=(0, 1))]
     assert answer(scheduler, "p0", 0, 1) == [
@@ -58,11 +58,11 @@ def test_a_synchronous_round_launches_everything_at_once_and_closes_after_the_la
 
 
 def test_a_round_without_prompts_closes_at_once() -> None:
-    assert SyncScheduler(make_plan(domains=())).start() == [CloseRound()]
+    assert WaitForAll(make_plan(domains=())).start() == [CloseRound()]
 
 
 def test_a_lost_response_is_launched_again_under_its_index() -> None:
-    scheduler = SyncScheduler(make_plan())
+    scheduler = WaitForAll(make_plan())
     scheduler.start()
     assert scheduler.handle(Lost(prompt_id="p0", index=1)) == launches("p0", 1)
     scheduler.handle(finished("p0", 0))
@@ -72,7 +72,7 @@ def test_a_lost_response_is_launched_again_under_its_index() -> None:
 
 
 def test_a_response_without_verdict_is_replaced_by_a_further_index() -> None:
-    scheduler = SyncScheduler(make_plan(domains=("a",)))
+    scheduler = WaitForAll(make_plan(domains=("a",)))
     scheduler.start()
     assert scheduler.handle(infra("p0", 0)) == launches("p0", 2)
     assert answer(scheduler, "p0", 1, 2) == [
@@ -82,7 +82,7 @@ def test_a_response_without_verdict_is_replaced_by_a_further_index() -> None:
 
 
 def test_a_prompt_that_cannot_be_scored_is_dropped_after_a_bounded_number_of_replacements() -> None:
-    scheduler = SyncScheduler(make_plan(domains=("a",), max_replacements=1))
+    scheduler = WaitForAll(make_plan(domains=("a",), max_replacements=1))
     scheduler.start()
     assert scheduler.handle(infra("p0", 0)) == launches("p0", 2)
     assert scheduler.handle(infra("p0", 2)) == [
@@ -93,7 +93,7 @@ def test_a_prompt_that_cannot_be_scored_is_dropped_after_a_bounded_number_of_rep
 
 
 def test_repeated_events_change_nothing() -> None:
-    scheduler = SyncScheduler(make_plan(domains=("a",)))
+    scheduler = WaitForAll(make_plan(domains=("a",)))
     scheduler.start()
     assert answer(scheduler, "p0", 0, 0) == []
     assert scheduler.handle(infra("p0", 0)) == []

@@ -35,7 +35,7 @@ from tasks.learner.sharding import AdamWConfig
 from tasks.learner.trainer import LearnerConfig, LearnerRank
 from tasks.report import StepReport, step_metrics
 from tasks.scheduling.parallelism import PlannerState
-from tasks.scheduling.rounds import QueueState
+from tasks.scheduling.queue_state import QueueState
 
 CONFIG = LearnerConfig(
     compute="fp32",
@@ -215,7 +215,7 @@ def test_a_step_is_committed_before_it_ends_the_run(tmp_path: Path) -> None:
     run = SimpleNamespace(store=store, config=config)
     commit: Any = train.commit  # Any: called with stand-ins for the run and its reporter
     with pytest.raises(GradientsNotFinite):
-        asyncio.run(commit(run, reporter, report, QueueState(), PlannerState(kinds={}), None))
+        asyncio.run(commit(run, reporter, report, QueueState(), PlannerState(), None))
     assert read_commits(store) == [record]
 
 

@@ -2,9 +2,9 @@
 no asyncio, no deadlines.
 
 Everything that touches vLLM's internals is here, and vLLM is imported only when a core is built
-(`build_core`), after pinning. What is relied on, in vLLM 0.32: `LLMEngine` with its engine core in
-process, its output processor's request states (partial tokens at an abort) and its scheduler
-(counts, KV usage, preemptions).
+(`engine.build_core`), after pinning. What is relied on, in vLLM 0.32: `LLMEngine` with its engine
+core in process, its output processor's request states (partial tokens at an abort) and its
+scheduler (counts, KV usage, preemptions).
 
 A response is one vLLM request (n = 1) with FINAL_ONLY output, token ids in and out, no
 detokenisation on the way: a step costs no Python of ours per token. Log-probabilities are those of
@@ -24,15 +24,11 @@ from typing import TYPE_CHECKING, Any
 from artifacts.records import FinishReason, Generated, Request, WeightsRef
 from tasks.engines.admission import check_request, extend_spans
 from tasks.engines.base import Attestation, EngineStats
-from tasks.engines.model_files import read_stop_ids, read_tokenizer
 from tasks.engines.vllm.draws import own_draws
-from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
-
-    from tasks.engines.vllm.engine import VllmEngineConfig
 
 _PROBE = "probe"
 
@@ -299,21 +295,6 @@ class VllmCore:
             finished_s=now_s,
             attempt=request.attempt,
         )
-
-
-def build_core(
-    config: VllmEngineConfig, model_path: str, name: str, seed: int, *, may_stop: bool = True
-) -> VllmCore:
-    """Build the engine in the calling thread, which must be pinned by now.
-
-    may_stop: whether end tokens end a response; a measurement wants responses of a given length.
-    """
-    tokenizer = read_tokenizer(model_path)
-    engine = build_llm_engine(config.vllm_arguments(model_path, seed, on_cpu=on_cpu()))
-    stop_ids = read_stop_ids(model_path, tokenizer) if may_stop else ()
-    core = VllmCore(engine, tokenizer, stop_ids, name, version=0)
-    core.warm_up()
-    return core
 
 
 def _new_tokens(live: _Live) -> Sequence[int]:

@@ -20,8 +20,9 @@ from pydantic import Field
 
 from artifacts.records import Generated, Request, WeightsRef
 from tasks.engines.base import Attestation, EngineStats, Replica, ReplicaConfig
-from tasks.engines.model_files import check_model_directory
-from tasks.engines.vllm.core import VllmCore, build_core
+from tasks.engines.model_files import check_model_directory, read_stop_ids, read_tokenizer
+from tasks.engines.vllm.core import VllmCore
+from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
 from tasks.engines.vllm.stepping import SteppingThread
 
 
@@ -210,6 +211,21 @@ class VllmEngine(Replica):
         if start_weights is not None:
             core.load(start_weights, probes=())
         return core
+
+
+def build_core(
+    config: VllmEngineConfig, model_path: str, name: str, seed: int, *, may_stop: bool = True
+) -> VllmCore:
+    """Build the engine in the calling thread, which must be pinned by now.
+
+    may_stop: whether end tokens end a response; a measurement wants responses of a given length.
+    """
+    tokenizer = read_tokenizer(model_path)
+    engine = build_llm_engine(config.vllm_arguments(model_path, seed, on_cpu=on_cpu()))
+    stop_ids = read_stop_ids(model_path, tokenizer) if may_stop else ()
+    core = VllmCore(engine, tokenizer, stop_ids, name, version=0)
+    core.warm_up()
+    return core
 
 
 def pin_this_thread(cpu_ids: tuple[int, ...] | None, num_ranks: int) -> None:

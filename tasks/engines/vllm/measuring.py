@@ -25,7 +25,7 @@ from artifacts.records import Generated, Request
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.base import ReplicaConfig
 from tasks.engines.model_files import check_model_directory
-from tasks.engines.vllm.engine import VllmEngineConfig, pin_this_thread
+from tasks.engines.vllm.engine import VllmEngineConfig, build_core, pin_this_thread
 from tasks.scheduling.throughput import ThroughputPoint
 
 SEED = 11
@@ -99,8 +99,6 @@ def main() -> None:
         "VLLM_NO_USAGE_STATS": "1",
     }
     pin_this_thread(pin_process(order.cores) or None, order.engine.tensor_parallel_size)
-    from tasks.engines.vllm.core import build_core
-
     core = build_core(order.engine, order.model_path, "measured", SEED, may_stop=False)
     vocabulary = int(json.loads((Path(order.model_path) / "config.json").read_text())["vocab_size"])
     try:

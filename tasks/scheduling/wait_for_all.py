@@ -1,7 +1,7 @@
 """The scheduler without speculation: everything launched is waited for.
 
-Serves synchronous steps, long rounds and drains of the long-prompt queue, and evaluations: they
-differ in the prompts they ask.
+Serves evaluations, and every round of a policy that chooses nothing: they differ in the prompts
+they ask.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tasks.scheduling.events import (
 from tasks.scheduling.groups import GroupProgress, describe_missing
 
 
-class SyncScheduler:
+class WaitForAll:
     """Launches every response at once, accepts each group as it completes, closes after the last.
 
     A prompt is missing from the accepted groups if too many of its responses had no verdict; it is

@@ -1,0 +1,71 @@
+"""What a step trains, and the counts that a policy makes of it. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class BatchConfig(BaseModel):
+    """What one step trains."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompts_per_step: int = Field(
+        ..., ge=1, description="Prompts (groups) that one step trains, P0."
+    )
+    responses_per_prompt: int = Field(
+        ...,
+        ge=2,
+        description="Responses per prompt that one step trains, R0; a group compares them.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundShape:
+    """The counts of one kind of round."""
+
+    kind: str  # the name of these rounds in records, reports and pictures
+    launch_prompts: int  # prompts that it launches
+    launch_per_prompt: int  # responses launched for each of them
+    accept_prompts: int  # groups that it trains
+    accept_per_prompt: int  # responses of a trained group
+    frequency: float = 1.0  # such rounds for each one of the rarest kind, in steady state
+
+    @property
+    def launch_responses(self) -> int:
+        """Responses that it launches."""
+        return self.launch_prompts * self.launch_per_prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAlgebra:
+    """The counts that follow from a policy and a batch."""
+
+    rounds: tuple[RoundShape, ...]  # of the planned steps; the ordinary kind of round first
+    reserve_prompts: int  # further prompts that may take the place of groups whose rewards agree
+    max_drain_steps: int = 0  # most steps after the last planned one
+    scores_last: bool = False  # whether no response is scored before the last one is generated
+    # setting without which no group is accepted while the rollout runs; empty if some are
+    streaming_needs: str = ""
+
+    @property
+    def ordinary(self) -> RoundShape:
+        """The round that a run begins with."""
+        return self.rounds[0]
+
+    @property
+    def period_steps(self) -> int:
+        """Steps after which a run in steady state has trained as much as it launched."""
+        return sum(math.ceil(shape.frequency) for shape in self.rounds)
+
+    def shape_of(self, kind: str) -> RoundShape:
+        """The counts of the rounds of this kind."""
+        return {shape.kind: shape for shape in self.rounds}[kind]
+
+
+def times(factor: float, count: int) -> int:
+    """An over-provisioned count, rounded up."""
+    return math.ceil(round(count * factor, 6))  # 1.1 * 10 is 11, not 12

@@ -1,0 +1,17 @@
+"""Every scheduling policy that a configuration may choose, a line each."""
+
+from __future__ import annotations
+
+from typing import Annotated, get_args
+
+from pydantic import BaseModel, Field
+
+from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
+
+SchedulingConfig = Annotated[
+    SyncConfig  # every step waits for all that it launched
+    | TailBatchingConfig,  # short rounds that keep the first to finish, long ones for the rest
+    Field(discriminator="kind"),
+]
+POLICIES: tuple[type[BaseModel], ...] = get_args(get_args(SchedulingConfig)[0])

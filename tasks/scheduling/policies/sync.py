@@ -1,0 +1,80 @@
+"""Synchronous steps without speculation: a step launches what it trains and waits for all of it.
+
+turn ── the next P0 prompts of the stream x R0 responses ──▶ all accepted ──▶ trained
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, times
+from tasks.scheduling.events import RoundPlan, RoundScheduler
+from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, Turn
+from tasks.scheduling.wait_for_all import WaitForAll
+
+SYNC = "sync"
+
+
+class SyncConfig(BaseModel):
+    """Every step launches exactly what it trains and waits for all of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["sync"] = Field("sync", description="Synchronous steps without speculation.")
+    dynamic_sampling: float = Field(0.0, ge=0, le=16, description=DYNAMIC_SAMPLING)
+    reward_timing: Literal["per_response", "after_rollout"] = Field(
+        "per_response",
+        description=(
+            "When responses are scored: each as it finishes, or all once nothing generates any"
+            " more, to compare with; tail batching has no such choice, its short rounds close by"
+            " verdicts."
+        ),
+    )
+
+    def algebra(self, batch: BatchConfig) -> BatchAlgebra:
+        """One kind of round, which launches what it keeps."""
+        shape = RoundShape(
+            kind=SYNC,
+            launch_prompts=batch.prompts_per_step,
+            launch_per_prompt=batch.responses_per_prompt,
+            accept_prompts=batch.prompts_per_step,
+            accept_per_prompt=batch.responses_per_prompt,
+        )
+        is_timed_last = self.reward_timing == "after_rollout"
+        return BatchAlgebra(
+            rounds=(shape,),
+            reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
+            scores_last=is_timed_last,
+            streaming_needs=(
+                "scheduling.reward_timing 'per_response', got 'after_rollout'"
+                if is_timed_last
+                else ""
+            ),
+        )
+
+    def plan_round(self, turn: Turn) -> RoundPlan | None:
+        """New prompts in every step; nothing is left after the last."""
+        if turn.is_after_last:
+            return None
+        algebra = self.algebra(turn.batch)
+        shape = algebra.ordinary
+        turn.check_rows(shape.launch_prompts)
+        upcoming = turn.upcoming(shape.launch_prompts + algebra.reserve_prompts)
+        return RoundPlan(
+            step=turn.step,
+            kind=SYNC,
+            layout=SYNC,
+            prompts=upcoming[: shape.launch_prompts],
+            launch_per_prompt=shape.launch_per_prompt,
+            accept_prompts=shape.accept_prompts,
+            accept_per_prompt=shape.accept_per_prompt,
+            reserve=upcoming[shape.launch_prompts :],
+            places=turn.places(len(upcoming)),
+            scores_last=algebra.scores_last,
+        )
+
+    def scheduler(self, plan: RoundPlan) -> RoundScheduler:
+        """Everything launched is waited for."""
+        return WaitForAll(plan)
