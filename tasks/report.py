@@ -4,11 +4,11 @@ that are drawn. Pure."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
-from artifacts.records import Group, Span
+from artifacts.records import Fate, Group, Span
 from artifacts.reports.timeline import (
     bubble_shares,
     device_times,
@@ -21,7 +21,6 @@ from tasks.learner.reports import AccumulateReport, Skipped, token_means, update
 from tasks.plan import StepPlan
 from tasks.reward import RewardReport
 from tasks.rollout import RolloutReport
-from tasks.scheduling.ledger import TokenLedger
 from tasks.scheduling.rounds import QueueState
 from tasks.train import GradientReport, PolicyReport, PublishReport
 
@@ -58,8 +57,8 @@ class StepReport:
 
     @property
     def ledger(self) -> dict[str, int]:
-        """Tokens by ledger column: what engines generated, and what judges wrote."""
-        return {**self.rollout.tokens, "judged": self.reward.judging.new_tokens}
+        """Tokens by fate: what engines generated, and what judges wrote."""
+        return {**self.rollout.tokens, Fate.JUDGED: self.reward.judging.new_tokens}
 
 
 def stage_times(report: StepReport) -> dict[str, float]:
@@ -144,14 +143,13 @@ def running_totals(steps: Sequence[Mapping[str, float]], state: QueueState) -> d
     def total(name: str) -> int:
         return int(sum(figures.get(name, 0.0) for figures in steps))
 
-    ledger = {column.name: total(f"ledger/{column.name}_tokens") for column in fields(TokenLedger)}
     return {
         "prompts_drawn": state.num_drawn,
         "prompts_trained": state.num_trained,
         "responses_finished": total("rollout/responses"),
         "updates_made": total("train/applied"),
         **{f"updates_skipped_{reason}": total(f"train/skipped_{reason}") for reason in Skipped},
-        **{f"tokens_{column}": tokens for column, tokens in ledger.items()},
+        **{f"tokens_{fate}": total(f"ledger/{fate}_tokens") for fate in Fate},
     }
 
 

@@ -26,7 +26,7 @@ from prefect.client.orchestration import get_client as prefect_client
 from artifacts import layout
 from artifacts.records import Generated, Group, Prompt, Response, Score, Span, response_id
 from artifacts.reports.timeline import Interval
-from artifacts.tables import Fate, ResponseRow
+from artifacts.tables import ResponseRow
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost, EngineStats
 from tasks.engines.remote import RemoteEngine
@@ -43,7 +43,7 @@ from tasks.rounds.figures import (
 from tasks.rounds.records import RoundInputs, RoundResult
 from tasks.sample_stream import SampleStream, aborting, round_key
 from tasks.scheduling.acceptance import acceptance_figures, launched_of
-from tasks.scheduling.ledger import column_of
+from tasks.scheduling.ledger import fate_of
 from tasks.scheduling.rounds import make_scheduler
 from tasks.scheduling.stream_training import (
     ScaleDown,
@@ -65,7 +65,7 @@ class RolloutReport:
     deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
     dropped: tuple[str, ...]  # prompt ids given up after infrastructure failures
     filtered: tuple[str, ...]  # prompt ids of groups whose rewards agreed, replaced by others
-    tokens: Mapping[str, int]  # generated tokens by ledger column
+    tokens: Mapping[str, int]  # generated tokens by fate
     lengths: tuple[int, ...]  # tokens of every response that ended by itself or at the bound
     acceptance: Mapping[str, float]  # accepted against launched responses, by name of the metric
     num_preemptions: int  # of all engines in this round, those of aborted responses included
@@ -262,12 +262,13 @@ def _report(plan: StepPlan, result: RoundResult, readings: Sequence[EngineStats]
     ended = [response for response in result.generated if response.finish_reason != "aborted"]
     rewards = {response_id(score.prompt_id, score.index): score.reward for score in result.scores}
     trained, filtered = trained_ids(result), filtered_ids(result)
+    ledger = ledger_of(result, is_evaluation=plan.is_evaluation)
     return RolloutReport(
         accepted=tuple(group.prompt.prompt_id for group in result.groups),
         deferred=result.deferred,
         dropped=result.dropped,
         filtered=result.filtered,
-        tokens=asdict(ledger_of(result, is_evaluation=plan.is_evaluation)),
+        tokens={str(fate): count for fate, count in ledger.items()},
         lengths=tuple(len(response.token_ids) for response in ended),
         acceptance=acceptance_figures(
             launched_of(result.generated, rewards, trained=trained, filtered=filtered)
@@ -295,7 +296,7 @@ def _rows(plan: StepPlan, prompts: Mapping[str, Prompt], result: RoundResult) ->
                 generated=response,
                 score=scores.get((response.prompt_id, response.index)),
             ),
-            fate=Fate(column_of(response, trained, filtered, is_evaluation=plan.is_evaluation)),
+            fate=fate_of(response, trained, filtered, is_evaluation=plan.is_evaluation),
             advantage=advantages.get(response.response_id),
         )
         for response in result.generated

@@ -103,7 +103,7 @@ def test_no_token_is_computed_twice_or_lost() -> None:
         trained = frozenset(
             one.generated.response_id for group in result.groups for one in group.responses
         )
-        return account_tokens(result.generated, trained=trained).total, sum(computed) - len(
+        return sum(account_tokens(result.generated, trained=trained).values()), sum(computed) - len(
             handed_over
         ) - len(result.migrated)
 

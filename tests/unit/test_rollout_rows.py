@@ -8,8 +8,8 @@ import pytest
 from learner_factories import make_group, random_groups
 from plan_factories import make_step_plan
 
-from artifacts.records import Group, RoundKind
-from artifacts.tables import Fate, ResponseRow
+from artifacts.records import Fate, Group, RoundKind
+from artifacts.tables import ResponseRow
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage
 from tasks.learner.loss import TokenMean
 from tasks.learner.overlong import AS_SCORED, MaskTruncated, Overlong, SoftPunishment
