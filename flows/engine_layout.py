@@ -16,8 +16,8 @@ from artifacts.records import RoundKind, Span
 from flows.config.run_config import RunConfig
 from flows.run import OpenRun
 from tasks.cluster.devices import device_map, engine_members
-from tasks.cluster.fleet import Fleet
 from tasks.engines.vllm.model_files import read_head_counts
+from tasks.fleet import Fleet
 from tasks.report import StepReport
 from tasks.scheduling.parallelism import (
     PLANNED,

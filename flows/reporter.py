@@ -41,10 +41,10 @@ from flows.output import screen
 from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.learner.reports import REASONS, skipped_of
+from tasks.progress import artifact_key, progress_key
 from tasks.report import STAGES, StepReport, running_totals, stage_times, step_metrics
 from tasks.rewards.programs.adaptive_timeout import Anchor, merged, to_record
 from tasks.rewards.registry import learns_timeouts, timeouts_of
-from tasks.rollout import artifact_key, progress_key
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.rounds import QueueState
 

@@ -42,13 +42,14 @@ from flows.run import OpenRun, open_run
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.dask_cluster import open_cluster
 from tasks.cluster.devices import worker_specs
-from tasks.cluster.fleet import Fleet
 from tasks.cluster.ownership import take_cluster, telling_of_its_loss
 from tasks.durable import export_model, restore_policy, save_checkpoint
 from tasks.engines.base import EngineLost
+from tasks.fleet import Fleet
 from tasks.learner.reports import check_updates
 from tasks.learner.sharding import PeerLost
-from tasks.plan import StepPlan, dataset_of
+from tasks.plan import StepPlan
+from tasks.prompts import dataset_of
 from tasks.report import StepReport
 from tasks.sample_stream import round_key
 from tasks.scheduling.parallelism import PlannerState
@@ -83,9 +84,7 @@ async def train(config: RunConfig) -> RunSummary:
         specs, start_s = worker_specs(run.config.cluster), run.config.deadlines.start_s
         workers = [spec.name for spec in specs]
         await take_cluster(client, run.context.run_id, workers, start_s)
-        fleet = stack.enter_context(
-            Fleet(client, run.context, specs, run.config.engine, run.config.learner, start_s)
-        )
+        fleet = stack.enter_context(Fleet(client, run.context, specs))
         try:
             return await train_steps(
                 run, fleet, layouts, DaskTaskRunner(address=client.scheduler.address)

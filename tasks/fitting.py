@@ -18,11 +18,12 @@ from typing import Literal
 from artifacts.datasets.rows import Row
 from artifacts.records import Prompt
 from tasks.environments.single_turn import render
-from tasks.plan import HELDOUT, RunContext, dataset_of, tokenizer_of
+from tasks.prompts import HELDOUT, dataset_of, tokenizer_of
 from tasks.rewards.judges.prompt import make_question
 from tasks.rewards.judges.reward import JudgeConfig
 from tasks.rewards.judges.tokens import QuestionEncoder
 from tasks.rewards.registry import config_of
+from tasks.run_context import RunContext
 from tasks.scheduling.prompt_stream import row_at
 from tasks.scheduling.queue_state import QueueState
 

@@ -19,8 +19,8 @@ from artifacts.reports.timeline import (
 )
 from tasks.learner.reports import AccumulateReport, Skipped, token_means, update_figures
 from tasks.plan import StepPlan
-from tasks.reward import RewardReport
-from tasks.rollout import RolloutReport
+from tasks.rewards.report import RewardReport
+from tasks.rounds.report import RolloutReport
 from tasks.scheduling.rounds import QueueState
 from tasks.train import GradientReport, PolicyReport, PublishReport
 

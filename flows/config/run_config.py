@@ -29,11 +29,13 @@ from artifacts.models.choice import ModelConfig
 from flows.config.overlay import overlay
 from flows.config.presets import preset_values
 from tasks.cluster.devices import ClusterConfig, device_map, engine_members
+from tasks.deadlines import DeadlineConfig
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.vllm.engine import EngineConfig
 from tasks.fitting import UnfitPrompts
 from tasks.learner.overlong import SoftPunishment
 from tasks.learner.trainer import LearnerConfig
+from tasks.learner.weight_sync import GateConfig
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.parallelism import PlannerConfig
@@ -61,61 +63,6 @@ class EvaluationConfig(BaseModel):
         ge=0,
         description=(
             "Evaluate after every so many steps as well; 0 means only before and after the run."
-        ),
-    )
-
-
-class GateConfig(BaseModel):
-    """The check after every weight publication that the engines sample with the learner's
-    weights."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    enabled: bool = Field(
-        True,
-        description=(
-            "Compare engines and learner after every publication and stop the run on a mismatch."
-        ),
-    )
-    num_probes: int = Field(
-        4, ge=1, description="Fixed probe prompts whose log-probabilities are compared."
-    )
-    probe_tokens: int = Field(
-        48, ge=2, description="Length to which a probe prompt is cut, in tokens."
-    )
-    tolerance_nats: float = Field(
-        0.15,
-        gt=0,
-        description=(
-            "Largest mean absolute difference of a probe token's log-probability; bf16 noise is"
-            " about 0.04."
-        ),
-    )
-
-
-class DeadlineConfig(BaseModel):
-    """How long a wait may last before the run says what it waited for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    progress_s: float = Field(
-        300.0,
-        gt=0,
-        description="A round without a token, a response or a verdict for so long ends, seconds.",
-    )
-    engine_call_s: float = Field(
-        300.0, gt=0, description="Bound on one call to an engine, seconds."
-    )
-    learner_call_s: float = Field(
-        900.0,
-        gt=0,
-        description="Bound on one call to a learner rank, an accumulation included, seconds.",
-    )
-    start_s: float = Field(
-        600.0,
-        gt=0,
-        description=(
-            "Bound on starting engines and learners, the loading of the model included, seconds."
         ),
     )
 

@@ -95,3 +95,4 @@ class RoundResult:
     ]  # what engines handed over to others; these tokens are in `generated`, too
     scores: tuple[Score, ...]  # every verdict that came in time
     stale_tokens: int = 0  # of responses that another attempt asked for, or of weights not allowed
+    freed: tuple[str, ...] = ()  # learners whose devices the round freed, in this order

@@ -7,7 +7,7 @@ A larger tensor-parallel size leaves more room for the KV cache (the weights are
 means fewer replicas. Short rounds launch more than they keep, so that they run out of room first:
 in the paper they preempt 1.8 times as often as long ones and gain 25 % from the size that costs
 long rounds 10 % (figure 6). Hence one size per kind, doubled when preemptions jump, halved when
-they stay away. Leaves out how engines are rebuilt (`tasks.cluster.fleet`) and what a size is worth
+they stay away. Leaves out how engines are rebuilt (`tasks.fleet`) and what a size is worth
 before the first round (`throughput`).
 """
 

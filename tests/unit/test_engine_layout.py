@@ -20,8 +20,9 @@ from flows.engine_layout import EngineLayouts, demand_of, with_relayout
 from flows.run import OpenRun
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import engine_members
-from tasks.plan import RunContext, StepPlan
+from tasks.plan import StepPlan
 from tasks.report import StepReport, step_metrics
+from tasks.run_context import RunContext
 from tasks.scheduling.parallelism import KindState, PlannerState
 from tasks.scheduling.rounds import QueueState
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile

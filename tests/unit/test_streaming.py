@@ -16,15 +16,16 @@ from artifacts.store import Store
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.dealing import GroupPart, as_part, balance, is_flat, predicted_cost
 from tasks.learner.reports import AccumulateReport
-from tasks.learner.streaming import (
+from tasks.learner.split import (
     Share,
     Split,
-    StreamedAccumulation,
     accumulate_split,
     one_shot,
+    read_split,
     share_of,
+    write_split,
 )
-from tasks.train import read_split, write_split
+from tasks.learner.streaming import StreamedAccumulation
 
 ROW_TOKENS = 60
 ALL = (0, 1, 2, 3)
