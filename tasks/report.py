@@ -3,7 +3,7 @@ that are drawn. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -137,19 +137,25 @@ def step_metrics(
     return figures | dict(report.rollout.acceptance) | ledger | bubbles | stages
 
 
-def running_totals(steps: Sequence[Mapping[str, float]], state: QueueState) -> dict[str, int]:
-    """What a run has done so far, from the figures of all its steps and the last one's state."""
+COUNTED = {  # counters of a run, and the figures of a step that add to them
+    "responses_finished": "rollout/responses",
+    "updates_made": "train/applied",
+    **{f"updates_skipped_{reason}": f"train/skipped_{reason}" for reason in Skipped},
+    **{f"tokens_{fate}": f"ledger/{fate}_tokens" for fate in Fate},
+}
 
-    def total(name: str) -> int:
-        return int(sum(figures.get(name, 0.0) for figures in steps))
 
+def running_totals(
+    before: Mapping[str, int], figures: Mapping[str, float], state: QueueState
+) -> dict[str, int]:
+    """What a run has done so far: the totals before a step, and what the step adds to them."""
     return {
         "prompts_drawn": state.num_drawn,
         "prompts_trained": state.num_trained,
-        "responses_finished": total("rollout/responses"),
-        "updates_made": total("train/applied"),
-        **{f"updates_skipped_{reason}": total(f"train/skipped_{reason}") for reason in Skipped},
-        **{f"tokens_{fate}": total(f"ledger/{fate}_tokens") for fate in Fate},
+        **{
+            counter: before.get(counter, 0) + int(figures.get(figure, 0.0))
+            for counter, figure in COUNTED.items()
+        },
     }
 
 

@@ -119,14 +119,22 @@ def check_updates(steps: Sequence[Mapping[str, float]], max_nonfinite_steps: int
 
     Flat and empty steps neither count nor end the row: no gradient was computed in them.
     """
-    made = [reason for reason in map(skipped_of, steps) if reason in (None, Skipped.NONFINITE)]
-    if len(made) >= max_nonfinite_steps and set(made[-max_nonfinite_steps:]) == {Skipped.NONFINITE}:
-        raise GradientsNotFinite(
-            f"a gradient must be finite, it was not in {max_nonfinite_steps} steps in a row, and "
-            "nothing was learned in them; look at train/nonfinite_tokens and at the responses' "
-            "logprobs (engine.dtype, learner.compute), lower learner.optimizer.learning_rate, "
-            f"or raise learner.max_nonfinite_steps ({max_nonfinite_steps})"
-        )
+    num_nonfinite = 0
+    for figures in reversed(steps):
+        skipped = skipped_of(figures)
+        if skipped is None:
+            return
+        num_nonfinite += skipped is Skipped.NONFINITE
+        if num_nonfinite >= max_nonfinite_steps:
+            break
+    else:
+        return
+    raise GradientsNotFinite(
+        f"a gradient must be finite, it was not in {max_nonfinite_steps} steps in a row, and "
+        "nothing was learned in them; look at train/nonfinite_tokens and at the responses' "
+        "logprobs (engine.dtype, learner.compute), lower learner.optimizer.learning_rate, "
+        f"or raise learner.max_nonfinite_steps ({max_nonfinite_steps})"
+    )
 
 
 def update_figures(update: UpdateReport) -> dict[str, float]:
