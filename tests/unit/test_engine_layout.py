@@ -240,9 +240,9 @@ async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(
     monkeypatch.setattr(train, "recover", recover)
 
     async def work(plan: StepPlan) -> tuple[StepReport, str | None]:
-        return await train.stepped(step_flow, run, fleet, EngineLayouts(run), plan)  # type: ignore[arg-type]
+        return await train.play_step(step_flow, run, fleet, EngineLayouts(run), plan)  # type: ignore[arg-type]
 
-    report, checkpoint = await train.recovering(run, fleet, make_step_plan(), work)  # type: ignore[arg-type]
+    report, checkpoint = await train.with_recovery(run, fleet, make_step_plan(), work)  # type: ignore[arg-type]
     assert done == [
         "step, attempt 1",
         "checkpoint",

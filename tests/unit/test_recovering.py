@@ -69,7 +69,7 @@ async def test_a_worker_lost_while_weights_are_restored_is_replaced(
     config = SimpleNamespace(max_recoveries=1, keep=SimpleNamespace(checkpoints=2))
     run = SimpleNamespace(config=config, weights_of=lambda step: f"committed-{step}")
     fleet = SimpleNamespace(run="run", start=start, replace_lost=replace_lost)
-    assert await train.restored(run, fleet, 4) == "weights-4"  # type: ignore[arg-type, comparison-overlap]
+    assert await train.start_at(run, fleet, 4) == "weights-4"  # type: ignore[arg-type, comparison-overlap]
     restored = "run to step 4 as committed-4"
     assert done == ["started", restored, "replaced", restored]
 
@@ -93,7 +93,7 @@ async def test_a_worker_lost_while_the_actors_start_is_replaced(
     monkeypatch.setattr(train, "restore", restore)
     run: Any = SimpleNamespace(config=SimpleNamespace(max_recoveries=1))
     fleet: Any = SimpleNamespace(run="run", start=start, replace_lost=replace_lost)
-    assert str(await train.restored(run, fleet, 4)) == "weights-4"
+    assert str(await train.start_at(run, fleet, 4)) == "weights-4"
     assert done == ["started", "replaced"]
 
 
@@ -187,7 +187,7 @@ async def test_after_the_last_recovery_the_loss_is_raised_and_other_errors_at_on
         raise ValueError("not the cluster's fault")
 
     with pytest.raises(EngineLost, match="attempt 3"):
-        await train.persisting(lost, 2, "step=1")
+        await train.retry(lost, 2, "step=1")
     with pytest.raises(ValueError, match="fault"):
-        await train.persisting(wrong, 2, "step=1")
+        await train.retry(wrong, 2, "step=1")
     assert attempts == [1, 2, 3, 1]
