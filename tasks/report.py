@@ -39,9 +39,8 @@ class StepReport:
     published: PublishReport
     started_s: float  # Unix seconds
     finished_s: float  # Unix seconds
-    relayout: tuple[
-        Span, ...
-    ] = ()  # when the engines were rebuilt for this step, as "wake" of their devices
+    # when the engines were rebuilt for this step, as "wake" of their devices
+    relayout: tuple[Span, ...] = ()
 
     @property
     def spans(self) -> tuple[Span, ...]:

@@ -41,7 +41,7 @@ from tasks.scheduling.stream_training import (
     ScaleDown,
     StreamTrainer,
     StreamTrainerConfig,
-    device_groups,
+    separable_groups,
 )
 
 HISTORY_ROUNDS = 8  # rounds whose response lengths project those of the next
@@ -138,7 +138,7 @@ def _stream_trainer(plan: StepPlan) -> StreamTrainer:
     data_parallel = [(name,) for name in run.learners]  # a rank accumulates alone
     return StreamTrainer(
         run.stream_trainer,
-        device_groups(engines, learners, data_parallel),
+        separable_groups(engines, learners, data_parallel),
         plan.round.accept_prompts,
         lengths_before(store_of(plan), plan.step, HISTORY_ROUNDS),
     )

@@ -19,6 +19,15 @@ BELOW = {
     "tasks": {"tasks", "artifacts"},
     "artifacts": {"artifacts"},
 }
+ROOMS_BELOW: dict[str, set[str]] = {  # what a room of tasks/ may import; files beside them: all
+    "scheduling": set(),
+    "environments": set(),
+    "cluster": {"scheduling"},
+    "engines": {"scheduling", "cluster"},
+    "learner": {"scheduling", "cluster", "engines"},
+    "rewards": {"scheduling", "cluster", "engines"},
+    "rounds": {"scheduling", "cluster", "engines"},
+}
 FORBIDDEN_STEMS = {
     "utils",
     "helpers",
@@ -47,6 +56,18 @@ def test_imports_point_down(path: Path) -> None:
     room = path.relative_to(ROOT).parts[0]
     ours = {name.split(".")[0] for name in imports(path)} & set(BELOW)
     assert ours <= BELOW[room]
+
+
+ROOM_FILES = sorted(
+    path for room in (ROOT / "tasks").iterdir() if room.is_dir() for path in room.rglob("*.py")
+)
+
+
+@pytest.mark.parametrize("path", ROOM_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_rooms_of_tasks_import_only_rooms_below_them(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[1]
+    ours = {name.split(".")[1] for name in imports(path) if name.startswith("tasks.")}
+    assert ours - {room} <= ROOMS_BELOW[room]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -31,9 +31,8 @@ class Share:
     """What one call gave to one rank."""
 
     rank: int  # from 0
-    parts: tuple[
-        tuple[str, tuple[int, ...]], ...
-    ]  # in the order given: a group's prompt id, and places of the responses trained
+    # in the order given: a group's prompt id, and places of the responses trained
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 Split = tuple[Share, ...]  # all calls of a step; those of one rank in the order made

@@ -17,7 +17,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from artifacts.records import Group
-from tasks.learner.dealing import GroupPart, as_part, balance, is_flat, predicted_cost, rows_of
+from tasks.learner.dealing import (
+    GroupPart,
+    as_part,
+    balance,
+    has_equal_rewards,
+    predicted_cost,
+    rows_of,
+)
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.split import GradientRank, Share, Split, share_of, shares_of
 
@@ -57,7 +64,7 @@ class StreamedAccumulation:
         """Accepted groups. Those without a gradient wait for the end: they only add to the
         normaliser."""
         for group in groups:
-            if is_flat(group) and not self._flat_costs:
+            if has_equal_rewards(group) and not self._flat_costs:
                 self._flat.append(as_part(group))
             else:
                 self._waiting += rows_of(group, self._row_tokens)

@@ -80,6 +80,7 @@ def assert_whole(result: RoundResult) -> None:
 def test_a_freed_engine_s_responses_go_on_elsewhere_with_what_they_have(plan: RoundPlan) -> None:
     result, freed = streamed(plan)
     assert [decision.learners for decision in freed] in ([("learner-0",)], [("learner-1",)])
+    assert result.freed == freed[0].learners
     assert len(result.groups) == plan.accept_prompts
     assert_whole(result)
     (emptied,) = freed[0].engines
