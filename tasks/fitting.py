@@ -83,9 +83,8 @@ class Examination:
         for place in range(state.num_drawn, state.num_drawn + num_rows):
             if num_fit == num_prompts:
                 return
-            num_fit += self._fits(
-                str(row := row_at(num_rows, self._run.seed, place)), self._dataset.rows[row]
-            )
+            row = row_at(num_rows, self._run.seed, place)
+            num_fit += self._fits(str(row), self._dataset.rows[row])
         self._examine(range(num_rows))
 
     def examine_heldout(self, num_prompts: int) -> int:

@@ -147,16 +147,17 @@ class Fleet:
             return EngineActor, self._engine_arguments(name, self.run.members.get(name, (name,)))
         cores = self._specs[name].core_ids
         if name in self.run.judges:
-            judge, generates = judge_engine_of(self.run.rewards), judges_generate(self.run.rewards)
+            generates = judges_generate(self.run.rewards)
             return JudgeActor, (
-                judge,
+                judge_engine_of(self.run.rewards),
                 self.run.judge_model_path,
                 name,
                 cores,
                 generates,
                 self._start_s,
             )
-        rank, device = self.run.learners.index(name), self.run.devices[name].partition(":")[0]
+        rank = self.run.learners.index(name)
+        device = self.run.devices[name].partition(":")[0]
         return LearnerActor, (
             self.run.learner,
             self.run.model_path,

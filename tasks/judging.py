@@ -29,7 +29,8 @@ def cache_of(run: RunContext) -> JudgementCache:
 async def desk_of(plan: StepPlan) -> AsyncIterator[JudgeDesk]:
     """The desk of a round; what judges said is kept when it closes. Without judges it has none and
     is never asked."""
-    run, engine = plan.run, judge_engine_of(plan.run.rewards)
+    run = plan.run
+    engine = judge_engine_of(run.rewards)
     if engine is None:
         yield JudgeDesk((), JudgementCache(), max_batch=1)
         return

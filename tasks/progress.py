@@ -44,7 +44,8 @@ async def shown_progress(plan: StepPlan) -> AsyncIterator[RoundProgress]:
 
 
 async def _show(plan: StepPlan, counted: RoundProgress) -> None:
-    dask_client, launched = get_client(), counted.num_launched
+    dask_client = get_client()
+    launched = counted.num_launched
     # one client for all updates: making one takes an engine's core for 20 ms
     async with prefect_client() as api:
         artifact = await acreate_progress_artifact(

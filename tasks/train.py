@@ -63,7 +63,8 @@ class PublishReport:
 def accumulate_gradients(plan: StepPlan) -> GradientReport:
     """Train on the accepted groups of the round as far as their gradients; where devices are freed,
     while the others generate."""
-    run, stream = plan.run, SampleStream.connect(plan)
+    run = plan.run
+    stream = SampleStream.connect(plan)
     done = asyncio.run(aborting(stream, "training", accumulate(plan, stream)))
     busy = {name: report.busy for name, report in zip(run.learners, done.ranks, strict=True)}
     return GradientReport(

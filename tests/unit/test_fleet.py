@@ -4,6 +4,7 @@ when some of its actors are gone."""
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -190,3 +191,10 @@ async def test_without_a_buffer_all_others_are_closed(never_made: Sequence[str])
     actors = Actors(BUFFER, "learner-1", never_made=never_made)
     await fleet_of(actors)._end()
     assert sorted(actors.done) == ["close engine-0", "close engine-1", "close learner-0"]
+
+
+def test_a_run_is_told_the_same_in_every_process() -> None:
+    run = fleet("cuda", 2).run
+    told = pickle.loads(pickle.dumps(run))
+    assert told == run
+    assert told.max_prompt_tokens == run.engine.max_model_len - run.sampling.max_response_tokens
