@@ -27,8 +27,18 @@ class Outcome(StrEnum):
     VIOLATION = "violation"
     INFRA = "infra"
     ABORTED = "aborted"
-    STALE = "stale"
-    FILTERED = "filtered"
+
+
+class Fate(StrEnum):
+    """What became of generated tokens: the columns of the token ledger."""
+
+    TRAINED = "trained"  # in a group that was trained
+    ABORTED = "aborted"  # in a response stopped half-way
+    DISCARDED = "discarded"  # in a finished response that no group took
+    FILTERED = "filtered"  # in a complete group that was not worth training on
+    STALE = "stale"  # of another attempt at the round, or of weights that the round does not allow
+    EVALUATED = "evaluated"  # in an answer to a held-out prompt
+    JUDGED = "judged"  # written by a judge model
 
 
 class CaseVerdict(StrEnum):

@@ -13,9 +13,9 @@ partition they lie in (see `layout`) and an entry of their metadata. Leaves out 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, cast
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from artifacts.layout import TableName
 from artifacts.records import (
     CaseResult,
     CaseVerdict,
+    Fate,
     Generated,
     Group,
     Outcome,
@@ -40,17 +41,6 @@ SCHEMA_VERSION = 1
 VERSION_KEY, TABLE_KEY, STEP_KEY = b"rollflow.schema_version", b"rollflow.table", b"rollflow.step"
 
 
-class Fate(StrEnum):
-    """The column of the waste ledger that a response's tokens are booked in. Those that are stale,
-    or that a judge wrote, are of no response in the table."""
-
-    TRAINED = "trained"
-    ABORTED = "aborted"
-    DISCARDED = "discarded"
-    FILTERED = "filtered"
-    EVALUATED = "evaluated"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRow:
     """One row of the responses table: a response, what it answered, and what became of it."""
@@ -63,76 +53,134 @@ class ResponseRow:
     advantage: float | None = None  # what its gradient is multiplied by; None if it is in no loss
 
 
+Row = dict[str, Any]  # Any: one cell per column, of the column's type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a table: how its cell is made of a record, and what it says of the record that is
+    read back."""
+
+    name: str  # in the file
+    type: pa.DataType  # of its cells
+    cell: Callable[[Any], object]  # Any: the table's record in, a cell out
+    field: str = ""  # the field that is read back from it; empty for a figure to look at alone
+    value: Callable[[Any], object] = lambda cell: cell  # Any: a cell in, the field's value out
+
+
+def _field(
+    name: str,
+    type_: pa.DataType,
+    field: str = "",
+    *,
+    cell: Callable[[Any], object] = lambda value: value,  # Any: the field's value
+    value: Callable[[Any], object] = lambda cell: cell,  # Any: the cell
+) -> Column:
+    """The column of a record's field, of the same name unless another is given."""
+    read = attrgetter(field or name)
+    return Column(
+        name=name,
+        type=type_,
+        cell=lambda record: cell(read(record)),
+        field=field or name,
+        value=value,
+    )
+
+
+def _tuples(name: str, type_: pa.DataType, field: str = "") -> Column:
+    """The column of a tuple of numbers."""
+    return _field(name, type_, field, value=tuple)
+
+
 _TOKENS = pa.list_(pa.field("element", pa.int32(), nullable=False))
 _FLOATS = pa.list_(pa.field("element", pa.float64(), nullable=False))
-_VERSIONS = pa.list_(
-    pa.struct([pa.field("version", pa.int32()), pa.field("num_tokens", pa.int32())])
-)
-_CASES = pa.list_(
-    pa.struct(
-        [
-            ("key", pa.string()),
-            ("verdict", pa.string()),
-            ("wall_s", pa.float64()),
-            ("limit_s", pa.float64()),
-        ]
+_VERSION = {"version": pa.int32(), "num_tokens": pa.int32()}
+_CASE = {
+    "key": pa.string(),
+    "verdict": pa.string(),
+    "wall_s": pa.float64(),
+    "limit_s": pa.float64(),
+}
+
+
+def _structs(names: Iterable[str], records: Sequence[object]) -> list[Row]:
+    return [{name: getattr(record, name) for name in names} for record in records]
+
+
+def _version_spans(cell: Sequence[Row]) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(**span) for span in cell)
+
+
+def _cases(cell: Sequence[Row] | None) -> tuple[CaseResult, ...]:
+    return tuple(
+        CaseResult(**case | {"verdict": CaseVerdict(case["verdict"])}) for case in cell or ()
     )
-)  # null where no program was executed; files of earlier runs lack the column
-_PROMPT = [
-    ("prompt_id", pa.string()),
-    ("domain", pa.string()),
-    ("prompt_text", pa.string()),
-    ("gold", pa.string()),
-    ("prompt_token_ids", _TOKENS),
-]
 
-RESPONSES = pa.schema(
-    [
-        ("kind", pa.string()),
-        *_PROMPT,
-        ("index", pa.int32()),
-        ("text", pa.string()),
-        ("token_ids", _TOKENS),
-        ("logprobs", _FLOATS),
-        ("versions", _VERSIONS),
-        ("finish_reason", pa.string()),
-        ("engine", pa.string()),
-        ("submitted_s", pa.float64()),
-        ("first_token_s", pa.float64()),
-        ("finished_s", pa.float64()),
-        ("attempt", pa.int64()),  # files of earlier runs lack the column
-        ("outcome", pa.string()),
-        ("reward", pa.float64()),
-        ("detail", pa.string()),
-        ("scorer", pa.string()),
-        ("score_started_s", pa.float64()),
-        ("score_finished_s", pa.float64()),
-        ("cases", _CASES),
-        ("fate", pa.string()),
-        ("advantage", pa.float64()),
-    ]
-)
-GROUPS = pa.schema(
-    [
-        *_PROMPT,
-        ("indices", _TOKENS),
-        ("rewards", pa.list_(pa.float64())),
-        ("reward_mean", pa.float64()),
-        ("num_tokens", pa.int64()),
-    ]
-)
-SPANS = pa.schema(
-    [
-        ("device", pa.string()),
-        ("actor", pa.string()),
-        ("kind", pa.string()),
-        ("start_s", pa.float64()),
-        ("end_s", pa.float64()),
-    ]
-)
-SCHEMAS: dict[TableName, pa.Schema] = {"responses": RESPONSES, "groups": GROUPS, "spans": SPANS}
 
-Row = dict[str, Any]  # Any: one cell per column, of the column's type
+PROMPT = (
+    _field("prompt_id", pa.string()),
+    _field("domain", pa.string()),
+    _field("prompt_text", pa.string(), "text"),
+    _field("gold", pa.string()),
+    _tuples("prompt_token_ids", _TOKENS, "token_ids"),
+)
+GENERATED = (
+    _field("index", pa.int32()),
+    _field("text", pa.string()),
+    _tuples("token_ids", _TOKENS),
+    _tuples("logprobs", _FLOATS),
+    _field(
+        "versions",
+        pa.list_(pa.struct(list(_VERSION.items()))),
+        cell=lambda spans: _structs(_VERSION, spans),
+        value=_version_spans,
+    ),
+    _field("finish_reason", pa.string()),
+    _field("engine", pa.string()),
+    _field("submitted_s", pa.float64()),
+    _field("first_token_s", pa.float64()),
+    _field("finished_s", pa.float64()),
+    # files of earlier runs lack the column
+    _field("attempt", pa.int64(), value=lambda cell: cell or 0),
+)
+SCORE = (  # all empty where there is no score yet
+    _field("outcome", pa.string(), value=Outcome),
+    _field("reward", pa.float64()),
+    _field("detail", pa.string()),
+    _field("scorer", pa.string()),
+    _field("score_started_s", pa.float64(), "started_s"),
+    _field("score_finished_s", pa.float64(), "finished_s"),
+    # null where no program was executed; files of earlier runs lack the column
+    _field(
+        "cases",
+        pa.list_(pa.struct(list(_CASE.items()))),
+        cell=lambda cases: _structs(_CASE, cases) or None,
+        value=_cases,
+    ),
+)
+KIND = (_field("kind", pa.string()),)
+END = (
+    _field("fate", pa.string(), value=lambda cell: None if cell is None else Fate(cell)),
+    _field("advantage", pa.float64()),
+)
+MEMBERS = (
+    Column(name="indices", type=_TOKENS, cell=lambda group: _indices(group)),
+    Column(name="rewards", type=pa.list_(pa.float64()), cell=lambda group: _rewards(group)),
+    Column(name="reward_mean", type=pa.float64(), cell=lambda group: _reward_mean(group)),
+    Column(name="num_tokens", type=pa.int64(), cell=lambda group: _num_tokens(group)),
+)
+SPAN = (
+    _field("device", pa.string()),
+    _field("actor", pa.string()),
+    _field("kind", pa.string()),
+    _field("start_s", pa.float64()),
+    _field("end_s", pa.float64()),
+)
+TABLES: dict[TableName, tuple[Column, ...]] = {
+    "responses": (*KIND, *PROMPT, *GENERATED, *SCORE, *END),
+    "groups": (*PROMPT, *MEMBERS),
+    "spans": SPAN,
+}
 
 
 def responses_to_parquet(step: int, rows: Sequence[ResponseRow]) -> bytes:
@@ -161,22 +209,17 @@ def groups_from_parquet(data: bytes, rows: Iterable[ResponseRow]) -> list[Group]
 
 
 def spans_to_parquet(step: int, spans: Sequence[Span]) -> bytes:
-    return _to_parquet(
-        "spans",
-        step,
-        [{field.name: getattr(span, field.name) for field in fields(Span)} for span in spans],
-    )
+    return _to_parquet("spans", step, [_cells(SPAN, span) for span in spans])
 
 
 def spans_from_parquet(data: bytes) -> list[Span]:
-    return [Span(**row) for row in _from_parquet("spans", data)[1]]
+    return [Span(**_fields(SPAN, row)) for row in _from_parquet("spans", data)[1]]
 
 
 def _to_parquet(name: TableName, step: int, rows: list[Row]) -> bytes:
-    schema = SCHEMAS[name].with_metadata(
-        {VERSION_KEY: str(SCHEMA_VERSION), TABLE_KEY: name, STEP_KEY: str(step)}
-    )
-    table = pa.Table.from_pylist(rows, schema=schema)
+    columns = [(column.name, column.type) for column in TABLES[name]]
+    marks = {VERSION_KEY: str(SCHEMA_VERSION), TABLE_KEY: name, STEP_KEY: str(step)}
+    table = pa.Table.from_pylist(rows, schema=pa.schema(columns, metadata=marks))
     floats = {"logprobs.list.element", "rewards.list.element"}
     words = [path for path in _leaf_paths(table.schema) if path not in floats]
     sink = io.BytesIO()
@@ -221,115 +264,66 @@ def _from_parquet(name: TableName, data: bytes) -> tuple[int, list[Row]]:
     return int(metadata[STEP_KEY]), cast("list[Row]", table.to_pylist())
 
 
-def _prompt_cells(prompt: Prompt) -> Row:
-    return {
-        "prompt_id": prompt.prompt_id,
-        "domain": prompt.domain,
-        "prompt_text": prompt.text,
-        "gold": prompt.gold,
-        "prompt_token_ids": prompt.token_ids,
-    }
+def _cells(columns: Sequence[Column], record: object) -> Row:
+    return {column.name: column.cell(record) for column in columns}
 
 
-def _prompt(row: Row) -> Prompt:
-    return Prompt(
-        prompt_id=row["prompt_id"],
-        domain=row["domain"],
-        text=row["prompt_text"],
-        gold=row["gold"],
-        token_ids=tuple(row["prompt_token_ids"]),
-    )
-
-
-_GENERATED_PLAIN = (
-    "index",
-    "text",
-    "token_ids",
-    "logprobs",
-    "finish_reason",
-    "engine",
-    "submitted_s",
-    "first_token_s",
-    "finished_s",
-)
+def _fields(columns: Sequence[Column], row: Row) -> dict[str, Any]:  # Any: values of the fields
+    """What these columns say of a record; a file may lack a column that was added later."""
+    return {column.field: column.value(row.get(column.name)) for column in columns if column.field}
 
 
 def _response_cells(row: ResponseRow) -> Row:
-    generated = row.response.generated
-    cells: Row = {
-        "kind": row.kind,
-        **_prompt_cells(row.prompt),
-        "fate": row.fate,
-        "advantage": row.advantage,
+    generated, score = row.response.generated, row.response.score
+    return {
+        **_cells(KIND, row),
+        **_cells(PROMPT, row.prompt),
+        **_cells(GENERATED, generated),
+        **(_cells(SCORE, score) if score is not None else {}),
+        **_cells(END, row),
     }
-    cells |= {name: getattr(generated, name) for name in (*_GENERATED_PLAIN, "attempt")}
-    cells["versions"] = [
-        {"version": span.version, "num_tokens": span.num_tokens} for span in generated.versions
-    ]
-    return cells | _score_cells(row.response.score)
-
-
-def _score_cells(score: Score | None) -> Row:
-    """Empty cells, the outcome's among them, mean that there is no score yet."""
-    if score is None:
-        return {}
-    cells: Row = {name: getattr(score, name) for name in ("outcome", "reward", "detail", "scorer")}
-    cells["cases"] = [
-        {field.name: getattr(case, field.name) for field in fields(CaseResult)}
-        for case in score.cases
-    ] or None
-    return cells | {"score_started_s": score.started_s, "score_finished_s": score.finished_s}
 
 
 def _response_row(step: int, row: Row) -> ResponseRow:
-    fate = None if row["fate"] is None else Fate(row["fate"])
-    response = Response(generated=_generated(row), score=_score(row))
-    return ResponseRow(
-        step=step,
-        kind=row["kind"],
-        prompt=_prompt(row),
-        response=response,
-        fate=fate,
-        advantage=row["advantage"],
+    prompt = Prompt(**_fields(PROMPT, row))
+    response = Response(
+        generated=Generated(prompt_id=prompt.prompt_id, **_fields(GENERATED, row)),
+        score=_score(row),
     )
-
-
-def _generated(row: Row) -> Generated:
-    plain: Row = {name: row[name] for name in _GENERATED_PLAIN}
-    plain |= {"token_ids": tuple(row["token_ids"]), "logprobs": tuple(row["logprobs"])}
-    versions = tuple(VersionSpan(**span) for span in row["versions"])
-    attempt = row.get("attempt") or 0
-    return Generated(prompt_id=row["prompt_id"], versions=versions, attempt=attempt, **plain)
+    rest = _fields((*KIND, *END), row)
+    return ResponseRow(step=step, prompt=prompt, response=response, **rest)
 
 
 def _score(row: Row) -> Score | None:
     if row["outcome"] is None:
         return None
-    plain: Row = {name: row[name] for name in ("prompt_id", "index", "reward", "detail", "scorer")}
-    times: Row = {"started_s": row["score_started_s"], "finished_s": row["score_finished_s"]}
-    cases = tuple(
-        CaseResult(**case | {"verdict": CaseVerdict(case["verdict"])})
-        for case in row.get("cases") or ()
-    )
-    return Score(outcome=Outcome(row["outcome"]), cases=cases, **plain, **times)
+    return Score(prompt_id=row["prompt_id"], index=row["index"], **_fields(SCORE, row))
 
 
 def _group_cells(group: Group) -> Row:
-    rewards = [response.score.reward if response.score else None for response in group.responses]
-    known = [reward for reward in rewards if reward is not None]
-    return {
-        **_prompt_cells(group.prompt),
-        "indices": [response.generated.index for response in group.responses],
-        "rewards": rewards,
-        "reward_mean": sum(known) / len(known) if known else None,
-        "num_tokens": sum(len(response.generated.token_ids) for response in group.responses),
-    }
+    return _cells(PROMPT, group.prompt) | _cells(MEMBERS, group)
+
+
+def _indices(group: Group) -> list[int]:
+    return [response.generated.index for response in group.responses]
+
+
+def _rewards(group: Group) -> list[float | None]:
+    return [response.score.reward if response.score else None for response in group.responses]
+
+
+def _reward_mean(group: Group) -> float | None:
+    known = [reward for reward in _rewards(group) if reward is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _num_tokens(group: Group) -> int:
+    return sum(len(response.generated.token_ids) for response in group.responses)
 
 
 def _group(row: Row, responses: dict[str, Response]) -> Group:
+    names = [response_id(row["prompt_id"], index) for index in row["indices"]]
     return Group(
-        prompt=_prompt(row),
-        responses=tuple(
-            responses[response_id(row["prompt_id"], index)] for index in row["indices"]
-        ),
+        prompt=Prompt(**_fields(PROMPT, row)),
+        responses=tuple(responses[name] for name in names),
     )

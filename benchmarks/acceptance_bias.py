@@ -18,28 +18,26 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from rich.console import Console
 from rich.table import Table
 
 from artifacts import layout
 from artifacts.journal import Journal
+from artifacts.records import Fate
 from artifacts.reports.plots import estimates, png
 from artifacts.reports.summary import Estimate, mean_interval
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.scheduling.acceptance import Launched, mean_reward, mean_tokens
-from tasks.scheduling.ledger import Column
 
 EVERY_ROUND = "every"
-EVERY_FATE: tuple[Column, ...] = get_args(Column)
-PARTS: Mapping[str, tuple[Column, ...]] = {
-    "accepted": ("trained",),
-    "discarded": ("discarded",),
-    "filtered": ("filtered",),
-    "aborted": ("aborted",),
-    "launched": EVERY_FATE,
+PARTS: Mapping[str, tuple[Fate, ...]] = {
+    "accepted": (Fate.TRAINED,),
+    "discarded": (Fate.DISCARDED,),
+    "filtered": (Fate.FILTERED,),
+    "aborted": (Fate.ABORTED,),
+    "launched": tuple(Fate),
 }
 
 
@@ -91,7 +89,7 @@ def _launched(row: ResponseRow) -> Launched:
         prompt_id=f"{row.step}:{generated.prompt_id}",
         num_tokens=len(generated.token_ids),
         reward=None if score is None else score.reward,
-        fate=row.fate.value,
+        fate=row.fate,
     )
 
 

@@ -27,7 +27,8 @@ from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineCon
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.dealing import GroupPart
 from tasks.learner.reports import AccumulateReport
-from tasks.learner.streaming import Split, StreamedAccumulation
+from tasks.learner.split import Split
+from tasks.learner.streaming import StreamedAccumulation
 from tasks.rounds.driver import drive_round
 from tasks.rounds.figures import rollout_spans
 from tasks.rounds.records import RoundInputs

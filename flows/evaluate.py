@@ -13,11 +13,15 @@ from prefect import flow
 
 from artifacts.judgements import kept_judgements
 from flows.rl_step import SLOT, all_results
-from tasks.plan import RunContext, StepPlan, heldout_refs, journal_of, store_of
+from tasks.engines.loading import load_all
+from tasks.plan import StepPlan, journal_of, store_of
+from tasks.prompts import heldout_refs
+from tasks.remotes import engines_of
 from tasks.reward import score_responses
-from tasks.rollout import read_round, run_rollout
+from tasks.rollout import run_rollout
+from tasks.rounds.report import read_round
+from tasks.run_context import RunContext
 from tasks.scheduling.events import RoundPlan
-from tasks.train import load_engines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +65,8 @@ async def evaluate(plan: StepPlan) -> EvaluationReport:
         reward = score_responses.submit(plan)
     await all_results((rollout, reward))
     journal_of(plan).drop_parts(plan.step)
-    await load_engines(plan.run, plan.weights)
+    run = plan.run
+    await load_all(engines_of(run, run.engines), plan.weights, run.probes)
     report = await asyncio.to_thread(recorded_evaluation, plan)
     assert report is not None, "a finished evaluation is recorded"
     return report
@@ -69,7 +74,7 @@ async def evaluate(plan: StepPlan) -> EvaluationReport:
 
 def recorded_evaluation(plan: StepPlan) -> EvaluationReport | None:
     """The scores of an evaluation that has been made, or None."""
-    rollout = read_round(plan)
+    rollout = read_round(store_of(plan), plan.step)
     if rollout is None:
         return None
     rewards: dict[str, list[float]] = defaultdict(list)

@@ -36,10 +36,10 @@ from flows.results import RunResults
 from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.learner.reports import REASONS, skipped_of
+from tasks.progress import artifact_key, progress_key
 from tasks.report import StepReport, running_totals, stage_times, step_metrics
 from tasks.rewards.programs.adaptive_timeout import Anchor, merged, to_record
 from tasks.rewards.registry import learns_timeouts, timeouts_of
-from tasks.rollout import artifact_key, progress_key
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
 
@@ -111,8 +111,13 @@ class RunReporter:
         """The metrics of every committed step, those of earlier attempts at the run included."""
         return tuple(commit.metrics for commit in self._commits)
 
-    def evaluated(self, step: int, report: EvaluationReport) -> None:
-        """Held-out scores are there."""
+    @property
+    def _counters(self) -> Mapping[str, int]:
+        """The run's totals up to the last committed step."""
+        return self._commits[-1].counters if self._commits else {}
+
+    def tell_evaluation(self, step: int, report: EvaluationReport) -> None:
+        """Log the held-out scores after a step, and say them."""
         self._evaluations[step] = report
         self._run.tracker.log_metrics(
             step, {"heldout/reward_mean": report.mean, "heldout/infra": float(report.num_infra)}
@@ -135,7 +140,7 @@ class RunReporter:
             weights=report.published.weights,
             queue=state.to_json(),
             seeds={"seed": self._run.config.seed},
-            counters=running_totals((*self.figures, metrics), state),
+            counters=running_totals(self._counters, metrics, state),
             metrics=metrics,
             timings=stage_times(report)
             | {
@@ -161,8 +166,9 @@ class RunReporter:
             ],
         )
 
-    async def stepped(self, report: StepReport, commit: StepCommit) -> None:
-        """A committed step: keep its spans, log its metrics, add its row, tell a skipped update."""
+    async def tell_step(self, report: StepReport, commit: StepCommit) -> None:
+        """Keep the spans of a committed step, log its metrics, add its row, tell a skipped
+        update."""
         self._commits.append(commit)
         self._run.store.write(
             layout.table_file("spans", commit.step), spans_to_parquet(commit.step, report.spans)

@@ -48,26 +48,27 @@ async def rl_step(plan: StepPlan) -> StepReport:
         policy = update_policy.submit(plan, gradients)  # type: ignore[call-overload]  # Dask hands over the result
         published = publish_weights.submit(plan, policy)
     done = await all_results((rollout, reward, gradients, policy, published))
-    names = ("rollout", "reward", "gradients", "policy", "published")
     return StepReport(
         plan=plan,
-        **dict(zip(names, done, strict=True)),
+        rollout=done[0],
+        reward=done[1],
+        gradients=done[2],
+        policy=done[3],
+        published=done[4],
         started_s=started_s,
         finished_s=time.time(),
     )
 
 
-async def all_results(
-    futures: Sequence[Any],
-) -> list[Any]:  # Any: Prefect futures and their results
+# Any: Prefect futures and their results
+async def all_results(futures: Sequence[Any]) -> list[Any]:
     """The results of tasks that run at the same time. Waits for all, then raises the failure that
     made the others fail."""
     results = await asyncio.gather(
         *(asyncio.to_thread(future.result) for future in futures), return_exceptions=True
     )
     failures = [result for result in results if isinstance(result, BaseException)]
+    causes = [failure for failure in failures if not isinstance(failure, RoundAborted)]
     if failures:
-        raise next(
-            (failure for failure in failures if not isinstance(failure, RoundAborted)), failures[0]
-        )
+        raise (causes or failures)[0]
     return list(results)

@@ -39,9 +39,11 @@ from flows.resume import changes_of, resumed_config
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.fitting import Examination, check_prompts
 from tasks.learner.models import resolve_model
-from tasks.plan import EVALUATION, Deadlines, RunContext, heldout_refs, prompts_of, task_dataset
+from tasks.plan import EVALUATION
+from tasks.prompts import heldout_refs, prompts_of, task_dataset
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import build_rewards
+from tasks.run_context import RunContext
 from tasks.scheduling.policies.base import Turn
 from tasks.scheduling.queue_state import QueueState, without_unfit
 
@@ -177,43 +179,33 @@ def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
 
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     build_rewards(config.rewards).close()
-    specs, members = (
-        worker_specs(config.cluster),
-        engine_members(config.cluster, config.engine.tensor_parallel_size),
-    )
-    cache, judge = Path(config.keep.model_cache), judge_engine_of(config.rewards)
+    specs = worker_specs(config.cluster)
+    members = engine_members(config.cluster, config.engine.tensor_parallel_size)
+    cache = Path(config.keep.model_cache)
+    judge = judge_engine_of(config.rewards)
     return RunContext(
         run_id=run_id,
         artifact_root=str(config.local_root() or config.keep.artifact_root),
+        weights_dir=str(weights_dir),
         seed=config.seed,
         task=config.task,
-        rewards=config.rewards,
         model_path=str(resolve_model(config.model, cache, say)),
-        max_prompt_tokens=config.engine.max_model_len - config.sampling.max_response_tokens,
+        judge_model_path=str(resolve_model(judge.model, cache, say)) if judge else "",
+        rewards=config.rewards,
+        reward_workers=config.reward_workers,
+        max_infra_fraction=config.max_infra_fraction,
+        engine=config.engine,
         sampling=config.sampling,
+        learner=config.learner,
+        stream_trainer=config.stream_trainer,
+        gate=config.gate,
+        deadlines=config.deadlines,
         engines=tuple(members),
         members=members,
         learners=tuple(spec.name for spec in specs if spec.role == "learner"),
-        engines_rest=config.engine.rests,
         judges=tuple(spec.name for spec in specs if spec.role == "judge"),
-        judge_model_path=str(resolve_model(judge.model, cache, say)) if judge else "",
         devices={spec.name: spec.device or "host" for spec in specs},
-        reward_workers=config.reward_workers,
-        max_infra_fraction=config.max_infra_fraction,
-        weights_dir=str(weights_dir),
-        probes=(),
-        gate_tolerance_nats=config.gate.tolerance_nats,
-        flat_groups_cost=config.learner.flat_groups_cost,
-        advantage=config.learner.advantage,
-        overlong=config.learner.overlong,
-        row_tokens=config.learner.max_tokens_per_microbatch,
         scheduling=config.scheduling,
-        stream_trainer=config.stream_trainer,
-        deadlines=Deadlines(
-            progress_s=config.deadlines.progress_s,
-            engine_call_s=config.deadlines.engine_call_s,
-            learner_call_s=config.deadlines.learner_call_s,
-        ),
     )
 
 

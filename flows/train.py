@@ -49,7 +49,8 @@ from tasks.engines.base import EngineLost
 from tasks.fleet import Fleet
 from tasks.learner.reports import check_updates
 from tasks.learner.sharding import PeerLost
-from tasks.plan import StepPlan, dataset_of
+from tasks.plan import StepPlan
+from tasks.prompts import dataset_of
 from tasks.report import StepReport
 from tasks.sample_stream import round_key
 from tasks.scheduling.parallelism import PlannerState
@@ -84,9 +85,7 @@ async def train(config: RunConfig) -> RunSummary:
         specs, start_s = worker_specs(run.config.cluster), run.config.deadlines.start_s
         workers = [spec.name for spec in specs]
         await take_cluster(client, run.context.run_id, workers, start_s)
-        fleet = stack.enter_context(
-            Fleet(client, run.context, specs, run.config.engine, run.config.learner, start_s)
-        )
+        fleet = stack.enter_context(Fleet(client, run.context, specs))
         try:
             return await train_steps(
                 run, fleet, layouts, DaskTaskRunner(address=client.scheduler.address)
@@ -100,28 +99,27 @@ async def train_steps(
 ) -> RunSummary:
     """All steps that are still to do, and the evaluations around them."""
     config = run.config
-    step_flow, evaluation_flow = (
-        rl_step.with_options(task_runner=task_runner),
-        evaluate.with_options(task_runner=task_runner),
-    )
+    step_flow = rl_step.with_options(task_runner=task_runner)
+    evaluation_flow = evaluate.with_options(task_runner=task_runner)
     state, step = run.state, len(run.commits)
-    weights = await restored(run, fleet, step)
+    weights = await start_at(run, fleet, step)
     async with RunReporter(run) as reporter:
         for past in evaluations_until(run, step):
-            reporter.evaluated(past, await evaluated(evaluation_flow, run, fleet, past, weights))
+            scores = await evaluate_after(evaluation_flow, run, fleet, past, weights)
+            reporter.tell_evaluation(past, scores)
         while (begun := next_round(run, state, step + 1)) is not None:
             step += 1
             plan = StepPlan(run=run.context, round=begun.plan, weights=weights, attempt=1)
-            report, checkpoint = await recovering(
-                run, fleet, plan, partial(stepped, step_flow, run, fleet, layouts)
+            report, checkpoint = await with_recovery(
+                run, fleet, plan, partial(play_step, step_flow, run, fleet, layouts)
             )
             state, weights = state_after(begun.before, report), report.published.weights
             await commit(run, reporter, report, state, layouts.observe(report), checkpoint)
             if due(step, config.evaluation.every_steps):
-                reporter.evaluated(
-                    step, await evaluated(evaluation_flow, run, fleet, step, weights)
-                )
-        reporter.evaluated(step, await evaluated(evaluation_flow, run, fleet, step, weights))
+                scores = await evaluate_after(evaluation_flow, run, fleet, step, weights)
+                reporter.tell_evaluation(step, scores)
+        scores = await evaluate_after(evaluation_flow, run, fleet, step, weights)
+        reporter.tell_evaluation(step, scores)
         return await reporter.finish(await asyncio.to_thread(export_model, run.context, weights))
 
 
@@ -167,7 +165,7 @@ def state_after(before: QueueState, report: StepReport) -> QueueState:
     return without_unfit(after, report.plan.run.unfit)
 
 
-async def stepped(
+async def play_step(
     step_flow: StepFlow, run: OpenRun, fleet: Fleet, layouts: EngineLayouts, plan: StepPlan
 ) -> tuple[StepReport, str | None]:
     """All of a step that needs workers: the engines in the round's layout, the step itself, and its
@@ -199,11 +197,11 @@ async def commit(
     record = reporter.commit_record(report, state, planner, checkpoint)
     commit_step(run.store, record)
     Checkpoints(run.store, run.config.keep.checkpoints).prune(report.plan.step)
-    await reporter.stepped(report, record)
+    await reporter.tell_step(report, record)
     check_updates(reporter.figures, run.config.learner.max_nonfinite_steps)
 
 
-async def evaluated(
+async def evaluate_after(
     flow_with_runner: StepFlow, run: OpenRun, fleet: Fleet, step: int, weights: WeightsRef
 ) -> EvaluationReport:
     """Held-out scores after this step; read back if they are recorded."""
@@ -213,23 +211,23 @@ async def evaluated(
     )
     plan = StepPlan(run=run.context, round=round_plan, weights=weights, attempt=1)
 
-    async def asked(tried: StepPlan) -> EvaluationReport:
+    async def ask(tried: StepPlan) -> EvaluationReport:
         await fleet.open_round(round_key(tried))
         report: EvaluationReport = await flow_with_runner(replace(tried, run=fleet.run))
         return report
 
     recorded = recorded_evaluation(plan)
-    return recorded if recorded is not None else await recovering(run, fleet, plan, asked)
+    return recorded if recorded is not None else await with_recovery(run, fleet, plan, ask)
 
 
-async def restored(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
+async def start_at(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
     """The actors, and in every engine the weights after this step: what a run begins with."""
 
-    async def attempted(attempt: int) -> WeightsRef:
+    async def start(attempt: int) -> WeightsRef:
         await (fleet.start() if attempt == 1 else fleet.replace_lost())
         return await restore(run, fleet, step)
 
-    return await persisting(attempted, run.config.max_recoveries, f"weights of step={step}")
+    return await retry(start, run.config.max_recoveries, f"weights of step={step}")
 
 
 async def restore(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
@@ -240,7 +238,7 @@ async def restore(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
     ).weights
 
 
-async def recovering(
+async def with_recovery(
     run: OpenRun, fleet: Fleet, plan: StepPlan, work: Callable[[StepPlan], Awaitable[T]]
 ) -> T:
     """Do a step or an evaluation; when a worker dies under it, replace what was lost and do the
@@ -250,15 +248,15 @@ async def recovering(
     they are restored from the last checkpoint and replay the committed steps.
     """
 
-    async def attempted(attempt: int) -> T:
+    async def recover_and_work(attempt: int) -> T:
         if attempt > 1:
             await recover(run, fleet, committed=plan.step if plan.is_evaluation else plan.step - 1)
         return await work(replace(plan, attempt=attempt))
 
-    return await persisting(attempted, run.config.max_recoveries, f"step={plan.step}")
+    return await retry(recover_and_work, run.config.max_recoveries, f"step={plan.step}")
 
 
-async def persisting(work: Callable[[int], Awaitable[T]], max_recoveries: int, what: str) -> T:
+async def retry(work: Callable[[int], Awaitable[T]], max_recoveries: int, what: str) -> T:
     """Do it again, attempt after attempt from 1, as long as workers die under it."""
     for attempt in range(1, max_recoveries + 2):
         try:

@@ -18,11 +18,12 @@ from typing import Literal
 from artifacts.datasets.rows import Row
 from artifacts.records import Prompt
 from tasks.environments.single_turn import render
-from tasks.plan import HELDOUT, RunContext, dataset_of, tokenizer_of
+from tasks.prompts import HELDOUT, dataset_of, tokenizer_of
 from tasks.rewards.judges.prompt import make_question
 from tasks.rewards.judges.reward import JudgeConfig
 from tasks.rewards.judges.tokens import QuestionEncoder
 from tasks.rewards.registry import config_of
+from tasks.run_context import RunContext
 from tasks.scheduling.prompt_stream import row_at
 from tasks.scheduling.queue_state import QueueState
 
@@ -82,9 +83,8 @@ class Examination:
         for place in range(state.num_drawn, state.num_drawn + num_rows):
             if num_fit == num_prompts:
                 return
-            num_fit += self._fits(
-                str(row := row_at(num_rows, self._run.seed, place)), self._dataset.rows[row]
-            )
+            row = row_at(num_rows, self._run.seed, place)
+            num_fit += self._fits(str(row), self._dataset.rows[row])
         self._examine(range(num_rows))
 
     def examine_heldout(self, num_prompts: int) -> int:

@@ -19,18 +19,18 @@ from distributed import Client
 from tasks.cluster.actors import ActorLost, ActorRegistry
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.ownership import check_scheduler
-from tasks.engines.choice import EngineConfig
 from tasks.engines.remote import EngineActor
-from tasks.learner.remote import LearnerActor
-from tasks.learner.trainer import LearnerConfig
-from tasks.plan import BUFFER, RunContext
+from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.rewards.judges.remote import JudgeActor
 from tasks.rewards.judges.reward import judge_engine_of, judges_generate
-from tasks.sample_stream import CAPACITIES, BufferActor
+from tasks.run_context import RunContext
+from tasks.sample_buffer import RoundKey
+from tasks.sample_stream import BUFFER, CAPACITIES, BufferActor, RemoteBuffer
 
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 20.0  # how long an engine, a judge or the buffer may take to close
+OPEN_S = 30.0  # the buffer only forgets what it has
 LEAVE_S = 3.0  # a learner closes after the call it is in, and a stopped run does not wait for that
 END_S = 30.0  # for all of them together; Prefect gives a cancelled run as long
 
@@ -43,17 +43,12 @@ class Fleet:
         client: Client,
         run: RunContext,
         specs: Sequence[WorkerSpec],
-        engine: EngineConfig,
-        learner: LearnerConfig,
-        start_s: float,
     ) -> None:
         self._client = client
         self._registry = ActorRegistry(client, run.run_id)
         self.run = run  # with the engines as they are now
         self._specs = {spec.name: spec for spec in specs}
-        self._engine = engine
-        self._learner = learner
-        self._start_s = start_s
+        self._start_s = run.deadlines.start_s
         self._are_joined = False  # the learners, in one group
 
     def __enter__(self) -> Fleet:
@@ -78,10 +73,10 @@ class Fleet:
         on with what is missing."""
         await self._make(self._names)
 
-    async def open_round(self, key: int) -> None:
+    async def open_round(self, key: RoundKey) -> None:
         """Make room for a round's responses; what an older attempt left in the buffer is
         dropped."""
-        await self._registry.remote(BUFFER).call("open_round", key, deadline_s=30)
+        await self._buffer().open_round(key)
 
     async def replace_lost(self) -> tuple[str, ...]:
         """Make every actor anew that is lost; the names that were replaced. All learners count as
@@ -152,18 +147,19 @@ class Fleet:
             return EngineActor, self._engine_arguments(name, self.run.members.get(name, (name,)))
         cores = self._specs[name].core_ids
         if name in self.run.judges:
-            judge, generates = judge_engine_of(self.run.rewards), judges_generate(self.run.rewards)
+            generates = judges_generate(self.run.rewards)
             return JudgeActor, (
-                judge,
+                judge_engine_of(self.run.rewards),
                 self.run.judge_model_path,
                 name,
                 cores,
                 generates,
                 self._start_s,
             )
-        rank, device = self.run.learners.index(name), self.run.devices[name].partition(":")[0]
+        rank = self.run.learners.index(name)
+        device = self.run.devices[name].partition(":")[0]
         return LearnerActor, (
-            self._learner,
+            self.run.learner,
             self.run.model_path,
             rank,
             len(self.run.learners),
@@ -172,30 +168,32 @@ class Fleet:
         )
 
     def _engine_arguments(self, name: str, members: Sequence[str]) -> tuple[object, ...]:
-        config = self._engine.model_copy(update={"tensor_parallel_size": len(members)})
+        config = self.run.engine.model_copy(update={"tensor_parallel_size": len(members)})
         cores = tuple(core for member in members for core in self._specs[member].core_ids)
         on_gpus = len(members) > 1 and self.run.devices[name].startswith("cuda")
         seen = self._registry.environment(members, "CUDA_VISIBLE_DEVICES") if on_gpus else ()
-        gpus = tuple(
-            one.partition(",")[0] for one in seen
-        )  # an engine that was here before may have added its group's
+        # of those that a worker sees the first is its own: an engine that was here before may have
+        # added its group's
+        gpus = tuple(visible.partition(",")[0] for visible in seen)
         return config, self.run.model_path, name, cores, gpus, self.run.seed
 
     async def _join_learners(self) -> None:
-        ranks = [self._registry.remote(name) for name in self.run.learners]
-        meeting_point = await ranks[0].call("rendezvous", deadline_s=30)
-        await asyncio.gather(
-            *(
-                rank.call("join", meeting_point, self._start_s, deadline_s=self._start_s + 10)
-                for rank in ranks
-            )
-        )
+        learners = [
+            RemoteLearner(self._registry.remote(name), self.run.deadlines.learner_call_s)
+            for name in self.run.learners
+        ]
+        meeting_point = await learners[0].rendezvous()
+        joining = (learner.join(meeting_point, self._start_s) for learner in learners)
+        await asyncio.gather(*joining)
+
+    def _buffer(self) -> RemoteBuffer:
+        return RemoteBuffer(self._registry.remote(BUFFER), OPEN_S)
 
     async def _end(self) -> None:
         """Wake whoever waits, then free the devices, leave the learners' group and end the
         processes of the rewards."""
         with suppress(ActorLost, TimeoutError):  # without a buffer nobody waits
-            await self._registry.remote(BUFFER).call("abort", "the run ends", deadline_s=LEAVE_S)
+            await self._buffer().abort("the run ends", LEAVE_S)
         learners = (self._close(name, LEAVE_S) for name in self.run.learners)
         await asyncio.gather(self._close_all((*self.run.engines, *self.run.judges)), *learners)
         await self._close(BUFFER)
@@ -208,6 +206,6 @@ class Fleet:
         if name not in self._registry.names:
             return
         try:
-            await self._registry.remote(name).call("close", deadline_s=deadline_s)
+            await self._registry.remote(name).close(deadline_s)
         except (RuntimeError, OSError) as error:
             logger.warning("actor did not close name=%s reason=%s", name, error)

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from artifacts.judgements import JudgementCache
-from artifacts.store import Store
-from tasks.plan import EVALUATION, RunContext, StepPlan, store_of
+from tasks.plan import EVALUATION, StepPlan, store_of
 from tasks.rewards.judges.desk import JudgeDesk
 from tasks.rewards.judges.remote import RemoteJudge
 from tasks.rewards.judges.reward import judge_engine_of
+from tasks.run_context import RunContext
 
 _caches: dict[str, JudgementCache] = {}  # the verdicts of the run that this process works for
 
@@ -20,7 +20,7 @@ def cache_of(run: RunContext) -> JudgementCache:
     """The run's verdicts: read back once per process, then kept up by every round."""
     if run.run_id not in _caches:
         _caches.clear()
-        store = Store.open(run.artifact_root).child(run.run_id)
+        store = run.open_store()
         _caches[run.run_id] = JudgementCache.read((store, store.child(EVALUATION)))
     return _caches[run.run_id]
 
@@ -29,7 +29,8 @@ def cache_of(run: RunContext) -> JudgementCache:
 async def desk_of(plan: StepPlan) -> AsyncIterator[JudgeDesk]:
     """The desk of a round; what judges said is kept when it closes. Without judges it has none and
     is never asked."""
-    run, engine = plan.run, judge_engine_of(plan.run.rewards)
+    run = plan.run
+    engine = judge_engine_of(run.rewards)
     if engine is None:
         yield JudgeDesk((), JudgementCache(), max_batch=1)
         return

@@ -3,12 +3,12 @@ that are drawn. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
-from artifacts.records import Group, Span
+from artifacts.records import Fate, Group, Span
 from artifacts.reports.timeline import (
     bubble_shares,
     device_times,
@@ -19,9 +19,8 @@ from artifacts.reports.timeline import (
 )
 from tasks.learner.reports import AccumulateReport, Skipped, token_means, update_figures
 from tasks.plan import StepPlan
-from tasks.reward import RewardReport
-from tasks.rollout import RolloutReport
-from tasks.scheduling.ledger import TokenLedger
+from tasks.rewards.report import RewardReport
+from tasks.rounds.report import RolloutReport
 from tasks.scheduling.queue_state import QueueState
 from tasks.train import GradientReport, PolicyReport, PublishReport
 
@@ -40,9 +39,8 @@ class StepReport:
     published: PublishReport
     started_s: float  # Unix seconds
     finished_s: float  # Unix seconds
-    relayout: tuple[
-        Span, ...
-    ] = ()  # when the engines were rebuilt for this step, as "wake" of their devices
+    # when the engines were rebuilt for this step, as "wake" of their devices
+    relayout: tuple[Span, ...] = ()
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -58,8 +56,8 @@ class StepReport:
 
     @property
     def ledger(self) -> dict[str, int]:
-        """Tokens by ledger column: what engines generated, and what judges wrote."""
-        return {**self.rollout.tokens, "judged": self.reward.judging.new_tokens}
+        """Tokens by fate: what engines generated, and what judges wrote."""
+        return {**self.rollout.tokens, Fate.JUDGED: self.reward.judging.new_tokens}
 
 
 def stage_times(report: StepReport) -> dict[str, float]:
@@ -139,20 +137,25 @@ def step_metrics(
     return figures | dict(report.rollout.acceptance) | ledger | bubbles | stages
 
 
-def running_totals(steps: Sequence[Mapping[str, float]], state: QueueState) -> dict[str, int]:
-    """What a run has done so far, from the figures of all its steps and the last one's state."""
+COUNTED = {  # counters of a run, and the figures of a step that add to them
+    "responses_finished": "rollout/responses",
+    "updates_made": "train/applied",
+    **{f"updates_skipped_{reason}": f"train/skipped_{reason}" for reason in Skipped},
+    **{f"tokens_{fate}": f"ledger/{fate}_tokens" for fate in Fate},
+}
 
-    def total(name: str) -> int:
-        return int(sum(figures.get(name, 0.0) for figures in steps))
 
-    ledger = {column.name: total(f"ledger/{column.name}_tokens") for column in fields(TokenLedger)}
+def running_totals(
+    before: Mapping[str, int], figures: Mapping[str, float], state: QueueState
+) -> dict[str, int]:
+    """What a run has done so far: the totals before a step, and what the step adds to them."""
     return {
         "prompts_drawn": state.num_drawn,
         "prompts_trained": state.num_trained,
-        "responses_finished": total("rollout/responses"),
-        "updates_made": total("train/applied"),
-        **{f"updates_skipped_{reason}": total(f"train/skipped_{reason}") for reason in Skipped},
-        **{f"tokens_{column}": tokens for column, tokens in ledger.items()},
+        **{
+            counter: before.get(counter, 0) + int(figures.get(figure, 0.0))
+            for counter, figure in COUNTED.items()
+        },
     }
 
 

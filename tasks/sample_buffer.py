@@ -1,11 +1,12 @@
 """Where the responses of a round wait between rollout, reward and training; lives in one Dask
 actor.
 
-    run_rollout --generated--> score_responses --scores--> run_rollout --groups-->
-    accumulate_gradients
+    launched ─▶ GENERATED ─▶ SCORED ─▶ GROUPED ─▶ consumed
+    run_rollout    score_responses   run_rollout    accumulate_gradients
 
-Items are opaque. All methods are async and run on one event loop, so nothing here locks across
-threads. Callers pass tuples or bytes, never bare lists: Dask would serialise every element on its
+A round is an attempt at a step or at an evaluation, told by its key; later rounds have larger keys.
+Records are opaque here. All methods are async and run on one event loop, so nothing locks across
+threads. Callers pass tuples of bytes, never bare lists: Dask would serialise every element on its
 own. Leaves out durability (see `journal`) and any opinion on order: each stage is first in, first
 out.
 """
@@ -16,10 +17,26 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Generic, NewType, TypeVar
 
-Stage = Literal["generated", "scores", "groups"]
-STAGES: tuple[Stage, ...] = ("generated", "scores", "groups")
+from artifacts.records import Generated, Group, Score
+from tasks.scheduling.stream_training import ScaleDown
+
+Record = TypeVar("Record")
+RoundKey = NewType("RoundKey", int)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Generic[Record]):
+    """Where records of one type wait."""
+
+    name: str  # what has become of the responses in it
+
+
+GENERATED: Stage[Generated] = Stage("generated")  # finished responses, for the reward
+SCORED: Stage[Score] = Stage("scored")  # verdicts, for the round's scheduler
+GROUPED: Stage[Group | ScaleDown] = Stage("grouped")  # for training: groups, and who may begin
+STAGES: tuple[Stage[Any], ...] = (GENERATED, SCORED, GROUPED)  # Any: of any record
 
 
 class RoundAborted(RuntimeError):
@@ -30,9 +47,8 @@ class RoundAborted(RuntimeError):
 class Taken:
     """What a consumer got."""
 
-    items: tuple[
-        object, ...
-    ]  # at most max_items, in the order they were put; empty when the wait was over
+    # at most max_items, in the order they were put; empty when the wait was over
+    items: tuple[object, ...]
     closed: bool  # True when nothing will ever follow in this round: the consumer is done
 
 
@@ -45,68 +61,91 @@ class _Channel:
 
 
 class SampleBuffer:
-    """Three bounded stages of the round that is open; items and waits of older rounds are turned
+    """The bounded stages of the round that is open; items and waits of older rounds are turned
     away."""
 
-    def __init__(self, capacities: Mapping[Stage, int]) -> None:
-        wrong = [stage for stage in STAGES if capacities.get(stage, 0) < 1]
+    def __init__(self, capacities: Mapping[Stage[Any], int]) -> None:
+        wrong = [stage.name for stage in STAGES if capacities.get(stage, 0) < 1]
         if wrong:
+            told = {stage.name: capacity for stage, capacity in capacities.items()}
             raise ValueError(
-                f"every stage must have a capacity >= 1 items, got {dict(capacities)}; set"
-                f" {wrong[0]}"
+                f"every stage must have a capacity >= 1 items, got {told}; set {wrong[0]}"
             )
         self._capacities = dict(capacities)
-        self._step = 0
+        self._open = RoundKey(0)
         self._aborted: str | None = None
-        self._late = dict.fromkeys(STAGES, 0)
         self._channels = _empty_channels()
         self._changed = asyncio.Condition()  # binds to a loop at its first wait, not here
 
-    async def open_round(self, step: int) -> dict[Stage, int]:
-        """Start a round; whatever an older one left is dropped and counted by stage. A step may be
+    async def open_round(self, key: RoundKey) -> dict[str, int]:
+        """Start a round; whatever an older one left is dropped and counted by stage. A round may be
         reopened after an abort.
 
-        Raises ValueError for a step before the open one. Reopening a step requires that the
-        coordinators of the first attempt have ended: their items could not be told from the new
-        ones.
+        Raises ValueError for a round before the open one. Reopening a round requires that its
+        coordinators have ended: their items could not be told from the new ones.
         """
-        if step < self._step:
+        if key < self._open:
             raise ValueError(
-                f"rounds must open in order, got step {step} after step {self._step}; start a new"
+                f"rounds must open in order, got round {key} after round {self._open}; start a new"
                 " buffer instead"
             )
         dropped = self._lengths()
-        self._step, self._aborted, self._channels = step, None, _empty_channels()
+        self._open = key
+        self._aborted = None
+        self._channels = _empty_channels()
         await self._wake()
         return dropped
 
-    async def put_generated(self, step: int, items: Sequence[object], wait_s: float) -> bool:
-        """Hand finished responses to the reward. See `put` for the contract."""
-        return await self._put("generated", step, items, wait_s)
+    async def put(
+        self, stage: Stage[Any], key: RoundKey, items: Sequence[object], wait_s: float
+    ) -> bool:
+        """True once all items are in; False if their round is over. Waits while the stage is full.
 
-    async def take_generated(self, step: int, max_items: int, wait_s: float) -> Taken:
-        """Finished responses for the reward. See `_take` for the contract."""
-        return await self._take("generated", step, max_items, wait_s)
+        A batch goes in whole as soon as the stage is below its capacity, which it may exceed by one
+        batch. Nothing went in when this raises: TimeoutError after wait_s, RoundAborted, or
+        RuntimeError after close_stage.
+        """
 
-    async def put_scores(self, step: int, items: Sequence[object], wait_s: float) -> bool:
-        """Hand verdicts to the round's scheduler."""
-        return await self._put("scores", step, items, wait_s)
+        def may_go_in() -> bool:
+            return key < self._open or len(self._channels[stage].items) < self._capacities[stage]
 
-    async def take_scores(self, step: int, max_items: int, wait_s: float) -> Taken:
-        """Verdicts for the round's scheduler."""
-        return await self._take("scores", step, max_items, wait_s)
+        what = f"room for {len(items)} items of round {key} in {stage.name!r}"
+        await self._wait(may_go_in, key, wait_s, what)
+        if key < self._open:
+            return False
+        if self._channels[stage].closed:
+            raise RuntimeError(
+                f"stage {stage.name!r} of round {key} is closed; its producer must put before it"
+                " closes"
+            )
+        self._channels[stage].items.extend(items)
+        await self._wake()
+        return True
 
-    async def put_group(self, step: int, item: object, wait_s: float) -> bool:
-        """Hand one accepted group to the learner."""
-        return await self._put("groups", step, (item,), wait_s)
+    async def take(self, stage: Stage[Any], key: RoundKey, max_items: int, wait_s: float) -> Taken:
+        """Up to max_items, after waiting at most wait_s for the first. To a consumer of an older
+        round the stage is closed."""
 
-    async def take_groups(self, step: int, max_items: int, wait_s: float) -> Taken:
-        """Accepted groups for the learner."""
-        return await self._take("groups", step, max_items, wait_s)
+        def is_worth_waking() -> bool:
+            channel = self._channels[stage]
+            return key < self._open or bool(channel.items) or channel.closed
 
-    async def close_stage(self, step: int, stage: Stage) -> None:
+        try:
+            await self._wait(
+                is_worth_waking, key, wait_s, f"items of round {key} in {stage.name!r}"
+            )
+        except TimeoutError:
+            return Taken(items=(), closed=False)
+        if key < self._open:
+            return Taken(items=(), closed=True)
+        channel = self._channels[stage]
+        items = tuple(channel.items.popleft() for _ in range(min(max_items, len(channel.items))))
+        await self._wake()
+        return Taken(items=items, closed=channel.closed and not channel.items)
+
+    async def close_stage(self, stage: Stage[Any], key: RoundKey) -> None:
         """Its producer is done. Closing twice, or for an older round, changes nothing."""
-        if step == self._step:
+        if key == self._open:
             self._channels[stage].closed = True
             await self._wake()
 
@@ -116,67 +155,12 @@ class SampleBuffer:
         self._aborted = self._aborted or reason
         await self._wake()
 
-    async def aborted(self) -> str | None:
-        """The reason, for coordinators that poll between two waits; None while the round runs."""
-        return self._aborted
-
-    async def depths(self) -> dict[str, int]:
-        """Items waiting by stage, and `late_<stage>`: items of older rounds refused so far."""
-        late = {f"late_{stage}": count for stage, count in self._late.items()}
-        return {**{str(stage): length for stage, length in self._lengths().items()}, **late}
-
-    async def _put(self, stage: Stage, step: int, items: Sequence[object], wait_s: float) -> bool:
-        """True once all items are in; False, and counted, if their round is over. Waits while the
-        stage is full.
-
-        A batch goes in whole as soon as the stage is below its capacity, which it may exceed by one
-        batch. Nothing went in when this raises: TimeoutError after wait_s, RoundAborted, or
-        RuntimeError after close_stage.
-        """
-
-        def may_go_in() -> bool:
-            return step < self._step or len(self._channels[stage].items) < self._capacities[stage]
-
-        await self._wait(
-            may_go_in, step, wait_s, f"room for {len(items)} items of step {step} in {stage!r}"
-        )
-        if step < self._step:
-            self._late[stage] += len(items)
-            return False
-        if self._channels[stage].closed:
-            raise RuntimeError(
-                f"stage {stage!r} of step {step} is closed; its producer must put before it closes"
-            )
-        self._channels[stage].items.extend(items)
-        await self._wake()
-        return True
-
-    async def _take(self, stage: Stage, step: int, max_items: int, wait_s: float) -> Taken:
-        """Up to max_items, after waiting at most wait_s for the first. To a consumer of an older
-        round the stage is closed."""
-
-        def worth_waking() -> bool:
-            return (
-                step < self._step
-                or bool(self._channels[stage].items)
-                or self._channels[stage].closed
-            )
-
-        try:
-            await self._wait(worth_waking, step, wait_s, f"items of step {step} in {stage!r}")
-        except TimeoutError:
-            return Taken(items=(), closed=False)
-        if step < self._step:
-            return Taken(items=(), closed=True)
-        channel = self._channels[stage]
-        items = tuple(channel.items.popleft() for _ in range(min(max_items, len(channel.items))))
-        await self._wake()
-        return Taken(items=items, closed=channel.closed and not channel.items)
-
-    async def _wait(self, ready: Callable[[], bool], step: int, wait_s: float, what: str) -> None:
-        if step > self._step:
+    async def _wait(
+        self, ready: Callable[[], bool], key: RoundKey, wait_s: float, what: str
+    ) -> None:
+        if key > self._open:
             raise ValueError(
-                f"step {step} must be opened before it is used, the open round is {self._step};"
+                f"round {key} must be opened before it is used, the open round is {self._open};"
                 " call open_round"
             )
         async with self._changed:
@@ -187,16 +171,16 @@ class SampleBuffer:
                 raise TimeoutError(
                     f"waited {wait_s:.0f} s for {what}; the buffer holds {self._lengths()}"
                 ) from error
-        if self._aborted is not None and step == self._step:
+        if self._aborted is not None and key == self._open:
             raise RoundAborted(self._aborted)
 
     async def _wake(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
-    def _lengths(self) -> dict[Stage, int]:
-        return {stage: len(channel.items) for stage, channel in self._channels.items()}
+    def _lengths(self) -> dict[str, int]:
+        return {stage.name: len(channel.items) for stage, channel in self._channels.items()}
 
 
-def _empty_channels() -> dict[Stage, _Channel]:
+def _empty_channels() -> dict[Stage[Any], _Channel]:
     return {stage: _Channel(items=deque()) for stage in STAGES}

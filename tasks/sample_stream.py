@@ -7,20 +7,33 @@ behind is turned away.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from artifacts.records import pack, unpack
+from artifacts.records import Generated, Score, pack, unpack
 from tasks.cluster.actors import Remote
-from tasks.plan import BUFFER, StepPlan
+from tasks.plan import StepPlan
 from tasks.rewards.pool import close_pools
-from tasks.sample_buffer import RoundAborted, SampleBuffer, Stage, Taken
+from tasks.sample_buffer import (
+    GENERATED,
+    GROUPED,
+    SCORED,
+    Record,
+    RoundAborted,
+    RoundKey,
+    SampleBuffer,
+    Stage,
+    Taken,
+)
 
 Result = TypeVar("Result")
+BUFFER = "sample-buffer"  # name of the sample buffer's actor
 TAKE_WAIT_S = 5.0  # longest single wait; an abort ends it at once
 PUT_WAIT_S = 120.0  # back-pressure may hold a producer this long
+ABORT_S = 30.0  # nobody who ends waits longer for the others to hear of it
 ATTEMPTS = 1000  # rounds of one step in the buffer
-CAPACITIES: dict[Stage, int] = {"generated": 4096, "scores": 4096, "groups": 1024}
+CAPACITIES: Mapping[Stage[Any], int] = {GENERATED: 4096, SCORED: 4096, GROUPED: 1024}
 
 
 class BufferActor(SampleBuffer):
@@ -34,59 +47,117 @@ class BufferActor(SampleBuffer):
         await asyncio.to_thread(close_pools)
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteBuffer:
+    """The sample buffer as its callers see it, see `SampleBuffer`; raises ActorLost when it is
+    gone."""
+
+    remote: Remote
+    deadline_s: float  # of a call, the time that it may wait in the buffer not included
+
+    async def open_round(self, key: RoundKey) -> None:
+        await self.remote.call("open_round", key, deadline_s=self.deadline_s)
+
+    async def put(
+        self, stage: Stage[Record], key: RoundKey, records: Sequence[Record], wait_s: float
+    ) -> bool:
+        packed = tuple(pack(record) for record in records)
+        deadline_s = self.deadline_s + wait_s
+        accepted: bool = await self.remote.call(
+            "put", stage, key, packed, wait_s, deadline_s=deadline_s
+        )
+        return accepted
+
+    async def take(
+        self, stage: Stage[Record], key: RoundKey, max_items: int, wait_s: float
+    ) -> tuple[list[Record], bool]:
+        """The records, and whether nothing will follow them."""
+        deadline_s = self.deadline_s + wait_s
+        taken: Taken = await self.remote.call(
+            "take", stage, key, max_items, wait_s, deadline_s=deadline_s
+        )
+        return [unpack(item) for item in taken.items if isinstance(item, bytes)], taken.closed
+
+    async def close_stage(self, stage: Stage[Any], key: RoundKey) -> None:
+        await self.remote.call("close_stage", stage, key, deadline_s=self.deadline_s)
+
+    async def abort(self, reason: str, deadline_s: float = ABORT_S) -> None:
+        await self.remote.call("abort", reason, deadline_s=deadline_s)
+
+
 class SampleStream:
     """One round's view of the buffer."""
 
-    def __init__(self, remote: Remote, plan: StepPlan) -> None:
-        self._remote = remote
-        self._round = round_key(plan)
-        self._deadline_s = plan.run.deadlines.engine_call_s + PUT_WAIT_S
+    def __init__(self, buffer: RemoteBuffer, key: RoundKey) -> None:
+        self._buffer = buffer
+        self._key = key
 
     @classmethod
     def connect(cls, plan: StepPlan) -> SampleStream:
-        return cls(Remote.connect(plan.run.run_id, BUFFER), plan)
+        """Raises ActorLost if the buffer is gone."""
+        remote = Remote.connect(plan.run.run_id, BUFFER)
+        return cls(RemoteBuffer(remote, plan.run.deadlines.engine_call_s), round_key(plan))
 
-    async def put(self, stage: Stage, records: Sequence[object]) -> None:
+    async def put(self, stage: Stage[Record], records: Sequence[Record]) -> None:
         """Hand records on; waits while the stage is full."""
-        if not records:
-            return
-        if stage == "groups":
-            for record in records:
-                await self._call("put_group", pack(record), PUT_WAIT_S)
-        else:
-            await self._call(f"put_{stage}", tuple(map(pack, records)), PUT_WAIT_S)
+        if records:
+            await self._buffer.put(stage, self._key, records, PUT_WAIT_S)
 
     async def take(
-        self, stage: Stage, max_items: int, wait_s: float = TAKE_WAIT_S
-    ) -> tuple[list[Any], bool]:  # Any: records
+        self, stage: Stage[Record], max_items: int, wait_s: float = TAKE_WAIT_S
+    ) -> tuple[list[Record], bool]:
         """Up to max_items records after waiting wait_s at most, and whether the stage is over."""
-        taken: Taken = await self._call(f"take_{stage}", max_items, wait_s)
-        return [unpack(item) for item in taken.items if isinstance(item, bytes)], taken.closed
+        return await self._buffer.take(stage, self._key, max_items, wait_s)
 
-    async def drain(self, stage: Stage) -> AsyncIterator[Any]:  # Any: records
+    async def drain(self, stage: Stage[Record]) -> AsyncIterator[Record]:
         """Every record of a stage as it comes, until the stage is over."""
         closed = False
         while not closed:
             arrived, closed = await self.take(stage, max_items=256)
-            for one in arrived:
-                yield one
+            for record in arrived:
+                yield record
 
-    async def close(self, stage: Stage) -> None:
+    async def close(self, stage: Stage[Any]) -> None:
         """Nothing follows from this producer."""
-        await self._call("close_stage", stage)
+        await self._buffer.close_stage(stage, self._key)
 
     async def abort(self, reason: str) -> None:
         """End the round for everybody."""
-        await self._remote.call("abort", reason, deadline_s=30)
-
-    async def _call(self, method: str, *args: object) -> Any:  # Any: whatever the buffer returns
-        return await self._remote.call(method, self._round, *args, deadline_s=self._deadline_s)
+        await self._buffer.abort(reason)
 
 
-def round_key(plan: StepPlan) -> int:
-    """The buffer's number for this attempt at this step; an evaluation comes after the attempts at
+@dataclass(frozen=True, slots=True)
+class StreamFeed:
+    """The reward stage as the driver of a round sees it (`ScoreFeed`)."""
+
+    stream: SampleStream
+
+    async def publish(self, generated: Sequence[Generated]) -> None:
+        await self.stream.put(GENERATED, generated)
+
+    async def scored(self, wait_s: float) -> list[Score]:
+        scores, _ = await self.stream.take(SCORED, max_items=1024, wait_s=wait_s)
+        return scores
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDelivery:
+    """The rollout as the reward stage sees it (`Delivery`)."""
+
+    stream: SampleStream
+
+    async def arrived(self, wait_s: float) -> tuple[list[Generated], bool]:
+        return await self.stream.take(GENERATED, max_items=256, wait_s=wait_s)
+
+    async def tell(self, score: Score) -> None:
+        await self.stream.put(SCORED, [score])
+
+
+def round_key(plan: StepPlan) -> RoundKey:
+    """The buffer's key for this attempt at this step; an evaluation comes after the attempts at
     the step it follows."""
-    return plan.step * ATTEMPTS + (ATTEMPTS // 2 if plan.is_evaluation else 0) + plan.attempt
+    of_kind = ATTEMPTS // 2 if plan.is_evaluation else 0
+    return RoundKey(plan.step * ATTEMPTS + of_kind + plan.attempt)
 
 
 async def aborting(stream: SampleStream, who: str, work: Awaitable[Result]) -> Result:
@@ -105,5 +176,5 @@ def root_cause(error: BaseException) -> BaseException:
     aborted round."""
     if not isinstance(error, BaseExceptionGroup):
         return error
-    causes = [root_cause(one) for one in error.exceptions]
+    causes = [root_cause(failure) for failure in error.exceptions]
     return next((cause for cause in causes if not isinstance(cause, RoundAborted)), causes[0])

@@ -26,15 +26,19 @@ from pydantic_core import CoreSchema
 
 from artifacts.datasets.choice import TaskConfig
 from artifacts.models.choice import ModelConfig
+from flows.config.consistency import check_parts
+from flows.config.evaluation import EvaluationConfig
+from flows.config.keep import KeepConfig
 from flows.config.overlay import overlay
+from flows.config.prefect_form import leave_to_preset
 from flows.config.presets import preset_values
-from tasks.cluster.devices import ClusterConfig, device_map, engine_members
+from tasks.cluster.devices import ClusterConfig
+from tasks.deadlines import DeadlineConfig
 from tasks.engines.choice import EngineConfig
 from tasks.engines.sampling import SamplingConfig
 from tasks.fitting import UnfitPrompts
-from tasks.learner.overlong import SoftPunishment
 from tasks.learner.trainer import LearnerConfig
-from tasks.rewards.judges.reward import judge_engine_of
+from tasks.learner.weight_sync import GateConfig
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.parallelism import PlannerConfig
@@ -42,145 +46,6 @@ from tasks.scheduling.policies.registry import SchedulingConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 
 PRESET_VARIABLE = "ROLLFLOW_PRESET"
-
-
-class EvaluationConfig(BaseModel):
-    """Held-out prompts, asked before the first step and after the last."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    num_prompts: int = Field(
-        64, ge=2, description="Held-out prompts to ask, the same ones each time."
-    )
-    responses_per_prompt: int = Field(
-        4,
-        ge=1,
-        description="Responses sampled for each held-out prompt; their mean is the prompt's score.",
-    )
-    every_steps: int = Field(
-        0,
-        ge=0,
-        description=(
-            "Evaluate after every so many steps as well; 0 means only before and after the run."
-        ),
-    )
-
-
-class GateConfig(BaseModel):
-    """The check after every weight publication that the engines sample with the learner's
-    weights."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    enabled: bool = Field(
-        True,
-        description=(
-            "Compare engines and learner after every publication and stop the run on a mismatch."
-        ),
-    )
-    num_probes: int = Field(
-        4, ge=1, description="Fixed probe prompts whose log-probabilities are compared."
-    )
-    probe_tokens: int = Field(
-        48, ge=2, description="Length to which a probe prompt is cut, in tokens."
-    )
-    tolerance_nats: float = Field(
-        0.15,
-        gt=0,
-        description=(
-            "Largest mean absolute difference of a probe token's log-probability; bf16 noise is"
-            " about 0.04."
-        ),
-    )
-
-
-class DeadlineConfig(BaseModel):
-    """How long a wait may last before the run says what it waited for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    progress_s: float = Field(
-        300.0,
-        gt=0,
-        description="A round without a token, a response or a verdict for so long ends, seconds.",
-    )
-    engine_call_s: float = Field(
-        300.0, gt=0, description="Bound on one call to an engine, seconds."
-    )
-    learner_call_s: float = Field(
-        900.0,
-        gt=0,
-        description="Bound on one call to a learner rank, an accumulation included, seconds.",
-    )
-    start_s: float = Field(
-        600.0,
-        gt=0,
-        description=(
-            "Bound on starting engines and learners, the loading of the model included, seconds."
-        ),
-    )
-
-
-class KeepConfig(BaseModel):
-    """What is written, and where."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    artifact_root: str = Field(
-        "runs",
-        description="Directory or fsspec URL (s3://...) under which every run gets its folder.",
-    )
-    tracking_uri: str = Field(
-        "",
-        description="MLflow tracking URI; empty uses a SQLite file beside a local artifact root.",
-    )
-    experiment: str = Field(
-        "rollflow", min_length=1, description="MLflow experiment that the run appears in."
-    )
-    log_model: bool = Field(
-        False,
-        description=(
-            "Whether the trained model is copied into MLflow, as a model of its run, when the run"
-            " is over."
-        ),
-    )
-    registered_model: str = Field(
-        "",
-        pattern=r"^[^/:'\"]*$",
-        description=(
-            "Name under which the logged model is registered in MLflow, each run's as a new"
-            " version; empty registers nothing. Needs log_model."
-        ),
-    )
-    checkpoint_every_steps: int = Field(
-        10,
-        ge=1,
-        description=(
-            "Steps between learner checkpoints; a resumed run replays training since the last one."
-        ),
-    )
-    checkpoints: int = Field(2, ge=1, description="How many checkpoints are kept.")
-    model_cache: str = Field(
-        ".cache/models",
-        description="Directory in which models that are converted or built here are kept.",
-    )
-    weights_dir: str = Field(
-        "/dev/shm",
-        description=(
-            "Directory for weights on their way to the engines and checkpoints on theirs to a"
-            " remote root; shared by all hosts."
-        ),
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.registered_model and not self.log_model:
-            raise ValueError(
-                "registered_model needs log_model, got registered_model"
-                f" {self.registered_model!r} without it; set keep.log_model=true, or leave the"
-                " name out"
-            )
-        return self
 
 
 class RunConfig(BaseModel):
@@ -302,115 +167,16 @@ class RunConfig(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Nothing is required, and nothing but an alternative's fields has a default: Prefect's
-        form fills in the defaults it finds, and what is left out is the preset's.
-
-        Alternatives are "anyOf", each under its kind and after "as the preset": that form draws
-        them as a choice, "oneOf" as raw JSON.
-        """
+        """As Prefect's form needs it."""
         reference = handler(core)
-        _leave_to_preset(reference, handler)
+        leave_to_preset(reference, handler)
         return reference
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        if self.resume:  # the parts given must fit what the run has kept, which is not known here
-            return self
-        engine_members(self.cluster, self.engine.tensor_parallel_size)
-        longest = self.sampling.max_response_tokens
-        if longest >= self.engine.max_model_len:
-            raise ValueError(
-                "sampling.max_response_tokens must leave room for a prompt in engine.max_model_len"
-                f" ({self.engine.max_model_len}), got {longest}; lower it or raise"
-                " engine.max_model_len"
-            )
-        overlong = self.learner.overlong
-        if isinstance(overlong, SoftPunishment) and overlong.max_tokens > longest:
-            raise ValueError(
-                "learner.overlong.max_tokens must be at most sampling.max_response_tokens"
-                f" ({longest}), got {overlong.max_tokens}: no response would ever lose the whole"
-                " penalty; lower it"
-            )
-        self._check_distribution()
-        self._check_sleep()
-        needed = self.scheduling.algebra(self.batch).streaming_needs
-        if self.stream_trainer.enabled and needed:
-            raise ValueError(
-                f"stream_trainer needs {needed}: no group would be accepted while the rollout runs;"
-                " change it, or disable stream_trainer"
-            )
-        placed = device_map(self.cluster)
-        if (
-            self.stream_trainer.enabled
-            and len(placed["rollout"]) < 2
-            and set(placed["learner"]) <= set(placed["rollout"])
-        ):
-            raise ValueError(
-                "stream_trainer needs a learner device that a round can do without, got roles"
-                f" {self.cluster.roles!r}; give rollout a second device, or learner one of its own,"
-                " or disable stream_trainer"
-            )
-        self._check_judge()
+        if not self.resume:  # the parts given must fit what the run has kept, not known here
+            check_parts(self)
         return self
-
-    def _check_sleep(self) -> None:
-        """Sleeping gives GPU memory to a learner on the same device, and to nobody else."""
-        placed, kind = device_map(self.cluster), self.cluster.device_kind
-        is_shared = set(placed["rollout"]) & set(placed["learner"])
-        if self.engine.rests and not (kind == "cuda" and is_shared):
-            raise ValueError(
-                "engine.sleep_mode needs GPUs that rollout and learner share, "
-                f"got device_kind {kind!r} with roles {self.cluster.roles!r}; leave it out"
-            )
-
-    def _check_distribution(self) -> None:
-        """The learner scores responses under the distribution that they were sampled from."""
-        wanted, top_p = self.sampling.temperature, self.sampling.top_p
-        if self.learner.temperature != wanted:
-            raise ValueError(
-                f"learner.temperature must be sampling.temperature ({wanted:g}), "
-                f"got {self.learner.temperature:g}: the learner would train another distribution "
-                "than the engines sample from; set both, above 0"
-            )
-        if top_p != 1:
-            raise ValueError(
-                f"sampling.top_p must be 1, got {top_p:g}: the learner scores the whole"
-                " distribution, so that its ratios to tokens of a cut one would be wrong, by up to"
-                " 1 / top_p each; leave it out, and sharpen with sampling.temperature and"
-                " learner.temperature"
-            )
-
-    def _check_judge(self) -> None:
-        """A judge reward and the role judge need each other, and the judge's placement its
-        device."""
-        engine, placed, roles = (
-            judge_engine_of(self.rewards),
-            device_map(self.cluster),
-            self.cluster.roles,
-        )
-        if engine is None:
-            if "judge" in placed:
-                raise ValueError(
-                    f"the role judge needs a reward of kind judge, got none with roles {roles!r};"
-                    " add one, or drop the role"
-                )
-            return
-        if "judge" not in placed:
-            raise ValueError(
-                f"a reward of kind judge needs the role judge, got roles {roles!r}; add ', judge:"
-                f" {placed['rollout'][-1]}'"
-            )
-        engine.check_device(self.cluster.device_kind)
-        shares = self.engine.gpu_share + engine.gpu_memory_utilization
-        if (
-            self.cluster.device_kind == "cuda"
-            and shares > 1
-            and set(placed["judge"]) & set(placed["rollout"])
-        ):
-            raise ValueError(
-                "engine and judge on one GPU must together have a gpu_memory_utilization of at"
-                f" most 1, got {shares:g}; lower one, or give the judge a device of its own"
-            )
 
     def local_root(self) -> Path | None:
         """The artifact root as a local directory, or None when it is a URL."""
@@ -430,15 +196,6 @@ class RunConfig(BaseModel):
         return f"sqlite:///{root}/mlflow.db"
 
 
-AS_PRESET: JsonSchemaValue = {
-    "title": "as the preset",
-    "type": "object",
-    "properties": {},
-    "additionalProperties": False,
-    "description": "What the preset has.",
-}
-
-
 def _mark_as_set(model: BaseModel, given: Mapping[str, Any]) -> None:  # Any: parsed JSON
     """Have `model_fields_set` name what was given, at every depth, and not what a preset filled
     in."""
@@ -447,45 +204,3 @@ def _mark_as_set(model: BaseModel, given: Mapping[str, Any]) -> None:  # Any: pa
         below = getattr(model, name, None)
         if isinstance(below, BaseModel) and isinstance(value, Mapping):
             _mark_as_set(below, value)
-
-
-def _leave_to_preset(schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> None:
-    resolved = handler.resolve_ref_schema(schema)
-    resolved.pop("required", None)
-    schema.pop("default", None)
-    if (
-        schema.get("type") == "boolean"
-    ):  # drawn as a switch, a boolean would be sent as false by whoever does not touch it
-        schema["enum"] = [True, False]
-        del schema["type"]
-    if "oneOf" in schema:
-        for option in schema["oneOf"]:
-            _name_alternative(handler.resolve_ref_schema(option), handler)
-        schema["anyOf"] = [AS_PRESET, *schema.pop("oneOf")]
-    further = schema.get("additionalProperties")
-    for part in (
-        *resolved.get("properties", {}).values(),
-        *([further] if isinstance(further, dict) else []),
-    ):
-        _leave_to_preset(part, handler)
-
-
-def _name_alternative(alternative: JsonSchemaValue, handler: GetJsonSchemaHandler) -> None:
-    """Chosen in the form, an alternative sends its defaults: the form tells by the fields that are
-    filled in which one it is."""
-    properties = alternative["properties"]
-    for parts in (
-        field.get("items", field)
-        for field in properties.values()
-        if "items" in field or "$ref" in field
-    ):
-        for part in handler.resolve_ref_schema(parts).get("properties", {}).values():
-            if (
-                "oneOf" in part
-                # a mixture's tasks and a judge's model: named as alternatives of their own
-            ):
-                part["anyOf"] = part.pop("oneOf")
-    alternative["title"] = properties["kind"]["default"] = properties["kind"]["const"]
-    for name in alternative.pop("required", ()):
-        if properties[name].get("type") == "string":
-            properties[name].setdefault("default", "")

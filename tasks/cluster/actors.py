@@ -28,6 +28,7 @@ from tasks.cluster.renewal import renew_workers
 
 logger = logging.getLogger(__name__)
 
+PING_S = 20.0  # a living actor answers beside whatever it does
 # A worker may be killed by accident while it builds; one that dies of building dies again.
 NUM_BUILDS = 2
 RECORDED_WITHIN_S = 5.0  # a nanny hears of the end of its process a moment after the scheduler does
@@ -82,6 +83,15 @@ class Remote:
                     f"{self.name} was lost during {method}: {_reason(error)}"
                 ) from error
             raise
+
+    async def ping(self, deadline_s: float) -> None:
+        """Return if the actor can go on; every actor class has an async ping() that raises if
+        not."""
+        await self.call("ping", deadline_s=deadline_s)
+
+    async def close(self, deadline_s: float) -> None:
+        """Have it end what it holds; every actor class has a close()."""
+        await self.call("close", deadline_s=deadline_s)
 
 
 async def _await(pending: Awaitable[Any]) -> Any:  # Any: see Remote.call
@@ -229,14 +239,14 @@ class ActorRegistry:
         return tuple(values[address] for address in asked)
 
     async def lost(self) -> tuple[str, ...]:
-        """Names of the actors that do not answer a ping (every actor class has an async ping())."""
+        """Names of the actors that do not answer a ping."""
         names = tuple(self._actors)
         answers = await asyncio.gather(*(self._answers(name) for name in names))
         return tuple(name for name, answered in zip(names, answers, strict=True) if not answered)
 
     async def _answers(self, name: str) -> bool:
         try:
-            await self.remote(name).call("ping", deadline_s=20)
+            await self.remote(name).ping(PING_S)
         except (RuntimeError, TimeoutError):  # gone, or it says itself that it cannot go on
             return False
         return True

@@ -19,10 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.scheduling.parallelism import device_groups
 
-Role = Literal["rollout", "learner", "judge"]
-ROLES: tuple[Role, ...] = ("rollout", "learner", "judge")
-REQUIRED: tuple[Role, ...] = ("rollout", "learner")
-ACTOR_OF: Mapping[Role, str] = {
+DeviceRole = Literal["rollout", "learner", "judge"]
+ROLES: tuple[DeviceRole, ...] = ("rollout", "learner", "judge")
+REQUIRED: tuple[DeviceRole, ...] = ("rollout", "learner")
+ACTOR_OF: Mapping[DeviceRole, str] = {
     "rollout": "engine",
     "learner": "learner",
     "judge": "judge",
@@ -101,7 +101,7 @@ class WorkerSpec:
     """One Dask worker process."""
 
     name: str  # "control", "engine-0", "learner-1", "judge-0"; the flow finds workers by it
-    role: Role | Literal["control"]  # what it may hold
+    role: DeviceRole | Literal["control"]  # what it may hold
     device: str | None  # "cpu:0" or "cuda:3"; None for the control worker
     core_ids: tuple[int, ...]  # CPU cores it is pinned to; empty means all
     num_threads: int  # Dask threads
@@ -130,10 +130,10 @@ def _visible_gpu(index: int) -> str:
     return allotted[index] if index < len(allotted) else str(index)
 
 
-def parse_role_map(roles: str) -> dict[Role, tuple[int, ...]]:
+def parse_role_map(roles: str) -> dict[DeviceRole, tuple[int, ...]]:
     """ "rollout: 0-1,4; learner: 0" -> device numbers by role. Parts are separated by ';' or by a
     comma before a role's name."""
-    parsed: dict[Role, tuple[int, ...]] = {}
+    parsed: dict[DeviceRole, tuple[int, ...]] = {}
     for part in _role_parts(roles):
         name, _, ranges = part.partition(":")
         role = next((known for known in ROLES if known == name.strip()), None)
@@ -185,7 +185,7 @@ def _parse_ranges(ranges: str, roles: str) -> tuple[int, ...]:
     return tuple(devices)
 
 
-def device_map(config: ClusterConfig) -> dict[Role, tuple[int, ...]]:
+def device_map(config: ClusterConfig) -> dict[DeviceRole, tuple[int, ...]]:
     """Device numbers by role, checked against the machine."""
     placed = parse_role_map(config.roles)
     for role, devices in placed.items():
@@ -229,7 +229,7 @@ def worker_specs(config: ClusterConfig) -> tuple[WorkerSpec, ...]:
     return (control, *workers)
 
 
-def _device_worker(config: ClusterConfig, role: Role, index: int, device: int) -> WorkerSpec:
+def _device_worker(config: ClusterConfig, role: DeviceRole, index: int, device: int) -> WorkerSpec:
     on_cpu = config.device_kind == "cpu"
     first_core = device * config.cores_per_device
     return WorkerSpec(

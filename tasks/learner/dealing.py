@@ -81,8 +81,8 @@ def balance(
             f"num_ranks must be >= 1, got {num_ranks}; give the learner role at least one device"
         )
     ordered = sorted(map(as_part, groups), key=_order)
-    free = [part for part in ordered if not flat_costs and is_flat(part.group)]
-    costly = [part for part in ordered if flat_costs or not is_flat(part.group)]
+    free = [part for part in ordered if not flat_costs and has_equal_rewards(part.group)]
+    costly = [part for part in ordered if flat_costs or not has_equal_rewards(part.group)]
     before = list(loads) or [0.0] * num_ranks
     deals = [_deal(units, before) for units in ([[part] for part in costly], _families(costly))]
     best = min(deals, key=lambda deal: max(deal[0]))
@@ -98,19 +98,10 @@ def predicted_cost(parts: Sequence[GroupPart]) -> float:
     return _cost(parts, [])
 
 
-def is_flat(group: Group) -> bool:
-    """Whether all verdicts of a group are equal, so that none of its advantages is other than
-    zero."""
-    return (
-        len(
-            {
-                one.score.reward
-                for one in group.responses
-                if one.score is not None and one.score.reward is not None
-            }
-        )
-        < 2
-    )
+def has_equal_rewards(group: Group) -> bool:
+    """Whether all verdicts of a group are equal: then all of its advantages are zero."""
+    scores = [response.score for response in group.responses if response.score is not None]
+    return len({score.reward for score in scores if score.reward is not None}) < 2
 
 
 def _order(part: GroupPart) -> tuple[tuple[int, ...], str, tuple[int, ...]]:

@@ -1,6 +1,8 @@
-"""A learner rank in a Dask worker. Its long methods run in the worker's one actor thread; ping and
-version answer beside them.
+"""A learner rank in a Dask worker: the actor that holds it, and the rank that callers see.
 
+    collective ─▶ RemoteLearner ─▶ bytes over Dask ─▶ LearnerActor ─▶ LearnerRank
+
+The actor's long methods run in the worker's one actor thread; ping and version answer beside them.
 Every method that changes the policy names the step it belongs to and is idempotent: asked again for
 a step it has already done, it returns the report of that step, so that a task that Dask or Prefect
 runs twice cannot update twice.
@@ -10,13 +12,21 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from distributed import get_worker
 
 from artifacts.records import WeightsRef, pack, unpack
+from tasks.cluster.actors import Remote
 from tasks.cluster.dask_cluster import pin_process
+from tasks.engines.base import Attestation
+from tasks.learner.dealing import GroupPart
+from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.trainer import LearnerConfig, LearnerRank
+
+RENDEZVOUS_S = 30.0  # a rank that does nothing else finds a free port
+JOINED_WITHIN_S = 10.0  # what a call to join may take beyond the deadline of the group itself
 
 
 class LearnerActor:
@@ -106,3 +116,80 @@ class LearnerActor:
     def close(self) -> None:
         """Leave the group."""
         self._rank.close()
+
+
+class RemoteLearner:
+    """A learner rank over its actor; see the actor's methods. Raises ActorLost when its worker is
+    gone, TimeoutError when it does not answer in time."""
+
+    def __init__(self, remote: Remote, deadline_s: float) -> None:
+        self.name = remote.name
+        self._remote = remote
+        self._deadline_s = deadline_s
+
+    @classmethod
+    def connect(cls, run_id: str, name: str, deadline_s: float) -> RemoteLearner:
+        """The current generation of a run's rank. Raises ActorLost if it is gone."""
+        return cls(Remote.connect(run_id, name), deadline_s)
+
+    async def version(self) -> int:
+        version: int = await self._remote.call("version", deadline_s=self._deadline_s)
+        return version
+
+    async def rendezvous(self) -> str:
+        meeting_point: str = await self._remote.call("rendezvous", deadline_s=RENDEZVOUS_S)
+        return meeting_point
+
+    async def join(self, meeting_point: str, deadline_s: float) -> None:
+        """deadline_s: of the group's meeting, and of every later collective."""
+        await self._remote.call(
+            "join", meeting_point, deadline_s, deadline_s=deadline_s + JOINED_WITHIN_S
+        )
+
+    async def discard(self) -> None:
+        await self._remote.call("discard", deadline_s=self._deadline_s)
+
+    async def accumulate(self, step: int, parts: tuple[GroupPart, ...]) -> AccumulateReport:
+        """All zero if the step has been updated already."""
+        answer: bytes = await self._remote.call(
+            "accumulate", step, pack(parts), deadline_s=self._deadline_s
+        )
+        return unpack(answer) if answer else AccumulateReport()
+
+    async def update(self, step: int) -> UpdateReport:
+        report: UpdateReport = unpack(
+            await self._remote.call("update", step, deadline_s=self._deadline_s)
+        )
+        return report
+
+    async def export_weights(self, directory: str) -> WeightsRef:
+        """Asked of rank 0 alone."""
+        weights: WeightsRef | None = await self._remote.call(
+            "export_weights", directory, deadline_s=self._deadline_s
+        )
+        assert weights is not None, f"{self.name} is not the rank that writes the weights"
+        return weights
+
+    async def attest(self, probes: tuple[tuple[int, ...], ...]) -> Attestation:
+        version, fingerprints, logprobs = unpack(
+            await self._remote.call("attest", pack(probes), deadline_s=self._deadline_s)
+        )
+        return Attestation(version=version, fingerprints=fingerprints, probe_logprobs=logprobs)
+
+    async def save_checkpoint(self, path: str) -> None:
+        await self._remote.call("save_checkpoint", path, deadline_s=self._deadline_s)
+
+    async def load_checkpoint(self, path: str) -> int:
+        version: int = await self._remote.call("load_checkpoint", path, deadline_s=self._deadline_s)
+        return version
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerAtStep:
+    """A rank that accumulates for one step (`GradientRank`)."""
+
+    learner: RemoteLearner
+    step: int
+
+    async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
+        return await self.learner.accumulate(self.step, parts)

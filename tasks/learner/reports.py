@@ -34,17 +34,14 @@ class AccumulateReport:
     of skipped responses were not."""
 
     num_groups: int = 0  # groups given
-    num_groups_flat: int = (
-        0  # groups whose advantages are all zero (equal rewards, or fewer than two verdicts)
-    )
+    # groups whose advantages are all zero (equal rewards, or fewer than two verdicts)
+    num_groups_flat: int = 0
     num_responses: int = 0  # responses in the loss, the skipped ones included
-    num_responses_excluded: int = (
-        0  # responses without a verdict (infra) or without a token: not in the loss
-    )
+    # responses without a verdict (infra) or without a token: not in the loss
+    num_responses_excluded: int = 0
     num_responses_masked: int = 0  # truncated responses that were left out of the loss
-    num_responses_skipped: int = (
-        0  # in the normaliser but not computed: their gradient is exactly zero
-    )
+    # in the normaliser but not computed: their gradient is exactly zero
+    num_responses_skipped: int = 0
     num_tokens: int = 0  # response tokens in the loss, those of skipped responses included
     num_tokens_scored: int = 0  # response tokens whose log-probability was computed
     num_tokens_computed: int = 0  # tokens that went through the layers
@@ -60,9 +57,8 @@ class AccumulateReport:
     num_tokens_clipped: int = 0  # scored tokens without gradient because of the clip
     num_tokens_nonfinite: int = 0  # scored tokens without a finite log-probability on either side
     entropy_sum: float = 0.0  # nats, over scored tokens
-    reference_kl_sum: float = (
-        0.0  # k3 estimate to the reference, over scored tokens; 0 without a KL term
-    )
+    # k3 estimate to the reference, over scored tokens; 0 without a KL term
+    reference_kl_sum: float = 0.0
     mismatch_abs_sum: float = 0.0  # |learner - engine| log-probability, over scored tokens
     mismatch_k3_sum: float = 0.0  # k3 estimate of KL(engine || learner), over scored tokens
     busy: tuple[tuple[float, float], ...] = ()  # when the device worked: Unix seconds, (start, end)
@@ -119,14 +115,22 @@ def check_updates(steps: Sequence[Mapping[str, float]], max_nonfinite_steps: int
 
     Flat and empty steps neither count nor end the row: no gradient was computed in them.
     """
-    made = [reason for reason in map(skipped_of, steps) if reason in (None, Skipped.NONFINITE)]
-    if len(made) >= max_nonfinite_steps and set(made[-max_nonfinite_steps:]) == {Skipped.NONFINITE}:
-        raise GradientsNotFinite(
-            f"a gradient must be finite, it was not in {max_nonfinite_steps} steps in a row, and "
-            "nothing was learned in them; look at train/nonfinite_tokens and at the responses' "
-            "logprobs (engine.dtype, learner.compute), lower learner.optimizer.learning_rate, "
-            f"or raise learner.max_nonfinite_steps ({max_nonfinite_steps})"
-        )
+    num_nonfinite = 0
+    for figures in reversed(steps):
+        skipped = skipped_of(figures)
+        if skipped is None:
+            return
+        num_nonfinite += skipped is Skipped.NONFINITE
+        if num_nonfinite >= max_nonfinite_steps:
+            break
+    else:
+        return
+    raise GradientsNotFinite(
+        f"a gradient must be finite, it was not in {max_nonfinite_steps} steps in a row, and "
+        "nothing was learned in them; look at train/nonfinite_tokens and at the responses' "
+        "logprobs (engine.dtype, learner.compute), lower learner.optimizer.learning_rate, "
+        f"or raise learner.max_nonfinite_steps ({max_nonfinite_steps})"
+    )
 
 
 def update_figures(update: UpdateReport) -> dict[str, float]:

@@ -40,8 +40,8 @@ def training_set(
     """Samples in the order of groups and responses. Responses without a verdict change neither a
     mean nor a normaliser.
 
-    Of a part of a group the responses that are not its own have a say in the advantages and are
-    nothing else; its first part counts it.
+    A part of a group trains its own responses alone; the advantages are those of the whole group.
+    Its first part counts for the group.
     """
     samples: list[Sample] = []
     normaliser, flat, excluded, masked = 0.0, 0, 0, 0
@@ -94,6 +94,18 @@ def trained_advantages(
         for generated, value in zip(answers, values, strict=True)
         if value is not None and generated.token_ids and not overlong.is_masked(generated)
     }
+
+
+def advantages_of(
+    groups: Sequence[Group],
+    advantage: GrpoAdvantage | DrGrpoAdvantage,
+    overlong: Overlong = AS_SCORED,
+) -> dict[str, float]:
+    """`trained_advantages` of several groups."""
+    found: dict[str, float] = {}
+    for group in groups:
+        found |= trained_advantages(group, advantage, overlong)
+    return found
 
 
 def _rewards(group: Group, overlong: Overlong) -> list[float | None]:

@@ -15,37 +15,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from artifacts.records import Group
-from tasks.learner.dealing import GroupPart, as_part, balance, is_flat, predicted_cost, rows_of
+from tasks.learner.dealing import (
+    GroupPart,
+    as_part,
+    balance,
+    has_equal_rewards,
+    predicted_cost,
+    rows_of,
+)
 from tasks.learner.reports import AccumulateReport
+from tasks.learner.split import GradientRank, Share, Split, share_of, shares_of
 
 # a freed rank gets its share of a step in at least so many calls, so that none is long behind when
 # the round ends
 PORTIONS = 4
-
-
-class GradientRank(Protocol):
-    """A learner rank as far as accumulation is concerned; one call at a time."""
-
-    async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
-        """Add the gradients of these to what the rank has."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """What one call gave to one rank."""
-
-    rank: int  # from 0
-    parts: tuple[
-        tuple[str, tuple[int, ...]], ...
-    ]  # in the order given: a group's prompt id, and places of the responses trained
-
-
-Split = tuple[Share, ...]  # all calls of a step; those of one rank in the order made
 
 
 class StreamedAccumulation:
@@ -79,7 +64,7 @@ class StreamedAccumulation:
         """Accepted groups. Those without a gradient wait for the end: they only add to the
         normaliser."""
         for group in groups:
-            if is_flat(group) and not self._flat_costs:
+            if has_equal_rewards(group) and not self._flat_costs:
                 self._flat.append(as_part(group))
             else:
                 self._waiting += rows_of(group, self._row_tokens)
@@ -105,7 +90,7 @@ class StreamedAccumulation:
             flat_costs=self._flat_costs,
             loads=self._loads,
         )
-        await record((*self._calls, *_shares(rest)))
+        await record((*self._calls, *shares_of(rest)))
         await self._wake()
         await asyncio.gather(*(self._end(rank, parts) for rank, parts in enumerate(rest)))
         return tuple(self._reports)
@@ -147,55 +132,6 @@ class StreamedAccumulation:
     async def _wake(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-
-def one_shot(groups: Sequence[Group], num_ranks: int, flat_costs: bool) -> Split:
-    """The split of a round that freed no device; the same for the same groups in any order."""
-    return _shares(balance(groups, num_ranks, flat_costs=flat_costs))
-
-
-async def accumulate_split(
-    ranks: Sequence[GradientRank], groups: Sequence[Group], split: Split
-) -> tuple[AccumulateReport, ...]:
-    """Make exactly the calls of a recorded split; the reports by rank. ValueError when it is not a
-    split of these groups."""
-    by_id = {group.prompt.prompt_id: group for group in groups}
-    named = sorted(
-        (name, place) for share in split for name, places in share.parts for place in places
-    )
-    trained = sorted(
-        (name, place) for name, group in by_id.items() for place in range(len(group.responses))
-    )
-    num_ranks = 1 + max((share.rank for share in split), default=-1)
-    if named != trained or num_ranks > len(ranks):
-        raise ValueError(
-            f"a recorded split must name each of the {len(trained)} trained responses once, over"
-            f" {len(ranks)} ranks, got {len(named)} names over {num_ranks}; resume with the number"
-            " of learners the run was made with"
-        )
-
-    async def follow(rank: int) -> AccumulateReport:
-        report = AccumulateReport()
-        for share in split:
-            if share.rank == rank:
-                parts = (
-                    GroupPart(group=by_id[name], places=places) for name, places in share.parts
-                )
-                report += await ranks[rank].accumulate(tuple(parts))
-        return report
-
-    return tuple(await asyncio.gather(*map(follow, range(len(ranks)))))
-
-
-def share_of(rank: int, parts: Sequence[GroupPart]) -> Share:
-    """The record of a call."""
-    return Share(
-        rank=rank, parts=tuple((part.group.prompt.prompt_id, part.places) for part in parts)
-    )
-
-
-def _shares(dealt: Sequence[tuple[GroupPart, ...]]) -> Split:
-    return tuple(share_of(rank, parts) for rank, parts in enumerate(dealt) if parts)
 
 
 def _num_tokens(part: GroupPart) -> int:

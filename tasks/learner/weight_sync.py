@@ -10,7 +10,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from tasks.engines.base import Attestation
+
+
+class GateConfig(BaseModel):
+    """The check after every weight publication that the engines sample with the learner's
+    weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = Field(
+        True,
+        description=(
+            "Compare engines and learner after every publication and stop the run on a mismatch."
+        ),
+    )
+    num_probes: int = Field(
+        4, ge=1, description="Fixed probe prompts whose log-probabilities are compared."
+    )
+    probe_tokens: int = Field(
+        48, ge=2, description="Length to which a probe prompt is cut, in tokens."
+    )
+    tolerance_nats: float = Field(
+        0.15,
+        gt=0,
+        description=(
+            "Largest mean absolute difference of a probe token's log-probability; bf16 noise is"
+            " about 0.04."
+        ),
+    )
 
 
 class GateFailed(RuntimeError):

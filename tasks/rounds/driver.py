@@ -21,6 +21,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from artifacts.records import Generated, Response, Score, response_id
 from tasks.engines.base import EngineLost
@@ -40,7 +41,7 @@ from tasks.scheduling.events import (
     Lost,
     Scored,
 )
-from tasks.scheduling.stream_training import Reading
+from tasks.scheduling.stream_training import Reading, ScaleDown
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +68,13 @@ class _Round:
         self._arrivals = Arrivals(inputs)
         self._events: deque[Event] = deque()
         self._aborted: set[str] = set()
+        self._freed: list[str] = []
         self._closed = False
 
     async def play(self) -> RoundResult:
         try:
             for decision in self._inputs.stream_trainer.start():
-                await self._inputs.on_freed(decision)
+                await self._free(decision)
             await self._carry_out(self._scheduler.start())
             await self._answer_events()
             while not self._closed or self._dispatch.running:
@@ -84,7 +86,13 @@ class _Round:
             raise
         finally:
             self._sources.close()
-        return self._arrivals.result(self._migration.kept.values(), self._migration.moved)
+        result = self._arrivals.result(self._migration.kept.values(), self._migration.moved)
+        return replace(result, freed=tuple(self._freed))
+
+    async def _free(self, decision: ScaleDown) -> None:
+        """These engines are empty: the learners on their devices may begin."""
+        await self._inputs.on_freed(decision)
+        self._freed += decision.learners
 
     async def _answer_events(self) -> None:
         """Have the scheduler answer event by event; what comes after the close is nobody's."""
@@ -164,7 +172,7 @@ class _Round:
             if response not in moving:
                 self._events.append(Lost(prompt_id=response.prompt_id, index=response.index))
         for decision in self._migration.freed(lambda name: not self._dispatch.num_running(name)):
-            await self._inputs.on_freed(decision)
+            await self._free(decision)
 
     def _finish(self, whole: Sequence[Generated]) -> None:
         """These are complete, and wait for their verdicts."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from artifacts.records import Span, response_id
+from artifacts.records import Fate, Span, response_id
 from artifacts.reports.timeline import Interval, difference, generating
 from tasks.rounds.records import RoundResult
-from tasks.scheduling.ledger import TokenLedger, account_tokens
+from tasks.scheduling.ledger import account_tokens
 
 
 def trained_ids(result: RoundResult) -> frozenset[str]:
@@ -24,7 +24,7 @@ def filtered_ids(result: RoundResult) -> frozenset[str]:
     )  # fmt: skip
 
 
-def ledger_of(result: RoundResult, *, is_evaluation: bool) -> TokenLedger:
+def ledger_of(result: RoundResult, *, is_evaluation: bool) -> dict[Fate, int]:
     """Every token that its engines generated, in one column."""
     return account_tokens(
         result.generated,

@@ -46,19 +46,16 @@ class RoundInputs:
     engines: Sequence[Engine]  # the replicas, all idle
     feed: ScoreFeed  # the reward stage
     sampling: SamplingConfig  # how responses are drawn
-    recorded: Sequence[
-        Response
-    ]  # responses of an earlier attempt, which stand in for their launches
+    # responses of an earlier attempt, which stand in for their launches
+    recorded: Sequence[Response]
     seed: int  # the run's; every request derives its own from it
     deadline_s: float  # how long there may be no token, no response and no verdict
     on_finished: Callable[[Sequence[Generated]], None]  # hears of whole responses
     on_accept: Callable[[Group], Awaitable[None]]  # takes accepted groups, in training order
-    stream_trainer: StreamTrainer = field(
-        default_factory=_frees_nothing
-    )  # which devices stop generating in mid-round; fresh, too
-    on_freed: Callable[[ScaleDown], Awaitable[None]] = (
-        _unheard  # hears of each of its decisions once the engines are empty
-    )
+    # which devices stop generating in mid-round; fresh, too
+    stream_trainer: StreamTrainer = field(default_factory=_frees_nothing)
+    # hears of each of its decisions once the engines are empty
+    on_freed: Callable[[ScaleDown], Awaitable[None]] = _unheard
     attempt: int = 0  # unlike that of any other attempt or round of the run; requests carry it
 
     def allows(self, generated: Generated) -> bool:
@@ -90,8 +87,8 @@ class RoundResult:
     dropped: tuple[str, ...]  # prompt ids given up
     filtered: tuple[str, ...]  # prompt ids of complete groups that were not worth training on
     generated: tuple[Generated, ...]  # every response, aborted ones included
-    migrated: tuple[
-        Generated, ...
-    ]  # what engines handed over to others; these tokens are in `generated`, too
+    # what engines handed over to others; these tokens are in `generated`, too
+    migrated: tuple[Generated, ...]
     scores: tuple[Score, ...]  # every verdict that came in time
     stale_tokens: int = 0  # of responses that another attempt asked for, or of weights not allowed
+    freed: tuple[str, ...] = ()  # learners whose devices the round freed, in this order

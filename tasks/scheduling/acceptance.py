@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from artifacts.records import Generated
-from tasks.scheduling.ledger import Column, column_of
+from artifacts.records import Fate, Generated
+from tasks.scheduling.ledger import fate_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +26,12 @@ class Launched:
     prompt_id: str  # its prompt
     num_tokens: int  # generated tokens; a lower bound of its length if it was aborted
     reward: float | None  # its verdict; None if there was none in time
-    fate: Column  # the ledger's column of its tokens
+    fate: Fate  # the ledger's column of its tokens
 
     @property
     def is_accepted(self) -> bool:
         """Whether it was trained."""
-        return self.fate == "trained"
+        return self.fate is Fate.TRAINED
 
 
 def launched_of(
@@ -48,7 +48,7 @@ def launched_of(
             prompt_id=one.prompt_id,
             num_tokens=len(one.token_ids),
             reward=rewards.get(one.response_id),
-            fate=column_of(one, trained, filtered),
+            fate=fate_of(one, trained, filtered),
         )
         for one in generated
     ]

@@ -21,7 +21,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 CAUTION = 0.9  # quantile of the lengths a response may still reach that it is projected to reach
-NOISE = 1e-9  # of a sum of milestone steps
+ROUNDING = 1e-9  # error of a sum of milestone steps
 
 
 class StreamTrainerConfig(BaseModel):
@@ -90,7 +90,9 @@ class StreamTrainerConfig(BaseModel):
     @property
     def milestones(self) -> tuple[float, ...]:
         """Shares of the round's groups, ascending; none when disabled."""
-        count = int((self.last_milestone - self.first_milestone) / self.milestone_step + NOISE) + 1
+        count = (
+            int((self.last_milestone - self.first_milestone) / self.milestone_step + ROUNDING) + 1
+        )
         return (
             tuple(self.first_milestone + place * self.milestone_step for place in range(count))
             if self.enabled
@@ -172,13 +174,13 @@ class StreamTrainer:
     def is_due(self, num_accepted: int) -> bool:
         """Whether a milestone has been reached since the last reading; only then is a reading worth
         taking."""
-        return bool(self._due) and num_accepted >= self._due[0] - NOISE
+        return bool(self._due) and num_accepted >= self._due[0] - ROUNDING
 
     def handle(self, reading: Reading) -> list[ScaleDown]:
         """The device groups to free now, those with the fewest tokens to compute again first."""
         if not self.is_due(reading.num_accepted):
             return []
-        self._due = [count for count in self._due if count - NOISE > reading.num_accepted]
+        self._due = [count for count in self._due if count - ROUNDING > reading.num_accepted]
         freed: list[ScaleDown] = []
         staying = dict(reading.capacity_tokens)
         for group in self._candidates(reading):
@@ -206,7 +208,7 @@ class StreamTrainer:
 
     def _fits(self, running: Sequence[RunningRequest], capacity_tokens: Mapping[str, int]) -> bool:
         """Whether these engines are enough, and can take everything that runs."""
-        if len(capacity_tokens) < self._least_engines - NOISE or len(
+        if len(capacity_tokens) < self._least_engines - ROUNDING or len(
             running
         ) > self._config.max_running_per_engine * len(capacity_tokens):
             return False
@@ -251,7 +253,7 @@ def _held_tokens(group: DeviceGroup, running: Sequence[RunningRequest]) -> int:
     )
 
 
-def device_groups(
+def separable_groups(
     engines: Mapping[str, frozenset[str]],
     learners: Mapping[str, frozenset[str]],
     communication_groups: Iterable[Sequence[str]],

@@ -24,7 +24,8 @@ from tasks.learner.dealing import GroupPart, balance
 from tasks.learner.loss import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.sharding import AdamWConfig
-from tasks.learner.streaming import Split, StreamedAccumulation, accumulate_split
+from tasks.learner.split import Split, accumulate_split
+from tasks.learner.streaming import StreamedAccumulation
 from tasks.learner.trainer import LearnerConfig, LearnerRank
 
 KINDS = [

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from artifacts.datasets.choice import ChainSumConfig
 from artifacts.records import Span, WeightsRef
+from tasks.deadlines import DeadlineConfig
 from tasks.engines.sampling import SamplingConfig
-from tasks.learner.advantage import GrpoAdvantage
-from tasks.learner.overlong import AS_SCORED
+from tasks.engines.vllm.engine import EngineConfig
 from tasks.learner.reports import AccumulateReport, UpdateReport
-from tasks.plan import Deadlines, RunContext, StepPlan
+from tasks.learner.trainer import LearnerConfig
+from tasks.learner.weight_sync import GateConfig
+from tasks.plan import StepPlan
 from tasks.report import StepReport
-from tasks.reward import RewardReport
 from tasks.rewards.maths.math_answer import MathAnswerConfig
-from tasks.rollout import RolloutReport
+from tasks.rewards.report import RewardReport
+from tasks.rounds.report import RolloutReport
+from tasks.run_context import RunContext
 from tasks.scheduling.events import PromptRef, RoundPlan
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
@@ -25,23 +28,19 @@ CONTEXT = RunContext(
     task=ChainSumConfig(),
     rewards={"*": MathAnswerConfig()},
     model_path="model",
-    max_prompt_tokens=64,
+    engine=EngineConfig(max_model_len=320),
     sampling=SamplingConfig(),
+    learner=LearnerConfig(),
     engines=("engine-0",),
     learners=("learner-0",),
     devices={"control": "host", "engine-0": "cpu:0", "learner-0": "cpu:0"},
     reward_workers=1,
     max_infra_fraction=0.25,
     weights_dir="weights",
-    probes=(),
-    gate_tolerance_nats=0.1,
-    flat_groups_cost=False,
-    advantage=GrpoAdvantage(),
-    overlong=AS_SCORED,
-    row_tokens=2048,
     scheduling=SyncConfig(),
     stream_trainer=StreamTrainerConfig(),
-    deadlines=Deadlines(progress_s=1.0, engine_call_s=1.0, learner_call_s=1.0),
+    gate=GateConfig(tolerance_nats=0.1),
+    deadlines=DeadlineConfig(progress_s=1.0, engine_call_s=1.0, learner_call_s=1.0, start_s=1.0),
 )
 
 

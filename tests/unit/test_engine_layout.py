@@ -20,8 +20,9 @@ from flows.engine_layout import EngineLayouts, demand_of, with_relayout
 from flows.run import OpenRun
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import engine_members
-from tasks.plan import RunContext, StepPlan
+from tasks.plan import StepPlan
 from tasks.report import StepReport, step_metrics
+from tasks.run_context import RunContext
 from tasks.scheduling.parallelism import LayoutState, PlannerState
 from tasks.scheduling.queue_state import QueueState
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
@@ -242,9 +243,9 @@ async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(
     monkeypatch.setattr(train, "recover", recover)
 
     async def work(plan: StepPlan) -> tuple[StepReport, str | None]:
-        return await train.stepped(step_flow, run, fleet, EngineLayouts(run), plan)  # type: ignore[arg-type]
+        return await train.play_step(step_flow, run, fleet, EngineLayouts(run), plan)  # type: ignore[arg-type]
 
-    report, checkpoint = await train.recovering(run, fleet, make_step_plan(), work)  # type: ignore[arg-type]
+    report, checkpoint = await train.with_recovery(run, fleet, make_step_plan(), work)  # type: ignore[arg-type]
     assert done == [
         "step, attempt 1",
         "checkpoint",

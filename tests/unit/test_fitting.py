@@ -17,9 +17,11 @@ from artifacts.records import WeightsRef
 from flows.config.run_config import RunConfig
 from flows.evaluate import evaluation_round
 from flows.run import _fitting
+from tasks.engines.vllm.engine import EngineConfig
 from tasks.fitting import Examination
-from tasks.plan import RunContext, dataset_of
+from tasks.prompts import dataset_of
 from tasks.rewards.judges.engine import JudgeEngineConfig
+from tasks.run_context import RunContext
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.queue_state import QueueState, without_unfit
 
@@ -57,8 +59,9 @@ def write_rows(path: Path, long_rows: set[int] = frozenset(), texts: dict[int, s
 
 
 def context_of(config: RunConfig, model_path: str) -> RunContext:
+    engine = EngineConfig(max_model_len=ROOM + CONTEXT.sampling.max_response_tokens)
     return replace(
-        CONTEXT, task=config.task, seed=config.seed, model_path=model_path, max_prompt_tokens=ROOM
+        CONTEXT, task=config.task, seed=config.seed, model_path=model_path, engine=engine
     )
 
 

@@ -3,20 +3,21 @@ when some of its actors are gone."""
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from tasks.cluster.actors import ActorLost
+from tasks.cluster.actors import ActorLost, Remote
 from tasks.cluster.devices import ClusterConfig, engine_members, worker_specs
 from tasks.engines.remote import EngineActor
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.fleet import Fleet
-from tasks.learner.trainer import LearnerConfig
-from tasks.plan import BUFFER
 from tasks.rewards.judges.remote import JudgeActor
+from tasks.sample_stream import BUFFER
 from tests.unit.judge_factories import make_config
 from tests.unit.plan_factories import CONTEXT
 
@@ -45,14 +46,7 @@ def fleet(kind: str, size: int) -> Fleet:
     )
     devices = {spec.name: spec.device or "host" for spec in worker_specs(cluster)}
     run = replace(CONTEXT, devices=devices).with_engines(engine_members(cluster, size))
-    return Fleet(
-        WorkersWithGpus(),
-        run,
-        worker_specs(cluster),
-        VllmEngineConfig(),
-        LearnerConfig(),
-        start_s=1.0,
-    )
+    return Fleet(WorkersWithGpus(), run, worker_specs(cluster))
 
 
 def engine_recipe(fleet: Fleet, name: str) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
@@ -94,15 +88,9 @@ def test_a_judge_gets_its_own_model_and_the_cores_of_its_device() -> None:
         judges=("judge-0",),
         judge_model_path="judge-model",
     )
-    made = Fleet(
-        WorkersWithGpus(),
-        run,
-        worker_specs(cluster),
-        VllmEngineConfig(),
-        LearnerConfig(),
-        start_s=9.0,
-    )._recipe("judge-0")
-    assert made == (JudgeActor, (judge.engine, "judge-model", "judge-0", (1,), True, 9.0))
+    made = Fleet(WorkersWithGpus(), run, worker_specs(cluster))._recipe("judge-0")
+    start_s = run.deadlines.start_s
+    assert made == (JudgeActor, (judge.engine, "judge-model", "judge-0", (1,), True, start_s))
 
 
 class Actors:
@@ -134,16 +122,23 @@ class Actors:
         self.names |= set(actors)
         self._lost = ()
 
-    def remote(self, name: str) -> SimpleNamespace:
-        async def call(method: str, *args: object, deadline_s: float) -> str:
-            if name in self._lost:
-                raise ActorLost(f"{name} was lost during {method}")
-            self.done.append(f"{method} {name}")
-            return "tcp://meeting-point"
-
+    def remote(self, name: str) -> Remote:
         if name not in self.names:
             raise ActorLost(f"{name} is not there")
-        return SimpleNamespace(call=call)
+        return Called(name, self)
+
+
+class Called(Remote):
+    """A handle on one of them."""
+
+    def __init__(self, name: str, actors: Actors) -> None:
+        super().__init__(name, actors, asyncio.get_running_loop())
+
+    async def call(self, method: str, *args: object, deadline_s: float) -> str:
+        if self.name in self.actor._lost:
+            raise ActorLost(f"{self.name} was lost during {method}")
+        self.actor.done.append(f"{method} {self.name}")
+        return "tcp://meeting-point"
 
 
 LEARNERS = ("learner-0", "learner-1")
@@ -156,7 +151,7 @@ def fleet_of(actors: Actors) -> Fleet:
     devices = {spec.name: spec.device or "host" for spec in specs}
     run = replace(CONTEXT, devices=devices, engines=("engine-0", "engine-1"), learners=LEARNERS)
     client = SimpleNamespace(status="running")
-    made = Fleet(client, run, specs, VllmEngineConfig(), LearnerConfig(), start_s=1.0)
+    made = Fleet(client, run, specs)
     made._registry = actors  # type: ignore[assignment]  # as much of it as is asked
     return made
 
@@ -196,3 +191,10 @@ async def test_without_a_buffer_all_others_are_closed(never_made: Sequence[str])
     actors = Actors(BUFFER, "learner-1", never_made=never_made)
     await fleet_of(actors)._end()
     assert sorted(actors.done) == ["close engine-0", "close engine-1", "close learner-0"]
+
+
+def test_a_run_is_told_the_same_in_every_process() -> None:
+    run = fleet("cuda", 2).run
+    told = pickle.loads(pickle.dumps(run))
+    assert told == run
+    assert told.max_prompt_tokens == run.engine.max_model_len - run.sampling.max_response_tokens

@@ -16,14 +16,25 @@ from artifacts.judgements import JudgementCache
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import Outcome, WeightsRef
 from artifacts.store import Store
-from tasks.plan import RunContext, StepPlan, dataset_of
-from tasks.reward import RewardReport, score_round
+from tasks.engines.vllm.engine import EngineConfig
+from tasks.plan import StepPlan
+from tasks.prompts import dataset_of
+from tasks.reward import scoring_inputs
 from tasks.rewards.judges.desk import JudgeDesk
 from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.pool import RewardPool
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
-from tasks.sample_buffer import SampleBuffer
-from tasks.sample_stream import CAPACITIES, SampleStream, round_key
+from tasks.rewards.report import RewardReport
+from tasks.rewards.scoring import score_round
+from tasks.run_context import RunContext
+from tasks.sample_buffer import GENERATED, SCORED, SampleBuffer
+from tasks.sample_stream import (
+    CAPACITIES,
+    RemoteBuffer,
+    SampleStream,
+    StreamDelivery,
+    round_key,
+)
 from tasks.scheduling.events import PromptRef, RoundPlan
 from tests.unit.judge_factories import RuleJudge, make_config, make_generated
 
@@ -49,17 +60,17 @@ def judged_run(root: Path) -> RunContext:
         task=TinyMixConfig(num_prompts=NUM_PROMPTS, heldout_prompts=2),
         rewards={"story": make_config(), "*": MathAnswerConfig()},
         model_path=str(root / "model"),
-        max_prompt_tokens=10_000,
+        engine=EngineConfig(max_model_len=10_000),
         devices={**CONTEXT.devices, "judge-0": "cpu:1"},
         judges=("judge-0",),
-        deadlines=replace(CONTEXT.deadlines, engine_call_s=30.0),
+        deadlines=CONTEXT.deadlines.model_copy(update={"engine_call_s": 30.0}),
     )
 
 
 def round_over(run: RunContext) -> StepPlan:
     rows = dataset_of(run).rows
     prompts = tuple(
-        PromptRef(prompt_id=f"0/{row}", domain=one.domain) for row, one in enumerate(rows)
+        PromptRef(prompt_id=f"0/{place}", domain=row.domain) for place, row in enumerate(rows)
     )
     planned = RoundPlan(
         step=1,
@@ -75,12 +86,17 @@ def round_over(run: RunContext) -> StepPlan:
     )
 
 
+async def opened_stream(plan: StepPlan) -> SampleStream:
+    """A buffer of its own, open for this round."""
+    buffer = RemoteBuffer(BufferHere(), 30.0)  # type: ignore[arg-type]  # a Remote calls by name, too
+    await buffer.open_round(round_key(plan))
+    return SampleStream(buffer, round_key(plan))
+
+
 async def scored(plan: StepPlan, journal: Journal, judge: RuleJudge) -> RewardReport:
     """Every prompt answered once rightly and once wrongly."""
-    here = BufferHere()
-    stream = SampleStream(here, plan)  # type: ignore[arg-type]  # a Remote calls by name, too
-    await here.buffer.open_round(round_key(plan))
-    golds = {f"0/{row}": one.gold for row, one in enumerate(dataset_of(plan.run).rows)}
+    stream = await opened_stream(plan)
+    golds = {f"0/{place}": row.gold for place, row in enumerate(dataset_of(plan.run).rows)}
     answers = [
         replace(
             make_generated(f"Answer: {gold if index == 0 else int(gold) + 1}", index),
@@ -89,13 +105,15 @@ async def scored(plan: StepPlan, journal: Journal, judge: RuleJudge) -> RewardRe
         for prompt_id, gold in golds.items()
         for index in (0, 1)
     ]
-    await stream.put("generated", answers)
+    await stream.put(GENERATED, answers)
     pool = RewardPool({"*": MathAnswerConfig()}, 1, TimeoutBook())
     desk = JudgeDesk([judge], JudgementCache(), max_batch=64)
-    scoring = asyncio.create_task(score_round(plan, stream, journal, pool, desk))
+    scoring = asyncio.create_task(
+        score_round(scoring_inputs(plan), StreamDelivery(stream), journal, pool, desk)
+    )
     for _ in answers:
-        await stream.take("scores", max_items=1, wait_s=10)
-    await stream.close("generated")
+        await stream.take(SCORED, max_items=1, wait_s=10)
+    await stream.close(GENERATED)
     report = await scoring
     pool.close()
     return report

@@ -15,7 +15,7 @@ from tasks.learner.dealing import (
     GroupPart,
     as_part,
     balance,
-    is_flat,
+    has_equal_rewards,
     predicted_cost,
     rows_of,
 )
@@ -126,9 +126,9 @@ def test_the_dearest_rank_is_at_most_a_unit_above_a_fair_share(
     loads = busy[:num_ranks]
     dealt = balance(groups, num_ranks, loads=loads)
     assert dealt_places(dealt) == all_places(groups)
-    costly = [[part for part in parts if not is_flat(part.group)] for parts in dealt]
+    costly = [[part for part in parts if not has_equal_rewards(part.group)] for parts in dealt]
     ends = [load + predicted_cost(parts) for load, parts in zip(loads, costly, strict=True)]
-    units = [predicted_cost([as_part(group)]) for group in groups if not is_flat(group)]
+    units = [predicted_cost([as_part(group)]) for group in groups if not has_equal_rewards(group)]
     fair = (sum(loads) + sum(units)) / num_ranks
     assert max(ends) <= max([*loads, fair + max(units, default=0.0)]) / CUT_GAIN + 1e-6
 

@@ -80,6 +80,7 @@ def assert_whole(result: RoundResult) -> None:
 def test_a_freed_engine_s_responses_go_on_elsewhere_with_what_they_have(plan: RoundPlan) -> None:
     result, freed = streamed(plan)
     assert [decision.learners for decision in freed] in ([("learner-0",)], [("learner-1",)])
+    assert result.freed == freed[0].learners
     assert len(result.groups) == plan.accept_prompts
     assert_whole(result)
     (emptied,) = freed[0].engines
@@ -103,7 +104,7 @@ def test_no_token_is_computed_twice_or_lost() -> None:
         trained = frozenset(
             one.generated.response_id for group in result.groups for one in group.responses
         )
-        return account_tokens(result.generated, trained=trained).total, sum(computed) - len(
+        return sum(account_tokens(result.generated, trained=trained).values()), sum(computed) - len(
             handed_over
         ) - len(result.migrated)
 

@@ -15,8 +15,10 @@ from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.learner.replay import ReplayDiffers
 from tasks.learner.sharding import PeerLost
-from tasks.plan import BUFFER, RunContext
+from tasks.run_context import RunContext
+from tasks.sample_stream import BUFFER
 from tests.unit.plan_factories import CONTEXT
 
 RUN = SimpleNamespace(
@@ -38,10 +40,10 @@ SAMPLED = Request(
 def learner_at(version: int) -> SimpleNamespace:
     """A rank that has made the update of this step."""
 
-    async def call(method: str, deadline_s: float) -> int:
+    async def told() -> int:
         return version
 
-    return SimpleNamespace(call=call)
+    return SimpleNamespace(version=told)
 
 
 async def test_a_worker_lost_while_weights_are_restored_is_replaced(
@@ -68,7 +70,7 @@ async def test_a_worker_lost_while_weights_are_restored_is_replaced(
     config = SimpleNamespace(max_recoveries=1, keep=SimpleNamespace(checkpoints=2))
     run = SimpleNamespace(config=config, weights_of=lambda step: f"committed-{step}")
     fleet = SimpleNamespace(run="run", start=start, replace_lost=replace_lost)
-    assert await train.restored(run, fleet, 4) == "weights-4"  # type: ignore[arg-type, comparison-overlap]
+    assert await train.start_at(run, fleet, 4) == "weights-4"  # type: ignore[arg-type, comparison-overlap]
     restored = "run to step 4 as committed-4"
     assert done == ["started", restored, "replaced", restored]
 
@@ -92,7 +94,7 @@ async def test_a_worker_lost_while_the_actors_start_is_replaced(
     monkeypatch.setattr(train, "restore", restore)
     run: Any = SimpleNamespace(config=SimpleNamespace(max_recoveries=1))
     fleet: Any = SimpleNamespace(run="run", start=start, replace_lost=replace_lost)
-    assert str(await train.restored(run, fleet, 4)) == "weights-4"
+    assert str(await train.start_at(run, fleet, 4)) == "weights-4"
     assert done == ["started", "replaced"]
 
 
@@ -114,7 +116,7 @@ def test_recovering_ends_what_a_lost_coordinator_left_in_the_engines(
             return (BUFFER,)
 
         monkeypatch.setattr(train, "restore_policy", durable.restore_policy.fn)
-        monkeypatch.setattr(durable, "learner_ranks", lambda run: [learner_at(3)])
+        monkeypatch.setattr(durable, "learners_of", lambda run: [learner_at(3)])
         monkeypatch.setattr(durable, "publish", publish)
         await engine.submit([SAMPLED])
         fleet = SimpleNamespace(run=CONTEXT, replace_lost=replace_lost)
@@ -139,20 +141,22 @@ async def test_learners_that_an_earlier_attempt_left_without_their_replay_are_re
     async def replace_lost() -> tuple[str, ...]:
         return ("engine-0",)
 
-    async def replay(run: RunContext, store: object, kept: object, step: int, at: object) -> None:
-        told.append(f"replay to step {step} from {at}")
+    async def replay_training(
+        learners: object, store: object, kept: object, step: int, **how: object
+    ) -> None:
+        told.append(f"replay to step {step}")
 
     async def publish(context: RunContext) -> SimpleNamespace:
         told.append("publish")
         return SimpleNamespace(weights=WeightsRef(version=3, path="", digest="committed"))
 
     monkeypatch.setattr(train, "restore_policy", durable.restore_policy.fn)
-    monkeypatch.setattr(durable, "learner_ranks", lambda run: [learner_at(0)])
-    monkeypatch.setattr(durable, "_replay", replay)
+    monkeypatch.setattr(durable, "learners_of", lambda run: [learner_at(0)])
+    monkeypatch.setattr(durable, "replay_training", replay_training)
     monkeypatch.setattr(durable, "publish", publish)
     fleet = SimpleNamespace(run=CONTEXT, replace_lost=replace_lost)
     await train.recover(RUN, fleet, 3)  # type: ignore[arg-type]
-    assert told == ["replay to step 3 from [0]", "publish"]
+    assert told == ["replay to step 3", "publish"]
 
 
 @pytest.mark.parametrize("version", [3, 4])
@@ -162,13 +166,13 @@ async def test_weights_of_the_step_must_be_the_committed_ones_and_later_ones_may
     async def publish(context: RunContext) -> SimpleNamespace:
         return SimpleNamespace(weights=WeightsRef(version=version, path="", digest="other"))
 
-    monkeypatch.setattr(durable, "learner_ranks", lambda run: [learner_at(version)])
+    monkeypatch.setattr(durable, "learners_of", lambda run: [learner_at(version)])
     monkeypatch.setattr(durable, "publish", publish)
     committed = WeightsRef(version=3, path="", digest="committed")
     if version == 4:  # step 4 was updated when the attempt was lost
         assert await durable.restore_policy.fn(CONTEXT, 3, 2, committed)
     else:
-        with pytest.raises(durable.ReplayDiffers, match="older version of this code"):
+        with pytest.raises(ReplayDiffers, match="older version of this code"):
             await durable.restore_policy.fn(CONTEXT, 3, 2, committed)
 
 
@@ -188,7 +192,7 @@ async def test_after_the_last_recovery_the_loss_is_raised_and_other_errors_at_on
         raise ValueError("not the cluster's fault")
 
     with pytest.raises(EngineLost, match="attempt 3"):
-        await train.persisting(lost, 2, "step=1")
+        await train.retry(lost, 2, "step=1")
     with pytest.raises(ValueError, match="fault"):
-        await train.persisting(wrong, 2, "step=1")
+        await train.retry(wrong, 2, "step=1")
     assert attempts == [1, 2, 3, 1]

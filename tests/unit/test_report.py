@@ -174,8 +174,10 @@ def test_counters_are_the_totals_of_the_run_up_to_the_step() -> None:
     update = replace(made.policy.update, skipped=Skipped.NONFINITE)
     skipped = replace(made, policy=replace(made.policy, update=update))
     state = QueueState(num_drawn=9, num_trained=7)
-    steps = [step_metrics(report, state, ()) for report in (made, skipped, made)]
-    assert running_totals(steps, state) == {
+    totals: dict[str, int] = {}
+    for report in (made, skipped, made):
+        totals = running_totals(totals, step_metrics(report, state, ()), state)
+    assert totals == {
         "prompts_drawn": 9,
         "prompts_trained": 7,
         "responses_finished": 6,

@@ -10,14 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks import durable, rollout, train
+from tasks import durable, remotes, rollout
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost
-from tasks.plan import RunContext
+from tasks.engines.vllm.engine import EngineConfig
+from tasks.progress import RoundProgress
+from tasks.run_context import RunContext
+from tasks.sample_buffer import Stage
 from tasks.scheduling.stream_training import ScaleDown
 from tests.unit.plan_factories import CONTEXT, make_step_plan
 
-SHARED = replace(CONTEXT, engines=("engine-0", "engine-1"), engines_rest=True)
+SHARED = replace(CONTEXT, engines=("engine-0", "engine-1"), engine=EngineConfig(sleep_mode=True))
 
 
 @pytest.fixture
@@ -36,14 +39,14 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         async def rest(self) -> None:
             told.append(f"{self._name} rests")
 
-    monkeypatch.setattr(train, "RemoteEngine", Resting)
+    monkeypatch.setattr(remotes, "RemoteEngine", Resting)
     return told
 
 
 async def test_engines_rest_only_where_the_run_says_so(told: list[str]) -> None:
-    await train.rest_engines(CONTEXT, CONTEXT.engines)
+    await remotes.rest_engines(CONTEXT, CONTEXT.engines)
     assert told == []
-    await train.rest_engines(SHARED, ("engine-1",))
+    await remotes.rest_engines(SHARED, ("engine-1",))
     assert told == ["engine-1 rests"]
 
 
@@ -64,29 +67,32 @@ async def test_an_engine_whose_worker_is_gone_has_nothing_to_give_back(
 
         return connected
 
-    monkeypatch.setattr(train, "engines_of", engines(gone))
-    await train.rest_engines(SHARED, SHARED.engines)
+    monkeypatch.setattr(remotes, "engines_of", engines(gone))
+    await remotes.rest_engines(SHARED, SHARED.engines)
     assert told == ["engine-1 rests"]
-    monkeypatch.setattr(train, "engines_of", engines(TimeoutError("rest did not answer")))
+    monkeypatch.setattr(remotes, "engines_of", engines(TimeoutError("rest did not answer")))
     with pytest.raises(EngineLost, match="did not answer"):
-        await train.rest_engines(SHARED, SHARED.engines)
+        await remotes.rest_engines(SHARED, SHARED.engines)
 
 
 async def test_engines_rest_before_training_is_replayed(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def replay(run: RunContext, store: object, kept: object, step: int, at: object) -> None:
+    async def replay_training(
+        learners: object, store: object, kept: object, step: int, **how: object
+    ) -> None:
         told.append(f"replay to step {step}")
 
     async def publish(run: RunContext) -> SimpleNamespace:
         told.append("publish")
         return SimpleNamespace(weights=SimpleNamespace(version=3))
 
-    async def versions_of(run: RunContext) -> list[int]:
+    async def versions_of(learners: object) -> list[int]:
         return [0]
 
+    monkeypatch.setattr(durable, "learners_of", lambda run: [])
     monkeypatch.setattr(durable, "versions_of", versions_of)
-    monkeypatch.setattr(durable, "_replay", replay)
+    monkeypatch.setattr(durable, "replay_training", replay_training)
     monkeypatch.setattr(durable, "publish", publish)
     await durable.restore_policy.fn(SHARED, 3, 2, None)
     assert told == ["engine-0 rests", "engine-1 rests", "replay to step 3", "publish"]
@@ -96,31 +102,30 @@ async def test_engines_that_are_freed_in_mid_round_rest_before_their_learners_he
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stream:
-        async def put(self, queue: str, items: Sequence[object]) -> None:
-            told.append(f"{queue} hears of {type(items[0]).__name__}")
+        async def put(self, stage: Stage[object], items: Sequence[object]) -> None:
+            told.append(f"{stage.name} hears of {type(items[0]).__name__}")
 
-    monkeypatch.setattr(rollout, "_engines", lambda plan: [])
+    monkeypatch.setattr(rollout, "engines_of", lambda run, names: [])
     plan = replace(make_step_plan(kind="sync"), run=SHARED)
-    freed: list[str] = []
-    inputs = rollout._inputs(plan, {}, Stream(), [], freed)  # type: ignore[arg-type]
+    inputs = rollout.round_inputs(plan, {}, Stream(), RoundProgress(plan))  # type: ignore[arg-type]
     await inputs.on_freed(ScaleDown(engines=("engine-1",), learners=("learner-1",)))
-    assert told == ["engine-1 rests", "groups hears of ScaleDown"]
-    assert freed == ["learner-1"]
+    assert told == ["engine-1 rests", "grouped hears of ScaleDown"]
 
 
 async def test_engines_rest_when_a_recorded_round_goes_straight_to_training(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stream:
-        async def put(self, queue: str, items: Sequence[object]) -> None:
-            told.append(f"{len(items)} {queue}")
+        async def put(self, stage: Stage[object], items: Sequence[object]) -> None:
+            told.append(f"{len(items)} {stage.name}")
 
-        async def close(self, queue: str) -> None:
-            told.append(f"{queue} end")
+        async def close(self, stage: Stage[object]) -> None:
+            told.append(f"{stage.name} ends")
 
     recorded = SimpleNamespace(read_groups=lambda step: ["group"])
     monkeypatch.setattr(rollout, "journal_of", lambda plan: recorded)
-    monkeypatch.setattr(rollout, "read_round", lambda plan: "recorded")
+    monkeypatch.setattr(rollout, "read_round", lambda store, step: "recorded")
     plan = replace(make_step_plan(), run=SHARED)
-    assert await rollout._rollout(plan, Stream()) == "recorded"  # type: ignore[arg-type, comparison-overlap]
-    assert told == ["engine-0 rests", "engine-1 rests", "1 groups", "generated end", "groups end"]
+    assert await rollout.roll_out(plan, Stream()) == "recorded"  # type: ignore[arg-type, comparison-overlap]
+    assert told[:2] == ["engine-0 rests", "engine-1 rests"]
+    assert told[2:] == ["1 grouped", "generated ends", "grouped ends"]

@@ -16,15 +16,19 @@ from artifacts.journal import Journal
 from artifacts.judgements import JudgementCache
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.store import Store
+from tasks.engines.vllm.engine import EngineConfig
 from tasks.plan import StepPlan
-from tasks.reward import RewardReport, score_round
+from tasks.reward import scoring_inputs
 from tasks.rewards.custom import CustomConfig
 from tasks.rewards.judges.desk import JudgeDesk
 from tasks.rewards.pool import RewardPool
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
-from tasks.sample_stream import SampleStream, round_key
+from tasks.rewards.report import RewardReport
+from tasks.rewards.scoring import score_round
+from tasks.sample_buffer import GENERATED, SCORED
+from tasks.sample_stream import StreamDelivery
 from tests.unit.judge_factories import make_generated, make_prompt
-from tests.unit.test_judged_round import BufferHere, round_over
+from tests.unit.test_judged_round import opened_stream, round_over
 
 OWN = """
 def own(prompt, response, gold):
@@ -44,8 +48,8 @@ def plan_with(root: Path, reward: CustomConfig) -> StepPlan:
         task=TinyMixConfig(num_prompts=4, heldout_prompts=1),
         rewards={"*": reward},
         model_path=str(root / "model"),
-        max_prompt_tokens=10_000,
-        deadlines=replace(CONTEXT.deadlines, engine_call_s=30.0),
+        engine=EngineConfig(max_model_len=10_000),
+        deadlines=CONTEXT.deadlines.model_copy(update={"engine_call_s": 30.0}),
     )
     return round_over(run)
 
@@ -57,17 +61,17 @@ async def no_judges() -> AsyncIterator[JudgeDesk]:
 
 async def decided_early(plan: StepPlan, pool: RewardPool, entered: Path) -> RewardReport:
     """A round that is closed once its first response is scored and its second one is at it."""
-    here = BufferHere()
-    stream = SampleStream(here, plan)  # type: ignore[arg-type]  # a Remote calls by name, too
-    await here.buffer.open_round(round_key(plan))
-    await stream.put("generated", [make_generated("short", 0), make_generated("endless", 1)])
+    stream = await opened_stream(plan)
+    await stream.put(GENERATED, [make_generated("short", 0), make_generated("endless", 1)])
     journal = Journal(Store.open(plan.run.artifact_root))
-    scoring = asyncio.create_task(score_round(plan, stream, journal, pool, no_judges()))
-    await stream.take("scores", max_items=1, wait_s=WAIT_S)
+    scoring = asyncio.create_task(
+        score_round(scoring_inputs(plan), StreamDelivery(stream), journal, pool, no_judges())
+    )
+    await stream.take(SCORED, max_items=1, wait_s=WAIT_S)
     async with asyncio.timeout(WAIT_S):
         while not entered.exists():
             await asyncio.sleep(0)
-    await stream.close("generated")
+    await stream.close(GENERATED)
     async with asyncio.timeout(WAIT_S):
         return await scoring
 

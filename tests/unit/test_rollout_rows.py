@@ -8,13 +8,13 @@ import pytest
 from learner_factories import make_group, random_groups
 from plan_factories import make_step_plan
 
-from artifacts.records import Group
-from artifacts.tables import Fate, ResponseRow
+from artifacts.records import Fate, Group
+from artifacts.tables import ResponseRow
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage
 from tasks.learner.loss import TokenMean
 from tasks.learner.overlong import AS_SCORED, MaskTruncated, Overlong, SoftPunishment
 from tasks.learner.samples import trained_advantages, training_set
-from tasks.rollout import _rows
+from tasks.rollout import rows_of
 from tasks.rounds.records import RoundResult
 
 KINDS = [
@@ -62,7 +62,7 @@ def rows(kind: str) -> dict[str, ResponseRow]:
         scores=tuple(response.score for response in responses if response.score is not None),
     )
     prompts = {group.prompt.prompt_id: group.prompt for group in (accepted, given_up)}
-    found = _rows(make_step_plan(kind=kind), prompts, result)
+    found = rows_of(make_step_plan(kind=kind), prompts, result)
     return {row.response.generated.response_id: row for row in found}
 
 

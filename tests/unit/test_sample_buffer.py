@@ -8,12 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.sample_buffer import RoundAborted, SampleBuffer, Taken
+from tasks.sample_buffer import (
+    GENERATED,
+    GROUPED,
+    SCORED,
+    STAGES,
+    RoundAborted,
+    RoundKey,
+    SampleBuffer,
+    Taken,
+)
+
+KEYS = [RoundKey(number) for number in range(5)]
 
 
-async def opened(capacity: int = 4, step: int = 1) -> SampleBuffer:
-    buffer = SampleBuffer({"generated": capacity, "scores": capacity, "groups": capacity})
-    await buffer.open_round(step)
+async def opened(capacity: int = 4, key: int = 1) -> SampleBuffer:
+    buffer = SampleBuffer(dict.fromkeys(STAGES, capacity))
+    await buffer.open_round(KEYS[key])
     return buffer
 
 
@@ -25,84 +36,84 @@ async def settle() -> None:
 
 async def test_items_come_out_in_order_and_at_most_as_many_as_asked() -> None:
     buffer = await opened()
-    assert await buffer.put_generated(1, ("a", "b", "c"), 1.0)
-    assert await buffer.take_generated(1, 2, 1.0) == Taken(items=("a", "b"), closed=False)
-    assert await buffer.take_generated(1, 2, 1.0) == Taken(items=("c",), closed=False)
+    assert await buffer.put(GENERATED, KEYS[1], ("a", "b", "c"), 1.0)
+    assert await buffer.take(GENERATED, KEYS[1], 2, 1.0) == Taken(items=("a", "b"), closed=False)
+    assert await buffer.take(GENERATED, KEYS[1], 2, 1.0) == Taken(items=("c",), closed=False)
 
 
 async def test_stages_do_not_mix() -> None:
     buffer = await opened()
-    await buffer.put_generated(1, ("response",), 1.0)
-    await buffer.put_scores(1, ("score",), 1.0)
-    await buffer.put_group(1, "group", 1.0)
-    assert (await buffer.take_groups(1, 9, 1.0)).items == ("group",)
-    assert (await buffer.take_scores(1, 9, 1.0)).items == ("score",)
-    assert (await buffer.take_generated(1, 9, 1.0)).items == ("response",)
+    await buffer.put(GENERATED, KEYS[1], ("response",), 1.0)
+    await buffer.put(SCORED, KEYS[1], ("score",), 1.0)
+    await buffer.put(GROUPED, KEYS[1], ("group",), 1.0)
+    assert (await buffer.take(GROUPED, KEYS[1], 9, 1.0)).items == ("group",)
+    assert (await buffer.take(SCORED, KEYS[1], 9, 1.0)).items == ("score",)
+    assert (await buffer.take(GENERATED, KEYS[1], 9, 1.0)).items == ("response",)
 
 
 async def test_a_take_waits_for_the_first_item() -> None:
     buffer = await opened()
-    taking = asyncio.create_task(buffer.take_scores(1, 8, 5.0))
+    taking = asyncio.create_task(buffer.take(SCORED, KEYS[1], 8, 5.0))
     await settle()
     assert not taking.done()
-    await buffer.put_scores(1, ("s",), 1.0)
+    await buffer.put(SCORED, KEYS[1], ("s",), 1.0)
     assert (await taking).items == ("s",)
 
 
 async def test_a_take_ends_empty_and_open_when_nothing_comes() -> None:
     buffer = await opened()
-    assert await buffer.take_groups(1, 1, 0.0) == Taken(items=(), closed=False)
+    assert await buffer.take(GROUPED, KEYS[1], 1, 0.0) == Taken(items=(), closed=False)
 
 
 async def test_closing_ends_waits_after_the_last_item() -> None:
     buffer = await opened()
-    await buffer.put_generated(1, ("last",), 1.0)
-    await buffer.close_stage(1, "generated")
-    assert await buffer.take_generated(1, 8, 1.0) == Taken(items=("last",), closed=True)
-    assert await buffer.take_generated(1, 8, 1.0) == Taken(items=(), closed=True)
+    await buffer.put(GENERATED, KEYS[1], ("last",), 1.0)
+    await buffer.close_stage(GENERATED, KEYS[1])
+    assert await buffer.take(GENERATED, KEYS[1], 8, 1.0) == Taken(items=("last",), closed=True)
+    assert await buffer.take(GENERATED, KEYS[1], 8, 1.0) == Taken(items=(), closed=True)
     with pytest.raises(RuntimeError, match="closed; its producer must put before it closes"):
-        await buffer.put_generated(1, ("too late",), 1.0)
+        await buffer.put(GENERATED, KEYS[1], ("too late",), 1.0)
 
 
 async def test_closing_wakes_a_consumer_that_waits() -> None:
     buffer = await opened()
-    taking = asyncio.create_task(buffer.take_generated(1, 8, 5.0))
+    taking = asyncio.create_task(buffer.take(GENERATED, KEYS[1], 8, 5.0))
     await settle()
-    await buffer.close_stage(1, "generated")
+    await buffer.close_stage(GENERATED, KEYS[1])
     assert await taking == Taken(items=(), closed=True)
 
 
 async def test_a_full_stage_holds_its_producer_back() -> None:
     buffer = await opened(capacity=2)
-    await buffer.put_generated(1, ("a", "b"), 1.0)
-    putting = asyncio.create_task(buffer.put_generated(1, ("c",), 5.0))
+    await buffer.put(GENERATED, KEYS[1], ("a", "b"), 1.0)
+    putting = asyncio.create_task(buffer.put(GENERATED, KEYS[1], ("c",), 5.0))
     await settle()
     assert not putting.done()
-    await buffer.take_generated(1, 1, 1.0)
+    await buffer.take(GENERATED, KEYS[1], 1, 1.0)
     assert await putting
-    assert (await buffer.take_generated(1, 9, 1.0)).items == ("b", "c")
+    assert (await buffer.take(GENERATED, KEYS[1], 9, 1.0)).items == ("b", "c")
 
 
 async def test_a_put_that_finds_no_room_says_what_it_waited_for_and_puts_nothing() -> None:
     buffer = await opened(capacity=1)
-    await buffer.put_scores(1, ("a",), 1.0)
+    await buffer.put(SCORED, KEYS[1], ("a",), 1.0)
     with pytest.raises(
         TimeoutError,
-        match=r"room for 1 items of step 1 in 'scores'; the buffer holds .*'scores': 1",
+        match=r"room for 1 items of round 1 in 'scored'; the buffer holds .*'scored': 1",
     ):
-        await buffer.put_scores(1, ("b",), 0.01)
-    assert (await buffer.take_scores(1, 9, 1.0)).items == ("a",)
+        await buffer.put(SCORED, KEYS[1], ("b",), 0.01)
+    assert (await buffer.take(SCORED, KEYS[1], 9, 1.0)).items == ("a",)
 
 
 async def test_abort_wakes_everyone_with_the_first_reason() -> None:
     buffer = await opened(capacity=1)
-    await buffer.put_group(1, "full", 1.0)
+    await buffer.put(GROUPED, KEYS[1], ("full",), 1.0)
     waits = [
         asyncio.create_task(wait)
         for wait in (
-            buffer.put_group(1, "g", 5.0),
-            buffer.take_scores(1, 1, 5.0),
-            buffer.take_generated(1, 1, 5.0),
+            buffer.put(GROUPED, KEYS[1], ("g",), 5.0),
+            buffer.take(SCORED, KEYS[1], 1, 5.0),
+            buffer.take(GENERATED, KEYS[1], 1, 5.0),
         )
     ]
     await settle()
@@ -112,49 +123,44 @@ async def test_abort_wakes_everyone_with_the_first_reason() -> None:
         with pytest.raises(RoundAborted, match="engine-0 was lost"):
             await wait
     with pytest.raises(RoundAborted):
-        await buffer.take_groups(1, 1, 1.0)
-    assert await buffer.aborted() == "engine-0 was lost"
+        await buffer.take(GROUPED, KEYS[1], 1, 1.0)
 
 
 async def test_a_new_round_drops_leftovers_and_ends_waits_of_the_old_one() -> None:
     buffer = await opened()
-    await buffer.put_generated(1, ("left", "over"), 1.0)
-    old = asyncio.create_task(buffer.take_scores(1, 1, 5.0))
+    await buffer.put(GENERATED, KEYS[1], ("left", "over"), 1.0)
+    old = asyncio.create_task(buffer.take(SCORED, KEYS[1], 1, 5.0))
     await settle()
-    assert await buffer.open_round(2) == {"generated": 2, "scores": 0, "groups": 0}
+    assert await buffer.open_round(KEYS[2]) == {"generated": 2, "scored": 0, "grouped": 0}
     assert await old == Taken(items=(), closed=True)
-    assert await buffer.take_generated(2, 9, 0.0) == Taken(items=(), closed=False)
+    assert await buffer.take(GENERATED, KEYS[2], 9, 0.0) == Taken(items=(), closed=False)
 
 
-async def test_late_items_of_an_older_round_are_refused_and_counted() -> None:
-    buffer = await opened(step=3)
-    assert not await buffer.put_generated(2, ("late", "later"), 1.0)
-    await buffer.close_stage(2, "generated")
-    depths = await buffer.depths()
-    assert depths["late_generated"] == 2
-    assert depths["generated"] == 0
-    assert not (await buffer.take_generated(3, 1, 0.0)).closed
+async def test_late_items_of_an_older_round_are_refused() -> None:
+    buffer = await opened(key=3)
+    assert not await buffer.put(GENERATED, KEYS[2], ("late", "later"), 1.0)
+    await buffer.close_stage(GENERATED, KEYS[2])
+    assert await buffer.take(GENERATED, KEYS[3], 1, 0.0) == Taken(items=(), closed=False)
 
 
 async def test_an_abort_ends_with_its_round() -> None:
     buffer = await opened()
     await buffer.abort("lost")
-    await buffer.open_round(1)
-    assert await buffer.aborted() is None
-    assert await buffer.put_scores(1, ("again",), 1.0)
+    await buffer.open_round(KEYS[1])
+    assert await buffer.put(SCORED, KEYS[1], ("again",), 1.0)
 
 
 async def test_rounds_open_in_order_and_before_use() -> None:
-    buffer = await opened(step=3)
-    with pytest.raises(ValueError, match="rounds must open in order, got step 2 after step 3"):
-        await buffer.open_round(2)
-    with pytest.raises(ValueError, match="step 4 must be opened before it is used"):
-        await buffer.put_scores(4, ("early",), 1.0)
+    buffer = await opened(key=3)
+    with pytest.raises(ValueError, match="rounds must open in order, got round 2 after round 3"):
+        await buffer.open_round(KEYS[2])
+    with pytest.raises(ValueError, match="round 4 must be opened before it is used"):
+        await buffer.put(SCORED, KEYS[4], ("early",), 1.0)
 
 
 def test_every_stage_needs_a_capacity() -> None:
     with pytest.raises(ValueError, match="every stage must have a capacity"):
-        SampleBuffer({"generated": 1, "scores": 0, "groups": 1})
+        SampleBuffer({GENERATED: 1, SCORED: 0, GROUPED: 1})
 
 
 @settings(max_examples=40)
@@ -174,7 +180,7 @@ def test_every_item_put_is_taken_once(
 
     async def consume(buffer: SampleBuffer) -> list[object]:
         got: list[object] = []
-        while not (taken := await buffer.take_groups(1, most, 5.0)).closed:
+        while not (taken := await buffer.take(GROUPED, KEYS[1], most, 5.0)).closed:
             got.extend(taken.items)
         return [*got, *taken.items]
 
@@ -183,8 +189,8 @@ def test_every_item_put_is_taken_once(
         consuming = [asyncio.create_task(consume(buffer)) for _ in range(consumers)]
         for batch in numbered:
             for item in batch:
-                assert await buffer.put_group(1, item, 5.0)
-        await buffer.close_stage(1, "groups")
+                assert await buffer.put(GROUPED, KEYS[1], (item,), 5.0)
+        await buffer.close_stage(GROUPED, KEYS[1])
         return [item for got in await asyncio.gather(*consuming) for item in got]
 
     taken = asyncio.run(round_trip())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
 
 from plan_factories import make_step_plan
 
 from tasks.engines.base import EngineLost
-from tasks.sample_buffer import RoundAborted
+from tasks.sample_buffer import STAGES, RoundAborted
 from tasks.sample_stream import root_cause, round_key
 
 ECHO = RoundAborted("reward failed")
@@ -62,3 +63,9 @@ def test_buffer_rounds_come_in_the_order_they_are_opened() -> None:
     keys = [round_key(plan) for plan in opened]
     assert keys[0] > 0
     assert all(before < after for before, after in pairwise(keys))
+
+
+def test_a_stage_is_the_same_one_in_every_process() -> None:
+    assert {stage: pickle.loads(pickle.dumps(stage)) for stage in STAGES} == {
+        stage: stage for stage in STAGES
+    }

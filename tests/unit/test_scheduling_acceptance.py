@@ -9,15 +9,15 @@ from round_factories import ENGINE, make_engines, make_prompts, simulate_run
 
 from artifacts import layout
 from artifacts.journal import Journal
-from artifacts.records import Response, response_id
+from artifacts.records import Fate, Response, response_id
 from artifacts.store import Store
-from artifacts.tables import Fate, ResponseRow
+from artifacts.tables import ResponseRow
 from benchmarks.acceptance_bias import choices, clustered_mean, main, parts, read_rounds
 from benchmarks.simulated_round import SimulatedRound
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.acceptance import Launched, acceptance_figures
 from tasks.scheduling.batch import BatchConfig
-from tasks.scheduling.ledger import Column, column_of
+from tasks.scheduling.ledger import fate_of
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
@@ -25,7 +25,7 @@ from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=4)
 
 
-def launched(prompt_id: str, num_tokens: int, reward: float | None, fate: Column) -> Launched:
+def launched(prompt_id: str, num_tokens: int, reward: float | None, fate: Fate) -> Launched:
     return Launched(prompt_id=prompt_id, num_tokens=num_tokens, reward=reward, fate=fate)
 
 
@@ -51,7 +51,7 @@ def record(store: Store, rounds: list[SimulatedRound]) -> None:
                 kind=plan.kind,
                 prompt=prompts[generated.prompt_id],
                 response=Response(generated=generated, score=scores.get(generated.response_id)),
-                fate=Fate(column_of(generated, trained, filtered)),
+                fate=fate_of(generated, trained, filtered),
             )
             for generated in result.generated
         ]
@@ -75,10 +75,10 @@ def recorded_run(folder: Path, scheduling: Policy) -> str:
 def test_a_step_s_figures_compare_the_accepted_with_their_siblings_and_with_all() -> None:
     figures = acceptance_figures(
         [
-            launched("p0", 10, 1.0, "trained"),
-            launched("p0", 20, 0.0, "trained"),
-            launched("p0", 60, None, "aborted"),
-            launched("p1", 90, 0.0, "filtered"),
+            launched("p0", 10, 1.0, Fate.TRAINED),
+            launched("p0", 20, 0.0, Fate.TRAINED),
+            launched("p0", 60, None, Fate.ABORTED),
+            launched("p1", 90, 0.0, Fate.FILTERED),
         ]
     )
     assert figures == pytest.approx(
@@ -95,7 +95,7 @@ def test_a_step_s_figures_compare_the_accepted_with_their_siblings_and_with_all(
 
 
 def test_a_step_that_accepted_nothing_has_no_such_figures() -> None:
-    assert acceptance_figures([launched("p0", 10, None, "discarded")]) == {}
+    assert acceptance_figures([launched("p0", 10, None, Fate.DISCARDED)]) == {}
 
 
 def test_the_interval_of_a_clustered_mean_counts_prompts_not_responses() -> None:

@@ -207,10 +207,12 @@ def test_a_step_is_committed_before_it_ends_the_run(tmp_path: Path) -> None:
         checkpoint=None,
     )
 
-    async def stepped(report: StepReport, commit: StepCommit) -> None:
+    async def tell_step(report: StepReport, commit: StepCommit) -> None:
         assert read_commits(store) == [commit]
 
-    reporter = SimpleNamespace(figures=figures, commit_record=lambda *_: record, stepped=stepped)
+    reporter = SimpleNamespace(
+        figures=figures, commit_record=lambda *_: record, tell_step=tell_step
+    )
     config = SimpleNamespace(learner=LearnerConfig(), keep=SimpleNamespace(checkpoints=2))
     run = SimpleNamespace(store=store, config=config)
     commit: Any = train.commit  # Any: called with stand-ins for the run and its reporter

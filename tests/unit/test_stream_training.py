@@ -16,7 +16,7 @@ from tasks.scheduling.stream_training import (
     ScaleDown,
     StreamTrainer,
     StreamTrainerConfig,
-    device_groups,
+    separable_groups,
 )
 
 ON = StreamTrainerConfig(enabled=True, max_freed_share=1)
@@ -241,14 +241,14 @@ def test_device_groups_join_what_shares_a_device_an_engine_or_a_communication_gr
     }
     learners = {f"learner-{place}": frozenset({f"cuda:{place}"}) for place in range(5)}
     alone = [(name,) for name in learners]
-    assert device_groups(engines, learners, alone) == (
+    assert separable_groups(engines, learners, alone) == (
         DeviceGroup(engines=("engine-0",), learners=("learner-0", "learner-1")),
         DeviceGroup(engines=("engine-1",), learners=("learner-2",)),
         DeviceGroup(engines=("engine-2",), learners=("learner-3",)),
         DeviceGroup(engines=(), learners=("learner-4",)),
     )
     tensor_parallel = [("learner-0", "learner-1"), ("learner-2", "learner-3"), ("learner-4",)]
-    assert device_groups(engines, learners, tensor_parallel)[1] == DeviceGroup(
+    assert separable_groups(engines, learners, tensor_parallel)[1] == DeviceGroup(
         engines=("engine-1", "engine-2"), learners=("learner-2", "learner-3")
     )
 
@@ -265,7 +265,7 @@ def test_no_device_group_cuts_an_engine_or_a_communication_group(
     learners = {f"learner-{place}": frozenset({f"cuda:{place}"}) for place in range(8)}
     named = {f"engine-{place}": devices for place, devices in enumerate(engines)}
     communication = [[f"learner-{place}" for place in places] for places in together]
-    groups = device_groups(named, learners, communication)
+    groups = separable_groups(named, learners, communication)
     assert sorted(name for group in groups for name in group.learners) == sorted(learners)
     assert sorted(name for group in groups for name in group.engines) == sorted(named)
     for names in communication:

@@ -14,17 +14,18 @@ from learner_factories import make_group, random_groups
 from artifacts.records import Group
 from artifacts.store import Store
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.learner.dealing import GroupPart, as_part, balance, is_flat, predicted_cost
+from tasks.learner.dealing import GroupPart, as_part, balance, has_equal_rewards, predicted_cost
 from tasks.learner.reports import AccumulateReport
-from tasks.learner.streaming import (
+from tasks.learner.split import (
     Share,
     Split,
-    StreamedAccumulation,
     accumulate_split,
     one_shot,
+    read_split,
     share_of,
+    write_split,
 )
-from tasks.train import read_split, write_split
+from tasks.learner.streaming import StreamedAccumulation
 
 ROW_TOKENS = 60
 ALL = (0, 1, 2, 3)
@@ -91,7 +92,7 @@ def costly_groups(count: int, seed: int = 0) -> list[Group]:
         group
         for one in range(seed, seed + 50)
         for group in random_groups(one, num_groups=5)
-        if not is_flat(group)
+        if not has_equal_rewards(group)
     ]
     return [
         make_group(

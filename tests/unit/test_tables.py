@@ -20,6 +20,7 @@ from artifacts.journal import Journal
 from artifacts.records import (
     CaseResult,
     CaseVerdict,
+    Fate,
     Generated,
     Group,
     Outcome,
@@ -30,7 +31,7 @@ from artifacts.records import (
     VersionSpan,
 )
 from artifacts.store import Store
-from artifacts.tables import Fate, ResponseRow, responses_from_parquet, responses_to_parquet
+from artifacts.tables import ResponseRow, responses_from_parquet, responses_to_parquet
 
 NUMBERS = st.floats(allow_nan=False)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,6 @@ from learner_factories import make_group
 from plan_factories import make_report, make_step_plan, span
 from round_factories import ENGINE, make_plan, play
 
-from artifacts import layout
 from artifacts.records import Generated, Response, Score
 from artifacts.reports.timeline import device_times, difference, length, union
 from tasks.engines.simulation.lengths import LengthModel
@@ -22,9 +20,9 @@ from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardCo
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.plan import store_of
 from tasks.report import reward_exposed_s, stage_times
-from tasks.rollout import read_round
 from tasks.rounds.figures import reward_waits, rollout_spans
 from tasks.rounds.records import RoundResult
+from tasks.rounds.report import close_round, read_round
 from tasks.scheduling.events import RoundPlan
 
 GROUP = make_group((1, 2), [(3,), (4, 5)], [1.0, 0.0])
@@ -141,5 +139,5 @@ def test_a_closed_round_is_read_back_as_it_was() -> None:
     plan = replace(plan, run=replace(plan.run, artifact_root="memory://closed"))
     waits = ((1.0, 2.5), (4.0, 4.5))
     report = replace(make_report((span("rollout", 0, 1),)).rollout, reward_waits=waits)
-    store_of(plan).write(layout.round_file(plan.step), json.dumps(asdict(report)).encode())
-    assert read_round(plan) == report
+    close_round(store_of(plan), plan.step, report)
+    assert read_round(store_of(plan), plan.step) == report

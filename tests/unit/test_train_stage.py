@@ -21,15 +21,22 @@ from artifacts.store import Store
 from artifacts.weights import fingerprints
 from tasks import train
 from tasks.engines.base import Attestation
-from tasks.learner.remote import LearnerActor
-from tasks.learner.streaming import one_shot
+from tasks.learner.collective import Accumulated, replay_gradients
+from tasks.learner.remote import LearnerActor, RemoteLearner
+from tasks.learner.split import one_shot, read_split, write_split
 from tasks.learner.trainer import LearnerConfig
 from tasks.learner.weight_sync import GateFailed
-from tasks.plan import RunContext, StepPlan, store_of
-from tasks.sample_buffer import RoundAborted
-from tasks.sample_stream import CAPACITIES, BufferActor, SampleStream, root_cause, round_key
+from tasks.plan import StepPlan, store_of
+from tasks.sample_buffer import GROUPED, RoundAborted
+from tasks.sample_stream import (
+    CAPACITIES,
+    BufferActor,
+    RemoteBuffer,
+    SampleStream,
+    root_cause,
+    round_key,
+)
 from tasks.scheduling.stream_training import ScaleDown
-from tasks.train import GradientReport, read_split, replay_gradients, write_split
 
 GROUPS = random_groups(3, num_groups=8)
 FREED = ScaleDown(engines=("engine-0",), learners=("learner-0",))
@@ -57,8 +64,12 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def learner(model_path: str, monkeypatch: pytest.MonkeyPatch) -> LearnerActor:
     actor = new_learner(model_path)
-    monkeypatch.setattr(train, "learner_ranks", lambda run: [Local("learner-0", actor)])
+    monkeypatch.setattr(train, "learners_of", lambda run: [remote("learner-0", actor)])
     return actor
+
+
+def remote(name: str, actor: LearnerActor) -> RemoteLearner:
+    return RemoteLearner(Local(name, actor), deadline_s=60.0)  # type: ignore[arg-type]  # a local actor for a remote one
 
 
 def new_learner(model_path: str) -> LearnerActor:
@@ -67,22 +78,24 @@ def new_learner(model_path: str) -> LearnerActor:
 
 
 def make_plan(tmp_path: Path, attempt: int = 1) -> StepPlan:
-    run = replace(CONTEXT, artifact_root=str(tmp_path), row_tokens=60)
+    learner = LearnerConfig(max_tokens_per_microbatch=60)
+    run = replace(CONTEXT, artifact_root=str(tmp_path), learner=learner)
     return replace(make_step_plan(attempt=attempt), run=run)
 
 
 async def play(
-    plan: StepPlan, buffer: BufferActor, heard: Sequence[object], failure: str = ""
-) -> GradientReport:
+    plan: StepPlan, buffer: BufferActor, heard: Sequence[Group | ScaleDown], failure: str = ""
+) -> Accumulated:
     """The stage beside a rollout that says these things, and then closes or fails."""
     await buffer.open_round(round_key(plan))
-    stream = SampleStream(Local("buffer", buffer), plan)  # type: ignore[arg-type]  # a local actor for a remote one
-    stage = asyncio.create_task(train._accumulate(plan, stream))
-    for one in heard:
-        await stream.put("groups", [one])
+    here = RemoteBuffer(Local("buffer", buffer), deadline_s=60.0)  # type: ignore[arg-type]  # a local actor for a remote one
+    stream = SampleStream(here, round_key(plan))
+    stage = asyncio.create_task(train.accumulate(plan, stream))
+    for word in heard:
+        await stream.put(GROUPED, [word])
         for _ in range(20):  # let the stage take it
             await asyncio.sleep(0)
-    await (stream.abort(failure) if failure else stream.close("groups"))
+    await (stream.abort(failure) if failure else stream.close(GROUPED))
     return await stage
 
 
@@ -99,7 +112,6 @@ def test_groups_are_trained_before_the_round_is_closed(
     report = asyncio.run(play(plan, BufferActor(CAPACITIES), [*GROUPS[:3], FREED, *GROUPS[3:]]))
     assert report.num_groups_streamed > 3
     assert report.ranks[0].num_groups == len(GROUPS)
-    assert {span.kind for span in report.spans} == {"train"}
     split = read_split(store_of(plan), 1)
     assert split is not None
     assert len(split) > 2
@@ -155,9 +167,8 @@ def test_a_response_of_weights_that_the_round_does_not_allow_is_not_trained(
 
 async def replayed(actor: LearnerActor, plan: StepPlan, groups: Sequence[Group]) -> None:
     """The step's gradients from its records, in another learner."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "learner_ranks", lambda run: [Local("learner-0", actor)])
-        await replay_gradients(plan.run, store_of(plan), 1, groups)
+    learners = [remote("learner-0", actor)]
+    await replay_gradients(learners, groups, store_of(plan), 1, plan.run.learner)
 
 
 def test_a_replay_comes_to_the_very_weights_of_the_streamed_step(
@@ -212,14 +223,13 @@ def test_a_step_that_was_updated_is_not_trained_again(
 ) -> None:
     plan, buffer = make_plan(tmp_path), BufferActor(CAPACITIES)
 
-    async def attempts() -> GradientReport:
+    async def attempts() -> Accumulated:
         await play(plan, buffer, [FREED, *GROUPS])
         learner.update(1)
         return await play(make_plan(tmp_path, attempt=2), buffer, GROUPS)
 
     report = asyncio.run(attempts())
-    assert [one.num_groups for one in report.ranks] == [0]
-    assert report.spans == ()
+    assert [rank.num_groups for rank in report.ranks] == [0]
     assert learner._rank._normaliser == 0
 
 
@@ -239,17 +249,25 @@ def publish_of(
                 probed.append(self.name)
             return await Local.call(self, method, *args, deadline_s=deadline_s)
 
-    async def load_engines(run: RunContext, weights: WeightsRef) -> dict[str, Attestation]:
-        held = Attestation(
-            version=weights.version,
-            fingerprints=fingerprints(weights.path),
-            probe_logprobs=learners[0]._rank.probe(run.probes),
-        )
-        return {"engine-0": held}
+    @dataclass(frozen=True, slots=True)
+    class Loaded:
+        name: str
 
-    ranks = [Rank(*pair) for pair in zip(names, learners, strict=True)]
-    patch.setattr(train, "learner_ranks", lambda run: ranks)
-    patch.setattr(train, "load_engines", load_engines)
+        async def load_weights(
+            self, weights: WeightsRef, probes: tuple[tuple[int, ...], ...]
+        ) -> Attestation:
+            return Attestation(
+                version=weights.version,
+                fingerprints=fingerprints(weights.path),
+                probe_logprobs=learners[0]._rank.probe(probes),
+            )
+
+    ranks = [
+        RemoteLearner(Rank(name, actor), deadline_s=60.0)  # type: ignore[arg-type]  # a local actor for a remote one
+        for name, actor in zip(names, learners, strict=True)
+    ]
+    patch.setattr(train, "learners_of", lambda run: ranks)
+    patch.setattr(train, "engines_of", lambda run, asked: [Loaded(name) for name in asked])
     devices = dict.fromkeys((*names, "engine-0"), "cpu:0")
     run = replace(CONTEXT, learners=names, weights_dir=str(tmp_path), devices=devices)
     asyncio.run(train.publish(replace(run, probes=((1, 2, 3),))))
@@ -292,5 +310,6 @@ def test_a_replay_without_a_recorded_split_deals_as_a_plain_step_does(
     asyncio.run(play(plan, BufferActor(CAPACITIES), GROUPS))
     gradients = learner._rank._policy.flat.gradients.clone()
     store = Store.open(str(tmp_path / "empty"))
-    asyncio.run(replay_gradients(plan.run, store, 1, GROUPS[::-1]))
+    learners = [remote("learner-0", learner)]
+    asyncio.run(replay_gradients(learners, GROUPS[::-1], store, 1, plan.run.learner))
     assert learner._rank._policy.flat.gradients.equal(gradients)

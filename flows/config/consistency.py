@@ -1,0 +1,117 @@
+"""What the parts of a configuration must have in common; each part checks itself.
+
+Every rule is a function that raises ValueError with the rule, the value and the cure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tasks.cluster.devices import device_map, engine_members
+from tasks.learner.overlong import SoftPunishment
+from tasks.rewards.judges.reward import judge_engine_of
+
+if TYPE_CHECKING:
+    from flows.config.run_config import RunConfig
+
+
+def check_parts(config: RunConfig) -> None:
+    """ValueError for the first rule that is broken."""
+    engine_members(config.cluster, config.engine.tensor_parallel_size)
+    _check_lengths(config)
+    _check_distribution(config)
+    _check_sleep(config)
+    _check_stream_trainer(config)
+    _check_judge(config)
+
+
+def _check_lengths(config: RunConfig) -> None:
+    """A prompt, the longest response and the penalty of an overlong one have room."""
+    longest = config.sampling.max_response_tokens
+    if longest >= config.engine.max_model_len:
+        raise ValueError(
+            "sampling.max_response_tokens must leave room for a prompt in engine.max_model_len"
+            f" ({config.engine.max_model_len}), got {longest}; lower it or raise"
+            " engine.max_model_len"
+        )
+    overlong = config.learner.overlong
+    if isinstance(overlong, SoftPunishment) and overlong.max_tokens > longest:
+        raise ValueError(
+            "learner.overlong.max_tokens must be at most sampling.max_response_tokens"
+            f" ({longest}), got {overlong.max_tokens}: no response would ever lose the whole"
+            " penalty; lower it"
+        )
+
+
+def _check_distribution(config: RunConfig) -> None:
+    """The learner scores responses under the distribution that they were sampled from."""
+    wanted, top_p = config.sampling.temperature, config.sampling.top_p
+    if config.learner.temperature != wanted:
+        raise ValueError(
+            f"learner.temperature must be sampling.temperature ({wanted:g}), "
+            f"got {config.learner.temperature:g}: the learner would train another distribution "
+            "than the engines sample from; set both, above 0"
+        )
+    if top_p != 1:
+        raise ValueError(
+            f"sampling.top_p must be 1, got {top_p:g}: the learner scores the whole"
+            " distribution, so that its ratios to tokens of a cut one would be wrong, by up to"
+            " 1 / top_p each; leave it out, and sharpen with sampling.temperature and"
+            " learner.temperature"
+        )
+
+
+def _check_sleep(config: RunConfig) -> None:
+    """Sleeping gives GPU memory to a learner on the same device, and to nobody else."""
+    placed, kind = device_map(config.cluster), config.cluster.device_kind
+    is_shared = set(placed["rollout"]) & set(placed["learner"])
+    if config.engine.rests and not (kind == "cuda" and is_shared):
+        raise ValueError(
+            "engine.sleep_mode needs GPUs that rollout and learner share, "
+            f"got device_kind {kind!r} with roles {config.cluster.roles!r}; leave it out"
+        )
+
+
+def _check_stream_trainer(config: RunConfig) -> None:
+    """Training in mid-round needs groups that are accepted and a device that is freed by then."""
+    if not config.stream_trainer.enabled:
+        return
+    needed = config.scheduling.algebra(config.batch).streaming_needs
+    if needed:
+        raise ValueError(
+            f"stream_trainer needs {needed}: no group would be accepted while the rollout runs;"
+            " change it, or disable stream_trainer"
+        )
+    placed = device_map(config.cluster)
+    if len(placed["rollout"]) < 2 and set(placed["learner"]) <= set(placed["rollout"]):
+        raise ValueError(
+            "stream_trainer needs a learner device that a round can do without, got roles"
+            f" {config.cluster.roles!r}; give rollout a second device, or learner one of its own,"
+            " or disable stream_trainer"
+        )
+
+
+def _check_judge(config: RunConfig) -> None:
+    """A judge reward and the role judge need each other, and the judge's placement its device."""
+    judge, placed = judge_engine_of(config.rewards), device_map(config.cluster)
+    roles = config.cluster.roles
+    if judge is None:
+        if "judge" in placed:
+            raise ValueError(
+                f"the role judge needs a reward of kind judge, got none with roles {roles!r};"
+                " add one, or drop the role"
+            )
+        return
+    if "judge" not in placed:
+        raise ValueError(
+            f"a reward of kind judge needs the role judge, got roles {roles!r}; add ', judge:"
+            f" {placed['rollout'][-1]}'"
+        )
+    judge.check_device(config.cluster.device_kind)
+    shares = config.engine.gpu_share + judge.gpu_memory_utilization
+    is_shared = set(placed["judge"]) & set(placed["rollout"])
+    if config.cluster.device_kind == "cuda" and shares > 1 and is_shared:
+        raise ValueError(
+            "engine and judge on one GPU must together have a gpu_memory_utilization of at"
+            f" most 1, got {shares:g}; lower one, or give the judge a device of its own"
+        )

@@ -1,0 +1,69 @@
+"""Where a run's records, checkpoints and metrics go."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class KeepConfig(BaseModel):
+    """What is written, and where."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    artifact_root: str = Field(
+        "runs",
+        description="Directory or fsspec URL (s3://...) under which every run gets its folder.",
+    )
+    tracking_uri: str = Field(
+        "",
+        description="MLflow tracking URI; empty uses a SQLite file beside a local artifact root.",
+    )
+    experiment: str = Field(
+        "rollflow", min_length=1, description="MLflow experiment that the run appears in."
+    )
+    log_model: bool = Field(
+        False,
+        description=(
+            "Whether the trained model is copied into MLflow, as a model of its run, when the run"
+            " is over."
+        ),
+    )
+    registered_model: str = Field(
+        "",
+        pattern=r"^[^/:'\"]*$",
+        description=(
+            "Name under which the logged model is registered in MLflow, each run's as a new"
+            " version; empty registers nothing. Needs log_model."
+        ),
+    )
+    checkpoint_every_steps: int = Field(
+        10,
+        ge=1,
+        description=(
+            "Steps between learner checkpoints; a resumed run replays training since the last one."
+        ),
+    )
+    checkpoints: int = Field(2, ge=1, description="How many checkpoints are kept.")
+    model_cache: str = Field(
+        ".cache/models",
+        description="Directory in which models that are converted or built here are kept.",
+    )
+    weights_dir: str = Field(
+        "/dev/shm",
+        description=(
+            "Directory for weights on their way to the engines and checkpoints on theirs to a"
+            " remote root; shared by all hosts."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.registered_model and not self.log_model:
+            raise ValueError(
+                "registered_model needs log_model, got registered_model"
+                f" {self.registered_model!r} without it; set keep.log_model=true, or leave the"
+                " name out"
+            )
+        return self

@@ -1,0 +1,136 @@
+"""A step on all ranks of the learner: gradients of what a round accepts, or of its records again,
+and the update.
+
+    round ── Group, ScaleDown ──▶ accumulate_round ─▶ sums on every rank ─▶ update_all
+    records of the step ────────▶ replay_gradients ─┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from artifacts import layout
+from artifacts.records import Group
+from artifacts.store import Store
+from tasks.learner.remote import LearnerAtStep, RemoteLearner
+from tasks.learner.reports import AccumulateReport, UpdateReport
+from tasks.learner.split import (
+    GradientRank,
+    Split,
+    accumulate_split,
+    one_shot,
+    read_split,
+    write_split,
+)
+from tasks.learner.streaming import StreamedAccumulation
+from tasks.learner.trainer import LearnerConfig
+from tasks.scheduling.stream_training import ScaleDown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundToTrain:
+    """What training knows of a round before it begins."""
+
+    step: int  # the step it belongs to
+    versions: range  # weight versions whose tokens may be trained
+    num_groups: int  # groups that it will accept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulated:
+    """What the ranks did; the gradients stay with them."""
+
+    ranks: tuple[AccumulateReport, ...]  # by rank; all zero if the step had been updated before
+    num_groups_streamed: int = 0  # groups trained before the round was closed
+
+
+async def accumulate_round(
+    learners: Sequence[RemoteLearner],
+    said: AsyncIterator[Group | ScaleDown],
+    store: Store,
+    planned: RoundToTrain,
+    config: LearnerConfig,
+) -> Accumulated:
+    """Train on what the round says, until it says no more, as far as the gradients.
+
+    Follows the split of an earlier attempt if there is one, else makes one. What a lost attempt
+    accumulated is dropped.
+    """
+    ranks = await _fresh_ranks(learners, planned.step)
+    checked = _checked(said, planned)
+    split = read_split(store, planned.step)
+    if split is not None:
+        groups = [word async for word in checked if isinstance(word, Group)]
+        return Accumulated(ranks=await accumulate_split(ranks, groups, split))
+    places = {learner.name: rank for rank, learner in enumerate(learners)}
+
+    async def record(made: Split) -> None:
+        await asyncio.to_thread(write_split, store, planned.step, made)
+
+    async with asyncio.TaskGroup() as tasks:
+        accumulation = StreamedAccumulation(
+            ranks,
+            tasks,
+            planned.num_groups,
+            config.max_tokens_per_microbatch,
+            config.flat_groups_cost,
+        )
+        async for word in checked:
+            if isinstance(word, ScaleDown):
+                for name in word.learners:
+                    accumulation.free(places[name])
+            else:
+                await accumulation.offer([word])
+        reports = await accumulation.finish(record)
+    return Accumulated(ranks=reports, num_groups_streamed=accumulation.num_streamed)
+
+
+async def _checked(
+    said: AsyncIterator[Group | ScaleDown], planned: RoundToTrain
+) -> AsyncIterator[Group | ScaleDown]:
+    """What the round says, its groups checked: the one way into training but for a replay."""
+    async for word in said:
+        if isinstance(word, Group):
+            _check_versions(word, planned)
+        yield word
+
+
+def _check_versions(group: Group, planned: RoundToTrain) -> None:
+    """ValueError for a token that weights sampled which the round does not allow."""
+    for response in group.responses:
+        found = {span.version for span in response.generated.versions}
+        if not found <= set(planned.versions):
+            step, name = planned.step, response.generated.response_id
+            raise ValueError(
+                f"step {step} must train tokens of weight versions {[*planned.versions]} alone, "
+                f"response {name} has versions {sorted(found)}; delete "
+                f"{layout.round_file(step)} and {layout.split_file(step)} in the run's folder, "
+                "then resume: it is made again"
+            )
+
+
+async def replay_gradients(
+    learners: Sequence[RemoteLearner],
+    groups: Sequence[Group],
+    store: Store,
+    step: int,
+    config: LearnerConfig,
+) -> None:
+    """The gradients of a recorded step again, bit by bit: every rank gets what it got then, call by
+    call."""
+    ranks = await _fresh_ranks(learners, step)
+    split = read_split(store, step) or one_shot(groups, len(ranks), config.flat_groups_cost)
+    await accumulate_split(ranks, groups, split)
+
+
+async def _fresh_ranks(learners: Sequence[RemoteLearner], step: int) -> list[GradientRank]:
+    """The ranks, with nothing accumulated for this step."""
+    await asyncio.gather(*(learner.discard() for learner in learners))
+    return [LearnerAtStep(learner, step) for learner in learners]
+
+
+async def update_all(learners: Sequence[RemoteLearner], step: int) -> list[UpdateReport]:
+    """The step's update on every rank together; every rank reports the same numbers."""
+    return list(await asyncio.gather(*(learner.update(step) for learner in learners)))

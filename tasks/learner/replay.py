@@ -1,0 +1,71 @@
+"""The learner brought back to a committed step, from the last checkpoint and recorded groups.
+
+checkpoint of step 20 + groups of steps 21..27 -> the weights of step 27, bit by bit, without
+generating a token
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from artifacts.checkpoint import Checkpoints
+from artifacts.journal import Journal
+from artifacts.records import WeightsRef
+from artifacts.store import Store
+from tasks.learner.collective import replay_gradients, update_all
+from tasks.learner.remote import RemoteLearner
+from tasks.learner.trainer import LearnerConfig
+
+
+class ReplayDiffers(RuntimeError):
+    """Replayed training did not reproduce the committed weights; the run must not go on from
+    them."""
+
+
+async def versions_of(learners: Sequence[RemoteLearner]) -> list[int]:
+    """The last step whose update each rank has made."""
+    return list(await asyncio.gather(*(learner.version() for learner in learners)))
+
+
+async def replay_training(
+    learners: Sequence[RemoteLearner],
+    store: Store,
+    checkpoints: Checkpoints,
+    step: int,
+    *,
+    scratch: Path,
+    config: LearnerConfig,
+) -> None:
+    """Restore the last checkpoint up to this step, and train the recorded steps after it again.
+
+    scratch: where a checkpoint of a remote store may lie meanwhile, for all ranks to read.
+    """
+    start = checkpoints.latest(at_most=step)
+    if start is None:
+        versions = await versions_of(learners)
+        assert set(versions) == {0}, f"learners at {versions} cannot be replayed from the start"
+    else:
+        with ExitStack() as stack:
+            fetched = checkpoints.fetched(start, scratch)
+            path = await asyncio.to_thread(stack.enter_context, fetched)
+            await asyncio.gather(*(learner.load_checkpoint(str(path)) for learner in learners))
+    journal = Journal(store)
+    for replayed in range((start or 0) + 1, step + 1):
+        groups = journal.read_groups(replayed)
+        await replay_gradients(learners, groups, store, replayed, config)
+        await update_all(learners, replayed)
+
+
+def check_digest(found: WeightsRef, committed: WeightsRef) -> None:
+    """ReplayDiffers unless these are the committed weights."""
+    if found.digest != committed.digest:
+        raise ReplayDiffers(
+            f"replaying training up to step {found.version} must give the committed weights "
+            f"({committed.digest[:12]}), got {found.digest[:12]}; was the run made with another "
+            "number of learner ranks, torch version or machine, or by an older version of this "
+            "code, which made an update where every gradient is zero? Resume it with what it "
+            "was made with"
+        )

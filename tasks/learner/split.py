@@ -1,0 +1,106 @@
+"""Which rank trains what in a step: the record that makes a replay the same, call by call.
+
+dealt, live ─▶ Split ─▶ splits/00007.json ─▶ accumulate_split ─▶ the same sums, bit by bit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from artifacts import layout
+from artifacts.records import Group
+from artifacts.store import Store
+from tasks.learner.dealing import GroupPart, balance
+from tasks.learner.reports import AccumulateReport
+
+
+class GradientRank(Protocol):
+    """A learner rank as far as accumulation is concerned; one call at a time."""
+
+    async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
+        """Add the gradients of these to what the rank has."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one call gave to one rank."""
+
+    rank: int  # from 0
+    # in the order given: a group's prompt id, and places of the responses trained
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+Split = tuple[Share, ...]  # all calls of a step; those of one rank in the order made
+
+
+def one_shot(groups: Sequence[Group], num_ranks: int, flat_costs: bool) -> Split:
+    """The split of a round that freed no device; the same for the same groups in any order."""
+    return shares_of(balance(groups, num_ranks, flat_costs=flat_costs))
+
+
+async def accumulate_split(
+    ranks: Sequence[GradientRank], groups: Sequence[Group], split: Split
+) -> tuple[AccumulateReport, ...]:
+    """Make exactly the calls of a recorded split; the reports by rank. ValueError when it is not a
+    split of these groups."""
+    by_id = {group.prompt.prompt_id: group for group in groups}
+    named = sorted(
+        (name, place) for share in split for name, places in share.parts for place in places
+    )
+    trained = sorted(
+        (name, place) for name, group in by_id.items() for place in range(len(group.responses))
+    )
+    num_ranks = 1 + max((share.rank for share in split), default=-1)
+    if named != trained or num_ranks > len(ranks):
+        raise ValueError(
+            f"a recorded split must name each of the {len(trained)} trained responses once, over"
+            f" {len(ranks)} ranks, got {len(named)} names over {num_ranks}; resume with the number"
+            " of learners the run was made with"
+        )
+
+    async def follow(rank: int) -> AccumulateReport:
+        report = AccumulateReport()
+        for share in split:
+            if share.rank == rank:
+                parts = (
+                    GroupPart(group=by_id[name], places=places) for name, places in share.parts
+                )
+                report += await ranks[rank].accumulate(tuple(parts))
+        return report
+
+    return tuple(await asyncio.gather(*map(follow, range(len(ranks)))))
+
+
+def share_of(rank: int, parts: Sequence[GroupPart]) -> Share:
+    """The record of a call."""
+    return Share(
+        rank=rank, parts=tuple((part.group.prompt.prompt_id, part.places) for part in parts)
+    )
+
+
+def shares_of(dealt: Sequence[tuple[GroupPart, ...]]) -> Split:
+    """The record of one call to each rank that is dealt anything."""
+    return tuple(share_of(rank, parts) for rank, parts in enumerate(dealt) if parts)
+
+
+def write_split(store: Store, step: int, split: Split) -> None:
+    """Record how the step's groups are dealt."""
+    shares = [[share.rank, share.parts] for share in split]
+    store.write(layout.split_file(step), json.dumps(shares).encode())
+
+
+def read_split(store: Store, step: int) -> Split | None:
+    """How the step's groups were dealt, or None if that was not decided."""
+    name = layout.split_file(step)
+    if not store.exists(name):
+        return None
+    shares = json.loads(store.read(name))
+    return tuple(
+        Share(rank=rank, parts=tuple((prompt_id, tuple(places)) for prompt_id, places in parts))
+        for rank, parts in shares
+    )

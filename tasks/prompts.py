@@ -1,0 +1,68 @@
+"""The questions of a run: its rows, and the prompts behind references to them.
+
+PromptRef "3/17" ─▶ row 17 of the dataset ─▶ chat template, tokenizer ─▶ Prompt
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import islice
+
+from pydantic import TypeAdapter
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from artifacts.datasets.choice import Dataset, TaskConfig, load_dataset
+from artifacts.records import Prompt
+from tasks.environments.single_turn import render
+from tasks.run_context import RunContext
+from tasks.scheduling.events import PromptRef
+
+HELDOUT = "heldout"  # the epoch's place in the id of a held-out prompt: "heldout/<row>"
+
+
+@lru_cache(maxsize=4)
+def _dataset(task_json: str, seed: int) -> Dataset:
+    return load_dataset(TypeAdapter[TaskConfig](TaskConfig).validate_json(task_json), seed)
+
+
+def dataset_of(run: RunContext) -> Dataset:
+    """The run's dataset; made once per process, the same in all of them."""
+    return task_dataset(run.task, run.seed)
+
+
+def task_dataset(task: TaskConfig, seed: int) -> Dataset:
+    """A task's rows; made once per process. ValueError names a malformed one."""
+    return _dataset(task.model_dump_json(), seed)
+
+
+@lru_cache(maxsize=4)
+def tokenizer_of(model_path: str) -> PreTrainedTokenizerBase:
+    """The model's tokenizer; loaded once per process."""
+    return AutoTokenizer.from_pretrained(model_path)
+
+
+def prompts_of(run: RunContext, refs: Sequence[PromptRef]) -> dict[str, Prompt]:
+    """The prompts behind these references, rendered and tokenised, by id."""
+    dataset, tokenizer = dataset_of(run), tokenizer_of(run.model_path)
+    prompts: dict[str, Prompt] = {}
+    for ref in refs:
+        epoch, _, row = ref.prompt_id.partition("/")
+        rows = dataset.heldout if epoch == HELDOUT else dataset.rows
+        prompts[ref.prompt_id] = render(
+            rows[int(row)], tokenizer, ref.prompt_id, run.max_prompt_tokens
+        )
+    return prompts
+
+
+def heldout_refs(run: RunContext, num_prompts: int) -> tuple[PromptRef, ...]:
+    """The first held-out prompts that can be asked."""
+    rows = (
+        (number, row)
+        for number, row in enumerate(dataset_of(run).heldout)
+        if number not in run.unfit_heldout
+    )
+    return tuple(
+        PromptRef(prompt_id=f"{HELDOUT}/{number}", domain=row.domain)
+        for number, row in islice(rows, num_prompts)
+    )

@@ -1,0 +1,174 @@
+"""Scores a round's responses as they finish, and records them.
+
+delivery ── finished ──▶ reward workers, or the judges' desk ── verdict ──▶ delivery, journal
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from artifacts.journal import Journal
+from artifacts.records import Generated, Outcome, Prompt, Response, Score
+from artifacts.tables import ResponseRow
+from tasks.rewards.judges.desk import JudgeDesk
+from tasks.rewards.judges.reward import JudgeConfig
+from tasks.rewards.pool import RewardPool
+from tasks.rewards.registry import RewardConfig, config_of, timeouts_of
+from tasks.rewards.report import RewardReport, reward_report
+from tasks.scheduling.events import RoundPlan
+
+JOURNAL_EVERY_S = 1.0  # recorded responses are written in batches, at least this far apart
+MIN_FAILURES = 4  # a few failures are never a trend
+
+
+class RewardBroken(RuntimeError):
+    """The reward itself fails; the run stops."""
+
+
+class Delivery(Protocol):
+    """The rollout as the reward stage sees it."""
+
+    async def arrived(self, wait_s: float) -> tuple[list[Generated], bool]:
+        """Finished responses after waiting wait_s at most, and whether none will follow."""
+        ...
+
+    async def tell(self, score: Score) -> None:
+        """Hand a verdict back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringInputs:
+    """Everything a round is scored with."""
+
+    plan: RoundPlan  # the round
+    is_evaluation: bool  # nothing is learned from held-out answers
+    prompts: Mapping[str, Prompt]  # the round's prompts, by id
+    rewards: Mapping[str, RewardConfig]  # by domain, "*" for the rest
+    max_infra_fraction: float  # share of responses without a verdict above which the run stops
+    devices: Mapping[str, str]  # device of every worker, for the timeline
+
+
+async def score_round(
+    inputs: ScoringInputs,
+    delivery: Delivery,
+    journal: Journal,
+    pool: RewardPool,
+    opening: AbstractAsyncContextManager[JudgeDesk],
+) -> RewardReport:
+    """Score what comes until nothing will follow; judged domains at the desk that `opening` gives,
+    the others in the pool. Raises RewardBroken."""
+    scoring = _Scoring(inputs, delivery, journal, pool)
+    async with opening as desk:
+        num_unneeded = await scoring.play(desk)
+    scoring.record()
+    report = reward_report(
+        scoring.verdicts(),
+        inputs.rewards,
+        inputs.devices,
+        num_unneeded=num_unneeded,
+        relearned=pool.relearned(),
+        judging=desk.report,
+    )
+    if not inputs.is_evaluation:
+        pool.look_again(scoring.executed())
+    return report
+
+
+class _Scoring:
+    """What has been scored so far, and how much of it is recorded."""
+
+    def __init__(
+        self, inputs: ScoringInputs, delivery: Delivery, journal: Journal, pool: RewardPool
+    ) -> None:
+        self._inputs = inputs
+        self._delivery = delivery
+        self._journal = journal
+        self._pool = pool
+        self._scored: list[Response] = []
+        self._num_recorded = 0
+
+    async def play(self, desk: JudgeDesk) -> int:
+        """Score until nothing will follow; how many verdicts nobody waited for any more."""
+        recorded_s = time.monotonic()
+        closed = False
+        waiting: set[asyncio.Task[None]] = set()
+        async with asyncio.TaskGroup() as tasks:
+            while not closed:
+                arrived, closed = await self._delivery.arrived(JOURNAL_EVERY_S)
+                for generated in arrived:
+                    scoring = tasks.create_task(self._score(generated, desk))
+                    waiting.add(scoring)
+                    scoring.add_done_callback(waiting.discard)
+                if time.monotonic() - recorded_s >= JOURNAL_EVERY_S:
+                    self.record()
+                    recorded_s = time.monotonic()
+            return _drop(waiting)
+
+    async def _score(self, generated: Generated, desk: JudgeDesk) -> None:
+        prompt = self._inputs.prompts[generated.prompt_id]
+        config = config_of(self._inputs.rewards, prompt.domain)
+        if isinstance(config, JudgeConfig):
+            score = await desk.score(config, prompt, generated)
+        else:
+            score = await asyncio.wrap_future(self._pool.submit(prompt, generated))
+        if not self._inputs.is_evaluation:
+            self._pool.book.learn(timeouts_of(self._inputs.rewards, [(prompt.domain, score)]))
+        await self._delivery.tell(score)
+        self._scored.append(Response(generated=generated, score=score))
+        check_infra(self._inputs, self._scored)
+
+    def record(self) -> None:
+        """Append to the journal what has been scored since the last time."""
+        new = self._scored[self._num_recorded :]
+        self._num_recorded += len(new)
+        self._journal.append(self._inputs.plan.step, [self._row(response) for response in new])
+
+    def _row(self, response: Response) -> ResponseRow:
+        return ResponseRow(
+            step=self._inputs.plan.step,
+            kind=self._inputs.plan.kind,
+            prompt=self._inputs.prompts[response.generated.prompt_id],
+            response=response,
+        )
+
+    def executed(self) -> list[tuple[Prompt, Generated, Score]]:
+        """Every verdict with what it is about."""
+        prompts = self._inputs.prompts
+        return [
+            (prompts[response.generated.prompt_id], response.generated, response.score)
+            for response in self._scored
+            if response.score is not None
+        ]
+
+    def verdicts(self) -> list[tuple[str, Score]]:
+        """Every verdict with its domain."""
+        return [(prompt.domain, score) for prompt, _, score in self.executed()]
+
+
+def _drop(waiting: set[asyncio.Task[None]]) -> int:
+    """Give up on verdicts that no group waits for: the round is decided. Returns how many."""
+    for scoring in waiting:
+        scoring.cancel()
+    return len(waiting)
+
+
+def check_infra(inputs: ScoringInputs, scored: Sequence[Response]) -> None:
+    """Raise RewardBroken when too many responses have no verdict: training on the rest would only
+    look healthy."""
+    plan, share = inputs.plan, inputs.max_infra_fraction
+    launched = max(len(plan.prompts) * plan.launch_per_prompt, len(scored))
+    scores = [response.score for response in scored if response.score is not None]
+    failed = [score for score in scores if score.outcome is Outcome.INFRA]
+    if len(failed) >= MIN_FAILURES and len(failed) > share * launched:
+        raise RewardBroken(
+            f"rewards must reach a verdict for all but {share:.0%} of the responses,"
+            f" {len(failed)} of {launched} of step {plan.step} have none"
+            f" ({failed[0].scorer}: {failed[0].detail}); mend the reward, or raise"
+            " max_infra_fraction"
+        )

@@ -1,0 +1,114 @@
+"""What a round says of itself, and the file by which it is closed.
+
+    RoundResult ─▶ round_report ─▶ close_round: rounds/00007.json ─▶ read_round
+
+The closing is one atomic write, after the round's responses and groups are on disk and before
+anything is trained on them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from artifacts import layout
+from artifacts.records import Span, response_id
+from artifacts.reports.timeline import Interval
+from artifacts.store import Store
+from tasks.engines.base import EngineStats
+from tasks.rounds.figures import (
+    filtered_ids,
+    ledger_of,
+    reward_waits,
+    rollout_spans,
+    trained_ids,
+)
+from tasks.rounds.records import RoundResult
+from tasks.scheduling.acceptance import acceptance_figures, launched_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutReport:
+    """What a round brought home; kept as JSON when the round closes."""
+
+    accepted: tuple[str, ...]  # prompt ids in training order
+    deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
+    dropped: tuple[str, ...]  # prompt ids given up after infrastructure failures
+    filtered: tuple[str, ...]  # prompt ids of groups whose rewards agreed, replaced by others
+    tokens: Mapping[str, int]  # generated tokens by fate
+    lengths: tuple[int, ...]  # tokens of every response that ended by itself or at the bound
+    acceptance: Mapping[str, float]  # accepted against launched responses, by name of the metric
+    num_preemptions: int  # of all engines in this round, those of aborted responses included
+    spans: tuple[Span, ...]  # when each engine had a response to generate
+    started_s: float  # first submission, Unix seconds
+    finished_s: float  # last response
+    kv_usage_max: float = 0.0  # the fullest that an engine's KV cache was in this round, 0..1
+    num_migrated: int = 0  # responses that went on in another engine
+    freed: tuple[str, ...] = ()  # learners whose devices were freed in mid-round
+    reward_waits: tuple[Interval, ...] = ()  # when it waited for verdicts alone
+
+
+def round_report(
+    result: RoundResult,
+    readings: Sequence[EngineStats],
+    devices: Mapping[str, Sequence[str]],
+    *,
+    is_evaluation: bool,
+) -> RolloutReport:
+    """The report of a played round; `readings` of its engines afterwards, `devices` by engine."""
+    ended = [response for response in result.generated if response.finish_reason != "aborted"]
+    rewards = {response_id(score.prompt_id, score.index): score.reward for score in result.scores}
+    launched = launched_of(
+        result.generated, rewards, trained=trained_ids(result), filtered=filtered_ids(result)
+    )
+    ledger = ledger_of(result, is_evaluation=is_evaluation)
+    return RolloutReport(
+        accepted=tuple(group.prompt.prompt_id for group in result.groups),
+        deferred=result.deferred,
+        dropped=result.dropped,
+        filtered=result.filtered,
+        tokens={str(fate): count for fate, count in ledger.items()},
+        lengths=tuple(len(response.token_ids) for response in ended),
+        acceptance=acceptance_figures(launched),
+        num_preemptions=sum(reading.num_preemptions for reading in readings),
+        kv_usage_max=max((reading.kv_usage_max for reading in readings), default=0.0),
+        spans=rollout_spans(result, devices),
+        num_migrated=len(result.migrated),
+        freed=result.freed,
+        reward_waits=reward_waits(result),
+        started_s=min((response.submitted_s for response in result.generated), default=0.0),
+        finished_s=max((response.finished_s for response in result.generated), default=0.0),
+    )
+
+
+def close_round(store: Store, step: int, report: RolloutReport) -> None:
+    """Make the round final: it is never played again."""
+    store.write(layout.round_file(step), json.dumps(asdict(report), indent=1).encode())
+
+
+def read_round(store: Store, step: int) -> RolloutReport | None:
+    """The report of a round that is closed, or None."""
+    raw = _raw_report(store, step)
+    if not raw:
+        return None
+    lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
+    spans = tuple(Span(**span) for span in raw["spans"])
+    waits = tuple((start_s, end_s) for start_s, end_s in raw.get("reward_waits", ()))
+    return RolloutReport(**(raw | lists | {"spans": spans, "reward_waits": waits}))
+
+
+def lengths_before(store: Store, step: int, num_rounds: int) -> tuple[int, ...]:
+    """Response lengths of the closed ones among the last rounds before this step, tokens."""
+    steps = range(max(1, step - num_rounds), step)
+    return tuple(
+        tokens for before in steps for tokens in _raw_report(store, before).get("lengths", ())
+    )
+
+
+def _raw_report(store: Store, step: int) -> dict[str, Any]:  # Any: JSON values
+    """The kept report of a closed round, empty if there is none."""
+    name = layout.round_file(step)
+    raw: dict[str, Any] = json.loads(store.read(name)) if store.exists(name) else {}
+    return raw
