@@ -5,17 +5,43 @@ Every rule is a function that raises ValueError with the rule, the value and the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
-from tasks.cluster.devices import device_map, engine_members
+from tasks.cluster.devices import ClusterConfig, device_map, engine_members
+from tasks.engines.choice import EngineConfig
+from tasks.engines.sampling import SamplingConfig
 from tasks.learner.overlong import SoftPunishment
+from tasks.learner.trainer import LearnerConfig
 from tasks.rewards.judges.reward import judge_engine_of
+from tasks.rewards.registry import RewardConfig
+from tasks.scheduling.batch import BatchConfig
+from tasks.scheduling.policies.registry import SchedulingConfig
+from tasks.scheduling.stream_training import StreamTrainerConfig
 
-if TYPE_CHECKING:
-    from flows.config.run_config import RunConfig
+
+class Parts(Protocol):
+    """The parts of a RunConfig that depend on each other."""
+
+    @property
+    def batch(self) -> BatchConfig: ...
+    @property
+    def cluster(self) -> ClusterConfig: ...
+    @property
+    def engine(self) -> EngineConfig: ...
+    @property
+    def learner(self) -> LearnerConfig: ...
+    @property
+    def rewards(self) -> Mapping[str, RewardConfig]: ...
+    @property
+    def sampling(self) -> SamplingConfig: ...
+    @property
+    def scheduling(self) -> SchedulingConfig: ...
+    @property
+    def stream_trainer(self) -> StreamTrainerConfig: ...
 
 
-def check_parts(config: RunConfig) -> None:
+def check_parts(config: Parts) -> None:
     """ValueError for the first rule that is broken."""
     engine_members(config.cluster, config.engine.tensor_parallel_size)
     _check_lengths(config)
@@ -25,7 +51,7 @@ def check_parts(config: RunConfig) -> None:
     _check_judge(config)
 
 
-def _check_lengths(config: RunConfig) -> None:
+def _check_lengths(config: Parts) -> None:
     """A prompt, the longest response and the penalty of an overlong one have room."""
     longest = config.sampling.max_response_tokens
     if longest >= config.engine.max_model_len:
@@ -43,7 +69,7 @@ def _check_lengths(config: RunConfig) -> None:
         )
 
 
-def _check_distribution(config: RunConfig) -> None:
+def _check_distribution(config: Parts) -> None:
     """The learner scores responses under the distribution that they were sampled from."""
     wanted, top_p = config.sampling.temperature, config.sampling.top_p
     if config.learner.temperature != wanted:
@@ -61,7 +87,7 @@ def _check_distribution(config: RunConfig) -> None:
         )
 
 
-def _check_sleep(config: RunConfig) -> None:
+def _check_sleep(config: Parts) -> None:
     """Sleeping gives GPU memory to a learner on the same device, and to nobody else."""
     placed, kind = device_map(config.cluster), config.cluster.device_kind
     is_shared = set(placed["rollout"]) & set(placed["learner"])
@@ -72,7 +98,7 @@ def _check_sleep(config: RunConfig) -> None:
         )
 
 
-def _check_stream_trainer(config: RunConfig) -> None:
+def _check_stream_trainer(config: Parts) -> None:
     """Training in mid-round needs groups that are accepted and a device that is freed by then."""
     if not config.stream_trainer.enabled:
         return
@@ -91,7 +117,7 @@ def _check_stream_trainer(config: RunConfig) -> None:
         )
 
 
-def _check_judge(config: RunConfig) -> None:
+def _check_judge(config: Parts) -> None:
     """A judge reward and the role judge need each other, and the judge's placement its device."""
     judge, placed = judge_engine_of(config.rewards), device_map(config.cluster)
     roles = config.cluster.roles

@@ -6,7 +6,7 @@ from artifacts.datasets.choice import ChainSumConfig
 from artifacts.records import Span, WeightsRef
 from tasks.deadlines import DeadlineConfig
 from tasks.engines.sampling import SamplingConfig
-from tasks.engines.vllm.engine import EngineConfig
+from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.trainer import LearnerConfig
 from tasks.learner.weight_sync import GateConfig
@@ -28,7 +28,7 @@ CONTEXT = RunContext(
     task=ChainSumConfig(),
     rewards={"*": MathAnswerConfig()},
     model_path="model",
-    engine=EngineConfig(max_model_len=320),
+    engine=VllmEngineConfig(max_model_len=320),
     sampling=SamplingConfig(),
     learner=LearnerConfig(),
     engines=("engine-0",),

@@ -17,7 +17,7 @@ from artifacts.records import WeightsRef
 from flows.config.run_config import RunConfig
 from flows.evaluate import evaluation_round
 from flows.run import _fitting
-from tasks.engines.vllm.engine import EngineConfig
+from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.fitting import Examination
 from tasks.prompts import dataset_of
 from tasks.rewards.judges.engine import JudgeEngineConfig
@@ -59,7 +59,7 @@ def write_rows(path: Path, long_rows: set[int] = frozenset(), texts: dict[int, s
 
 
 def context_of(config: RunConfig, model_path: str) -> RunContext:
-    engine = EngineConfig(max_model_len=ROOM + CONTEXT.sampling.max_response_tokens)
+    engine = VllmEngineConfig(max_model_len=ROOM + CONTEXT.sampling.max_response_tokens)
     return replace(
         CONTEXT, task=config.task, seed=config.seed, model_path=model_path, engine=engine
     )

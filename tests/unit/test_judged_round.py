@@ -16,7 +16,7 @@ from artifacts.judgements import JudgementCache
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import Outcome, WeightsRef
 from artifacts.store import Store
-from tasks.engines.vllm.engine import EngineConfig
+from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.plan import StepPlan
 from tasks.prompts import dataset_of
 from tasks.reward import scoring_inputs
@@ -60,7 +60,7 @@ def judged_run(root: Path) -> RunContext:
         task=TinyMixConfig(num_prompts=NUM_PROMPTS, heldout_prompts=2),
         rewards={"story": make_config(), "*": MathAnswerConfig()},
         model_path=str(root / "model"),
-        engine=EngineConfig(max_model_len=10_000),
+        engine=VllmEngineConfig(max_model_len=10_000),
         devices={**CONTEXT.devices, "judge-0": "cpu:1"},
         judges=("judge-0",),
         deadlines=CONTEXT.deadlines.model_copy(update={"engine_call_s": 30.0}),

@@ -13,14 +13,16 @@ import pytest
 from tasks import durable, remotes, rollout
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost
-from tasks.engines.vllm.engine import EngineConfig
+from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.progress import RoundProgress
 from tasks.run_context import RunContext
 from tasks.sample_buffer import Stage
 from tasks.scheduling.stream_training import ScaleDown
 from tests.unit.plan_factories import CONTEXT, make_step_plan
 
-SHARED = replace(CONTEXT, engines=("engine-0", "engine-1"), engine=EngineConfig(sleep_mode=True))
+SHARED = replace(
+    CONTEXT, engines=("engine-0", "engine-1"), engine=VllmEngineConfig(sleep_mode=True)
+)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from artifacts.journal import Journal
 from artifacts.judgements import JudgementCache
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.store import Store
-from tasks.engines.vllm.engine import EngineConfig
+from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.plan import StepPlan
 from tasks.reward import scoring_inputs
 from tasks.rewards.custom import CustomConfig
@@ -48,7 +48,7 @@ def plan_with(root: Path, reward: CustomConfig) -> StepPlan:
         task=TinyMixConfig(num_prompts=4, heldout_prompts=1),
         rewards={"*": reward},
         model_path=str(root / "model"),
-        engine=EngineConfig(max_model_len=10_000),
+        engine=VllmEngineConfig(max_model_len=10_000),
         deadlines=CONTEXT.deadlines.model_copy(update={"engine_call_s": 30.0}),
     )
     return round_over(run)
