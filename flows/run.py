@@ -33,6 +33,7 @@ from artifacts.records import WeightsRef
 from artifacts.reports.tracking import RunTracker, TrackedData
 from artifacts.status import pulse
 from artifacts.store import Store
+from flows.config.pinning import pinned
 from flows.config.run_config import RunConfig
 from flows.output import say
 from flows.resume import changes_of, resumed_config
@@ -119,7 +120,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     with the block."""
     root = Store.open(given.keep.artifact_root)
     root.check_writable()
-    config = effective_config(given)
+    config = pinned(effective_config(given))
     run_id = (
         config.resume or config.run_name or f"{config.preset}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from artifacts.datasets.choice import Dataset, JsonlConfig, load_dataset
+from artifacts.datasets.choice import Dataset, FilesConfig, load_dataset
 
 GOOD = {"prompt": "1 + 1?", "answer": "2"}
 
@@ -25,7 +25,7 @@ def write(folder: Path, *rows: dict[str, Any] | str, name: str = "rows.jsonl") -
 
 
 def load(path: str, **fields: Any) -> Dataset:
-    return load_dataset(JsonlConfig(path=path, **{"heldout_fraction": 0.0, **fields}), 0)
+    return load_dataset(FilesConfig(path=path, **{"heldout_fraction": 0.0, **fields}), 0)
 
 
 def test_questions_answers_and_domains_come_from_the_named_fields(tmp_path: Path) -> None:
@@ -128,5 +128,5 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_system_prompt_beside_a_chat_is_refused() -> None:
-    with pytest.raises(ValidationError, match="system_prompt goes with prompt_field only"):
-        JsonlConfig(path="x", messages_field="messages", system_prompt="Be brief.")
+    with pytest.raises(ValidationError, match="messages_field goes without system_prompt"):
+        FilesConfig(path="x", messages_field="messages", system_prompt="Be brief.")
