@@ -165,9 +165,9 @@ def _files(path: str, field: str) -> Sequence[Any]:  # Any: fsspec's open files
 
 
 def _unreadable(field: str, path: str, error: Exception) -> ValueError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return ValueError(
-        f"{field} must be a file that can be read, got {path}"
-        f" ({type(error).__name__}: {error}); correct the path"
+        f"{field} must be a file that can be read, got {path} ({reason}); correct the path"
     )
 
 

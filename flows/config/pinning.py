@@ -7,32 +7,33 @@ repeats it, read the same files.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 
 from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.models.choice import HubModelConfig
+from flows.config.run_config import RunConfig
 
-Config = TypeVar("Config", bound=BaseModel)
 
-
-def pinned(config: Config) -> Config:
+def pinned(config: RunConfig) -> RunConfig:
     """The configuration with every model and data set of the hub at its commit, at any depth.
     Raises ValueError for one that cannot be had."""
-    if isinstance(config, HubModelConfig | HubRowsConfig):
-        return config.pinned()
-    fields = {name: getattr(config, name) for name in type(config).model_fields}
-    found = {name: _pinned_value(value) for name, value in fields.items()}
-    changed = {name: value for name, value in found.items() if value != fields[name]}
-    return config.model_copy(update=changed) if changed else config
+    found: RunConfig = _pinned(config)
+    return found
 
 
-def _pinned_value(value: Any) -> Any:  # Any: values of fields
-    if isinstance(value, BaseModel):
-        return pinned(value)
-    if isinstance(value, Mapping):
-        return {key: _pinned_value(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(_pinned_value, value))
+def _pinned(value: Any) -> Any:  # Any: configurations and values of their fields
+    match value:
+        case HubModelConfig() | HubRowsConfig():
+            return value.pinned()
+        case BaseModel():
+            fields = {name: getattr(value, name) for name in type(value).model_fields}
+            found = {name: _pinned(item) for name, item in fields.items()}
+            changed = {name: item for name, item in found.items() if item != fields[name]}
+            return value.model_copy(update=changed) if changed else value
+        case Mapping():
+            return {key: _pinned(item) for key, item in value.items()}
+        case tuple():
+            return tuple(map(_pinned, value))
     return value
