@@ -39,6 +39,7 @@ from flows.output import say
 from flows.resume import changes_of, resumed_config
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.fitting import Examination, check_prompts
+from tasks.learner.architecture import check_architecture
 from tasks.learner.models import resolve_model
 from tasks.plan import EVALUATION, Deadlines, RunContext, heldout_refs, prompts_of, task_dataset
 from tasks.rewards.judges.reward import judge_engine_of
@@ -189,7 +190,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         seed=config.seed,
         task=config.task,
         rewards=config.rewards,
-        model_path=str(resolve_model(config.model, cache, say)),
+        model_path=str(check_architecture(resolve_model(config.model, cache, say))),
         max_prompt_tokens=config.engine.max_model_len - config.sampling.max_response_tokens,
         sampling=config.sampling,
         engines=tuple(members),

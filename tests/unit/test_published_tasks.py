@@ -51,7 +51,8 @@ def test_refuses():
 '''
 DEEPMATH = [
     {"question": f"What is ${n} + \\frac{{1}}{{2}}$?",
-     "final_answer": f"\\dfrac{{{2 * n + 1}}}{{2}}", "difficulty": n / 2, "topic": "Algebra", "r1_solution_1": "..."}
+     "final_answer": f"\\dfrac{{{2 * n + 1}}}{{2}}", "difficulty": n / 2,
+     "topic": "Algebra", "r1_solution_1": "..."}
     for n in range(20)
 ]  # fmt: skip
 SYSTEM = {"role": "system", "content": "Please reason step by step."}
