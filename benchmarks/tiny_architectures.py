@@ -52,12 +52,18 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {  # Any: values of configurati
 }  # fmt: skip
 
 
-def save_tiny(name: str, path: Path, vocabulary: int, dtype: torch.dtype = torch.float32) -> Path:
+def save_tiny(
+    name: str,
+    path: Path,
+    vocabulary: int,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Path:
     """Build an architecture of the table at random and save it, without a tokenizer."""
     fields = {**SIZES, "vocab_size": vocabulary, **ARCHITECTURES[name]}
     model_type = fields.pop("model_type", name)
     config = AutoConfig.for_model(model_type, **fields)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.save_pretrained(path)
     return path

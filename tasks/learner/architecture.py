@@ -1,5 +1,5 @@
-"""Which models packed training can run: found out from the model's configuration, before anything
-starts.
+"""Which models packed training (and vLLM beside it) can run: found out from the model's
+configuration, before anything starts.
 
 The learner embeds tokens and projects hidden states itself (policy, head) and replaces the
 attention of every layer (tree_attention). What a model does beyond that would be left out without
@@ -26,6 +26,7 @@ TESTED = frozenset(
     }
 )  # fmt: skip
 ATTENTION = frozenset({"full_attention", "sliding_attention"})
+ENGINE_WANTS_ONE_KIND = frozenset({"qwen2", "qwen3"})
 # names of configurations, and what a value other than the usual one means
 CHANGED_NUMBERS = {
     "attn_logit_softcapping": "soft-capped attention",
@@ -60,9 +61,11 @@ def _obstacles(config: Any) -> Iterator[str]:  # Any: transformers' configuratio
     for name, meaning in CHANGED_NUMBERS.items():
         if getattr(config, name, None) not in (None, False, 1.0):
             yield f"{meaning} ({name})"
-    others = set(getattr(config, "layer_types", None) or ()) - ATTENTION
-    if others:
-        yield f"layers of {', '.join(sorted(others))}"
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - ATTENTION:
+        yield f"layers of {', '.join(sorted(kinds - ATTENTION))}"
+    if config.model_type in ENGINE_WANTS_ONE_KIND and len(kinds) > 1:
+        yield "windows in some of its layers only, which vLLM refuses for this architecture"
     if config.model_type == "gpt_oss":
         yield "attention sinks"
     yield from _unusual_ends(config)
