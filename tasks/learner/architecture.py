@@ -9,7 +9,7 @@ a word, so it is named and refused here. docs/models.md has the table of what wa
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 TESTED = frozenset(
     {
         "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3_text", "phi3", "olmo2", "smollm3",
-        "granite", "qwen3_moe",
+        "granite",
     }
 )  # fmt: skip
 ATTENTION = frozenset({"full_attention", "sliding_attention"})
@@ -38,15 +38,10 @@ CHANGED_NUMBERS = {
 
 
 def check_architecture(path: Path) -> Path:
-    """The model's directory again, if packed training computes what the model does. ValueError
-    names what it does not."""
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
-    obstacles = list(_obstacles(config))
-    if obstacles:
-        raise ValueError(
-            f"packed training cannot run {config.model_type} in {path}: it has"
-            f" {', '.join(obstacles)}; choose a model of docs/models.md"
-        )
+    """The model's directory again, if packed training computes what the model does and engines can
+    load what is published. ValueError names what stands in the way."""
+    config = _config(path)
+    _refuse(path, config, [*_obstacles(config), *_engine_obstacles(config)])
     if config.model_type not in TESTED:
         logger.warning(
             "model=%s architecture=%s is not among those of docs/models.md; the sync gate compares"
@@ -57,6 +52,32 @@ def check_architecture(path: Path) -> Path:
     return path
 
 
+def check_packed(path: Path) -> None:
+    """The same without the engines: whether packed training computes what the model does."""
+    config = _config(path)
+    _refuse(path, config, list(_obstacles(config)))
+
+
+def _config(path: Path) -> Any:  # Any: transformers' configurations carry no types
+    return AutoConfig.from_pretrained(path, local_files_only=True)
+
+
+def _refuse(path: Path, config: Any, obstacles: Sequence[str]) -> None:  # Any: as above
+    if obstacles:
+        raise ValueError(
+            f"a run cannot train {config.model_type} in {path}: it has"
+            f" {', '.join(obstacles)}; choose a model of docs/models.md"
+        )
+
+
+def _engine_obstacles(config: Any) -> Iterator[str]:  # Any: as above
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if config.model_type in ENGINE_WANTS_ONE_KIND and len(kinds) > 1:
+        yield "windows in some of its layers only, which vLLM refuses for this architecture"
+    if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts")):
+        yield "experts, whose weights engines hold under other names than the learner publishes"
+
+
 def _obstacles(config: Any) -> Iterator[str]:  # Any: transformers' configurations carry no types
     for name, meaning in CHANGED_NUMBERS.items():
         if getattr(config, name, None) not in (None, False, 1.0):
@@ -64,8 +85,6 @@ def _obstacles(config: Any) -> Iterator[str]:  # Any: transformers' configuratio
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - ATTENTION:
         yield f"layers of {', '.join(sorted(kinds - ATTENTION))}"
-    if config.model_type in ENGINE_WANTS_ONE_KIND and len(kinds) > 1:
-        yield "windows in some of its layers only, which vLLM refuses for this architecture"
     if config.model_type == "gpt_oss":
         yield "attention sinks"
     yield from _unusual_ends(config)

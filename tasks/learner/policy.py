@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from tasks.learner.architecture import check_architecture
+from tasks.learner.architecture import check_packed
 from tasks.learner.flat_parameters import FlatParameters, TrainedParameters
 from tasks.learner.head import HeadResult, LossGradient, head_pass
 from tasks.learner.packing import PackedBatch
@@ -184,7 +184,7 @@ def _load(model_path: str, device: str) -> Any:  # Any: transformers models carr
             f"model_path must be a directory with a config.json, got {model_path!r}; fetch or"
             " convert the model first"
         )
-    check_architecture(Path(model_path))
+    check_packed(Path(model_path))
     attention = TREE_FLEX if torch.device(device).type == "cuda" else TREE_BLOCKS
     return AutoModelForCausalLM.from_pretrained(
         model_path, dtype=torch.float32, attn_implementation=attention, local_files_only=True
