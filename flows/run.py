@@ -33,11 +33,13 @@ from artifacts.records import WeightsRef
 from artifacts.reports.tracking import RunTracker, TrackedData
 from artifacts.status import pulse
 from artifacts.store import Store
+from flows.config.pinning import pinned
 from flows.config.run_config import RunConfig
 from flows.output import say
 from flows.resume import changes_of, resumed_config
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.fitting import Examination, check_prompts
+from tasks.learner.architecture import check_architecture
 from tasks.learner.models import resolve_model
 from tasks.plan import EVALUATION
 from tasks.prompts import heldout_refs, prompts_of, task_dataset
@@ -121,7 +123,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     with the block."""
     root = Store.open(given.keep.artifact_root)
     root.check_writable()
-    config = effective_config(given)
+    config = pinned(effective_config(given))
     run_id = (
         config.resume or config.run_name or f"{config.preset}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     )
@@ -189,7 +191,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         weights_dir=str(weights_dir),
         seed=config.seed,
         task=config.task,
-        model_path=str(resolve_model(config.model, cache, say)),
+        model_path=str(check_architecture(resolve_model(config.model, cache, say))),
         judge_model_path=str(resolve_model(judge.model, cache, say)) if judge else "",
         rewards=config.rewards,
         reward_workers=config.reward_workers,

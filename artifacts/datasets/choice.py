@@ -11,8 +11,9 @@ from typing import Annotated
 from pydantic import Field
 
 from artifacts.datasets.chain_sum import ChainSumConfig, chain_sum
+from artifacts.datasets.file_rows import FilesConfig, file_rows
+from artifacts.datasets.hub_rows import HubRowsConfig, hub_rows
 from artifacts.datasets.humaneval_rows import HumanEvalConfig, humaneval_rows
-from artifacts.datasets.jsonl_rows import JsonlConfig, jsonl_rows
 from artifacts.datasets.mixture import MixtureConfig, SingleTask, mixture
 from artifacts.datasets.reasoning_gym_rows import ReasoningGymConfig, reasoning_gym_rows
 from artifacts.datasets.rows import Dataset, Message, Row
@@ -20,8 +21,8 @@ from artifacts.datasets.tiny_mix import TinyMixConfig, tiny_mix
 from artifacts.datasets.tinycode import TinycodeConfig, tinycode
 
 __all__ = [
-    "ChainSumConfig", "Dataset", "HumanEvalConfig", "JsonlConfig", "Message", "MixtureConfig",
-    "ReasoningGymConfig", "Row", "TaskConfig",
+    "ChainSumConfig", "Dataset", "FilesConfig", "HubRowsConfig", "HumanEvalConfig", "Message",
+    "MixtureConfig", "ReasoningGymConfig", "Row", "TaskConfig",
     "TinyMixConfig", "TinycodeConfig", "load_dataset",
 ]  # fmt: skip
 
@@ -48,7 +49,9 @@ def _load_single(config: SingleTask, seed: int) -> Dataset:
             return chain_sum(config, seed)
         case ReasoningGymConfig():
             return reasoning_gym_rows(config, seed)
-        case JsonlConfig():
-            return jsonl_rows(config, seed)
+        case FilesConfig():
+            return file_rows(config, seed)
+        case HubRowsConfig():
+            return hub_rows(config, seed)
         case HumanEvalConfig():
             return humaneval_rows(config, seed)

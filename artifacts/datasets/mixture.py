@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from itertools import cycle
+from itertools import count
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.datasets.chain_sum import ChainSumConfig
+from artifacts.datasets.file_rows import FilesConfig
+from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.datasets.humaneval_rows import HumanEvalConfig
-from artifacts.datasets.jsonl_rows import JsonlConfig
 from artifacts.datasets.reasoning_gym_rows import ReasoningGymConfig
 from artifacts.datasets.rows import Dataset, Row
 from artifacts.datasets.tiny_mix import TinyMixConfig
@@ -26,7 +27,8 @@ SingleTask = Annotated[
     | TinycodeConfig
     | ChainSumConfig
     | ReasoningGymConfig
-    | JsonlConfig
+    | FilesConfig
+    | HubRowsConfig
     | HumanEvalConfig,
     Field(discriminator="kind"),
 ]
@@ -101,7 +103,7 @@ def mixture(
 
 
 def _interleave(
-    parts: Sequence[Sequence[Row]], weights: Sequence[float], count: int, rng: random.Random
+    parts: Sequence[Sequence[Row]], weights: Sequence[float], num_rows: int, rng: random.Random
 ) -> Iterator[Row]:
     """ValueError if a part with a weight has no rows; a part that runs out begins again."""
     empty = [
@@ -109,10 +111,15 @@ def _interleave(
         for number, (rows, weight) in enumerate(zip(parts, weights, strict=True))
         if weight and not rows
     ]
-    if empty and count:
+    if empty and num_rows:
         raise ValueError(
             f"every part of a mixture with a weight needs questions, part {empty[0]} has none on"
             " one side; set its weight to 0"
         )
-    endless = [cycle(rows) for rows in parts]
-    return (next(rng.choices(endless, weights=weights)[0]) for _ in range(count))
+    endless = [_again_and_again(rows) for rows in parts]
+    return (next(rng.choices(endless, weights=weights)[0]) for _ in range(num_rows))
+
+
+def _again_and_again(rows: Sequence[Row]) -> Iterator[Row]:
+    """The rows in their order, from the first again after the last."""
+    return (rows[number % len(rows)] for number in count())

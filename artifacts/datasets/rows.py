@@ -1,8 +1,8 @@
 """What a dataset consists of, wherever its questions come from: rows to train on, and held-out rows
 that share no question.
 
-Leaves out the sources (tiny_mix, chain_sum, jsonl_rows, reasoning_gym_rows) and the choice among
-them (datasets).
+Leaves out the sources (tiny_mix, chain_sum, file_rows, hub_rows, reasoning_gym_rows) and the choice
+among them (choice).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
@@ -45,10 +45,10 @@ class Dataset:
     on both sides."""
 
     name: str  # the kind of its source, for file names and tags
-    rows: tuple[Row, ...]  # to train on
-    heldout: tuple[Row, ...]  # to evaluate on
+    rows: Sequence[Row]  # to train on
+    heldout: Sequence[Row]  # to evaluate on
 
-    @property
+    @cached_property
     def domains(self) -> tuple[str, ...]:
         """The domain of every row, in the order of the rows."""
         return tuple(row.domain for row in self.rows)

@@ -1,14 +1,15 @@
-"""Which model a run starts from, and whether a directory really holds one. No model is fetched from
-a network.
+"""Which model a run starts from, and whether a directory really holds one.
 
-A model is a Hugging Face directory: config.json, safetensors, tokenizer with chat template. Built
-models are kept in a cache under a name that their configuration determines. Leaves out how they are
-built (`smollm2`; the tiny model's warm-up is among the learner's tasks).
+A model is a Hugging Face directory: config.json of a causal language model, safetensors, tokenizer
+with chat template. Built models are kept in a cache under a name that their configuration
+determines. Leaves out how they are fetched (`hub_model`) or built (`smollm2`; the tiny model's
+warm-up is among the learner's tasks).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -17,8 +18,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from artifacts.hub import REPOSITORY_PATTERN, fetch
+
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+CAUSAL = ("ForCausalLM", "LMHeadModel")  # how architectures that predict the next token are called
 
 
 class SmolLM2Config(BaseModel):
@@ -85,7 +89,30 @@ class PathConfig(BaseModel):
     )
 
 
-ModelConfig = Annotated[SmolLM2Config | TinyLlamaConfig | PathConfig, Field(discriminator="kind")]
+class HubModelConfig(BaseModel):
+    """A model on the Hugging Face hub."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["hub"] = Field("hub", description="Chooses a model on the Hugging Face hub.")
+    repository: str = Field(
+        ..., pattern=REPOSITORY_PATTERN, description="The model, such as Qwen/Qwen3-0.6B."
+    )
+    revision: str = Field(
+        "main",
+        min_length=1,
+        description="Branch, tag or commit; a run records the commit and keeps to it.",
+    )
+
+    def pinned(self) -> HubModelConfig:
+        """The same at the commit that the revision is now. ValueError without such a model."""
+        commit = fetch("model", self.repository, self.revision, ["config.json"]).name
+        return self.model_copy(update={"revision": commit})
+
+
+ModelConfig = Annotated[
+    SmolLM2Config | TinyLlamaConfig | PathConfig | HubModelConfig, Field(discriminator="kind")
+]
 
 
 def check_model(path: Path) -> Path:
@@ -94,24 +121,36 @@ def check_model(path: Path) -> Path:
     if not path.is_dir():
         raise ValueError(
             f"model.path must be a directory, got {str(path)!r}, which is none; download the model"
-            " there first"
+            " there first, or name it by model.kind=hub"
         )
+    check_description(path)
+    if not any(file.stat().st_size for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)):
+        raise ValueError(
+            f"a model directory must hold weights (*.safetensors), {path} does not; copy or"
+            " download them there"
+        )
+    return path
+
+
+def check_description(path: Path) -> None:
+    """Whether all that is small is there: the config of a causal language model, and a tokenizer.
+    Raises ValueError."""
     if not (path / "config.json").is_file():
         raise ValueError(
             f"a model directory must hold config.json, {path} does not; point model.path at the"
             " model's own folder"
         )
-    if not any(file.stat().st_size for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)):
+    architectures = json.loads((path / "config.json").read_text()).get("architectures") or ["none"]
+    if not any(name.endswith(CAUSAL) for name in architectures):
         raise ValueError(
-            f"a model directory must hold weights (*.safetensors), {path} does not; copy or"
-            " download them there"
+            f"a model must be a causal language model (...{CAUSAL[0]}), {path} has the architecture"
+            f" {', '.join(architectures)}; choose a model that generates text"
         )
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(
             f"a model directory must hold a tokenizer (tokenizer.json), {path} does not; save it"
             " beside the weights"
         )
-    return path
 
 
 def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:

@@ -177,7 +177,7 @@ def one_gpu() -> Values:
         "preset": "one-gpu",
         "num_steps": 200,
         "model": {"kind": "path", "path": "models/your-model"},
-        "task": {"kind": "jsonl", "path": "data/your-questions.jsonl"},
+        "task": {"kind": "files", "path": "data/your-questions.jsonl"},
         "rewards": {"*": {"kind": "math_answer"}},
         "batch": {"prompts_per_step": 32, "responses_per_prompt": 8},
         "scheduling": {"kind": "tail_batching"},

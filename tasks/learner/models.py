@@ -1,5 +1,5 @@
-"""From a model's configuration to the directory it lies in, building it first where that is
-needed."""
+"""From a model's configuration to the directory it lies in; it is fetched or built first where that
+is needed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from artifacts.models.choice import (
+    HubModelConfig,
     ModelConfig,
     PathConfig,
     SmolLM2Config,
@@ -16,6 +17,7 @@ from artifacts.models.choice import (
     cache_name,
     check_model,
 )
+from artifacts.models.hub_model import fetch_hub_model
 
 Report = Callable[[str], None]
 
@@ -34,6 +36,8 @@ def resolve_model(config: ModelConfig, cache_dir: Path, report: Report = print) 
     match config:
         case PathConfig():
             return check_model(Path(config.path).expanduser())
+        case HubModelConfig():
+            return fetch_hub_model(config)
         case SmolLM2Config():
             return build_once(cache_dir, "smollm2-135m-instruct", partial(_convert, report))
         case TinyLlamaConfig():

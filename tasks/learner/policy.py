@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from tasks.learner.architecture import check_packed
 from tasks.learner.flat_parameters import FlatParameters, TrainedParameters
 from tasks.learner.head import HeadResult, LossGradient, head_pass
 from tasks.learner.packing import PackedBatch
@@ -36,7 +37,11 @@ class Decoder:
         self.vocabulary_size = int(model.config.vocab_size)
         self.flat = flat
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._embedding_name = names[id(model.get_input_embeddings().weight)]
+        embedding = model.get_input_embeddings()
+        self._embedding_name = names[id(embedding.weight)]
+        # Gemma multiplies embeddings by a constant, Granite divides logits by one
+        self._embedding_scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
+        self._logits_scaling = float(getattr(model.config, "logits_scaling", 1.0))
         self._head_name = names[id(model.get_output_embeddings().weight)]
 
     @property
@@ -48,7 +53,11 @@ class Decoder:
         with torch.no_grad():
             hidden, rows = self._hidden(batch, self._embed(batch))
         return head_pass(
-            hidden, self.flat.view(self._head_name), rows, self._ids(batch.targets), temperature
+            hidden,
+            self.flat.view(self._head_name),
+            rows,
+            self._ids(batch.targets),
+            temperature * self._logits_scaling,
         )
 
     def _embed(self, batch: PackedBatch) -> Tensor:
@@ -62,16 +71,21 @@ class Decoder:
                 f" {max(batch.tokens + batch.targets)}; let rollout and learner start from the same"
                 " model"
             )
-        return self.flat.view(self._embedding_name)[self._ids(batch.tokens)][None]
+        rows = self.flat.view(self._embedding_name)[self._ids(batch.tokens)][None]
+        return rows if self._embedding_scale == 1.0 else rows * self._scale_of(rows)
+
+    def _scale_of(self, rows: Tensor) -> Tensor:
+        """The embeddings' scale, rounded to their dtype as the model does it."""
+        return torch.tensor(self._embedding_scale, dtype=rows.dtype, device=rows.device)
 
     def _hidden(self, batch: PackedBatch, embedded: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states of the predicting nodes (R, hidden), and which of these rows predicts each
         target (P,)."""
         nodes, rows = torch.unique(self._ids(batch.predictors), return_inverse=True)
-        plan = TreePlan(self._ids(batch.subtree_ends))
-        positions = self._ids(batch.positions)[None]
+        positions = self._ids(batch.positions)
+        plan = TreePlan(self._ids(batch.subtree_ends), positions)
         output = self._backbone(
-            inputs_embeds=embedded, position_ids=positions, use_cache=False, tree=plan
+            inputs_embeds=embedded, position_ids=positions[None], use_cache=False, tree=plan
         )
         return output.last_hidden_state[0].index_select(0, nodes), rows
 
@@ -125,14 +139,17 @@ class Policy(Decoder):
             self.flat.view(self._head_name),
             rows,
             self._ids(batch.targets),
-            temperature,
+            temperature * self._logits_scaling,
             loss_gradient,
             self.flat.gradient(self._head_name),
         )
         torch.autograd.backward([hidden], [result.grad_hidden])
         assert embedded.grad is not None
         self.flat.gradient(self._embedding_name).index_add_(
-            0, self._ids(batch.tokens), embedded.grad[0].float()
+            0,
+            self._ids(batch.tokens),
+            embedded.grad[0].float(),
+            alpha=float(self._scale_of(embedded)),
         )
         return result
 
@@ -167,16 +184,8 @@ def _load(model_path: str, device: str) -> Any:  # Any: transformers models carr
             f"model_path must be a directory with a config.json, got {model_path!r}; fetch or"
             " convert the model first"
         )
+    check_packed(Path(model_path))
     attention = TREE_FLEX if torch.device(device).type == "cuda" else TREE_BLOCKS
-    model = AutoModelForCausalLM.from_pretrained(
+    return AutoModelForCausalLM.from_pretrained(
         model_path, dtype=torch.float32, attn_implementation=attention, local_files_only=True
     ).to(device)
-    if (
-        type(model.get_input_embeddings()) is not nn.Embedding
-        or getattr(model.get_output_embeddings(), "bias", None) is not None
-    ):
-        raise ValueError(
-            f"packed training needs a plain embedding and a bias-free head, {type(model).__name__}"
-            " has others; train a Llama-like model"
-        )
-    return model

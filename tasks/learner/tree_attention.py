@@ -1,8 +1,9 @@
 """Attention over a packed prefix tree: each token sees its ancestors and itself, nothing else.
 
 Registered with transformers under `TREE_BLOCKS` and `TREE_FLEX`, so that any of its decoders runs
-on packed rows: pass `tree=TreePlan` through the model's keyword arguments. Models whose layers ask
-for more than causal attention (sliding windows, soft caps, sinks) are refused.
+on packed rows: pass `tree=TreePlan` through the model's keyword arguments. A layer with a sliding
+window sees the last so many of a token's ancestors. Layers that ask for more (soft caps, sinks) are
+refused.
 
 `TREE_BLOCKS` (CPU) walks the row in blocks of queries. The keys of a block are the path above its
 first token and the block itself, so no T x T matrix exists. Plain matrix products with the query
@@ -13,7 +14,7 @@ hands the same mask to flex_attention.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
@@ -44,24 +45,47 @@ class TreePlan:
     """A packed row's mask, and the blocks in which the CPU works it off."""
 
     subtree_ends: Tensor  # int64 (T,)
-    queries_per_block: int = QUERIES_PER_BLOCK
+    positions: Tensor  # int64 (T,): the depth of each node
+    queries_per_block: int = field(default_factory=lambda: QUERIES_PER_BLOCK)
+    window: int | None = None  # how many of its last ancestors a token sees, itself included
+    _windowed: dict[int, TreePlan] = field(default_factory=dict)  # this row under other windows
+
+    def within(self, window: int | None) -> TreePlan:
+        """The plan of a layer with this window; without one, or where none is as long, this one."""
+        if window is None or window > int(self.positions.max()):
+            return self
+        if window not in self._windowed:
+            self._windowed[window] = TreePlan(
+                self.subtree_ends, self.positions, self.queries_per_block, window
+            )
+        return self._windowed[window]
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether node `query` attends to node `key`; broadcasts."""
+        seen = is_ancestor(self.subtree_ends, query, key)
+        if self.window is None:
+            return seen
+        return seen & (self.positions[query] - self.positions[key] < self.window)
 
     @cached_property
     def blocks(self) -> tuple[QueryBlock, ...]:
-        ends = self.subtree_ends.cpu()
-        size, step = ends.numel(), self.queries_per_block
-        return tuple(_block(ends, start, min(start + step, size)) for start in range(0, size, step))
+        plan = TreePlan(
+            self.subtree_ends.cpu(), self.positions.cpu(), self.queries_per_block, self.window
+        )
+        size, step = self.subtree_ends.numel(), self.queries_per_block
+        return tuple(_block(plan, start, min(start + step, size)) for start in range(0, size, step))
 
     @cached_property
     def block_mask(self) -> Any:  # Any: torch's BlockMask, private to flex_attention
         from torch.nn.attention.flex_attention import create_block_mask
 
-        ends, size = self.subtree_ends, self.subtree_ends.numel()
+        size = self.subtree_ends.numel()
 
         def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return is_ancestor(ends, query, key)
+            return self.sees(query, key)
 
-        return create_block_mask(sees, None, None, size, size, device=str(ends.device))
+        device = str(self.subtree_ends.device)
+        return create_block_mask(sees, None, None, size, size, device=device)
 
 
 def is_ancestor(subtree_ends: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -70,15 +94,15 @@ def is_ancestor(subtree_ends: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return (key <= query) & (query < subtree_ends[key])
 
 
-def _block(ends: Tensor, start: int, end: int) -> QueryBlock:
+def _block(plan: TreePlan, start: int, end: int) -> QueryBlock:
     """An ancestor before `start` of any query of the block is an ancestor of `start` too: preorder
     keeps subtrees together."""
-    path = torch.nonzero(ends[:start] > start).flatten()
+    path = torch.nonzero(plan.subtree_ends[:start] > start).flatten()
     keys = torch.cat([path, torch.arange(start, end)])
     gaps = (torch.nonzero(path.diff() > 1).flatten() + 1).tolist()
     cuts = [0, *gaps, path.numel()] if path.numel() else []
     spans = [(int(path[a]), int(path[b - 1]) + 1) for a, b in pairwise(cuts)]
-    hidden = ~is_ancestor(ends, torch.arange(start, end)[:, None], keys[None, :])
+    hidden = ~plan.sees(torch.arange(start, end)[:, None], keys[None, :])
     return QueryBlock(start=start, end=end, key_spans=(*spans, (start, end)), hidden=hidden)
 
 
@@ -160,11 +184,11 @@ def _scatter(total: Tensor, block: QueryBlock, part: Tensor) -> None:
 def _require_plain(
     kwargs: dict[str, Any],
 ) -> None:  # Any: transformers' attention keyword arguments
-    for name in ("sliding_window", "softcap", "s_aux"):
+    for name in ("softcap", "s_aux"):
         if kwargs.get(name) is not None:
             raise ValueError(
-                f"packed attention is causal only, the model asks for {name}={kwargs[name]}; use"
-                " one without it"
+                f"packed attention has no {name}, the model asks for {kwargs[name]}; use a model"
+                " without it"
             )
 
 
@@ -180,7 +204,8 @@ def tree_blocks(
 ) -> tuple[Tensor, None]:  # Any: transformers' attention keyword arguments
     """transformers' attention signature: (1, heads, T, D) -> (1, T, heads, D)."""
     _require_plain(kwargs)
-    out: Tensor = _TreeBlocks.apply(query[0], key[0], value[0], tree, scaling)  # type: ignore[no-untyped-call]
+    plan = tree.within(kwargs.get("sliding_window"))
+    out: Tensor = _TreeBlocks.apply(query[0], key[0], value[0], plan, scaling)  # type: ignore[no-untyped-call]
     return out.transpose(0, 1)[None], None
 
 
@@ -203,9 +228,8 @@ def tree_flex(
 ) -> tuple[Tensor, None]:  # Any: transformers' attention keyword arguments
     """The same on CUDA, by flex_attention."""
     _require_plain(kwargs)
-    out = _compiled_flex()(
-        query, key, value, block_mask=tree.block_mask, scale=scaling, enable_gqa=True
-    )
+    mask = tree.within(kwargs.get("sliding_window")).block_mask
+    out = _compiled_flex()(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
     return out.transpose(1, 2), None
 
 

@@ -60,7 +60,7 @@ def test_a_malformed_row_is_named_with_its_line(launcher: Launcher, tmp_path: Pa
     rows = [json.dumps({"prompt": f"{i}+1=", "answer": str(i + 1)}) for i in range(40)]
     data.write_text("\n".join([*rows, '{"prompt": "no answer"}']) + "\n")
     finished = launcher.run(
-        tmp_path / "runs", f"task={json.dumps({'kind': 'jsonl', 'path': str(data)})}"
+        tmp_path / "runs", f"task={json.dumps({'kind': 'files', 'path': str(data)})}"
     )
     sentence = complaint(finished.err)
     assert finished.code != 0

@@ -59,11 +59,17 @@ def test_an_update_and_an_export_work_on_the_gpu(model_path: str, tmp_path: Path
 
 def test_the_block_mask_is_the_ancestor_relation() -> None:
     data = training_set(random_groups(3), LearnerConfig().advantage, LearnerConfig().normalisation)
-    ends = torch.tensor(pack_samples(data.samples).subtree_ends, device="cuda")
+    batch = pack_samples(data.samples)
+    ends = torch.tensor(batch.subtree_ends, device="cuda")
+    depths = torch.tensor(batch.positions, device="cuda")
     nodes = torch.arange(ends.numel(), device="cuda")
-    mask = TreePlan(ends).block_mask
-    dense = mask.mask_mod(torch.tensor(0), torch.tensor(0), nodes[:, None], nodes[None, :])
-    assert torch.equal(dense, is_ancestor(ends, nodes[:, None], nodes[None, :]))
+    for window in (None, 4):
+        mask = TreePlan(ends, depths).within(window).block_mask
+        dense = mask.mask_mod(torch.tensor(0), torch.tensor(0), nodes[:, None], nodes[None, :])
+        expected = is_ancestor(ends, nodes[:, None], nodes[None, :])
+        if window is not None:
+            expected &= depths[:, None] - depths[None, :] < window
+        assert torch.equal(dense, expected)
 
 
 def test_fingerprints_are_the_same_on_both_devices() -> None:

@@ -98,10 +98,12 @@ def naive_model(path: str) -> LlamaForCausalLM:
     )
 
 
-def naive_logp(model: LlamaForCausalLM, sample: Sample) -> tuple[Tensor, Tensor]:
+def naive_logp(
+    model: LlamaForCausalLM, sample: Sample, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each response token by an ordinary forward pass over the
     sequence."""
     ids = torch.tensor([sample.prompt + sample.response])
     logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt) - 1 : -1]
-    logs = logits.log_softmax(-1)
+    logs = (logits / temperature).log_softmax(-1)
     return logs.gather(1, ids[0, len(sample.prompt) :, None])[:, 0], -(logs.exp() * logs).sum(-1)

@@ -38,7 +38,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def config_over(path: Path, **values: object) -> RunConfig:
     """A run over a file of questions, half of them held out."""
-    task = {"kind": "jsonl", "path": str(path), "heldout_fraction": 0.5}
+    task = {"kind": "files", "path": str(path), "heldout_fraction": 0.5}
     small = {
         "num_steps": 2,
         "batch": {"prompts_per_step": 4},
@@ -107,7 +107,10 @@ def test_only_rows_that_the_run_can_come_to_are_rendered(model_path: str, tmp_pa
 def test_a_row_that_the_tokenizer_refuses_is_unfit_too(
     model_path: str, tmp_path: Path, text: str
 ) -> None:
-    write_rows(path := tmp_path / "rows.jsonl", texts=dict.fromkeys(range(0, NUM_ROWS, 2), text))
+    write_rows(
+        path := tmp_path / "rows.jsonl",
+        texts={row: f"{row}{text}" for row in range(0, NUM_ROWS, 2)},
+    )
     config = config_over(path, num_steps=50)
     with pytest.raises(ValueError, match="text and roles that the model's tokenizer takes"):
         _fitting(config, context_of(config, model_path), ())
@@ -137,7 +140,7 @@ def test_what_waits_in_a_resumed_run_is_examined_again(model_path: str, tmp_path
     config = config_over(path, unfit_prompts="skip", num_steps=1)
     context = context_of(config, model_path)
     row = min(long_ones(context))
-    queue = (PromptRef(prompt_id=f"0/{row}", domain="jsonl"),)
+    queue = (PromptRef(prompt_id=f"0/{row}", domain="questions"),)
     commit = StepCommit(
         step=1,
         kind="short",

@@ -55,16 +55,18 @@ def test_every_predictor_sees_exactly_its_own_sequence(samples: list[Sample]) ->
             assert [batch.positions[node] for node in path] == list(range(length))
 
 
-@given(SAMPLES, st.integers(1, 20))
+@given(SAMPLES, st.integers(1, 20), st.none() | st.integers(1, 6))
 def test_query_blocks_hold_every_visible_key_once(
-    samples: list[Sample], queries_per_block: int
+    samples: list[Sample], queries_per_block: int, window: int | None
 ) -> None:
     batch = pack_samples(samples)
-    ends = torch.tensor(batch.subtree_ends)
+    ends, depths = torch.tensor(batch.subtree_ends), torch.tensor(batch.positions)
     nodes = torch.arange(len(batch.tokens))
     dense = is_ancestor(ends, nodes[:, None], nodes[None, :])
+    if window is not None:
+        dense &= depths[:, None] - depths[None, :] < window
     rebuilt = torch.zeros_like(dense)
-    for block in TreePlan(ends, queries_per_block).blocks:
+    for block in TreePlan(ends, depths, queries_per_block).within(window).blocks:
         keys = torch.cat([torch.arange(start, end) for start, end in block.key_spans])
         rebuilt[block.start : block.end, keys] = ~block.hidden
     assert torch.equal(rebuilt, dense)

@@ -26,7 +26,7 @@ def samples(seed: int) -> list[Sample]:
 def test_packed_gradients_equal_naive_gradients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, max_tokens: int
 ) -> None:
-    monkeypatch.setattr(tree_attention.TreePlan.__init__, "__defaults__", (16,))
+    monkeypatch.setattr(tree_attention, "QUERIES_PER_BLOCK", 16)
     monkeypatch.setattr(head, "ROWS_PER_CHUNK", 24)
     path = make_model(tmp_path, tied)
     policy = Policy(path, "fp32", "cpu", 1)

@@ -30,7 +30,8 @@ SMALL = TinyLlamaConfig(hidden_size=32, intermediate_size=32, num_layers=1, warm
 
 def fake_model(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+    (path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    for name in ("model.safetensors", "tokenizer.json"):
         (path / name).write_text(name)
 
 
@@ -87,9 +88,9 @@ def test_the_faster_of_two_builders_wins(tmp_path: Path) -> None:
     def build(path: Path) -> None:
         fake_model(path)
         fake_model(tmp_path / "m")
-        (tmp_path / "m" / "config.json").write_text("first")
+        (tmp_path / "m" / "model.safetensors").write_text("first")
 
-    assert (build_once(tmp_path, "m", build) / "config.json").read_text() == "first"
+    assert (build_once(tmp_path, "m", build) / "model.safetensors").read_text() == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 

@@ -84,13 +84,13 @@ def test_mappings_merge_and_other_values_replace() -> None:
 
 
 def test_a_mapping_of_another_kind_replaces_the_whole() -> None:
-    base = {"task": {"kind": "jsonl", "path": "p"}}
+    base = {"task": {"kind": "files", "path": "p"}}
     assert overlay(base, {"task": {"kind": "chain_sum"}}) == {"task": {"kind": "chain_sum"}}
-    assert overlay(base, {"task": {"kind": "jsonl", "domain": "d"}}) == {
-        "task": {"kind": "jsonl", "path": "p", "domain": "d"}
+    assert overlay(base, {"task": {"kind": "files", "domain": "d"}}) == {
+        "task": {"kind": "files", "path": "p", "domain": "d"}
     }
     assert overlay(base, {"task": {"domain": "d"}}) == {
-        "task": {"kind": "jsonl", "path": "p", "domain": "d"}
+        "task": {"kind": "files", "path": "p", "domain": "d"}
     }
     assert overlay({"loss": {"clip": 1}}, {"loss": {"kind": "other"}}) == {
         "loss": {"kind": "other"}
@@ -158,7 +158,10 @@ def test_a_forms_alternatives_are_called_by_their_kind_and_the_presets_own_comes
     first, *others = schema["properties"]["task"]["anyOf"]
     alternatives = [schema["$defs"][option["$ref"].rpartition("/")[2]] for option in others]
     assert first["title"] == "as the preset"
-    kinds = ["tiny_mix", "tinycode", "chain_sum", "reasoning_gym", "jsonl", "humaneval", "mixture"]
+    kinds = [
+        "tiny_mix", "tinycode", "chain_sum", "reasoning_gym", "files", "hub", "humaneval",
+        "mixture",
+    ]  # fmt: skip
     assert [one["title"] for one in alternatives] == kinds
     assert [one["properties"]["kind"]["default"] for one in alternatives] == kinds
 

@@ -1,0 +1,238 @@
+"""Rows of users' files: Parquet, CSV or JSON lines, wherever fsspec reaches.
+
+    files -> records with their places -> filter, mapping, limit -> RowTable -> sides
+
+Every row is read once before a run starts, so that a bad one is named with its file, place and
+field instead of failing in a step. Files are read in pieces and rows lie on disk, so that memory
+does not grow with the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import IO, Any, Literal
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from artifacts.datasets.field_paths import Fields, column_of
+from artifacts.datasets.row_mapping import MappedConfig, is_wanted, mapped_row
+from artifacts.datasets.row_table import RowTable, RowTableWriter
+from artifacts.datasets.rows import Dataset
+from artifacts.datasets.sides import Sides
+
+logger = logging.getLogger(__name__)
+
+Format = Literal["parquet", "csv", "jsonl"]
+Record = tuple[str, Fields]  # where a row is, and its fields
+
+PACKED = (".gz", ".bz2", ".xz", ".zst")
+SUFFIXES: dict[str, Format] = {
+    ".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+}  # fmt: skip
+ROWS_PER_READ = 512
+_LONGEST_CSV_FIELD = 1 << 30  # Python's own limit of 131,072 characters is too small for tests
+
+
+class FilesConfig(MappedConfig):
+    """Rows of Parquet, CSV or JSON-lines files."""
+
+    kind: Literal["files"] = Field(
+        "files", description="Chooses rows of Parquet, CSV or JSON-lines files."
+    )
+    path: str = Field(
+        ...,
+        min_length=1,
+        description=(
+            "The file: a path or an fsspec URL, with * and ? for several; .gz is unpacked."
+        ),
+    )
+    format: Literal["by suffix", "parquet", "csv", "jsonl"] = Field(
+        "by suffix", description="What the files are, where their suffix does not say it."
+    )
+    heldout_path: str = Field(
+        "",
+        description=(
+            "Files with the questions to evaluate on; empty: heldout_fraction of those in path."
+        ),
+    )
+    heldout_fraction: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="Share of the distinct questions kept for evaluation, without heldout_path.",
+    )
+
+
+def file_rows(config: FilesConfig, seed: int) -> Dataset:
+    """The files' rows in their order, those of held-out questions apart. Raises ValueError for a
+    file or row it cannot use."""
+    table = read_table(config, _records(config, config.path, "task.path"), config.path)
+    if not config.heldout_path:
+        return Sides(table, seed).by_fraction("files", config.heldout_fraction)
+    heldout = read_table(
+        config, _records(config, config.heldout_path, "task.heldout_path"), config.heldout_path
+    )
+    return Sides(table, seed).beside("files", heldout)
+
+
+def read_table(config: MappedConfig, records: Iterator[Record], source: str) -> RowTable:
+    """The rows that the mapping makes of these records. ValueError if there is none."""
+    writer, num_rows, skipped = RowTableWriter(), 0, list[str]()
+    for where, fields in records:
+        if config.limit and num_rows == config.limit:
+            break
+        if not is_wanted(config, fields, where):
+            continue
+        try:
+            writer.add(mapped_row(config, fields, where))
+            num_rows += 1
+        except ValueError as error:
+            if config.unusable_rows == "refuse":
+                raise
+            skipped.append(str(error))
+    if skipped:
+        logger.warning("source=%s rows_left_out=%d first=%s", source, len(skipped), skipped[0])
+    if not num_rows:
+        raise ValueError(
+            f"the task must have at least one row, got none of {source}{_why_none(config, skipped)}"
+        )
+    return writer.finish()
+
+
+def _why_none(config: MappedConfig, skipped: Sequence[str]) -> str:
+    if skipped:
+        return f" that is usable, the first because of: {skipped[0]}"
+    if config.filter:
+        return f" under the filter {list(config.filter)}; loosen it"
+    return "; give files with rows"
+
+
+def read_records(
+    file: IO[bytes], format_: Format, paths: Sequence[str], name: str
+) -> Iterator[Record]:
+    """Every row of an open file with its place."""
+    match format_:
+        case "parquet":
+            return _parquet(file, paths, name)
+        case "csv":
+            return _csv(file, paths, name)
+        case "jsonl":
+            return _json_lines(file, name)
+
+
+def format_by_suffix(name: str) -> Format:
+    """What a file is. ValueError for a suffix that says nothing."""
+    path = PurePosixPath(name)
+    if path.suffix in PACKED:
+        path = path.with_suffix("")
+    if path.suffix not in SUFFIXES:
+        raise ValueError(
+            f"a file of rows must end with one of {', '.join(SUFFIXES)}, got {name}; set"
+            " task.format"
+        )
+    return SUFFIXES[path.suffix]
+
+
+def _records(config: FilesConfig, path: str, field: str) -> Iterator[Record]:
+    paths = sorted(config.paths)
+    for file in _files(path, field):
+        name = file.full_name if "://" in path else file.path
+        format_ = format_by_suffix(name) if config.format == "by suffix" else config.format
+        try:
+            opened = file.open()
+        except (OSError, ImportError, ValueError) as error:
+            raise _unreadable(field, path, error) from error
+        with opened:
+            yield from read_records(opened, format_, paths, name)
+
+
+def _files(path: str, field: str) -> Sequence[Any]:  # Any: fsspec's open files
+    try:
+        files: Sequence[Any] = fsspec.open_files(path, "rb", compression="infer")
+    except (OSError, ImportError, ValueError) as error:
+        raise _unreadable(field, path, error) from error
+    if not files:
+        raise ValueError(f"{field} must match at least one file, got {path}; correct the path")
+    return files
+
+
+def _unreadable(field: str, path: str, error: Exception) -> ValueError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return ValueError(
+        f"{field} must be a file that can be read, got {path} ({reason}); correct the path"
+    )
+
+
+def _parquet(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Record]:
+    try:
+        parquet = pq.ParquetFile(file)
+    except pa.ArrowException as error:
+        raise ValueError(f"{name}: must be a Parquet file ({error}); set task.format") from error
+    columns = _columns(paths, parquet.schema_arrow.names, name)
+    number = 0
+    for batch in parquet.iter_batches(ROWS_PER_READ, columns=columns):
+        for fields in batch.to_pylist():
+            number += 1
+            yield f"{name}:{number}", fields
+
+
+def _csv(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Record]:
+    csv.field_size_limit(_LONGEST_CSV_FIELD)
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    reader = csv.DictReader(text, restkey="", strict=True)
+    try:
+        _columns(paths, list(reader.fieldnames or ()), name)
+        for fields in reader:
+            where = f"{name}:{reader.line_num}"
+            if "" in fields or None in fields.values():
+                raise ValueError(
+                    f"{where}: every row must have as many values as the header"
+                    f" ({len(reader.fieldnames or ())}); repair the row"
+                )
+            yield where, fields
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{name}:{reader.line_num}: must be CSV in UTF-8 ({error}); repair it"
+        ) from error
+
+
+def _columns(paths: Sequence[str], names: list[str], name: str) -> list[str]:
+    """The columns in which the paths begin. ValueError for a path that begins in none."""
+    found = {path: column_of(path, names) for path in paths}
+    missing = [path for path, column in found.items() if column is None]
+    if missing:
+        raise ValueError(
+            f"{name}: field {missing[0]!r} is missing, the file has"
+            f" {', '.join(map(repr, names))}; name the right field in the task's config"
+        )
+    return sorted({column for column in found.values() if column is not None})
+
+
+def _json_lines(file: IO[bytes], name: str) -> Iterator[Record]:
+    for number, line in enumerate(file, start=1):
+        if line.strip():
+            yield f"{name}:{number}", _json_object(line, f"{name}:{number}")
+
+
+def _json_object(line: bytes, where: str) -> Fields:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:  # JSON and UTF-8 errors alike
+        raise ValueError(
+            f"{where}: every line must be one JSON object in UTF-8, got {line[:60]!r} ({error});"
+            " repair the line"
+        ) from error
+    if not isinstance(fields, dict):
+        raise ValueError(
+            f"{where}: every line must be one JSON object, got {type(fields).__name__}; write one"
+            " object per line"
+        )
+    return fields

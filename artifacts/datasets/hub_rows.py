@@ -1,0 +1,169 @@
+"""Rows of a data set on the Hugging Face hub: its card says which files a split is; without a card
+their names do.
+
+    card (README.md) -> commit, patterns of the split's files -> files in the cache -> file_rows
+
+Parquet, CSV and JSON lines are read; a data set that is a loading script is not.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field
+
+from artifacts.datasets.file_rows import (
+    PACKED,
+    SUFFIXES,
+    Record,
+    format_by_suffix,
+    read_records,
+    read_table,
+)
+from artifacts.datasets.row_mapping import MappedConfig
+from artifacts.datasets.rows import Dataset
+from artifacts.datasets.sides import Sides
+from artifacts.hub import REPOSITORY_PATTERN, fetch
+
+CARD = "README.md"
+DEFAULT = "default"  # the name of a configuration that needs none
+
+
+class HubRowsConfig(MappedConfig):
+    """Rows of a data set on the Hugging Face hub."""
+
+    kind: Literal["hub"] = Field(
+        "hub", description="Chooses rows of a data set on the Hugging Face hub."
+    )
+    repository: str = Field(
+        ..., pattern=REPOSITORY_PATTERN, description="The data set, such as zwhe99/DeepMath-103K."
+    )
+    revision: str = Field(
+        "main",
+        min_length=1,
+        description="Branch, tag or commit; a run records the commit and keeps to it.",
+    )
+    name: str = Field(
+        DEFAULT, min_length=1, description="Which of the data set's configurations, if several."
+    )
+    split: str = Field("train", min_length=1, description="The split to train on.")
+    heldout_split: str = Field(
+        "", description="The split to evaluate on; empty: heldout_fraction of `split`."
+    )
+    heldout_fraction: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="Share of the distinct questions kept for evaluation, without heldout_split.",
+    )
+
+    def pinned(self) -> HubRowsConfig:
+        """The same at the commit that the revision is now. ValueError without such a data set."""
+        commit = fetch("dataset", self.repository, self.revision, [CARD]).name
+        return self.model_copy(update={"revision": commit})
+
+
+def hub_rows(config: HubRowsConfig, seed: int) -> Dataset:
+    """The split's rows in their order, those of held-out questions apart. Raises ValueError."""
+    commit = config.pinned().revision
+    sides = Sides(read_table(config, *_split(config, commit, config.split)), seed)
+    if not config.heldout_split:
+        return sides.by_fraction("hub", config.heldout_fraction)
+    return sides.beside("hub", read_table(config, *_split(config, commit, config.heldout_split)))
+
+
+def _split(config: HubRowsConfig, commit: str, split: str) -> tuple[Iterator[Record], str]:
+    """The records of a split, and how it is called."""
+    source = f"{config.repository}@{commit[:12]}/{config.name}/{split}"
+    patterns = _patterns(config, fetch("dataset", config.repository, commit, [CARD]), split)
+    folder = fetch("dataset", config.repository, commit, patterns)
+    files = [file for file in _files_in(folder) if _matches(file, folder, patterns)]
+    if not files:
+        raise ValueError(
+            f"data set {source} must have Parquet, CSV or JSON-lines files, none matches"
+            f" {', '.join(patterns[:3])}; name another split or configuration, or load them by"
+            " kind files"
+        )
+    return _records(files, folder, sorted(config.paths), source), source
+
+
+def _records(
+    files: Sequence[Path], folder: Path, paths: Sequence[str], source: str
+) -> Iterator[Record]:
+    import fsspec
+
+    for file in files:
+        name = f"{source}: {file.relative_to(folder)}"
+        with fsspec.open(str(file), "rb", compression="infer") as opened:
+            yield from read_records(opened, format_by_suffix(file.name), paths, name)
+
+
+def _patterns(config: HubRowsConfig, folder: Path, split: str) -> list[str]:
+    """Patterns of the split's files: the card's, or the usual ones."""
+    card = _card(folder / CARD)
+    listed = card.get("configs")
+    if not listed:
+        return list(_usual(config.name, split))
+    by_name = {str(entry.get("config_name", DEFAULT)): entry for entry in listed}
+    if config.name not in by_name:
+        raise ValueError(
+            f"task.name must be a configuration of {config.repository}"
+            f" ({', '.join(by_name)}), got {config.name!r}; choose one"
+        )
+    files = by_name[config.name].get("data_files")
+    if files is None:
+        return list(_usual(config.name, split))
+    by_split = dict(_by_split(files))
+    if split not in by_split:
+        raise ValueError(
+            f"a split of {config.repository} must be one of {', '.join(by_split)}, got {split!r};"
+            " choose one"
+        )
+    return by_split[split]
+
+
+def _card(path: Path) -> Mapping[str, Any]:  # Any: YAML
+    """The YAML at the head of a card; empty without one."""
+    if not path.is_file():
+        return {}
+    head = path.read_text(encoding="utf-8").split("---\n")
+    if len(head) < 3 or head[0].strip():
+        return {}
+    found = yaml.safe_load(head[1])
+    return found if isinstance(found, dict) else {}
+
+
+def _by_split(files: Any) -> Iterator[tuple[str, list[str]]]:  # Any: YAML
+    """The card's data_files: a list of splits with paths, or paths alone, which are `train`."""
+    entries = files if isinstance(files, list) else [files]
+    loose = [entry for entry in entries if isinstance(entry, str)]
+    if loose:
+        yield "train", loose
+    for entry in entries:
+        if isinstance(entry, dict):
+            path = entry["path"]
+            yield str(entry["split"]), path if isinstance(path, list) else [path]
+
+
+def _usual(name: str, split: str) -> Iterator[str]:
+    """How files of a split are named where no card says it."""
+    folders = ("", "data/") if name == DEFAULT else (f"{name}/", f"data/{name}/")
+    endings = [suffix + packed for suffix in SUFFIXES for packed in ("", *PACKED)]
+    for folder in folders:
+        for ending in endings:
+            yield f"{folder}{split}{ending}"
+            yield f"{folder}{split}-*{ending}"
+            yield f"{folder}{split}/*{ending}"
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+def _matches(file: Path, folder: Path, patterns: Sequence[str]) -> bool:
+    name = file.relative_to(folder).as_posix()
+    return any(fnmatch.fnmatchcase(name, pattern.replace("**", "*")) for pattern in patterns)

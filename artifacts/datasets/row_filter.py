@@ -1,0 +1,119 @@
+"""Conditions on a user's rows, one a text: `difficulty >= 5`, `style in instruct, complete`.
+
+    FIELD OPERATOR VALUE    operators: == != < <= > >= in contains
+
+Numbers are compared as numbers, also where the file has them as text; everything else as text. A
+field that is null meets no condition.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from artifacts.datasets.field_paths import Fields, find
+
+_CONDITION = re.compile(r"(\S+)\s+(==|!=|<=|>=|<|>|in|contains)\s+(.+)")
+_ORDERS: Mapping[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What a row must meet."""
+
+    field: str  # dotted path
+    sign: str  # the operator
+    value: Any  # Any: JSON, or a text that is none
+
+    def holds(self, fields: Fields, where: str) -> bool:
+        """Whether a row meets it. ValueError if the row has no such field."""
+        found = find(fields, self.field, where)
+        if found is None:
+            return False
+        match self.sign:
+            case "==":
+                return _same(found, self.value)
+            case "!=":
+                return not _same(found, self.value)
+            case "in":
+                return any(_same(found, value) for value in self.value)
+            case "contains":
+                return _contains(found, self.value)
+            case _:
+                return self._in_order(found, where)
+
+    def _in_order(self, found: Any, where: str) -> bool:  # Any: JSON
+        number = _number(found)
+        if number is None:
+            raise ValueError(
+                f"{where}: field {self.field!r} must be a number to be compared by {self.sign}, got"
+                f" {str(found)[:60]!r}; compare it by ==, in or contains"
+            )
+        return _ORDERS[self.sign](number, float(self.value))
+
+
+def parse_condition(text: str) -> Condition:
+    """ValueError for a text that is no condition."""
+    found = _CONDITION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(
+            f"a filter must be FIELD OPERATOR VALUE with one of == != < <= > >= in contains, got"
+            f" {text!r}; write for example 'difficulty >= 5'"
+        )
+    field, sign, written = found.groups()
+    value = _value(written)
+    if sign == "in" and not isinstance(value, list):
+        value = [_value(part.strip()) for part in written.split(",")]
+    if sign in _ORDERS and _number(value) is None:
+        raise ValueError(
+            f"a filter by {sign} must compare with a number, got {text!r}; compare by ==, in or"
+            " contains"
+        )
+    return Condition(field=field, sign=sign, value=value)
+
+
+def holds_all(conditions: Sequence[Condition], fields: Fields, where: str) -> bool:
+    """Whether a row meets every condition."""
+    return all(condition.holds(fields, where) for condition in conditions)
+
+
+def _value(written: str) -> Any:  # Any: JSON
+    try:
+        return json.loads(written)
+    except ValueError:
+        return written
+
+
+def _same(found: Any, wanted: Any) -> bool:  # Any: JSON
+    numbers = _number(found), _number(wanted)
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    return _written(found) == _written(wanted)
+
+
+def _contains(found: Any, wanted: Any) -> bool:  # Any: JSON
+    if isinstance(found, list):
+        return any(_same(item, wanted) for item in found)
+    return _written(wanted) in _written(found)
+
+
+def _written(value: Any) -> str:  # Any: JSON
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _number(value: Any) -> float | None:  # Any: JSON
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None

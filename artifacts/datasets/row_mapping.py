@@ -1,0 +1,222 @@
+"""From the fields of a user's row to a question with its answer, whichever file the row is from.
+
+fields --filter--> question: a field, a template or a chat
+                   answer:   a text or a number, or the tests of a program
+                   domain:   a field, or the same for all
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from artifacts.datasets.field_paths import Fields, find, text_of
+from artifacts.datasets.program_tests import program_tests
+from artifacts.datasets.row_filter import Condition, holds_all, parse_condition
+from artifacts.datasets.rows import Message, Row
+
+_SLOT = re.compile(r"\{([\w.]+)\}")
+
+
+class MappedConfig(BaseModel):
+    """What is made of the rows of a file; fields are dotted paths into them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt_field: str = Field(
+        "prompt",
+        description=(
+            "Field with the question as text; unused where prompt_template or messages_field is"
+            " set."
+        ),
+    )
+    prompt_template: str = Field(
+        "",
+        description=(
+            "The question with {FIELD} for each field in it, instead of prompt_field; empty: none."
+        ),
+    )
+    messages_field: str = Field(
+        "",
+        description=(
+            "Field with a chat (a list of role and content, or its JSON text); empty: none."
+        ),
+    )
+    system_prompt: str = Field(
+        "", description="System turn before a question that is no chat; empty: none."
+    )
+    answer_field: str = Field(
+        "answer", description="Field with the answer that the reward compares with."
+    )
+    answer_form: Literal["text", "tests"] = Field(
+        "text",
+        description=(
+            "What the answer is: a text or a number, or the tests of a program for a reward of"
+            " kind code."
+        ),
+    )
+    solution_field: str = Field(
+        "",
+        description=(
+            "Field with a right program, the first anchor of the tests' time limits; empty: none."
+        ),
+    )
+    domain_field: str = Field(
+        "", description="Field with the row's domain; empty: `domain` for every row."
+    )
+    domain: str = Field(
+        "questions", min_length=1, description="Domain of the rows if domain_field is empty."
+    )
+    filter: tuple[str, ...] = Field(
+        (),
+        description=(
+            "Conditions that a row must meet, such as 'difficulty >= 5' or 'style in a, b';"
+            " operators: == != < <= > >= in contains."
+        ),
+    )
+    limit: int = Field(
+        0, ge=0, description="Take the first so many rows that meet the filter; 0: all."
+    )
+    unusable_rows: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description=(
+            "What to do about a row without a usable question, answer or domain: say so before"
+            " anything starts, or leave it out and count it."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.messages_field and (self.system_prompt or self.prompt_template):
+            raise ValueError(
+                "messages_field goes without system_prompt and prompt_template, got"
+                f" {self.messages_field!r} beside one; put the turns into the file's messages, or"
+                " empty one of the two"
+            )
+        if self.solution_field and self.answer_form != "tests":
+            raise ValueError(
+                "solution_field goes with answer_form=tests only, got"
+                f" {self.solution_field!r} with {self.answer_form!r}; set answer_form or empty it"
+            )
+        for condition in self.filter:
+            parse_condition(condition)
+        return self
+
+    @cached_property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The filter, read."""
+        return tuple(map(parse_condition, self.filter))
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """Every field that is read of a row."""
+        return frozenset(
+            {
+                *self._question_paths(),
+                self.answer_field,
+                *(condition.field for condition in self.conditions),
+                *filter(None, (self.solution_field, self.domain_field)),
+            }
+        )
+
+    def _question_paths(self) -> Iterator[str]:
+        if self.messages_field:
+            yield self.messages_field
+        elif self.prompt_template:
+            yield from _SLOT.findall(self.prompt_template)
+        else:
+            yield self.prompt_field
+
+
+def is_wanted(config: MappedConfig, fields: Fields, where: str) -> bool:
+    """Whether a row meets the filter. ValueError names a field that the row has not."""
+    return holds_all(config.conditions, fields, where)
+
+
+def mapped_row(config: MappedConfig, fields: Fields, where: str) -> Row:
+    """The question with its answer. ValueError names the row, the field, its value and the cure."""
+    messages = _messages(config, fields, where)
+    domain = config.domain
+    if config.domain_field:
+        domain = text_of(fields, config.domain_field, where)
+    return Row(
+        domain=domain,
+        messages=messages,
+        gold=_gold(config, fields, where),
+        text=messages[-1].content,
+    )
+
+
+def _gold(config: MappedConfig, fields: Fields, where: str) -> str:
+    if config.answer_form == "text":
+        return text_of(fields, config.answer_field, where)
+    solution = text_of(fields, config.solution_field, where) if config.solution_field else ""
+    value = find(fields, config.answer_field, where)
+    try:
+        return program_tests(value, solution).model_dump_json()
+    except ValueError as error:
+        raise ValueError(
+            f"{where}: field {config.answer_field!r} must hold tests that the sandbox can run:"
+            f" {error}; write them in one of the forms of docs/data.md, or set unusable_rows=skip"
+        ) from error
+
+
+def _messages(config: MappedConfig, fields: Fields, where: str) -> tuple[Message, ...]:
+    if not config.messages_field:
+        question = Message(role="user", content=_question(config, fields, where))
+        system = Message(role="system", content=config.system_prompt)
+        return (system, question) if config.system_prompt else (question,)
+    messages = tuple(
+        _message(turn, config.messages_field, where)
+        for turn in _turns(fields, config.messages_field, where)
+    )
+    if not messages or messages[-1].role != "user":
+        raise ValueError(
+            f"{where}: field {config.messages_field!r} must end with a user turn; put the question"
+            " last"
+        )
+    return messages
+
+
+def _question(config: MappedConfig, fields: Fields, where: str) -> str:
+    if not config.prompt_template:
+        return text_of(fields, config.prompt_field, where)
+    return _SLOT.sub(lambda slot: text_of(fields, slot[1], where), config.prompt_template)
+
+
+def _turns(
+    fields: Fields, name: str, where: str
+) -> list[Any]:  # Any: turns that nobody has checked yet
+    value = find(fields, name, where)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(
+                f"{where}: field {name!r} must be a chat as JSON, got {value[:60]!r} ({error});"
+                " repair it"
+            ) from error
+    if not isinstance(value, list):
+        raise ValueError(
+            f"{where}: field {name!r} must be a list of turns, got {type(value).__name__}; write"
+            " [{role, content}, ...]"
+        )
+    return value
+
+
+def _message(turn: Any, name: str, where: str) -> Message:  # Any: a turn as the file has it
+    if (
+        not isinstance(turn, dict)
+        or turn.get("role") not in ("system", "user", "assistant")
+        or not isinstance(turn.get("content"), str)
+    ):
+        raise ValueError(
+            f"{where}: every turn of field {name!r} must have a role (system, user, assistant) and"
+            f" a text content, got {str(turn)[:80]!r}; repair the turn"
+        )
+    return Message(role=turn["role"], content=turn["content"])

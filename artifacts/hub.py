@@ -1,0 +1,97 @@
+"""Files of a repository on the Hugging Face hub, through its own client: its cache (HF_HOME), its
+offline switch (HF_HUB_OFFLINE), its token and its endpoint are honoured.
+
+Every failure is one sentence with the repository, the cause and the cure. Leaves out which files a
+model or a data set consists of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+RepositoryKind = Literal["model", "dataset"]
+
+REPOSITORY_PATTERN = r"^[\w.-]+(/[\w.-]+)?$"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def is_commit(revision: str) -> bool:
+    """Whether a revision names one commit for ever; a branch or a tag may move."""
+    return _COMMIT.fullmatch(revision) is not None
+
+
+def fetch(
+    kind: RepositoryKind,
+    repository: str,
+    revision: str,
+    patterns: Sequence[str],
+    ignored: Sequence[str] = (),
+) -> Path:
+    """The folder of the revision's files in the cache, with those that match a pattern and no
+    ignored one; its name is the commit.
+
+    Where the hub cannot be reached, what lies in the cache counts. Raises ValueError.
+    """
+    # fetched when asked for: the hub's client takes half a second to import
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    try:
+        return Path(
+            snapshot_download(
+                repository,
+                repo_type=kind,
+                revision=revision,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(ignored),
+            )
+        )
+    except Exception as error:
+        raise ValueError(_told(error, kind, repository, revision)) from error
+
+
+def _told(error: Exception, kind: RepositoryKind, repository: str, revision: str) -> str:
+    """What went wrong, and what to do about it."""
+    from huggingface_hub import constants, errors
+
+    name = f"{kind} {repository!r}"
+    place = f"the hub at {constants.ENDPOINT}"
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"{name} is gated on {place}; accept its terms there, then run `hf auth login` or set"
+            " HF_TOKEN"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"{name} must be a repository of {place}, which knows none of that name, or keeps it"
+            " private; correct the name, or run `hf auth login`"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return (
+            f"{name} must have the revision {revision!r}, {place} knows none; name a branch, a tag"
+            " or a whole commit"
+        )
+    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+        cause = (
+            "HF_HUB_OFFLINE is set"
+            if constants.HF_HUB_OFFLINE
+            else f"{place} does not answer ({_root(error)})"
+        )
+        return (
+            f"{name} at revision {revision!r} must be in the cache {constants.HF_HUB_CACHE} where"
+            f" the hub is not to be had, and is not, or not whole: {cause}; connect, or download"
+            " it on another machine and copy the cache"
+        )
+    return f"{name} could not be fetched from {place} ({error}); try again"
+
+
+def _root(error: BaseException) -> str:
+    """The first line of what an error came from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines: list[Any] = str(error).splitlines() or [type(error).__name__]
+    return str(lines[0])

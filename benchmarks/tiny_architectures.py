@@ -1,0 +1,69 @@
+"""Tiny models with random weights, one for each architecture that people bring.
+
+Every one has two or more layers, grouped-query attention, and what is particular to it: windows
+short enough to matter, layers without positions, scaled embeddings or logits, experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 512,
+    "initializer_range": 0.1, "bos_token_id": None, "eos_token_id": 0, "pad_token_id": None,
+}  # fmt: skip
+WINDOW = 8  # shorter than the sequences of the tests
+# model_type in Hugging Face's words, and what the architecture has beside the sizes
+ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {  # Any: values of configurations
+    "llama": {},
+    "qwen2": {},
+    "qwen2 with windows": {
+        "model_type": "qwen2", "use_sliding_window": True, "sliding_window": WINDOW,
+        "max_window_layers": 1,
+    },
+    "qwen3": {},
+    "mistral": {"sliding_window": None},
+    "mistral with windows": {"model_type": "mistral", "sliding_window": WINDOW},
+    "gemma": {},
+    "gemma2": {"sliding_window": WINDOW},
+    "gemma3_text": {
+        "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"],
+        "query_pre_attn_scalar": 32,
+    },
+    "phi": {},
+    "phi3": {"sliding_window": None},
+    "olmo2": {},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "granite": {
+        "logits_scaling": 4.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+    },
+    "qwen3_moe": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    },
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+}  # fmt: skip
+
+
+def save_tiny(
+    name: str,
+    path: Path,
+    vocabulary: int,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Path:
+    """Build an architecture of the table at random and save it, without a tokenizer."""
+    fields = {**SIZES, "vocab_size": vocabulary, **ARCHITECTURES[name]}
+    model_type = fields.pop("model_type", name)
+    config = AutoConfig.for_model(model_type, **fields)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.save_pretrained(path)
+    return path

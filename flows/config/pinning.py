@@ -1,0 +1,39 @@
+"""Names that may move, replaced by what they stand for now: revisions of the hub by their commits.
+
+A run keeps the pinned configuration in its manifest, so all its processes, and whoever resumes or
+repeats it, read the same files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from artifacts.datasets.hub_rows import HubRowsConfig
+from artifacts.models.choice import HubModelConfig
+from flows.config.run_config import RunConfig
+
+
+def pinned(config: RunConfig) -> RunConfig:
+    """The configuration with every model and data set of the hub at its commit, at any depth.
+    Raises ValueError for one that cannot be had."""
+    found: RunConfig = _pinned(config)
+    return found
+
+
+def _pinned(value: Any) -> Any:  # Any: configurations and values of their fields
+    match value:
+        case HubModelConfig() | HubRowsConfig():
+            return value.pinned()
+        case BaseModel():
+            fields = {name: getattr(value, name) for name in type(value).model_fields}
+            found = {name: _pinned(item) for name, item in fields.items()}
+            changed = {name: item for name, item in found.items() if item != fields[name]}
+            return value.model_copy(update=changed) if changed else value
+        case Mapping():
+            return {key: _pinned(item) for key, item in value.items()}
+        case tuple():
+            return tuple(map(_pinned, value))
+    return value

@@ -1,0 +1,101 @@
+"""Which models packed training (and vLLM beside it) can run: found out from the model's
+configuration, before anything starts.
+
+The learner embeds tokens and projects hidden states itself (policy, head) and replaces the
+attention of every layer (tree_attention). What a model does beyond that would be left out without
+a word, so it is named and refused here. docs/models.md has the table of what was tried.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+logger = logging.getLogger(__name__)
+
+TESTED = frozenset(
+    {
+        "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3_text", "phi3", "olmo2", "smollm3",
+        "granite",
+    }
+)  # fmt: skip
+ATTENTION = frozenset({"full_attention", "sliding_attention"})
+ENGINE_WANTS_ONE_KIND = frozenset({"qwen2", "qwen3"})
+# names of configurations, and what a value other than the usual one means
+CHANGED_NUMBERS = {
+    "attn_logit_softcapping": "soft-capped attention",
+    "final_logit_softcapping": "soft-capped logits",
+    "use_bidirectional_attention": "attention to later tokens",
+    "logit_scale": "scaled logits",
+    "lm_head_multiplier": "scaled logits",
+}
+
+
+def check_architecture(path: Path) -> Path:
+    """The model's directory again, if packed training computes what the model does and engines can
+    load what is published. ValueError names what stands in the way."""
+    config = _config(path)
+    _refuse(path, config, [*_obstacles(config), *_engine_obstacles(config)])
+    if config.model_type not in TESTED:
+        logger.warning(
+            "model=%s architecture=%s is not among those of docs/models.md; the sync gate compares"
+            " what it computes with the engines",
+            path,
+            config.model_type,
+        )
+    return path
+
+
+def check_packed(path: Path) -> None:
+    """The same without the engines: whether packed training computes what the model does."""
+    config = _config(path)
+    _refuse(path, config, list(_obstacles(config)))
+
+
+def _config(path: Path) -> Any:  # Any: transformers' configurations carry no types
+    return AutoConfig.from_pretrained(path, local_files_only=True)
+
+
+def _refuse(path: Path, config: Any, obstacles: Sequence[str]) -> None:  # Any: as above
+    if obstacles:
+        raise ValueError(
+            f"a run cannot train {config.model_type} in {path}: it has"
+            f" {', '.join(obstacles)}; choose a model of docs/models.md"
+        )
+
+
+def _engine_obstacles(config: Any) -> Iterator[str]:  # Any: as above
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if config.model_type in ENGINE_WANTS_ONE_KIND and len(kinds) > 1:
+        yield "windows in some of its layers only, which vLLM refuses for this architecture"
+    if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts")):
+        yield "experts, whose weights engines hold under other names than the learner publishes"
+
+
+def _obstacles(config: Any) -> Iterator[str]:  # Any: transformers' configurations carry no types
+    for name, meaning in CHANGED_NUMBERS.items():
+        if getattr(config, name, None) not in (None, False, 1.0):
+            yield f"{meaning} ({name})"
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - ATTENTION:
+        yield f"layers of {', '.join(sorted(kinds - ATTENTION))}"
+    if config.model_type == "gpt_oss":
+        yield "attention sinks"
+    yield from _unusual_ends(config)
+
+
+def _unusual_ends(config: Any) -> Iterator[str]:  # Any: as above
+    """Embedding and head that are more than a table each; built without memory to look at them."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    embedding = model.get_input_embeddings()
+    if type(embedding) is not nn.Embedding and not hasattr(embedding, "scalar_embed_scale"):
+        yield f"an embedding of its own ({type(embedding).__name__})"
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        yield "a head with a bias"

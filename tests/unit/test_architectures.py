@@ -1,0 +1,83 @@
+"""Packed tree attention gives each architecture's own log-probabilities and gradients, and what it
+cannot run is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from learner_factories import VOCABULARY, naive_logp, naive_model, random_groups
+
+from benchmarks.tiny_architectures import ARCHITECTURES, save_tiny
+from tasks.learner import tree_attention
+from tasks.learner.advantage import GrpoAdvantage
+from tasks.learner.architecture import check_architecture
+from tasks.learner.loss import ReinforceLoss, SequenceMean
+from tasks.learner.micro_step import MicroStep
+from tasks.learner.packing import micro_batches
+from tasks.learner.policy import Policy
+from tasks.learner.samples import training_set
+
+REFUSED = {
+    "gemma2": "soft-capped attention .*soft-capped logits",
+    "phi": "a head with a bias",
+    "gpt_oss": "attention sinks",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in REFUSED])
+def test_packed_training_computes_what_the_architecture_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(tree_attention, "QUERIES_PER_BLOCK", 16)
+    path = str(save_tiny(name, tmp_path, VOCABULARY))
+    policy, model = Policy(path, "fp32", "cpu", 1), naive_model(path)
+    samples = training_set(random_groups(3), GrpoAdvantage(), SequenceMean()).samples
+    step = MicroStep(ReinforceLoss(), 0.0, 0.8, policy, None)
+    total = sum(step.run(batch).loss_sum for batch in micro_batches(samples, 60))
+
+    losses = []
+    for sample in samples:
+        logp, _ = naive_logp(model, sample, temperature=0.8)
+        correction = (logp.detach() - torch.tensor(sample.behaviour)).exp().clamp(max=2.0)
+        losses.append(sample.weight * (-correction * sample.advantage * logp).sum())
+    expected = torch.stack(losses).sum()
+    expected.backward()
+
+    assert total == pytest.approx(expected.item(), rel=1e-4)
+    for parameter_name, parameter in model.named_parameters():
+        wanted = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        torch.testing.assert_close(
+            policy.flat.gradient(parameter_name),
+            wanted,
+            rtol=1e-3,
+            atol=1e-5 * (1 + float(wanted.abs().max())),
+        )
+
+
+FOR_ENGINES = {
+    "qwen2 with windows": "windows in some of its layers only",
+    "qwen3_moe": "experts, whose weights engines hold under other names",
+}
+
+
+@pytest.mark.parametrize(("name", "reason"), (REFUSED | FOR_ENGINES).items())
+def test_what_it_cannot_run_is_refused_with_the_reason(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    path = save_tiny(name, tmp_path, VOCABULARY)
+    with pytest.raises(
+        ValueError, match=f"cannot train {name.split()[0]} .*{reason}.*docs/models.md"
+    ):
+        check_architecture(path)
+
+
+def test_an_architecture_that_nobody_tried_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tiny("llama", tmp_path, VOCABULARY)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"exaone4"'))
+    check_architecture(tmp_path)
+    assert "architecture=exaone4 is not among those of docs/models.md" in caplog.text

@@ -1,0 +1,220 @@
+"""The mappings of docs/data.md, tried on rows of the published shapes, and the forms in which tests
+of programs are published."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hub_server import Hub, Repository, serve_hub, use_hub
+from pydantic import TypeAdapter
+
+from artifacts.datasets.choice import Dataset, TaskConfig, load_dataset
+from artifacts.datasets.code_cases import CodeGold, StdioCase
+from artifacts.datasets.program_tests import program_tests
+from artifacts.records import CaseVerdict
+from tasks.rewards.programs.sandbox.case_runner import CaseRunner
+from tasks.rewards.programs.sandbox.isolation import Isolation
+from tasks.rewards.programs.sandbox.limits import SandboxLimits
+from tasks.rewards.registry import RewardConfig
+
+PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+MAPPINGS: dict[str, Any] = {
+    title: json.loads(block)
+    for title, block in re.findall(r"^### ([^\n]+)\n[^#]*?```json\n(.*?)\n```", PAGE, re.M | re.S)
+}
+
+ADD = "def add(a, b):\n    return a + b\n"
+WRONG = "def add(a, b):\n    return a - b\n"
+MODULE = '''
+import pytest
+from solution import add
+
+def test_small():
+    assert add(2, 3) == 5
+
+def test_texts():
+    """Words."""
+    words = ["a", "b"]
+    assert add(*words) == "ab"
+
+def test_refuses():
+    with pytest.raises(TypeError):
+        add(1, "x")
+'''
+DEEPMATH = [
+    {"question": f"What is ${n} + \\frac{{1}}{{2}}$?",
+     "final_answer": f"\\dfrac{{{2 * n + 1}}}{{2}}", "difficulty": n / 2,
+     "topic": "Algebra", "r1_solution_1": "..."}
+    for n in range(20)
+]  # fmt: skip
+SYSTEM = {"role": "system", "content": "Please reason step by step."}
+ROLLPACKER = [
+    {
+        "id": str(n), "domain": ("math_rule", "llm_judge")[n % 2], "reference_time": "",
+        "source": "deepmath_103k", "difficulty": "5.0", "prompt": f"{n} + 1?",
+        "messages": json.dumps([SYSTEM, {"role": "user", "content": f"{n} + 1?"}]),
+        "ground_truth": str(n + 1), "case_type": "", "test_case_function": "", "test_cases": "",
+        "tag": "deepmath_103k",
+    }
+    for n in range(20)
+]  # fmt: skip
+DECLARED = [{"function_name": "add", "function_declaration": "def add(a, b):"}]
+KODCODE = [
+    {"style": "instruct", "question": f"Add two values ({n}).", "solution": ADD, "test": MODULE,
+     "test_info": DECLARED}
+    for n in range(3)
+] + [
+    {"style": "complete", "question": "Add, with a fixture.", "solution": ADD,
+     "test": "def test_it(fixture):\n    assert add(1, fixture)", "test_info": DECLARED},
+    {"style": "online_judge", "question": "Read two numbers, print their sum.", "solution": "",
+     "test": json.dumps({"stdin": ["2 3\n", "1 1\n"], "stdout": ["5\n", "2\n"]}), "test_info": []},
+]  # fmt: skip
+SUBJECTS = [
+    {"query": [SYSTEM, {"role": "user", "content": f"Which law has number {n}?"}],
+     "label": f"law {n}", "task": "exam"}
+    for n in range(8)
+]  # fmt: skip
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), buffer)
+    return buffer.getvalue()
+
+
+PUBLISHED = {
+    "zwhe99/DeepMath-103K": {"data/train-00000-of-00010.parquet": parquet(DEEPMATH)},
+    "KodCode/KodCode-V1": {"data/train-00000-of-00002.parquet": parquet(KODCODE)},
+    "virtuoussy/Multi-subject-RLVR": {
+        "train.parquet": parquet(SUBJECTS),
+        "test.parquet": parquet(SUBJECTS[:2]),
+    },
+}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with serve_hub() as hub:
+        use_hub(monkeypatch, hub.endpoint, tmp_path / "hub")
+        for name, files in PUBLISHED.items():
+            hub.repositories[f"datasets/{name}"] = Repository(files)
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[CaseRunner]:
+    runner = CaseRunner(Isolation.NAMESPACES, SandboxLimits())
+    yield runner
+    runner.close()
+
+
+def dataset_of(title: str, **changes: object) -> Dataset:
+    (mapping,) = [mapping for name, mapping in MAPPINGS.items() if name.startswith(title)]
+    task = TypeAdapter[TaskConfig](TaskConfig).validate_python(mapping["task"] | changes)
+    dataset = load_dataset(task, 0)
+    rewards = TypeAdapter[dict[str, RewardConfig]](dict[str, RewardConfig])
+    chosen = rewards.validate_python(mapping["rewards"])
+    assert "*" in chosen or set(dataset.domains) <= set(chosen)
+    return dataset
+
+
+def verdicts(runner: CaseRunner, gold: CodeGold, program: str) -> list[CaseVerdict]:
+    return [run.verdict for run in runner.run(program, gold, (20.0,) * len(gold.cases))]
+
+
+def test_deepmath(hub: Hub) -> None:
+    dataset = dataset_of("DeepMath, as its authors")
+    assert len(dataset.rows) + len(dataset.heldout) == 10, "half of the rows are hard enough"
+    row = dataset.rows[0]
+    assert row.messages[0].content.endswith("within \\boxed{}.")
+    assert row.text.startswith("What is $")
+    assert row.gold.startswith("\\dfrac{")
+
+
+def test_the_rows_of_the_artifact(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROLLPACKER)))
+    dataset = dataset_of("DeepMath and multi-subject", path=str(path))
+    assert set(dataset.domains) == {"math_rule", "llm_judge"}
+    assert [turn.role for turn in dataset.rows[0].messages] == ["system", "user"]
+
+
+def test_kodcode_with_assertions(hub: Hub, runner: CaseRunner) -> None:
+    dataset = dataset_of("KodCode: assertions", heldout_fraction=0)
+    assert len(dataset.rows) == 3, "the test with a fixture cannot run"
+    assert "`def add(a, b):`" in dataset.rows[0].text
+    gold = CodeGold.model_validate_json(dataset.rows[0].gold)
+    assert (gold.function, gold.solution, len(gold.cases)) == ("add", ADD, 3)
+    assert verdicts(runner, gold, gold.solution) == [CaseVerdict.PASS] * 3
+    assert CaseVerdict.PASS not in verdicts(runner, gold, WRONG)[:2]
+
+
+def test_kodcode_with_a_standard_input(hub: Hub, runner: CaseRunner) -> None:
+    (row,) = dataset_of("KodCode: whole", heldout_fraction=0).rows
+    gold = CodeGold.model_validate_json(row.gold)
+    right, wrong = ("print(sum(map(int, input().split())))", "print(5)")
+    assert verdicts(runner, gold, right) == [CaseVerdict.PASS] * 2
+    assert verdicts(runner, gold, wrong) == [CaseVerdict.PASS, CaseVerdict.WRONG]
+
+
+def test_multi_subject_questions(hub: Hub) -> None:
+    dataset = dataset_of("Multi-subject")
+    assert len(dataset.rows) == 6
+    assert {row.gold for row in dataset.heldout} == {"law 0", "law 1"}
+    assert set(dataset.domains) == {"subjects"}
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["assert add(2, 3) == 5", "assert add([1], [2]) == [1, 2]"],
+        json.dumps(["assert add(2, 3) == 5"]),
+        {"function": "add", "cases": [{"kind": "call", "arguments": [2, 3], "expected": 5}]},
+        "from math import floor\nfrom solution import *\nassert floor(add(2.5, 3)) == 5",
+        "from solution import add\nLIMIT = 5\ndef test_it():\n    assert add(2, 3) <= LIMIT",
+        MODULE,
+        MODULE + "\nif __name__ == '__main__':\n    pytest.main()",
+    ],
+)
+def test_published_forms_of_tests_tell_right_from_wrong(runner: CaseRunner, tests: Any) -> None:
+    gold = program_tests(tests)
+    assert set(verdicts(runner, gold, ADD)) == {CaseVerdict.PASS}
+    assert verdicts(runner, gold, "def add(a, b):\n    return 99\n")[0] is CaseVerdict.WRONG
+
+
+def test_whole_programs_may_have_lines_for_texts() -> None:
+    gold = program_tests({"inputs": [["1", "2"], "3"], "outputs": ["a", ["b", "c"]]})
+    assert gold.cases == (
+        StdioCase(stdin="1\n2", stdout="a"),
+        StdioCase(stdin="3", stdout="b\nc"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        ("", "must be an object, a list or a module's text"),
+        (None, "must be an object"),
+        ("def f(:", "must be Python"),
+        ("x = 1", "must have a function test_"),
+        ([], "must hold assertions"),
+        (["assert f(1) == g(1)"], "about one function, these are about f, g"),
+        (["assert len([]) == 0"], "these are about none"),
+        ("def test_it(tmp_path):\n    f()", "neither parameters nor decorators, it has 'tmp_path'"),
+        ("@pytest.mark.slow\ndef test_it():\n    f()", "neither parameters nor decorators"),
+        ({"stdin": ["1"], "stdout": []}, "as many inputs as outputs, got 1 and 0"),
+        ({"stdout": ["1"]}, "one of stdin, inputs, input"),
+        ({"cases": []}, "no CodeGold"),
+    ],
+)
+def test_tests_that_cannot_run_are_refused(tests: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        program_tests(tests)
