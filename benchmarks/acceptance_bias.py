@@ -98,7 +98,7 @@ def by_kind(rounds: Mapping[str, Sequence[Launched]]) -> Iterator[tuple[str, lis
     for kind, launched in rounds.items():
         yield kind, list(launched)
     if len(rounds) > 1:
-        yield EVERY_ROUND, [one for launched in rounds.values() for one in launched]
+        yield EVERY_ROUND, [response for launched in rounds.values() for response in launched]
 
 
 def parts(rounds: Mapping[str, Sequence[Launched]], seed: int) -> list[Part]:
@@ -106,10 +106,17 @@ def parts(rounds: Mapping[str, Sequence[Launched]], seed: int) -> list[Part]:
     found = []
     for kind, launched in by_kind(rounds):
         for name, fates in PARTS.items():
-            own = [one for one in launched if one.fate in fates]
-            tokens = clustered_mean([(one.prompt_id, float(one.num_tokens)) for one in own], seed)
+            own = [response for response in launched if response.fate in fates]
+            tokens = clustered_mean(
+                [(response.prompt_id, float(response.num_tokens)) for response in own], seed
+            )
             reward = clustered_mean(
-                [(one.prompt_id, one.reward) for one in own if one.reward is not None], seed
+                [
+                    (response.prompt_id, response.reward)
+                    for response in own
+                    if response.reward is not None
+                ],
+                seed,
             )
             if tokens is not None:
                 found.append(
@@ -138,19 +145,19 @@ def choices(rounds: Mapping[str, Sequence[Launched]], seed: int) -> list[Choice]
     found = []
     for kind, launched in by_kind(rounds):
         groups: dict[str, list[Launched]] = defaultdict(list)
-        for one in launched:
-            groups[one.prompt_id].append(one)
+        for response in launched:
+            groups[response.prompt_id].append(response)
         pairs = {
             name: (taken, group)
             for name, group in groups.items()
-            if (taken := [one for one in group if one.is_accepted])
+            if (taken := [response for response in group if response.is_accepted])
         }
         if pairs:
             found.append(
                 Choice(
                     kind=kind,
                     siblings_tokens=mean_tokens(
-                        [one for _, group in pairs.values() for one in group]
+                        [response for _, group in pairs.values() for response in group]
                     ),
                     tokens=mean_interval(
                         {

@@ -134,7 +134,7 @@ def _replay(
     children = []
     for spec in specs:
         own = [
-            [one for one in journal.read(step) if one.response.generated.engine == spec.name]
+            [row for row in journal.read(step) if row.response.generated.engine == spec.name]
             for step in rounds
         ]
         requests = [

@@ -97,13 +97,14 @@ class Machine:
                 size=size,
                 batch=batch,
                 length=PROMPT_TOKENS,
-                prefill_tokens_per_s=1 / one.prefill_s_per_token,
-                decode_tokens_per_s=batch / (one.step_s + one.step_s_per_sequence * (batch - 1)),
+                prefill_tokens_per_s=1 / replica.prefill_s_per_token,
+                decode_tokens_per_s=batch
+                / (replica.step_s + replica.step_s_per_sequence * (batch - 1)),
             )
-            for size, one in replicas.items()
+            for size, replica in replicas.items()
             for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256)
         )
-        room = {size: one.kv_capacity_tokens for size, one in replicas.items()}
+        room = {size: replica.kv_capacity_tokens for size, replica in replicas.items()}
         return ThroughputProfile(
             model="simulated", device="simulated", kv_tokens=room, points=points
         )
@@ -209,15 +210,15 @@ async def play_run(
 def rows(name: str, played: Sequence[PlayedRound]) -> list[tuple[str, ...]]:
     """Per kind of round: how many, their sizes in order, mean preemptions, mean rollout seconds."""
     by_kind: dict[str, list[PlayedRound]] = defaultdict(list)
-    for one in played:
-        by_kind[one.layout].append(one)
+    for simulated in played:
+        by_kind[simulated.layout].append(simulated)
     return [
         (
             name,
             f"{len(alike)} {kind}",
-            " ".join(str(one.size) for one in alike),
-            f"{sum(one.num_preemptions for one in alike) / len(alike):.0f}",
-            f"{sum(one.rollout_s for one in alike) / len(alike):.0f}",
+            " ".join(str(simulated.size) for simulated in alike),
+            f"{sum(simulated.num_preemptions for simulated in alike) / len(alike):.0f}",
+            f"{sum(simulated.rollout_s for simulated in alike) / len(alike):.0f}",
         )
         for kind, alike in sorted(by_kind.items(), reverse=True)
     ]
@@ -252,7 +253,7 @@ def main() -> None:
             "all",
             f"{changes} changes",
             "",
-            f"{sum(one.rollout_s for one in played):.0f} in total",
+            f"{sum(simulated.rollout_s for simulated in played):.0f} in total",
         )
     Console(width=140).print(table)
 

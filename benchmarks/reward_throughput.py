@@ -64,14 +64,14 @@ def judge(reward: MathAnswer, answer: VariedAnswer) -> Judged:
 
 def line(name: str, judged: list[Judged]) -> str:
     """Figures of some answers."""
-    taken_s = sorted(one.wall_s for one in judged)
+    taken_s = sorted(verdict.wall_s for verdict in judged)
     p50_ms, p99_ms, max_ms = (
         1e3 * taken_s[int(share * (len(taken_s) - 1))] for share in (0.50, 0.99, 1.0)
     )
-    counts = f"answers={len(judged)} asked_math_verify={sum(one.asked for one in judged)}"
-    timeouts = sum(one.score.outcome is Outcome.TIMEOUT for one in judged)
+    counts = f"answers={len(judged)} asked_math_verify={sum(verdict.asked for verdict in judged)}"
+    timeouts = sum(verdict.score.outcome is Outcome.TIMEOUT for verdict in judged)
     faults = (
-        f"wrong_verdicts={sum(one.is_mistaken for one in judged)}"
+        f"wrong_verdicts={sum(verdict.is_mistaken for verdict in judged)}"
         f" hangs={sum(s > HANG_S for s in taken_s)}"
     )
     speed = (
@@ -80,7 +80,7 @@ def line(name: str, judged: list[Judged]) -> str:
     )
     return (
         f"kind={name} {counts} {speed} timeouts={timeouts} {faults}"
-        f" crashes={sum(one.is_crash for one in judged)}"
+        f" crashes={sum(verdict.is_crash for verdict in judged)}"
     )
 
 
@@ -119,22 +119,29 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=10_000, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of the answers")
     parser.add_argument(
-        "--timeout-s", type=float, default=1.0, help="of one symbolic check; more on a busy machine"
+        "--timeout-s",
+        type=float,
+        default=1.0,
+        help="of one symbolic check; more on a busy machine",
     )
     arguments = parser.parse_args()
     if arguments.answers < 100:
         parser.error("fewer than 100 answers do not hold the hostile ones; raise --answers")
     judged = measure(varied_answers(arguments.seed, arguments.answers), arguments.timeout_s)
     by_kind: dict[str, list[Judged]] = defaultdict(list)
-    for one in judged:
-        by_kind[one.answer.kind].append(one)
+    for verdict in judged:
+        by_kind[verdict.answer.kind].append(verdict)
     for kind, of_kind in sorted(by_kind.items()):
         print(line(kind, of_kind))
-    faulty = [one for one in judged if one.is_mistaken or one.is_crash or one.wall_s > HANG_S]
-    for one in faulty[:20]:
+    faulty = [
+        verdict
+        for verdict in judged
+        if verdict.is_mistaken or verdict.is_crash or verdict.wall_s > HANG_S
+    ]
+    for verdict in faulty[:20]:
         print(
-            f"fault: gold={one.answer.gold!r} text={one.answer.text[-120:]!r}"
-            f" wanted={one.answer.is_right} got={one.score.detail}"
+            f"fault: gold={verdict.answer.gold!r} text={verdict.answer.text[-120:]!r}"
+            f" wanted={verdict.answer.is_right} got={verdict.score.detail}"
         )
     if faulty:
         raise SystemExit(f"{len(faulty)} answers without the right verdict")

@@ -201,7 +201,7 @@ def token_cost_s(machine: Machine, train_share: float) -> float:
 
 
 def mean(figures: Sequence[StepFigures], name: str) -> float:
-    return sum(float(getattr(one, name)) for one in figures) / len(figures)
+    return sum(float(getattr(seen, name)) for seen in figures) / len(figures)
 
 
 def main() -> None:

@@ -31,18 +31,18 @@ def ablation_plot(variants: Sequence[VariantCurves]) -> bytes:
     at its defaults."""
     figure = Figure(figsize=(15.0, 4.6), dpi=130, layout="constrained")
     by_samples, by_time, times = figure.subplots(1, 3)
-    for place, one in enumerate(variants):
-        for axes, x in ((by_samples, one.samples), (by_time, one.elapsed_s)):
+    for place, variant in enumerate(variants):
+        for axes, x in ((by_samples, variant.samples), (by_time, variant.elapsed_s)):
             axes.plot(
                 x,
-                smoothed(one.reward),
+                smoothed(variant.reward),
                 color=COLOURS[place % len(COLOURS)],
                 linewidth=2,
-                label=one.label,
+                label=variant.label,
             )
             axes.plot(
                 x,
-                one.reward,
+                variant.reward,
                 color=COLOURS[place % len(COLOURS)],
                 linewidth=0,
                 marker=".",
@@ -72,10 +72,10 @@ def ablation_plot(variants: Sequence[VariantCurves]) -> bytes:
 
 def _draw_stages(axes: Axes, variants: Sequence[VariantCurves]) -> None:
     """A bar per variant, the first on top."""
-    labels = [one.label for one in variants]
+    labels = [variant.label for variant in variants]
     left = [0.0] * len(variants)
-    for stage in dict.fromkeys(stage for one in variants for stage in one.stages_s):
-        seconds = [one.stages_s.get(stage, 0.0) for one in variants]
+    for stage in dict.fromkeys(stage for variant in variants for stage in variant.stages_s):
+        seconds = [variant.stages_s.get(stage, 0.0) for variant in variants]
         axes.barh(
             labels,
             seconds,

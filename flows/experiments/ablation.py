@@ -321,7 +321,7 @@ def _report(options: argparse.Namespace, period: int) -> None:
     (options.out / "ablation.md").write_text(report(lines, runs, period))
     if options.plot and runs:
         (options.out / "ablation.png").write_bytes(
-            ablation_plot([one for line in lines if (one := curves(line, runs)) is not None])
+            ablation_plot([values for line in lines if (values := curves(line, runs)) is not None])
         )
 
 
@@ -336,9 +336,9 @@ def curves(line: Line, runs: Sequence[MeasuredRun]) -> VariantCurves | None:
     every = [step for steps in own for step in steps]
     return VariantCurves(
         label=line.name,
-        samples=[mean(one) for one in zip(*groups, strict=False)],
-        elapsed_s=[mean(one) for one in zip(*elapsed, strict=False)],
-        reward=[mean(one) for one in zip(*rewards, strict=False)],
+        samples=[mean(values) for values in zip(*groups, strict=False)],
+        elapsed_s=[mean(values) for values in zip(*elapsed, strict=False)],
+        reward=[mean(values) for values in zip(*rewards, strict=False)],
         stages_s={stage: mean(step.timings[stage] for step in every) for stage in STAGES},
     )
 

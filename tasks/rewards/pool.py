@@ -138,7 +138,7 @@ class RewardPool:
         looks: list[Future[Score]] = []
         for own in self._looks:
             looks += own.look_again(
-                [one for one in scored if config_of(self._configs, one[0].domain) == own.config]
+                [pair for pair in scored if config_of(self._configs, pair[0].domain) == own.config]
             )
         return looks
 

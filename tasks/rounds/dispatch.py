@@ -43,7 +43,7 @@ class Dispatch:
         answers = await asyncio.gather(*readings, return_exceptions=True)
         lost = _losses(names, answers)
         stats = [answer for answer in answers if isinstance(answer, EngineStats)]
-        running = tuple(one for reading in stats for one in self._running_on(reading))
+        running = tuple(request_id for reading in stats for request_id in self._running_on(reading))
         return {reading.engine: reading.kv_tokens for reading in stats}, running, lost
 
     async def reading(self, name: str) -> EngineStats:

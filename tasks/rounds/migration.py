@@ -39,12 +39,12 @@ class Migration:
         """Keep what came back unfinished; returns those of it that are on the move. The others were
         given up by their engine."""
         moving = []
-        for one in partial:
-            self.kept[one.response_id] = one
-            if one.response_id in self._moving:
-                moving.append(one)
+        for response in partial:
+            self.kept[response.response_id] = response
+            if response.response_id in self._moving:
+                moving.append(response)
         self.moved += moving
-        self.stay(one.response_id for one in moving)
+        self.stay(response.response_id for response in moving)
         return moving
 
     def finish(self, response_id: str) -> None:

@@ -55,7 +55,7 @@ class Router:
             )
         name = min(
             self.in_service,
-            key=lambda one: self._cost[one] + EXTRA_WORK * self._added(one, request),
+            key=lambda replica: self._cost[replica] + EXTRA_WORK * self._added(replica, request),
         )
         self._costs[name][request.response_id] = self._added(name, request)
         self._cost[name] += self._costs[name][request.response_id]

@@ -45,26 +45,26 @@ def launched_of(
     response ids."""
     return [
         Launched(
-            prompt_id=one.prompt_id,
-            num_tokens=len(one.token_ids),
-            reward=rewards.get(one.response_id),
-            fate=fate_of(one, trained, filtered),
+            prompt_id=response.prompt_id,
+            num_tokens=len(response.token_ids),
+            reward=rewards.get(response.response_id),
+            fate=fate_of(response, trained, filtered),
         )
-        for one in generated
+        for response in generated
     ]
 
 
 def siblings_of_accepted(launched: Sequence[Launched]) -> list[Launched]:
     """Every launched response of the prompts that were accepted: what the accepted ones were chosen
     from."""
-    accepted = {one.prompt_id for one in launched if one.is_accepted}
-    return [one for one in launched if one.prompt_id in accepted]
+    accepted = {response.prompt_id for response in launched if response.is_accepted}
+    return [response for response in launched if response.prompt_id in accepted]
 
 
 def acceptance_figures(launched: Sequence[Launched]) -> dict[str, float]:
     """Length and reward of the accepted responses beside those of their siblings and of all; empty
     if none was accepted."""
-    accepted = [one for one in launched if one.is_accepted]
+    accepted = [response for response in launched if response.is_accepted]
     if not accepted:
         return {}
     siblings = siblings_of_accepted(launched)
@@ -82,10 +82,10 @@ def acceptance_figures(launched: Sequence[Launched]) -> dict[str, float]:
 
 def mean_tokens(launched: Sequence[Launched]) -> float:
     """Mean tokens; 0 without a response."""
-    return sum(one.num_tokens for one in launched) / max(len(launched), 1)
+    return sum(response.num_tokens for response in launched) / max(len(launched), 1)
 
 
 def mean_reward(launched: Sequence[Launched]) -> float:
     """Mean reward of those with a verdict; 0 without one."""
-    rewards = [one.reward for one in launched if one.reward is not None]
+    rewards = [response.reward for response in launched if response.reward is not None]
     return sum(rewards) / max(len(rewards), 1)

@@ -45,8 +45,8 @@ class SimulatedFeed:
 
     async def publish(self, generated: Sequence[Generated]) -> None:
         loop = asyncio.get_running_loop()
-        for one in generated:
-            score = self._score(one, loop.time())
+        for response in generated:
+            score = self._score(response, loop.time())
             loop.call_at(score.finished_s, self._deliver, score)
 
     async def scored(self, wait_s: float) -> list[Score]:

@@ -147,7 +147,7 @@ class JudgeDesk:
         while self._waiting and (
             idle := [judge for judge in self._judges if judge.name not in self._batches]
         ):
-            judge = min(idle, key=lambda one: self._served[one.name])
+            judge = min(idle, key=lambda judge: self._served[judge.name])
             share = min(self._max_batch, math.ceil(len(self._waiting) / len(idle)))
             taken = [self._waiting.popleft() for _ in range(share)]
             self._served[judge.name] += share
@@ -170,8 +170,10 @@ class JudgeDesk:
                 f"judge_timeout: {judge.name} had {len(questions)} questions for {deadline_s:g} s"
             )
             judged = tuple(
-                Judgement(key=one.key, p_yes=None, prompt_tokens=0, new_tokens=0, detail=detail)
-                for one in questions
+                Judgement(
+                    key=question.key, p_yes=None, prompt_tokens=0, new_tokens=0, detail=detail
+                )
+                for question in questions
             )
         except (
             Exception

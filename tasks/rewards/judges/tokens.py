@@ -75,7 +75,7 @@ def verdict_tokens(
     """
     found = [_spellings(tokenizer, word) for word in (yes, no)]
     shared = found[0] & found[1]
-    kept = [tuple(sorted(one - shared)) for one in found]
+    kept = [tuple(sorted(spellings - shared)) for spellings in found]
     if not all(kept):
         raise ValueError(
             "a judge's two verdicts must begin with different tokens of its vocabulary, got"
