@@ -25,7 +25,8 @@ from rich.table import Table
 from artifacts import layout
 from artifacts.journal import Journal
 from artifacts.records import Fate
-from artifacts.reports.plots import estimates, png
+from artifacts.reports.canvas import png
+from artifacts.reports.plots import estimates
 from artifacts.reports.summary import Estimate, mean_interval
 from artifacts.store import Store
 from artifacts.tables import ResponseRow

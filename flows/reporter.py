@@ -26,7 +26,7 @@ from rich.console import Console
 from artifacts import layout
 from artifacts.commit import StepCommit, read_commits
 from artifacts.journal import Journal
-from artifacts.reports import plots
+from artifacts.reports.canvas import png
 from artifacts.reports.figures import RunFigures, figures_of, write_figures
 from artifacts.reports.summary import RunSummary, headline, markdown, rich_summary
 from artifacts.tables import spans_to_parquet
@@ -276,7 +276,7 @@ class RunReporter:
 
     def _pictures(self, commits: Sequence[StepCommit]) -> dict[str, bytes]:
         drawn = self._results.pictures(commits, self._evaluations)
-        return {f"{name}.png": plots.png(figure) for name, figure in drawn.items()}
+        return {f"{name}.png": png(figure) for name, figure in drawn.items()}
 
     def _links(self) -> dict[str, str]:
         tracker, report = self._run.tracker, self._run.local_report(layout.PAGE)

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from artifacts import layout
 from artifacts.commit import StepCommit, read_manifest
 from artifacts.journal import Journal
-from artifacts.reports import plots
+from artifacts.reports import canvas, plots
 from artifacts.reports.answers import Question, questions_of, spread
 from artifacts.reports.page import Picture, RunPage, Setting, StepLine, render
 from artifacts.reports.summary import (
@@ -116,7 +116,7 @@ class RunResults:
         """The report as one page of HTML."""
         config = self._run.config
         drawn = {
-            name: Picture(title=title_of(figure), svg=plots.svg(figure))
+            name: Picture(title=title_of(figure), svg=canvas.svg(figure))
             for name, figure in self.pictures(commits, evaluations).items()
         }
         questions = self._questions(evaluations)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from artifacts.reports.plots import FAINT, GRID, INK, KIND_COLOURS, smoothed
+from artifacts.reports.canvas import FAINT, GRID, INK
+from artifacts.reports.plots import KIND_COLOURS, smoothed
 
 COLOURS = ("#222222", "#4477aa", "#cc6677", "#44aa99", "#aa4499", "#999933", "#661100")
 

@@ -1,12 +1,10 @@
-"""The report's pictures, each a function from numbers to a figure; `png` and `svg` encode it.
+"""The report's pictures, each a function from numbers to a figure; `canvas` encodes it.
 
-Figures are matplotlib's own objects, without pyplot: no window, no global state, safe in any
-thread. Leaves out where the numbers come from and where the bytes go.
+Leaves out where the numbers come from and where the bytes go.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -19,20 +17,20 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from artifacts.records import Span
+from artifacts.reports.canvas import (
+    DOTS_PER_INCH,
+    FAINT,
+    INK,
+    LANE,
+    PAPER,
+    legend,
+    legend_beside,
+    new_figure,
+    plain,
+)
 from artifacts.reports.summary import Estimate
 from artifacts.reports.timeline import union
 
-DOTS_PER_INCH = 130
-INK, FAINT, GRID, LANE, PAPER = "#222222", "#8a8f98", "#e6e8eb", "#f4f5f7", "#ffffff"
-# what a page calls the colours that depend on whether it is light or dark
-PAGE_COLOURS = {
-    INK: "--ink",
-    FAINT: "--faint",
-    GRID: "--grid",
-    LANE: "--lane",
-    PAPER: "--paper",
-}
-SVG_METADATA = ("Date", "Creator", "Format", "Type")  # left out: equal numbers draw equal pictures
 # Distinct under the common colour blindnesses and in grey: lightness differs as well as hue.
 KIND_COLOURS = {
     "rollout": "#4477aa",
@@ -70,7 +68,7 @@ def reward_curve(
 ) -> Figure:
     """Mean training reward by step, smoothed beside raw, and held-out reward with its interval
     where it was measured."""
-    figure, axes = _figure(8.0, 4.2, "Reward")
+    figure, axes = new_figure(8.0, 4.2, "Reward")
     axes.plot(
         steps,
         reward,
@@ -106,7 +104,7 @@ def reward_curve(
         bars.set_label(f"held-out ({level} CI)")
     axes.set(xlabel="step", ylabel="mean reward")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(axes)
+    legend(axes)
     return figure
 
 
@@ -115,7 +113,7 @@ def step_times(
 ) -> Figure:
     """Seconds of every step stacked by stage, the kind of round marked under each bar. Stages must
     not overlap in time."""
-    figure, axes = _figure(max(8.0, min(16.0, 0.16 * len(steps) + 3)), 4.4, "Step time by stage")
+    figure, axes = new_figure(max(8.0, min(16.0, 0.16 * len(steps) + 3)), 4.4, "Step time by stage")
     bottoms = [0.0] * len(steps)
     for stage, colour in _coloured(list(stages)).items():
         axes.bar(steps, stages[stage], bottom=bottoms, width=0.85, color=colour, label=stage)
@@ -129,7 +127,7 @@ def step_times(
     rounds = [Patch(color=colour, label=f"{kind} round") for kind, colour in of_round.items()]
     stacked, _ = axes.get_legend_handles_labels()
     gap = Patch(alpha=0, label="")
-    _legend_beside(axes, [*reversed(stacked), gap, *rounds])
+    legend_beside(axes, [*reversed(stacked), gap, *rounds])
     return figure
 
 
@@ -158,7 +156,7 @@ def response_lengths(lengths: Mapping[str, Sequence[int]]) -> Figure:
                 linestyle=line,
             )
         axes.set(ylabel="responses")
-        _plain(axes)
+        plain(axes)
         note = (
             f"{kind} rounds   n={len(values):,}   mean {sum(values) / len(values):.0f}   max"
             f" {values[-1]}"
@@ -171,7 +169,7 @@ def response_lengths(lengths: Mapping[str, Sequence[int]]) -> Figure:
 def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> Figure:
     """What every device did when: a row per device, a lane in it per actor; seconds since the first
     span."""
-    figure, axes = _figure(10.0, 1.6 + 0.55 * max(1, len(devices)), title)
+    figure, axes = new_figure(10.0, 1.6 + 0.55 * max(1, len(devices)), title)
     origin = min((span.start_s for span in spans), default=0.0)
     end = max((span.end_s for span in spans), default=1.0) - origin
     colours = _coloured(sorted({span.kind for span in spans}, key=_kind_order))
@@ -182,7 +180,7 @@ def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> F
     axes.set_yticks(range(len(devices)), devices)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    _legend_beside(axes, [Patch(color=colour, label=kind) for kind, colour in colours.items()])
+    legend_beside(axes, [Patch(color=colour, label=kind) for kind, colour in colours.items()])
     return figure
 
 
@@ -208,7 +206,7 @@ def estimates(title: str, panels: Mapping[str, Mapping[str, Estimate]]) -> Figur
                 )
         axes.set(xlabel=quantity, ylim=(len(rows) - 0.5, -0.5))
         axes.set_yticks(range(len(rows)), rows)
-        _plain(axes)
+        plain(axes)
     return figure
 
 
@@ -232,7 +230,7 @@ def comparison(first: RunCurves, second: RunCurves) -> Figure:
         (times, "Step time"),
     ):
         axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
-        _plain(axes)
+        plain(axes)
     for axes in (by_step, times):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     handles, names = by_step.get_legend_handles_labels()
@@ -258,28 +256,6 @@ def _draw_curve(
     axes.plot(
         [at for at, _ in rings], [value for _, value in rings], color=colour, linewidth=0, **RING
     )
-
-
-def png(figure: Figure) -> bytes:
-    """The figure as a picture of fixed size on white."""
-    sink = io.BytesIO()
-    figure.savefig(sink, format="png")
-    return sink.getvalue()
-
-
-def svg(figure: Figure) -> str:
-    """The figure as an <svg> element for a page: transparent, and with the page's own colours.
-
-    Ink, faint lines, grid, lanes and paper become the CSS variables of PAGE_COLOURS, so that one
-    picture serves a light page and a dark one.
-    """
-    sink = io.StringIO()
-    figure.savefig(sink, format="svg", transparent=True, metadata=dict.fromkeys(SVG_METADATA))
-    drawing = sink.getvalue()
-    drawing = drawing[drawing.index("<svg") :]
-    for colour, variable in PAGE_COLOURS.items():
-        drawing = drawing.replace(colour, f"var({variable})")
-    return drawing
 
 
 def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
@@ -333,34 +309,3 @@ def _coloured(kinds: Sequence[str]) -> dict[str, str]:
 def _round_colours(kinds: Iterable[str]) -> dict[str, str]:
     """A colour for every kind of round, in the order of their first appearance."""
     return dict(zip(dict.fromkeys(kinds), cycle(ROUND_COLOURS), strict=False))
-
-
-def _figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
-    _plain(axes)
-    return figure, axes
-
-
-def _plain(axes: Axes) -> None:
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.tick_params(colors=INK, labelsize=9)
-
-
-def _legend(axes: Axes) -> None:
-    axes.legend(frameon=False, fontsize=9)
-
-
-def _legend_beside(axes: Axes, handles: Sequence[object]) -> None:
-    axes.legend(
-        handles=list(handles),
-        loc="upper left",
-        bbox_to_anchor=(1.01, 1.0),
-        frameon=False,
-        fontsize=9,
-        borderaxespad=0,
-    )

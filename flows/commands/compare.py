@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from artifacts.reports.plots import RunCurves, comparison, png
+from artifacts.reports.canvas import png
+from artifacts.reports.plots import RunCurves, comparison
 from artifacts.reports.tracking import open_client, sqlite_file
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from artifacts.records import Span
-from artifacts.reports import plots
+from artifacts.reports import canvas, plots
 from artifacts.reports.summary import (
     Estimate,
     RunSummary,
@@ -114,7 +114,7 @@ def test_every_plot_is_a_picture() -> None:
         plots.comparison(run, run),
     ]
     assert all(
-        height > 200 and width > 800 for height, width, _ in map(shape, map(plots.png, pictures))
+        height > 200 and width > 800 for height, width, _ in map(shape, map(canvas.png, pictures))
     )
 
 

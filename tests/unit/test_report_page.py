@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from report_factories import keep_answers, make_commit, make_evaluation, make_row, make_run
 
-from artifacts.reports import plots
+from artifacts.reports import canvas, plots
 from artifacts.reports.answers import Question, questions_of, spread
 from artifacts.reports.page import duration
 from artifacts.store import Store
@@ -117,11 +117,11 @@ def test_a_run_before_its_first_step_has_a_page_too(tmp_path: Path) -> None:
 
 
 def test_drawings_have_the_colours_of_the_page() -> None:
-    drawing = plots.svg(plots.reward_curve([1, 2], [0.1, 0.2], {}))
+    drawing = canvas.svg(plots.reward_curve([1, 2], [0.1, 0.2], {}))
     assert drawing.startswith("<svg")
     assert "var(--ink)" in drawing
-    assert plots.INK not in drawing
-    assert plots.PAPER not in drawing
+    assert canvas.INK not in drawing
+    assert canvas.PAPER not in drawing
 
 
 def question(name: str, before: float, after: float) -> Question:

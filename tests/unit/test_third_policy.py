@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from round_factories import make_engines, simulate_run
 
 from artifacts.commit import StepCommit, commit_step, read_commits
-from artifacts.reports import plots
+from artifacts.reports import canvas, plots
 from artifacts.store import Store
 from benchmarks.simulated_round import SimulatedRound
 from flows import train
@@ -200,7 +200,7 @@ def test_its_steps_are_reported_committed_and_drawn_under_its_own_names(tmp_path
     steps, kinds = [commit.step for commit in commits], [commit.kind for commit in commits]
     rollout_s = {"rollout": [1.0] * len(steps)}
     for picture in (plots.step_times(steps, kinds, rollout_s), plots.response_lengths(lengths)):
-        assert plots.png(picture).startswith(b"\x89PNG")
+        assert canvas.png(picture).startswith(b"\x89PNG")
 
 
 def test_a_round_of_it_that_was_begun_comes_back(

@@ -1,0 +1,83 @@
+"""The paper that the report's pictures are drawn on: figures, axes, legends, and how they are
+encoded.
+
+Figures are matplotlib's own objects, without pyplot: no window, no global state, safe in any
+thread. Leaves out what is drawn (`plots`).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+DOTS_PER_INCH = 130
+INK, FAINT, GRID, LANE, PAPER = "#222222", "#8a8f98", "#e6e8eb", "#f4f5f7", "#ffffff"
+# what a page calls the colours that depend on whether it is light or dark
+PAGE_COLOURS = {
+    INK: "--ink",
+    FAINT: "--faint",
+    GRID: "--grid",
+    LANE: "--lane",
+    PAPER: "--paper",
+}
+SVG_METADATA = ("Date", "Creator", "Format", "Type")  # left out: equal numbers draw equal pictures
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a picture of fixed size on white."""
+    sink = io.BytesIO()
+    figure.savefig(sink, format="png")
+    return sink.getvalue()
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an <svg> element for a page: transparent, and with the page's own colours.
+
+    Ink, faint lines, grid, lanes and paper become the CSS variables of PAGE_COLOURS, so that one
+    picture serves a light page and a dark one.
+    """
+    sink = io.StringIO()
+    figure.savefig(sink, format="svg", transparent=True, metadata=dict.fromkeys(SVG_METADATA))
+    drawing = sink.getvalue()
+    drawing = drawing[drawing.index("<svg") :]
+    for colour, variable in PAGE_COLOURS.items():
+        drawing = drawing.replace(colour, f"var({variable})")
+    return drawing
+
+
+def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
+    """A figure of this size in inches with one titled pair of axes."""
+    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
+    plain(axes)
+    return figure, axes
+
+
+def plain(axes: Axes) -> None:
+    """Two axis lines, a faint grid behind the data."""
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=INK, labelsize=9)
+
+
+def legend(axes: Axes) -> None:
+    """A legend without a frame where there is room for it."""
+    axes.legend(frameon=False, fontsize=9)
+
+
+def legend_beside(axes: Axes, handles: Sequence[object]) -> None:
+    """A legend to the right of the axes, where it hides nothing."""
+    axes.legend(
+        handles=list(handles),
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+        fontsize=9,
+        borderaxespad=0,
+    )
