@@ -33,6 +33,7 @@ from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.token_loss import TokenBatch
 from tasks.learner.trainer import LearnerConfig
 from tasks.scheduling.policies.sync import SyncConfig
+from tests.test_layers import ROOMS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -228,6 +229,23 @@ def test_the_page_names_files_and_tests_that_exist() -> None:
     assert shown
     for file, test in shown:
         assert f"def {test}(" in (ROOT / file).read_text(), f"{file} has no {test}"
+
+
+def test_the_page_names_functions_where_they_are() -> None:
+    named = re.findall(r"`([\w.]+)`(?: of the policy)? in `([\w/]+\.py)`", PAGE.read_text())
+    assert len(named) >= 12
+    for name, file in named:
+        source = (ROOT / file).read_text()
+        *owner, function = name.split(".")
+        assert f"def {function}(" in source, f"{file} has no {name}"
+        assert not owner or f"class {owner[0]}" in source, f"{file} has no {name}"
+
+
+def test_the_page_has_the_rooms_in_their_order() -> None:
+    section = PAGE.read_text().split("## Rooms")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    names = re.findall(r"`([^`]+)`", " ".join(rows))
+    assert tuple(name.removesuffix("*.py").removesuffix("/") for name in names) == ROOMS
 
 
 def test_the_page_has_every_invariant_and_the_code_cites_none_that_it_lacks() -> None:
