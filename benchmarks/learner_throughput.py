@@ -27,10 +27,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from artifacts.models.choice import SmolLM2Config
 from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, VersionSpan, pack
-from tasks.learner.loss import PpoClipLoss, TokenBatch
+from tasks.learner.loss import PpoClipLoss
 from tasks.learner.models import resolve_model
 from tasks.learner.packing import Sample
 from tasks.learner.samples import training_set
+from tasks.learner.token_loss import TokenBatch
 from tasks.learner.trainer import LearnerConfig, LearnerRank
 
 _SHAPES = {"random-0.5b": (1024, 4096, 24, 16, 8), "random-1.5b": (2048, 8192, 22, 16, 8)}

@@ -69,6 +69,9 @@ class ChainSumConfig(BaseModel):
             )
         return self
 
+    def load(self, seed: int) -> Dataset:
+        return chain_sum(self, seed)
+
 
 def chain_sum(config: ChainSumConfig, seed: int) -> Dataset:
     """The questions of this configuration and seed."""

@@ -70,6 +70,9 @@ class FilesConfig(MappedConfig):
         description="Share of the distinct questions kept for evaluation, without heldout_path.",
     )
 
+    def load(self, seed: int) -> Dataset:
+        return file_rows(self, seed)
+
 
 def file_rows(config: FilesConfig, seed: int) -> Dataset:
     """The files' rows in their order, those of held-out questions apart. Raises ValueError for a

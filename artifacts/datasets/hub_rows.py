@@ -66,6 +66,9 @@ class HubRowsConfig(MappedConfig):
         commit = fetch("dataset", self.repository, self.revision, [CARD]).name
         return self.model_copy(update={"revision": commit})
 
+    def load(self, seed: int) -> Dataset:
+        return hub_rows(self, seed)
+
 
 def hub_rows(config: HubRowsConfig, seed: int) -> Dataset:
     """The split's rows in their order, those of held-out questions apart. Raises ValueError."""

@@ -37,6 +37,9 @@ class HumanEvalConfig(BaseModel):
         164, ge=1, le=164, description="Questions to evaluate on, drawn by the run's seed."
     )
 
+    def load(self, seed: int) -> Dataset:
+        return humaneval_rows(self, seed)
+
 
 def humaneval_rows(config: HumanEvalConfig, seed: int) -> Dataset:
     """The questions in an order drawn by the seed. Raises ValueError without the package

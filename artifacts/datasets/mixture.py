@@ -7,31 +7,14 @@ A part of weight 0 is evaluated only: its held-out questions are asked, none of 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from artifacts.datasets.chain_sum import ChainSumConfig
-from artifacts.datasets.file_rows import FilesConfig
-from artifacts.datasets.hub_rows import HubRowsConfig
-from artifacts.datasets.humaneval_rows import HumanEvalConfig
-from artifacts.datasets.reasoning_gym_rows import ReasoningGymConfig
 from artifacts.datasets.rows import Dataset, Row
-from artifacts.datasets.tiny_mix import TinyMixConfig
-from artifacts.datasets.tinycode import TinycodeConfig
-
-SingleTask = Annotated[
-    TinyMixConfig
-    | TinycodeConfig
-    | ChainSumConfig
-    | ReasoningGymConfig
-    | FilesConfig
-    | HubRowsConfig
-    | HumanEvalConfig,
-    Field(discriminator="kind"),
-]
+from artifacts.datasets.sources import SingleTask
 
 
 class PartConfig(BaseModel):
@@ -78,13 +61,13 @@ class MixtureConfig(BaseModel):
                 )
         return self
 
+    def load(self, seed: int) -> Dataset:
+        return mixture(self, seed)
 
-def mixture(
-    config: MixtureConfig, seed: int, load: Callable[[SingleTask, int], Dataset]
-) -> Dataset:
-    """Rows of the parts, each drawn by its weight and taken in the part's own order; `load` makes a
-    part's dataset."""
-    parts = [load(part.task, seed) for part in config.parts]
+
+def mixture(config: MixtureConfig, seed: int) -> Dataset:
+    """Rows of the parts, each drawn by its weight and taken in the part's own order."""
+    parts = [part.task.load(seed) for part in config.parts]
     weights = [part.weight for part in config.parts]
     heldout_weights = [part.heldout_weight for part in config.parts]
     rows = _interleave(

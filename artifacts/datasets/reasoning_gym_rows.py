@@ -61,6 +61,9 @@ class ReasoningGymConfig(BaseModel):
             )
         return self
 
+    def load(self, seed: int) -> Dataset:
+        return reasoning_gym_rows(self, seed)
+
 
 def reasoning_gym_rows(config: ReasoningGymConfig, seed: int) -> Dataset:
     """Equal shares of every data set, shuffled. ValueError if the extra is missing or a data set

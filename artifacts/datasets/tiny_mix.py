@@ -81,6 +81,9 @@ class TinyMixConfig(BaseModel):
             )
         return self
 
+    def load(self, seed: int) -> Dataset:
+        return tiny_mix(self, seed)
+
 
 def tiny_mix(config: TinyMixConfig, seed: int) -> Dataset:
     """The questions of this configuration and seed."""

@@ -50,6 +50,9 @@ class TinycodeConfig(BaseModel):
         ),
     )
 
+    def load(self, seed: int) -> Dataset:
+        return tinycode(self, seed)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:

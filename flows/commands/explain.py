@@ -21,7 +21,6 @@ from flows.commands.options import add_configuration
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
 from tasks.cluster.devices import engine_members, worker_specs
-from tasks.learner.loss import PpoClipLoss, ReinforceLoss
 from tasks.rewards.judges.reward import JudgeConfig, judge_engine_of
 from tasks.scheduling.batch import BatchAlgebra
 
@@ -83,7 +82,8 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         "optimizer updates per step",
         "1 (gradients summed over micro-batches and ranks, divided once)",
     )
-    yield "policy loss", _loss(config.learner.loss)
+    loss = config.learner.loss
+    yield "policy loss", f"{loss.kind}: {loss.explain()}"
     yield (
         "largest staleness",
         "0 steps: every trained token was sampled by the weights that the update starts from",
@@ -122,16 +122,6 @@ def _judge_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
                 f" responses of {domains}"
             ),
         )
-
-
-def _loss(loss: PpoClipLoss | ReinforceLoss) -> str:
-    if isinstance(loss, PpoClipLoss) and loss.clips:
-        bounds = f"{1 - loss.clip_low:g} to {1 + loss.clip_high:g}"
-        return f"{loss.kind}: the ratio learner/engine is clipped to {bounds}; no importance_cap"
-    told = f"{loss.kind}: weights learner/engine are truncated at {loss.importance_cap:g}"
-    if isinstance(loss, PpoClipLoss):
-        told += "; with one update a step the ratio is 1, clip_low and clip_high do nothing"
-    return told
 
 
 def _streams(config: RunConfig) -> str:

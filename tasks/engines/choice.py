@@ -2,7 +2,7 @@
 
     EngineConfig (chosen by `kind`) ──▶ build_engine ──▶ Replica
 
-A new engine is a file with its configuration and its replica, and one name in this union.
+A new engine is a file with its configuration and its replica, and one line in this union.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from tasks.engines.base import Replica
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.vllm.engine import VllmEngineConfig
 
-EngineConfig = Annotated[VllmEngineConfig | SimulatedEngineConfig, Field(discriminator="kind")]
+EngineConfig = Annotated[
+    VllmEngineConfig  # generates
+    | SimulatedEngineConfig,  # takes the time that it would take
+    Field(discriminator="kind"),
+]
 
 
 def build_engine(

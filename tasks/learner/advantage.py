@@ -1,8 +1,8 @@
 """Group-local advantages: what a response's reward is worth among its siblings.
 
 Local to the group on purpose: only such advantages can be computed while other groups are still
-being generated (DESIGN, invariant 4). Responses without a verdict (reward None) neither enter the
-mean nor get an advantage.
+being generated (invariant 4, docs/architecture.md). Responses without a verdict (reward None)
+neither enter the mean nor get an advantage.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ cut where one group outweighs the rest.
 
 The advantage belongs to the group, the gradient to the response: a rank that trains a part of a
 group is given all of it and computes the same advantages as the others. Sums add up whatever the
-cut (DESIGN, invariants 4 and 5).
+cut (invariants 4 and 5, docs/architecture.md).
 """
 
 from __future__ import annotations

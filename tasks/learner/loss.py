@@ -1,50 +1,21 @@
 """Per-token losses by name, and how tokens are weighted into one number.
 
 Everything is a sum with its normaliser: the loss of an update is sum(weight * token loss) /
-sum(normaliser), both over all ranks, divided once (DESIGN, invariants 4 and 5). Leaves out where
-log-probabilities come from (policy) and the division (trainer).
+sum(normaliser), both over all ranks, divided once (invariants 4 and 5, docs/architecture.md).
+Leaves out where log-probabilities come from (policy) and the division (trainer).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from tasks.learner.token_loss import TokenBatch, TokenLoss
+
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBatch:
-    """What the loss knows of each response token besides its current log-probability; all of shape
-    (tokens,), fp32."""
-
-    behaviour: Tensor  # log-probability under the engine that sampled it
-    advantage: Tensor  # of its response
-    weight: Tensor  # of its token loss in the sum
-    reference: Tensor | None  # log-probability under the frozen reference; None without a KL term
-
-    def take(self, indices: Tensor) -> TokenBatch:
-        """The tokens with these indices."""
-        return TokenBatch(
-            behaviour=self.behaviour[indices],
-            advantage=self.advantage[indices],
-            weight=self.weight[indices],
-            reference=None if self.reference is None else self.reference[indices],
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLoss:
-    """A loss per token, unweighted, and what explains it; all of shape (tokens,)."""
-
-    loss: Tensor  # differentiable with respect to the log-probabilities
-    importance: Tensor  # learner over engine, the importance weight before a bound is put on it
-    truncated: Tensor  # bool: that weight was truncated
-    clipped: Tensor  # bool: the clipped branch was the smaller one, no gradient
 
 
 class PpoClipLoss(BaseModel):
@@ -86,8 +57,17 @@ class PpoClipLoss(BaseModel):
 
     @property
     def clips(self) -> bool:
-        """Whether the ratio can differ from 1."""
+        """Only where the ratio can differ from 1."""
         return self.old_policy == "engine"
+
+    def explain(self) -> str:
+        if self.clips:
+            bounds = f"{1 - self.clip_low:g} to {1 + self.clip_high:g}"
+            return f"the ratio learner/engine is clipped to {bounds}; no importance_cap"
+        return (
+            f"weights learner/engine are truncated at {self.importance_cap:g}; with one update a"
+            " step the ratio is 1, clip_low and clip_high do nothing"
+        )
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
         old = logp.detach() if self.old_policy == "learner" else batch.behaviour
@@ -118,6 +98,9 @@ class ReinforceLoss(BaseModel):
     )
     clips: ClassVar[bool] = False
 
+    def explain(self) -> str:
+        return f"weights learner/engine are truncated at {self.importance_cap:g}"
+
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
         importance = torch.exp(logp.detach() - batch.behaviour)
         weight = importance.clamp(max=self.importance_cap)
@@ -129,7 +112,11 @@ class ReinforceLoss(BaseModel):
         )
 
 
-LossConfig = Annotated[PpoClipLoss | ReinforceLoss, Field(discriminator="kind")]
+LossConfig = Annotated[
+    PpoClipLoss  # the ratio is clipped
+    | ReinforceLoss,  # the weight is truncated
+    Field(discriminator="kind"),
+]
 
 
 class TokenMean(BaseModel):

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from tasks.learner.head import HeadResult
-from tasks.learner.loss import PpoClipLoss, ReinforceLoss, TokenBatch, k3
+from tasks.learner.loss import k3
 from tasks.learner.packing import PackedBatch
 from tasks.learner.policy import Decoder, Policy
 from tasks.learner.reports import AccumulateReport
+from tasks.learner.token_loss import PolicyLoss, TokenBatch
 
 
 class MicroStep:
@@ -20,7 +21,7 @@ class MicroStep:
 
     def __init__(
         self,
-        loss: PpoClipLoss | ReinforceLoss,
+        loss: PolicyLoss,
         kl_coefficient: float,
         temperature: float,
         policy: Policy,

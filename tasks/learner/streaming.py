@@ -6,9 +6,9 @@ rest to all ranks at its end.
                                                              ─▶ one reduction, one update
 
 Exact by construction: a rank adds sums of losses, gradients and normalisers, and nothing is divided
-before the reduction (DESIGN, invariant 4). Which group went where depends on timing, and with it
-the last bits of the sums; so the split is kept as a record and a replayed step follows it call by
-call. Leaves out devices and processes: a rank is whatever accumulates.
+before the reduction (invariant 4, docs/architecture.md). Which group went where depends on timing,
+and with it the last bits of the sums; so the split is kept as a record and a replayed step follows
+it call by call. Leaves out devices and processes: a rank is whatever accumulates.
 """
 
 from __future__ import annotations

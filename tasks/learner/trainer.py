@@ -5,8 +5,8 @@
         normaliser, loss       clip, AdamW, gather
 
 `accumulate` talks to no other rank, so ranks may get different numbers of calls in any split
-(DESIGN, invariant 4). All methods are synchronous and called from one thread; the Dask actor around
-it is `remote.LearnerActor`.
+(invariant 4, docs/architecture.md). All methods are synchronous and called from one thread; the
+Dask actor around it is `remote.LearnerActor`.
 """
 
 from __future__ import annotations

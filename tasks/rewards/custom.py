@@ -16,7 +16,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Prompt
-from tasks.rewards.base import ProcessReward, Verdict, infra
+from tasks.rewards.base import ProcessReward, Reward, Verdict, infra
+from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.workers.reply import Reply
 from tasks.rewards.workers.verify_worker import DEFAULT_MEMORY_BYTES, VerifyWorker, WorkerStartError
 
@@ -58,6 +59,10 @@ class CustomConfig(BaseModel):
         ge=1 << 28,
         description="Address space of the function's process; raise it to import torch.",
     )
+
+    def build_reward(self, book: TimeoutBook) -> Reward:
+        """It executes no programs and needs no time limits."""
+        return CustomReward(self)
 
 
 class CustomReward(ProcessReward):

@@ -22,8 +22,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.records import Generated, Outcome, Prompt
-from tasks.rewards.base import ProcessReward, Verdict, infra, wrong
+from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, wrong
 from tasks.rewards.maths.final_answer import answer_tail, find_expression
+from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.workers.verify_worker import VerifyWorker, without_value
 
 Entry = dict[str, Any]  # Any: reasoning-gym is untyped
@@ -53,6 +54,10 @@ class ReasoningGymConfig(BaseModel):
         default=True,
         description="Pay 1 for a full score and 0 for anything less; off, partial credit is kept.",
     )
+
+    def build_reward(self, book: TimeoutBook) -> Reward:
+        """It executes no programs and needs no time limits."""
+        return ReasoningGymReward(self)
 
 
 class ReasoningGymGold(BaseModel):

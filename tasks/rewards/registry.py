@@ -2,6 +2,9 @@
 
 {"add": MathAnswerConfig(), "*": CustomConfig(...)} -> build_rewards -> Rewards.score(prompt,
 generated), by prompt.domain
+
+A new reward is a file with its configuration and its scorer, and one line in the union
+RewardConfig.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ from pydantic import Field
 
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.base import Reward, Verdict, stamp
-from tasks.rewards.custom import CustomConfig, CustomReward
-from tasks.rewards.judges.reward import JudgeConfig, JudgedAtTheDesk
-from tasks.rewards.maths.math_answer import MathAnswer, MathAnswerConfig
+from tasks.rewards.custom import CustomConfig
+from tasks.rewards.judges.reward import JudgeConfig
+from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.programs.adaptive_timeout import (
     Anchor,
     TimeoutBook,
@@ -24,11 +27,15 @@ from tasks.rewards.programs.adaptive_timeout import (
     merged,
     observed,
 )
-from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig
-from tasks.rewards.reasoning_gym_score import ReasoningGymConfig, ReasoningGymReward
+from tasks.rewards.programs.code_tests import CodeTestsConfig
+from tasks.rewards.reasoning_gym_score import ReasoningGymConfig
 
 RewardConfig = Annotated[
-    MathAnswerConfig | CodeTestsConfig | ReasoningGymConfig | CustomConfig | JudgeConfig,
+    MathAnswerConfig  # mathematical answers, by value
+    | CodeTestsConfig  # programs, by their tests
+    | ReasoningGymConfig  # reasoning-gym's own scorers
+    | CustomConfig  # a function of the user's
+    | JudgeConfig,  # a second model
     Field(discriminator="kind"),
 ]
 
@@ -155,14 +162,4 @@ def build_rewards(configs: Mapping[str, RewardConfig]) -> Rewards:
 
 def build_reward(config: RewardConfig, book: TimeoutBook | None = None) -> Reward:
     """One reward from its configuration; `book` has the time limits that the run has learned."""
-    match config:
-        case CodeTestsConfig():
-            return CodeTests(config, book or TimeoutBook())
-        case MathAnswerConfig():
-            return MathAnswer(config)
-        case ReasoningGymConfig():
-            return ReasoningGymReward(config)
-        case CustomConfig():
-            return CustomReward(config)
-        case JudgeConfig():
-            return JudgedAtTheDesk()
+    return config.build_reward(book or TimeoutBook())

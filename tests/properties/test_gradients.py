@@ -1,5 +1,5 @@
-"""DESIGN invariants 4 and 5: neither an update's gradient nor its weights depend on how its groups
-are cut, packed, ordered or streamed."""
+"""Invariants 4 and 5 (docs/architecture.md): neither an update's gradient nor its weights depend on
+how its groups are cut, packed, ordered or streamed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Invariants 1, 2, 3 and 7 of the scheduling over simulated runs: random lengths, failing verdicts,
-dying engines."""
+"""Invariants 1, 2, 3 and 7 (docs/architecture.md) of the scheduling over simulated runs: random
+lengths, failing verdicts, dying engines."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from tasks.learner.loss import PpoClipLoss, ReinforceLoss, TokenBatch, k3
+from tasks.learner.loss import PpoClipLoss, ReinforceLoss, k3
+from tasks.learner.token_loss import TokenBatch
 
 
 def token(behaviour: float, advantage: float) -> TokenBatch:

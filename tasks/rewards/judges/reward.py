@@ -20,12 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.judgements import Judgement, JudgeMode, Question
 from artifacts.records import Generated, Outcome, Prompt, Score
-from tasks.rewards.base import Verdict, infra, wrong
+from tasks.rewards.base import Reward, Verdict, infra, wrong
 from tasks.rewards.judges.engine import JudgeEngineConfig
 from tasks.rewards.judges.prompt import Shown, make_question, shown_part, stated_part
 from tasks.rewards.maths.exact_number import exact_number, plain
 from tasks.rewards.maths.final_answer import answer_tail, find_number
 from tasks.rewards.maths.math_answer import read_gold
+from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 
 JUDGE = "judge"  # scorer of every judged response
 TOO_LONG, VETOED = "answer_too_long", "another_number"  # details of verdicts without a judge
@@ -130,6 +131,10 @@ class JudgeConfig(BaseModel):
         return (
             f"{self.engine.model.model_dump_json()} {self.engine.dtype} {self.engine.max_model_len}"
         )
+
+    def build_reward(self, book: TimeoutBook) -> Reward:
+        """Its verdicts come from the judges, who are asked elsewhere."""
+        return JudgedAtTheDesk()
 
 
 class JudgedAtTheDesk:

@@ -19,7 +19,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Prompt
-from tasks.rewards.base import ProcessReward, RewardUnavailable, Verdict, infra, right, wrong
+from tasks.rewards.base import (
+    ProcessReward,
+    Reward,
+    RewardUnavailable,
+    Verdict,
+    infra,
+    right,
+    wrong,
+)
 from tasks.rewards.interrupt import Interrupted
 from tasks.rewards.maths.exact_number import (
     ExactNumber,
@@ -33,6 +41,7 @@ from tasks.rewards.maths.exact_number import (
 )
 from tasks.rewards.maths.final_answer import answer_tail, find_expression, find_number, fold
 from tasks.rewards.maths.same_answer import Rules, is_readable, same_answer, same_number
+from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.workers.verify_worker import VerifyWorker, without_value
 
 RECYCLE_CALLS = 10_000  # a fresh worker costs seconds: it reads everything for the first time
@@ -79,6 +88,10 @@ class MathAnswerConfig(BaseModel):
             "part of the answer, so that 50% is 50% only."
         ),
     )
+
+    def build_reward(self, book: TimeoutBook) -> Reward:
+        """It executes no programs and needs no time limits."""
+        return MathAnswer(self)
 
 
 class MathAnswer(ProcessReward):

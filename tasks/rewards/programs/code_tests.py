@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.datasets.code_cases import CodeGold
 from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Prompt, Score
-from tasks.rewards.base import ProcessReward, Verdict, printable, right, stamp, wrong
+from tasks.rewards.base import ProcessReward, Reward, Verdict, printable, right, stamp, wrong
 from tasks.rewards.programs.adaptive_timeout import (
     AdaptiveTimeoutConfig,
     TimeoutBook,
@@ -61,6 +61,10 @@ class CodeTestsConfig(BaseModel):
     timeout: AdaptiveTimeoutConfig = Field(
         default_factory=AdaptiveTimeoutConfig, description="Time limits of the test cases."
     )
+
+    def build_reward(self, book: TimeoutBook) -> Reward:
+        """`book` has the time limits that the run has learned."""
+        return CodeTests(self, book)
 
 
 class CodeTests(ProcessReward):
