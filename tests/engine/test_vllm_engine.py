@@ -184,7 +184,7 @@ async def test_loading_changes_what_is_sampled_and_attested(
     seen = {}
     for version, (weights, model) in versions.items():
         attestation = await engine.load_weights(weights, probes=PROBES)
-        assert attestation.version == version == (await engine.stats()).version
+        assert attestation.version == version
         assert dict(attestation.fingerprints) == fingerprints(weights.path)
         for probe, logprobs in zip(PROBES, attestation.probe_logprobs, strict=True):
             assert logprobs == pytest.approx(reference_logprobs(model, probe).tolist(), abs=0.3)
@@ -254,7 +254,6 @@ async def test_loading_refuses_a_file_of_another_model(
     with pytest.raises(ValueError, match="lacks"):
         await engine.load_weights(
             WeightsRef(version=9, path=str(tmp_path / "part.safetensors"), digest=""),
-            seed=5,
             probes=(),
         )
     after = await engine.load_weights(versions[1][0], probes=PROBES)
