@@ -14,7 +14,6 @@ from pydantic import TypeAdapter
 
 from artifacts.datasets.choice import Dataset, TaskConfig, load_dataset
 from artifacts.records import Prompt
-from tasks.engines.model_files import read_tokenizer
 from tasks.environments.single_turn import render
 from tasks.run_context import RunContext
 from tasks.scheduling.events import PromptRef
@@ -43,8 +42,9 @@ def task_dataset(task: TaskConfig, seed: int) -> Dataset:
 @lru_cache(maxsize=4)
 def tokenizer_of(model_path: str) -> PreTrainedTokenizerBase:
     """The model's tokenizer; loaded once per process."""
-    tokenizer: PreTrainedTokenizerBase = read_tokenizer(model_path)
-    return tokenizer
+    from transformers import AutoTokenizer  # seconds, for processes that render prompts
+
+    return AutoTokenizer.from_pretrained(model_path)
 
 
 def prompts_of(run: RunContext, refs: Sequence[PromptRef]) -> dict[str, Prompt]:

@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# how a tokenizer_config.json calls the class that all of a tokenizer.json's behaviour comes from
-GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
-
 
 def check_model_directory(model_path: str) -> None:
     """ValueError, before anything heavy starts, when the directory cannot be served."""
@@ -31,17 +28,7 @@ def check_model_directory(model_path: str) -> None:
 def read_tokenizer(
     model_path: str,
 ) -> Any:  # Any: transformers' tokenizers have no useful common type
-    """The tokenizer of the directory, without asking a registry.
-
-    Choosing a class takes transformers four times as long to import as the one class without a
-    name of its own: it is read as what it is.
-    """
-    file = Path(model_path) / "tokenizer_config.json"
-    named = json.loads(file.read_text()).get("tokenizer_class") if file.is_file() else None
-    if named in GENERIC_TOKENIZERS:
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast.from_pretrained(model_path, local_files_only=True)
+    """The tokenizer of the directory, without asking a registry."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model_path, local_files_only=True)

@@ -4,8 +4,6 @@ repeats to the bit."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,6 @@ from artifacts.models.choice import (
     cache_name,
     check_model,
 )
-from tasks.engines.model_files import read_tokenizer
 from tasks.learner.models import resolve_model
 from tasks.learner.warm_up import warm_up
 
@@ -162,30 +159,3 @@ def test_a_model_is_chosen_by_kind() -> None:
     assert model.validate_python({"kind": "smollm2"}) == SmolLM2Config()
     with pytest.raises(ValidationError, match="multiple of head_dim"):
         model.validate_python({"kind": "tiny_llama", "hidden_size": 100})
-
-
-def test_a_tokenizer_without_a_class_of_its_own_is_read_as_transformers_would(
-    tmp_path: Path,
-) -> None:
-    character_tokenizer().save_pretrained(tmp_path)
-    read, chosen = read_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
-    assert type(read) is type(chosen)
-    assert read.special_tokens_map == chosen.special_tokens_map
-    messages = [{"role": "user", "content": "a3b2c2d1="}]
-    asked = [
-        tokenizer.apply_chat_template(messages, tokenize=False) for tokenizer in (read, chosen)
-    ]
-    assert asked[0] == asked[1]
-    assert read(asked[0])["input_ids"] == chosen(asked[1])["input_ids"]
-
-
-def test_reading_it_spares_the_import_of_all_architectures(tmp_path: Path) -> None:
-    character_tokenizer().save_pretrained(tmp_path)
-    code = (
-        "import sys; from tasks.engines.model_files import read_tokenizer; "
-        f"read_tokenizer({str(tmp_path)!r}); print('sklearn' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout.strip() == "False"
