@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from artifacts.datasets.choice import Dataset, TaskConfig, load_dataset
 from artifacts.records import Prompt
 from tasks.environments.single_turn import render
 from tasks.run_context import RunContext
 from tasks.scheduling.events import PromptRef
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 HELDOUT = "heldout"  # the epoch's place in the id of a held-out prompt: "heldout/<row>"
 
@@ -42,8 +39,6 @@ def task_dataset(task: TaskConfig, seed: int) -> Dataset:
 @lru_cache(maxsize=4)
 def tokenizer_of(model_path: str) -> PreTrainedTokenizerBase:
     """The model's tokenizer; loaded once per process."""
-    from transformers import AutoTokenizer  # seconds, for processes that render prompts
-
     return AutoTokenizer.from_pretrained(model_path)
 
 

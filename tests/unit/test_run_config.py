@@ -4,8 +4,6 @@ errors say."""
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -374,15 +372,3 @@ def test_milestones_of_the_stream_trainer_are_checked() -> None:
     assert "last_milestone must be >= first_milestone (0.2), got 0.1" in refusal(
         "stream_trainer.last_milestone=0.1"
     )
-
-
-def test_reading_a_configuration_imports_no_model_library() -> None:
-    """They take seconds, and every command reads one."""
-    code = (
-        "import sys, flows.config.run_config as _; print([name for name in"
-        " ('transformers', 'vllm', 'mlflow', 'sklearn') if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout.strip() == "[]"
