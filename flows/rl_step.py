@@ -45,7 +45,8 @@ async def rl_step(plan: StepPlan) -> StepReport:
         rollout = run_rollout.submit(plan)
         reward = score_responses.submit(plan)
         gradients = accumulate_gradients.submit(plan)
-        policy = update_policy.submit(plan, gradients)  # type: ignore[call-overload]  # Dask hands over the result
+        # Dask hands over the result
+        policy = update_policy.submit(plan, gradients)  # type: ignore[call-overload]
         published = publish_weights.submit(plan, policy)
     done = await all_results((rollout, reward, gradients, policy, published))
     return StepReport(

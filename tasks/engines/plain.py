@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedTokenizerBase,
     TextStreamer,
@@ -22,7 +21,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from artifacts.records import Generated, Prompt, VersionSpan
-from tasks.engines.model_files import read_stop_ids
+from tasks.engines.model_files import read_stop_ids, read_tokenizer
 
 Told = Callable[[str], None]
 
@@ -35,7 +34,7 @@ class PlainModel:
         transformers_logging.disable_progress_bar()
         transformers_logging.set_verbosity_error()
         self.name = name
-        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory)
+        self.tokenizer: PreTrainedTokenizerBase = read_tokenizer(str(directory))
         self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         self._stop_ids = read_stop_ids(str(directory), self.tokenizer)
 

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from artifacts.datasets.reasoning_gym_rows import ALLOWED_DATASETS
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, wrong
 from tasks.rewards.maths.final_answer import answer_tail, find_expression
@@ -29,15 +30,6 @@ from tasks.rewards.workers.verify_worker import VerifyWorker, without_value
 
 Entry = dict[str, Any]  # Any: reasoning-gym is untyped
 
-ALLOWED_DATASETS = frozenset(
-    {
-        "aiw", "basic_arithmetic", "calendar_arithmetic", "chain_sum", "count_bits", "count_primes",
-        "family_relationships",
-        "gcd", "gsm_symbolic", "lcm", "leg_counting", "letter_counting", "maze", "number_sequence",
-        "number_sorting",
-        "products", "simple_equations", "sokoban", "spell_backward", "word_sorting",
-    }
-)  # fmt: skip
 TIMEOUT_S = 5.0  # of processor time, for a scorer
 ENTRY_S = 60.0  # the same, to generate an entry: a sokoban takes 4 s, which is no response's doing
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -107,3 +109,16 @@ def naive_logp(
     logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt) - 1 : -1]
     logs = (logits / temperature).log_softmax(-1)
     return logs.gather(1, ids[0, len(sample.prompt) :, None])[:, 0], -(logs.exp() * logs).sum(-1)
+
+
+def run_processes(target: Callable[..., None], arguments: Sequence[tuple[object, ...]]) -> None:
+    """The same function in one fresh process per argument list, side by side; all must end well."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=target, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        if process.is_alive():
+            process.kill()
+        assert process.exitcode == 0

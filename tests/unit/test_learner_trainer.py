@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 from pathlib import Path
 
 import pytest
 import torch
-from learner_factories import make_group, make_model, naive_logp, naive_model, random_groups
+from learner_factories import (
+    make_group,
+    make_model,
+    naive_logp,
+    naive_model,
+    random_groups,
+    run_processes,
+)
 
 from artifacts.records import pack
 from artifacts.weights import fingerprints, read_weights
@@ -236,19 +242,8 @@ def test_two_ranks_make_the_update_of_one_and_share_its_checkpoint(
     shards."""
     groups = random_groups(7, num_groups=6)
     one, other = balance(groups, 2)
-    context = multiprocessing.get_context("spawn")
     shares = [[one], [other[:1], other[1:]]]
-    processes = [
-        context.Process(target=_train, args=(rank, model_path, shares, str(tmp_path)))
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        if process.is_alive():
-            process.kill()
-        assert process.exitcode == 0
+    run_processes(_train, [(rank, model_path, shares, str(tmp_path)) for rank in range(2)])
 
     alone = learner(model_path)
     for step in (1, 2):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from learner_factories import make_group, make_model, random_groups
+from learner_factories import make_group, make_model, random_groups, run_processes
 from plan_factories import make_report
 from rich.console import Console
 
@@ -148,16 +147,8 @@ def test_all_ranks_leave_the_same_updates_out(model_path: str, tmp_path: Path) -
     """Two gloo processes, one with NaN, end where one rank ends that sees the good steps."""
     first = [GOOD[:2], GOOD[:2], FLAT, LATER[:2]]
     shares = [first, [GOOD[2:], sick(math.nan, GOOD[2:]), FLAT, LATER[2:]]]
-    context = multiprocessing.get_context("spawn")
     arguments = [(rank, model_path, shares, str(tmp_path)) for rank in range(2)]
-    processes = [context.Process(target=_train, args=each) for each in arguments]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        if process.is_alive():
-            process.kill()
-        assert process.exitcode == 0
+    run_processes(_train, arguments)
     together, alone = learner(model_path), learner(model_path)
     together.load_checkpoint(str(tmp_path / "checkpoint"))
     for step, groups in ((1, GOOD), (4, LATER)):

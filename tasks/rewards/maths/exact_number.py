@@ -52,7 +52,8 @@ _ASIDE = re.compile(
 _WRAPPERS = re.compile(r"(?<!\\)\\[()\[\]!]|(?<!\\)\$|\{,\}")
 _UNEVALUATED = re.compile(
     r"[+*^!÷×·]|(?<=[0-9)}])\s*[-/]\s*[0-9({\\]|[0-9]\s*[eE][-+]?[0-9]"
-    r"|\\(?:times|cdot|div|ast|[dt]?binom|sqrt|int|sum|prod|lim|det|log|ln|exp|sin|cos|tan|Gamma|pm|mp|bmod|gcd|max|min)"
+    r"|\\(?:times|cdot|div|ast|[dt]?binom|sqrt|int|sum|prod|lim|det|log|ln|exp"
+    r"|sin|cos|tan|Gamma|pm|mp|bmod|gcd|max|min)"
 )
 _UNFINISHED = r"int|i+nt|oint|sum|prod|lim|det|[dt]?binom|Gamma"
 _UNDONE = re.compile(rf"[0-9A-Za-z)}}]\s*!|\\(?:{_UNFINISHED})(?![A-Za-z])")

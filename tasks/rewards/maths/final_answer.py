@@ -20,7 +20,8 @@ TAIL_CHARS = 4_000
 # tokens leaves the role name of a ChatML turn behind, glued to what came before ("Answer:
 # 8user\n"): the second pattern finds that.
 _MARKER = re.compile(
-    r"<(?:\|(?:im_start|im_end|endoftext|eot_id|start_header_id|end_header_id|begin_of_text|user|assistant|system|end)\|>"
+    r"<(?:\|(?:im_start|im_end|endoftext|eot_id|start_header_id|end_header_id"
+    r"|begin_of_text|user|assistant|system|end)\|>"
     r"|/?s>|(?:start|end)_of_turn>|[｜]User[｜]>|[｜]Assistant[｜]>)|\[/?INST\]"
 )
 _BARE_ROLE = re.compile(r"(?<![A-Za-z \t])(?:user|assistant|system)[ \t]*\n")

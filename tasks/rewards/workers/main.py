@@ -85,7 +85,8 @@ def load_scorer(path: str) -> Scorer:
     scorer = getattr(module, name, None)
     if not callable(scorer):
         raise ValueError(f"{module_path} has no function {name}")
-    return scorer  # type: ignore[no-any-return]  # callable() is all that can be known of a user's function
+    # callable() is all that can be known of a user's function
+    return scorer  # type: ignore[no-any-return]
 
 
 def _load_file(path: Path) -> ModuleType:

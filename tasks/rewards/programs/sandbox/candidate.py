@@ -121,7 +121,8 @@ def _limit(memory_bytes: int, tmp_bytes: int) -> None:
 def _serve(start: Message) -> None:
     if not start["is_main"]:
         os.dup2(2, 1)  # what it prints is thrown away
-    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # which the interpreter's start leaves out here
+    # the interpreter's start leaves them out here
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     module = ModuleType("__main__" if start["is_main"] else "solution")
     sys.modules[module.__name__] = module  # where dataclasses and typing look for a class's names
     namespace = vars(module)
