@@ -28,9 +28,10 @@ from tasks.scheduling.events import Event, Finished, Launch, PromptRef, Scored
 from tasks.scheduling.ledger import account_tokens
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
-from tasks.scheduling.policies.tail_batching import ShortRoundScheduler, TailBatchingConfig
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.prompt_stream import draw_prompts
 from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])

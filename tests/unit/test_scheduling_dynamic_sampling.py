@@ -27,8 +27,9 @@ from tasks.scheduling.events import (
 )
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
-from tasks.scheduling.policies.tail_batching import ShortRoundScheduler, TailBatchingConfig
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 
 BATCH = BatchConfig(prompts_per_step=4, responses_per_prompt=2)

@@ -18,7 +18,7 @@ from tasks.scheduling.events import (
     RoundScheduler,
     Scored,
 )
-from tasks.scheduling.policies.tail_batching import ShortRoundScheduler
+from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 
 

@@ -1,0 +1,133 @@
+"""The scheduler of a short round: of more prompts than it trains, the first to finish are kept.
+
+    a prompt has R0 verdicts and its domain a free slot  ->  accept it, abort its siblings
+    a domain has no free slot any more                   ->  abort the rest of the domain
+    all P0 slots are taken                               ->  abort the rest, close;
+                                                             defer its prompts in launch order
+    its rewards agree and the round has a reserve        ->  filter it, launch another
+                                                             (`dynamic_sampling`)
+
+Slots follow the launched mix of domains (`quotas`) and therefore can always be filled. Within a
+prompt the first R0 verdicts count, which favours short answers when eta_R > 1. No rule can do
+better and still gain: what is trained before all eta_R*R0 are in cannot contain those that are
+still running. With eta_R = 1 nothing is chosen within a prompt; `acceptance` says what is left of
+the bias then, and on which engines nothing is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tasks.scheduling.dynamic_sampling import Reserve
+from tasks.scheduling.events import (
+    AcceptGroup,
+    CloseRound,
+    Decision,
+    Defer,
+    Drop,
+    Event,
+    Filter,
+    RoundPlan,
+)
+from tasks.scheduling.groups import GroupProgress, describe_missing
+from tasks.scheduling.quotas import Slots
+
+
+class ShortRoundScheduler:
+    """Accepts exactly `accept_prompts` groups; fewer only when dropped prompts leave too few to
+    choose from."""
+
+    def __init__(self, plan: RoundPlan) -> None:
+        assert plan.accept_prompts <= len(plan.prompts), "a round can accept only what it launched"
+        self._plan = plan
+        self._reserve = Reserve(plan)
+        self._undecided = {ref.prompt_id: GroupProgress(ref, plan) for ref in plan.prompts}
+        self._slots = Slots(plan.quotas, plan.accept_prompts)
+        self._is_closed = False
+
+    def start(self) -> list[Decision]:
+        groups = self._undecided.values()
+        return [
+            launch for group in groups for launch in group.launch(self._plan.launch_per_prompt)
+        ] + self._close_full_domains()
+
+    def handle(self, event: Event) -> list[Decision]:
+        group = self._undecided.get(event.prompt_id)
+        if group is None or self._is_closed:
+            return []
+        decisions: list[Decision] = [*group.handle(event)]
+        if group.is_hopeless:
+            decisions += self._drop(group)
+        decisions += self._accept_complete()
+        return decisions if self._slots.num_free else [*decisions, *self._close()]
+
+    def waiting_for(self) -> str:
+        return describe_missing(
+            (group for group in self._undecided.values() if group.is_open), self._slots.num_free
+        )
+
+    def _accept_complete(self) -> list[Decision]:
+        decisions: list[Decision] = []
+        for group in [group for group in self._undecided.values() if group.is_complete]:
+            if self._slots.is_free(group.ref.domain):
+                del self._undecided[group.ref.prompt_id]
+                decisions += self._accept(group)
+        return decisions + self._close_full_domains() if decisions else []
+
+    def _accept(self, group: GroupProgress) -> list[Decision]:
+        """Give the group a slot of its domain, or, if it is filtered, launch another of its domain
+        in its place."""
+        further = self._reserve.replacement(group)
+        if further is not None:
+            self._undecided[further.ref.prompt_id] = further
+            return [
+                *group.close(),
+                Filter(prompt_id=group.ref.prompt_id),
+                *further.launch(self._plan.launch_per_prompt),
+            ]
+        self._slots.take(group.ref.domain)
+        return [
+            AcceptGroup(prompt_id=group.ref.prompt_id, indices=group.accepted_indices()),
+            *group.close(),
+        ]
+
+    def _close_full_domains(self) -> list[Decision]:
+        full = [
+            group
+            for group in self._undecided.values()
+            if group.is_open and not self._slots.is_free(group.ref.domain)
+        ]
+        return [abort for group in full for abort in group.close()]
+
+    def _drop(self, group: GroupProgress) -> list[Decision]:
+        """Give the prompt up; a slot that its domain cannot fill any more goes to a domain that
+        can."""
+        del self._undecided[group.ref.prompt_id]
+        aborts = group.close()
+        self._slots.give_up(
+            Counter(
+                group.ref.domain
+                for group in self._undecided.values()
+                if group.is_open or group.is_complete
+            )
+        )
+        return [*aborts, Drop(prompt_id=group.ref.prompt_id)]
+
+    def _close(self) -> list[Decision]:
+        self._is_closed = True
+        aborts = [abort for group in self._undecided.values() for abort in group.close()]
+        return [
+            *aborts,
+            *(self._put_off(group) for group in self._undecided.values()),
+            CloseRound(),
+        ]
+
+    def _put_off(self, group: GroupProgress) -> Decision:
+        """A group that was too late is asked again in a long round, unless it is complete and would
+        be filtered there."""
+        prompt_id = group.ref.prompt_id
+        return (
+            Filter(prompt_id=prompt_id)
+            if self._reserve.filters(group)
+            else Defer(prompt_id=prompt_id)
+        )
