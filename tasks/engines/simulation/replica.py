@@ -1,21 +1,17 @@
 """The simulated rollout replica: discrete events on whatever clock the event loop has
 (`virtual_time`).
 
-Every running sequence gains one token per decode step; a step takes longer the more sequences it
-decodes; a full KV cache preempts the sequence admitted last, which waits and is prefilled again.
-Between two events (admission, end, overflow, abort) nothing changes, so one timer per replica
-suffices and 128 replicas run in seconds. The same replica serves a whole run in a worker process,
-on a real clock. It holds no model: it reads a weight version to say what it was given, and what
-`writers` has it say does not depend on it.
+One timer per replica suffices, set for the next event of its batch (`decoding`), and 128 replicas
+run in seconds. The same replica serves a whole run in a worker process, on a real clock. It holds
+no model: it reads a weight version to say what it was given, and what `writers` has it say does not
+depend on it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -24,10 +20,10 @@ from artifacts.records import FinishReason, Generated, Request, WeightsRef
 from tasks.engines.admission import extend_spans
 from tasks.engines.base import Attestation, EngineLost, EngineStats, Replica, ReplicaConfig
 from tasks.engines.model_files import read_tokenizer
+from tasks.engines.simulation.decoding import Decoding, DecodingBatch, Pace
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.writers import BlankWriter, ChainSumWriter, Writer
 
-EPSILON = 1e-6  # tokens; float noise of a sum of steps
 # of every token, nats: there is no distribution that it was drawn from, and a learner that has seen
 # such answers gives them about as much
 LOGPROB = -0.2
@@ -82,6 +78,17 @@ class SimulatedEngineConfig(ReplicaConfig):
         """Tokens that fit the KV cache of a replica."""
         return self.kv_capacity_tokens * self.tensor_parallel_size
 
+    @property
+    def pace(self) -> Pace:
+        """Speed and room of a replica."""
+        return Pace(
+            step_s=self.step_s,
+            step_s_per_sequence=self.step_s_per_sequence,
+            prefill_s_per_token=self.prefill_s_per_token,
+            max_batch=self.max_batch,
+            kv_tokens=self.kv_tokens,
+        )
+
     def writer(self, model_path: str) -> Writer:
         """Who writes the responses; what says something is in the tokens of this model."""
         if self.says == "nothing":
@@ -99,23 +106,6 @@ class SimulatedEngineConfig(ReplicaConfig):
             writer=self.writer(model_path),
             epoch_s=time.time() - time.monotonic(),
         )
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Decoding:
-    """A request inside the replica, running or waiting."""
-
-    request: Request
-    noise: int  # what its writer draws from
-    target_tokens: int  # where it ends by itself or at its bound
-    reason: FinishReason  # which of the two
-    submitted_s: float
-    num_tokens: float  # generated so far; fractional between two steps
-    first_token_s: float | None = None
-
-    @property
-    def kv_tokens(self) -> float:
-        return len(self.request.prompt_tokens) + self.num_tokens
 
 
 class SimulatedEngine(Replica):
@@ -137,18 +127,12 @@ class SimulatedEngine(Replica):
         self._version = version
         self._writer = writer or config.writer(model_path="")
         self._epoch_s = epoch_s
-        self._running: list[_Decoding] = []  # in the order of admission
-        self._waiting: deque[_Decoding] = deque()
+        self._batch = DecodingBatch(config.pace)
         self._done: list[Generated] = []
         self._arrived = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._advanced_s = 0.0  # how far the simulation has come
-        self._stall_s = 0.0  # prefill still to do before the batch decodes on
         self._is_lost = False
         self._num_loads = 0
-        self._num_preemptions = 0
-        self._kv_tokens_max = 0.0
-        self._tokens_generated = 0.0
 
     async def submit(self, requests: Sequence[Request]) -> None:
         self._check_alive()
@@ -157,8 +141,8 @@ class SimulatedEngine(Replica):
             self._check_fits(request)
             noise = request.seed if self._config.takes_seeds else self._version
             length = self._writer.num_tokens(request, noise)
-            self._waiting.append(
-                _Decoding(
+            self._batch.add(
+                Decoding(
                     request=request,
                     noise=noise,
                     target_tokens=min(length, request.max_new_tokens),
@@ -188,13 +172,10 @@ class SimulatedEngine(Replica):
         self._check_alive()
         self._advance()
         wanted = set(response_ids)
-        for sequence in [
-            sequence
-            for sequence in (*self._running, *self._waiting)
-            if sequence.request.response_id in wanted
-        ]:
-            self._remove(sequence)
-            self._hand_back(sequence, "aborted")
+        for sequence in self._batch.sequences:
+            if sequence.request.response_id in wanted:
+                self._batch.remove(sequence)
+                self._hand_back(sequence, "aborted")
         self._schedule()
 
     async def load_weights(
@@ -204,12 +185,12 @@ class SimulatedEngine(Replica):
         prints = await _fingerprints(weights)
         self._check_alive()
         self._advance()
-        self._running, self._waiting, self._done = [], deque(), []
+        self._batch.clear()
+        self._done = []
         self._num_loads += 1
         self._arrived.set()
         self._schedule()
         self._version = weights.version
-        self._num_preemptions, self._kv_tokens_max = 0, 0.0
         return Attestation(version=self._version, fingerprints=prints, probe_logprobs=None)
 
     async def stats(self) -> EngineStats:
@@ -218,14 +199,14 @@ class SimulatedEngine(Replica):
         self._schedule()
         return EngineStats(
             engine=self.name,
-            kv_usage_max=self._kv_tokens_max / self._config.kv_tokens,
+            kv_usage_max=self._batch.kv_tokens_max / self._config.kv_tokens,
             kv_tokens=self._config.kv_tokens,
             progress={
-                sequence.request.response_id: int(sequence.num_tokens + EPSILON)
-                for sequence in (*self._running, *self._waiting)
+                sequence.request.response_id: sequence.whole_tokens
+                for sequence in self._batch.sequences
             },
-            num_preemptions=self._num_preemptions,
-            tokens_generated=round(self._tokens_generated),
+            num_preemptions=self._batch.num_preemptions,
+            tokens_generated=round(self._batch.tokens_generated),
         )
 
     async def rest(self) -> None:
@@ -237,94 +218,35 @@ class SimulatedEngine(Replica):
     def fail(self) -> None:
         """Die: everything in it is gone and every call raises EngineLost from now on."""
         self._is_lost = True
-        self._running, self._waiting, self._done = [], deque(), []
+        self._batch.clear()
+        self._done = []
         if self._timer is not None:
             self._timer.cancel()
         self._arrived.set()
 
-    # --- the simulation: _advance up to now, change something, _schedule the next event ---
-
     def _advance(self) -> None:
-        """Account for the time since the last event: first the prefill, then decode steps of the
-        batch as it was."""
-        now_s = self._now()
-        elapsed_s = now_s - self._advanced_s
-        self._advanced_s = now_s
-        if not self._running:
-            return
-        stalled_s = min(elapsed_s, self._stall_s)
-        self._stall_s -= stalled_s
-        steps = (elapsed_s - stalled_s) / self._step_s()
-        for sequence in self._running:
-            gained = min(steps, sequence.target_tokens - sequence.num_tokens)
-            sequence.num_tokens += gained
-            self._tokens_generated += gained
-            if sequence.first_token_s is None and gained > 0:
-                sequence.first_token_s = (
-                    self._now() - (steps - 1) * self._step_s() if steps > 1 else self._now()
-                )
-        self._kv_tokens_max = max(self._kv_tokens_max, self._kv_tokens())
-        for sequence in [
-            sequence
-            for sequence in self._running
-            if sequence.num_tokens >= sequence.target_tokens - EPSILON
-        ]:
-            self._remove(sequence)
+        """Come up to now, and hand back what has ended on the way."""
+        for sequence in self._batch.advance(self._now()):
             self._hand_back(sequence, sequence.reason)
 
     def _schedule(self) -> None:
-        """Make room, fill it, and set the timer for whatever happens next."""
-        while len(self._running) > 1 and self._kv_tokens() >= self._config.kv_tokens - EPSILON:
-            self._num_preemptions += 1
-            self._waiting.appendleft(self._running.pop())
-        while self._waiting and self._has_room(self._waiting[0]):
-            sequence = self._waiting.popleft()
-            self._stall_s += self._config.prefill_s_per_token * sequence.kv_tokens
-            self._running.append(sequence)
+        """Give away the room there is, and set the timer for whatever happens next."""
+        self._batch.fill()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._running:
-            delay_s = self._stall_s + self._steps_to_event() * self._step_s()
+        delay_s = self._batch.seconds_to_event()
+        if delay_s is not None:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._advance()
         self._schedule()
 
-    def _steps_to_event(self) -> float:
-        """Decode steps until a sequence ends or the KV cache is full."""
-        to_end = min(sequence.target_tokens - sequence.num_tokens for sequence in self._running)
-        if len(self._running) == 1:
-            return to_end
-        to_overflow = (self._config.kv_tokens - self._kv_tokens()) / len(self._running)
-        return min(to_end, max(to_overflow, 1.0))
-
-    def _has_room(self, sequence: _Decoding) -> bool:
-        """With a margin to grow into, so that a preempted sequence does not come back only to be
-        preempted again."""
-        if not self._running:
-            return True
-        margin = self._config.kv_tokens / 20
-        fits = self._kv_tokens() + sequence.kv_tokens + margin <= self._config.kv_tokens
-        return fits and len(self._running) < self._config.max_batch
-
-    def _step_s(self) -> float:
-        return self._config.step_s + self._config.step_s_per_sequence * (len(self._running) - 1)
-
-    def _kv_tokens(self) -> float:
-        return sum(sequence.kv_tokens for sequence in self._running)
-
-    def _remove(self, sequence: _Decoding) -> None:
-        if sequence in self._running:
-            self._running.remove(sequence)
-        else:
-            self._waiting.remove(sequence)
-
-    def _hand_back(self, sequence: _Decoding, reason: FinishReason) -> None:
+    def _hand_back(self, sequence: Decoding, reason: FinishReason) -> None:
         request = sequence.request
         num_kept = len(request.kept_tokens)
-        num_tokens = int(sequence.num_tokens + EPSILON)
+        num_tokens = sequence.whole_tokens
         written = self._writer.tokens(request, sequence.noise, num_tokens)
         tokens = request.kept_tokens + written[num_kept:]
         first_token_s = sequence.first_token_s
