@@ -6,13 +6,10 @@ Leaves out where the numbers come from and where the bytes go.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
@@ -45,22 +42,6 @@ KIND_COLOURS = {
 SPARE_COLOURS = ("#aa4499", "#999933", "#661100", "#6699cc")
 ROUND_COLOURS = ("#ee8866", "#6a3d9a", "#999933", "#8c8c8c")  # of kinds of rounds, as they appear
 RUN_COLOURS = ("#4477aa", "#cc6677")
-RING: Mapping[str, Any] = {
-    "marker": "o",
-    "markersize": 7,
-    "fillstyle": "none",
-}  # Any: matplotlib's keywords
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCurves:
-    """One run as the comparison draws it."""
-
-    name: str  # for the legend
-    steps: Sequence[int]  # committed steps
-    reward: Sequence[float]  # mean training reward of each
-    step_s: Sequence[float]  # seconds each took
-    is_long: Sequence[bool]  # whether each was a long round, whose prompts are the hard ones
 
 
 def reward_curve(
@@ -210,54 +191,6 @@ def estimates(title: str, panels: Mapping[str, Mapping[str, Estimate]]) -> Figur
     return figure
 
 
-def comparison(first: RunCurves, second: RunCurves) -> Figure:
-    """Two runs side by side: reward by step, reward by time, and the time of each step; rings mark
-    long rounds."""
-    figure = Figure(figsize=(13.0, 4.4), dpi=DOTS_PER_INCH, layout="constrained")
-    by_step, by_time, times = figure.subplots(1, 3)
-    for run, colour in zip((first, second), RUN_COLOURS, strict=True):
-        elapsed_s = _cumulative(run.step_s)
-        _draw_curve(by_step, run.steps, run.reward, smoothed(run.reward), run, colour)
-        _draw_curve(by_time, elapsed_s, run.reward, smoothed(run.reward), run, colour)
-        _draw_curve(times, run.steps, run.step_s, run.step_s, run, colour)
-    by_step.set(xlabel="step", ylabel="mean training reward")
-    by_time.set(xlabel="training time, seconds", ylabel="mean training reward")
-    times.set(xlabel="step", ylabel="seconds per step")
-    times.set_ylim(bottom=0)
-    for axes, title in (
-        (by_step, "Reward by step"),
-        (by_time, "Reward by time"),
-        (times, "Step time"),
-    ):
-        axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
-        plain(axes)
-    for axes in (by_step, times):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    handles, names = by_step.get_legend_handles_labels()
-    if any((*first.is_long, *second.is_long)):
-        handles.append(Line2D([], [], color=INK, linewidth=0, **RING))
-        names.append("long round")
-    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    return figure
-
-
-def _draw_curve(
-    axes: Axes,
-    x: Sequence[float],
-    raw: Sequence[float],
-    line: Sequence[float],
-    run: RunCurves,
-    colour: str,
-) -> None:
-    """The line over its single values, with a ring around those of long rounds."""
-    axes.plot(x, line, color=colour, linewidth=2, label=run.name)
-    axes.plot(x, raw, color=colour, linewidth=0, marker=".", markersize=4, alpha=0.5)
-    rings = [(at, value) for at, value, is_long in zip(x, raw, run.is_long, strict=True) if is_long]
-    axes.plot(
-        [at for at, _ in rings], [value for _, value in rings], color=colour, linewidth=0, **RING
-    )
-
-
 def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
     """Centred mean over up to `window` values; at the ends over those there are. Does not shift the
     curve in time."""
@@ -284,14 +217,6 @@ def _draw_lanes(
                 facecolors=colour,
                 linewidth=0,
             )
-
-
-def _cumulative(values: Sequence[float]) -> list[float]:
-    sums, total = [], 0.0
-    for value in values:
-        total += value
-        sums.append(total)
-    return sums
 
 
 def _kind_order(kind: str) -> tuple[int, str]:

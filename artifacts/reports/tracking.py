@@ -1,28 +1,28 @@
 """What MLflow gets: one run per training run, its effective config as parameters, metrics by step
 named `stage/quantity_unit`.
 
-Only the flow's process writes, through a client with an explicit run id. What is logged first joins
-a queue; a tracking server that is down lengthens the queue and costs one warning, never the
-training. Steps that MLflow already has are skipped, so a resumed run may log all its commits again.
-Leaves out reading runs back (`flows.commands.compare`).
+Only the flow's process writes, through a client with an explicit run id. Everything logged goes
+through an `outbox`, so that a tracking server that is down never costs the training. Steps that
+MLflow already has are skipped, so a resumed run may log all its commits again. Leaves out reading
+runs back (`flows.commands.compare`).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from artifacts.reports.figures import COLUMNS
+from artifacts.reports.mlflow_client import open_client, sqlite_file
 from artifacts.reports.model_registry import log_model
+from artifacts.reports.outbox import Outbox, first_line
 from artifacts.store import Store
 
 if TYPE_CHECKING:
@@ -48,28 +48,6 @@ VIEW_COLUMNS = (
     "attributes.`Source`",
     "tags.`rollflow.scheduling`",
 )
-REFUSALS = (
-    "INVALID_PARAMETER_VALUE",
-    "BAD_REQUEST",
-    "RESOURCE_DOES_NOT_EXIST",
-    "PERMISSION_DENIED",
-    "UNAUTHENTICATED",
-)
-# MLflow's own defaults let one call to a dead server take minutes; a step must not wait for that.
-PATIENCE = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """Something MLflow does not have yet."""
-
-    what: str  # for messages
-    send: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,26 +59,6 @@ class TrackedData:
     source: str  # where the rows come from: the task's configuration as JSON
     num_rows: int  # questions to train on
     num_heldout: int  # questions that are held out
-
-
-def open_client(uri: str) -> MlflowClient:
-    """A client for a tracking URI, telemetry off; the directory of a SQLite file is made. Imports
-    MLflow (1.5 s) only here."""
-    for name, value in PATIENCE.items():
-        os.environ.setdefault(name, value)
-    from mlflow.tracking import MlflowClient
-
-    for chatty in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    if (database := sqlite_file(uri)) is not None:
-        database.parent.mkdir(parents=True, exist_ok=True)
-    return MlflowClient(tracking_uri=uri)
-
-
-def sqlite_file(uri: str) -> Path | None:
-    """The database of a `sqlite:///` URI, else None."""
-    prefix = "sqlite:///"
-    return Path(uri.removeprefix(prefix)).resolve() if uri.startswith(prefix) else None
 
 
 def flatten(
@@ -121,10 +79,9 @@ class RunTracker:
         self.uri = uri
         self.run_id = ""
         self._client: MlflowClient | None = None
-        self._queue: deque[_Entry] = deque()
+        self._outbox = Outbox(uri)
         self._logged: dict[str, set[int]] = {}
         self._is_resumed = False
-        self._warned = False
 
     @property
     def page(self) -> str:
@@ -134,7 +91,7 @@ class RunTracker:
     @property
     def num_waiting(self) -> int:
         """Entries that MLflow has not taken yet; 0 means that it has everything."""
-        return len(self._queue)
+        return len(self._outbox.waiting)
 
     def start(
         self,
@@ -158,7 +115,7 @@ class RunTracker:
             annotated[GIT_TAG] = git_sha
         if run_id is not None:
             self.run_id, self._is_resumed = run_id, True
-            self._enqueue("the resumed run", lambda: self._reopen(annotated))
+            self._outbox.put("the resumed run", lambda: self._reopen(annotated))
             return run_id
         try:
             self._client = open_client(self.uri)
@@ -167,12 +124,12 @@ class RunTracker:
         except Exception as error:
             cure = "start the server, correct keep.tracking_uri, or leave it empty for a local file"
             raise ConnectionError(
-                f"MLflow must answer at {self.uri}, got {_first_line(error)}; {cure}"
+                f"MLflow must answer at {self.uri}, got {first_line(error)}; {cure}"
             ) from error
-        self._enqueue("the parameters", lambda: self._send_params(dict(flatten(params))))
-        self._enqueue("the view of runs", lambda: self._send_view(experiment_id))
+        self._outbox.put("the parameters", lambda: self._send_params(dict(flatten(params))))
+        self._outbox.put("the view of runs", lambda: self._send_view(experiment_id))
         if data is not None:
-            self._enqueue("the data set", lambda: self._send_data(data))
+            self._outbox.put("the data set", lambda: self._send_data(data))
         return self.run_id
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> bool:
@@ -187,11 +144,11 @@ class RunTracker:
 
     def log_file(self, data: bytes, name: str) -> bool:
         """Keep bytes as an artifact, for example "report/reward.png"."""
-        return self._enqueue(name, lambda: self._send_file(data, PurePosixPath(name)))
+        return self._outbox.put(name, lambda: self._send_file(data, PurePosixPath(name)))
 
     def describe(self, note: str) -> bool:
         """Make this Markdown the description of the run."""
-        return self._enqueue("the description", lambda: self._send_tags({NOTE_TAG: note}))
+        return self._outbox.put("the description", lambda: self._send_tags({NOTE_TAG: note}))
 
     def log_model(self, store: Store, digest: str, registered_name: str) -> str:
         """Log the model that the run's store holds, and register it where a name is given; once for
@@ -199,58 +156,23 @@ class RunTracker:
         try:
             log_model(self._connected(), self.run_id, store, digest, registered_name)
         except Exception as error:
-            return _first_line(error)
+            return first_line(error)
         return ""
 
     def end(self, status: RunStatus) -> bool:
         """Close the run. What still waits is given a last try, then counted in a warning."""
-        self._enqueue("the end", lambda: self._connected().set_terminated(self.run_id, status))
-        if self._queue:
-            logger.warning(
-                "tracking=%s run=%s lost=%s",
-                self.uri,
-                self.run_id,
-                ", ".join(entry.what for entry in self._queue),
-            )
-        return not self._queue
+        self._outbox.put("the end", lambda: self._connected().set_terminated(self.run_id, status))
+        lost = self._outbox.waiting
+        if lost:
+            logger.warning("tracking=%s run=%s lost=%s", self.uri, self.run_id, ", ".join(lost))
+        return not lost
 
     def _log(self, key: str, step: int, metrics: Mapping[str, float]) -> bool:
         numbers = {name: float(value) for name, value in metrics.items()}
         now_ms = int(time.time() * 1000)
-        return self._enqueue(
+        return self._outbox.put(
             f"{key} of step {step}", lambda: self._send_metrics(key, step, numbers, now_ms)
         )
-
-    def _enqueue(self, what: str, send: Callable[[], None]) -> bool:
-        self._queue.append(_Entry(what, send))
-        return self._flush()
-
-    def _flush(self) -> bool:
-        """The boundary where MLflow's failures stop: refused entries are dropped, unsent ones wait
-        in order."""
-        while self._queue:
-            entry = self._queue[0]
-            try:
-                entry.send()
-            except Exception as error:
-                if getattr(error, "error_code", None) not in REFUSALS:
-                    self._warn(error)
-                    return False
-                logger.warning(
-                    "tracking=%s refused=%s reason=%s", self.uri, entry.what, _first_line(error)
-                )
-            self._queue.popleft()
-        self._warned = False
-        return True
-
-    def _warn(self, error: Exception) -> None:
-        if not self._warned:
-            logger.warning(
-                "tracking=%s unreachable, training goes on and logs later reason=%s",
-                self.uri,
-                _first_line(error),
-            )
-        self._warned = True
 
     def _connected(self) -> MlflowClient:
         if self._client is None:
@@ -353,7 +275,3 @@ def describe(tags: Mapping[str, str]) -> str:
         if value
     ]
     return "\n".join(["Trained by Rollflow.", "", *lines])
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from artifacts.reports.canvas import png
-from artifacts.reports.plots import RunCurves, comparison
-from artifacts.reports.tracking import open_client, sqlite_file
+from artifacts.reports.comparison_plot import RunCurves, comparison
+from artifacts.reports.mlflow_client import open_client, sqlite_file
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

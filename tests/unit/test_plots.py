@@ -12,6 +12,7 @@ from rich.console import Console
 
 from artifacts.records import Span
 from artifacts.reports import canvas, plots
+from artifacts.reports.comparison_plot import RunCurves, comparison
 from artifacts.reports.summary import (
     Estimate,
     RunSummary,
@@ -100,7 +101,7 @@ def test_bubbles_are_named_by_what_the_others_do() -> None:
 
 
 def test_every_plot_is_a_picture() -> None:
-    run = plots.RunCurves(
+    run = RunCurves(
         name="a", steps=[1, 2], reward=[0.1, 0.2], step_s=[3.0, 4.0], is_long=[False, True]
     )
     estimate = Estimate(mean=0.2, low=0.1, high=0.4, num_samples=8)
@@ -111,7 +112,7 @@ def test_every_plot_is_a_picture() -> None:
         ),
         plots.response_lengths({"short": [1, 5, 9], "long": [200]}),
         plots.device_gantt([a_span("rollout", 0, 1), a_span("other", 1, 2)], DEVICES, "Step 1"),
-        plots.comparison(run, run),
+        comparison(run, run),
     ]
     assert all(
         height > 200 and width > 800 for height, width, _ in map(shape, map(canvas.png, pictures))
@@ -119,12 +120,12 @@ def test_every_plot_is_a_picture() -> None:
 
 
 def test_a_run_without_data_still_draws() -> None:
-    empty = plots.RunCurves(name="a", steps=[], reward=[], step_s=[], is_long=[])
+    empty = RunCurves(name="a", steps=[], reward=[], step_s=[], is_long=[])
     plots.reward_curve([], [], {})
     plots.step_times([], [], {})
     plots.response_lengths({"short": []})
     plots.device_gantt([], [], "nothing")
-    plots.comparison(empty, empty)
+    comparison(empty, empty)
 
 
 def test_smoothing_keeps_length_and_constants() -> None:

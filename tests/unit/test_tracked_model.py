@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM
 from artifacts import layout
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.reports.figures import COLUMNS
+from artifacts.reports.mlflow_client import open_client
 from artifacts.reports.tracking import (
     GIT_TAG,
     NOTE_TAG,
     VIEW_TAG,
     RunTracker,
     TrackedData,
-    open_client,
 )
 from artifacts.store import Store
 from flows.config.run_config import RunConfig

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
-from artifacts.reports.tracking import MAX_PARAM_CHARS, NOTE_TAG, RunTracker, flatten, open_client
+from artifacts.reports.mlflow_client import open_client
+from artifacts.reports.tracking import MAX_PARAM_CHARS, NOTE_TAG, RunTracker, flatten
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def test_an_outage_costs_one_warning_and_no_metric(
     tracker = started(uri)
     outage = Outage(open_client(uri))
     tracker._client = outage  # type: ignore[assignment]
-    with caplog.at_level(logging.WARNING, "artifacts.reports.tracking"):
+    with caplog.at_level(logging.WARNING, "artifacts.reports.outbox"):
         taken = [tracker.log_step(step, {"reward/mean": float(step)}) for step in (1, 2, 3)]
     assert taken == [False, False, False]
     assert tracker.num_waiting == 3

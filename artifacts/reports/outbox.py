@@ -1,0 +1,83 @@
+"""Calls that a tracking server has not taken yet, made in order until it takes or refuses them.
+
+    put ─▶ first in, first sent ─▶ taken | refused: dropped with a warning | unreachable: all wait
+
+A server that is down lengthens the queue and costs one warning; nothing here ever raises because of
+it. Leaves out what is sent (`tracking`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+logger = logging.getLogger(__name__)
+
+REFUSALS = (
+    "INVALID_PARAMETER_VALUE",
+    "BAD_REQUEST",
+    "RESOURCE_DOES_NOT_EXIST",
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Something MLflow does not have yet."""
+
+    what: str  # for messages
+    send: Callable[[], None]
+
+
+class Outbox:
+    """Calls to one tracking server that wait to be made."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._queue: deque[_Entry] = deque()
+        self._warned = False
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """What the server has not taken yet."""
+        return tuple(entry.what for entry in self._queue)
+
+    def put(self, what: str, send: Callable[[], None]) -> bool:
+        """Send this after all that waits already. True if nothing waits afterwards."""
+        self._queue.append(_Entry(what, send))
+        return self._flush()
+
+    def _flush(self) -> bool:
+        """The boundary where MLflow's failures stop: refused entries are dropped, unsent ones wait
+        in order."""
+        while self._queue:
+            entry = self._queue[0]
+            try:
+                entry.send()
+            except Exception as error:
+                if getattr(error, "error_code", None) not in REFUSALS:
+                    self._warn(error)
+                    return False
+                logger.warning(
+                    "tracking=%s refused=%s reason=%s", self._uri, entry.what, first_line(error)
+                )
+            self._queue.popleft()
+        self._warned = False
+        return True
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            logger.warning(
+                "tracking=%s unreachable, training goes on and logs later reason=%s",
+                self._uri,
+                first_line(error),
+            )
+        self._warned = True
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its type if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
