@@ -3,12 +3,9 @@ and code task.
 
     python -m flows.experiments.ablation --steps 5 --repeats 3 --out runs/ablation --plot
 
-    repeat 1: every variant, as a user starts it ─▶ repeat 2: the same, rotated by one ─▶ ...
-    ─▶ DIR/ablation.md, DIR/ablation.png
+    every run of `ablation_variants`, as a user starts it ─▶ DIR/ablation.md, DIR/ablation.png
 
-Variants are what they change of one preset. Runs of a repeat have one seed, so they are asked the
-same questions, and follow each other, so that a machine that gets slower does so for all of them. A
-run that is finished in DIR is not run again: stop whenever you like, go on with the same command,
+A run that is finished in DIR is not run again: stop whenever you like, go on with the same command,
 ask for more repeats later; --repeats 0 only writes the tables anew. A run that was stopped half-way
 is begun anew. Times are those of the steps alone: no start, no evaluation, no drain.
 `ablation_figures` says what is compared and why.
@@ -24,13 +21,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from statistics import mean
-
-from pydantic import BaseModel
 
 from artifacts.commit import read_commits, read_manifest
 from artifacts.layout import MANIFEST
@@ -48,77 +42,9 @@ from flows.experiments.ablation_figures import (
     step_s,
     trained_groups,
 )
-from tasks.scheduling.policies.registry import POLICIES
+from flows.experiments.ablation_variants import TAIL, VARIANTS, Job, plan
 
 SERVER_STOP_S = 40.0  # how long the run's Prefect server may take to end after it
-CODE_REWARD = "rewards.code."  # settings below it are for tasks with programs only
-FIXED = ("rewards.code.timeout.floor_s=30", "rewards.code.timeout.ceiling_s=30")
-SYNC = ("scheduling.kind=sync",)
-TAIL = (
-    "scheduling.kind=tail_batching",
-    "scheduling.drain=false",  # the drain trains groups that the others do not
-    "scheduling.dynamic_sampling=0",  # nor have synchronous variants a second wave
-)
-PLANNER = ("planner.enabled=true",)
-STREAM = (
-    "stream_trainer.enabled=true",
-    "stream_trainer.last_milestone=0.9",
-    "stream_trainer.max_running_per_engine=8",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """A line of the table."""
-
-    label: str  # what a reader sees
-    over: str  # the variant that it adds something to; empty for the first
-    settings: tuple[str, ...]  # FIELD=VALUE over the preset
-
-
-VARIANTS: Mapping[str, Variant] = {
-    "sync": Variant(
-        label="sync: rewards after the rollout, 30 s a test case",
-        over="",
-        settings=(*SYNC, "scheduling.reward_timing=after_rollout", *FIXED),
-    ),
-    "tail": Variant(
-        label="+ tail batching, whose acceptance needs rewards per response",
-        over="sync",
-        settings=(*TAIL, *FIXED),
-    ),
-    "reward": Variant(label="+ reward scheduler: adaptive time limits", over="tail", settings=TAIL),
-    "planner": Variant(label="+ parallelism planner", over="reward", settings=(*TAIL, *PLANNER)),
-    "stream": Variant(
-        label="+ stream trainer: all of RollPacker",
-        over="planner",
-        settings=(*TAIL, *PLANNER, *STREAM),
-    ),
-    "scoring": Variant(
-        label="sync with rewards per response, 30 s a test case",
-        over="sync",
-        settings=(*SYNC, *FIXED),
-    ),
-    "overlap": Variant(
-        label="overlap: this with the stream trainer (RLHFuse)",
-        over="scoring",
-        settings=(*SYNC, *FIXED, *STREAM),
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One variant in one repeat."""
-
-    variant: str
-    repeat: int  # from 1
-    assignments: tuple[str, ...]  # FIELD=VALUE over the preset, all of them
-    config: RunConfig  # what they come to
-
-    @property
-    def run_name(self) -> str:
-        return f"{self.variant}-r{self.repeat}"
 
 
 def main() -> int:
@@ -198,52 +124,6 @@ def _parser() -> argparse.ArgumentParser:
 def _period(config: RunConfig) -> int:
     """Steps after which tail batching has trained what it launched."""
     return config.scheduling.algebra(config.batch).period_steps
-
-
-def plan(
-    preset: str, variants: Sequence[str], num_steps: int, repeats: int, settings: Sequence[str] = ()
-) -> Iterator[Job]:
-    """Every run in order; each repeat begins one variant later than the one before."""
-    for repeat in range(1, repeats + 1):
-        turn = (repeat - 1) % len(variants)
-        for name in (*variants[turn:], *variants[:turn]):
-            yield job_of(preset, name, num_steps, repeat, settings)
-
-
-def job_of(
-    preset: str, variant: str, num_steps: int, repeat: int, settings: Sequence[str] = ()
-) -> Job:
-    """A variant's run; a setting of the user's outweighs the variant's. ValueError for what
-    RunConfig refuses.
-
-    What a variant says of programs is left out where the preset has none, and a setting that only
-    other policies have than the variant's own.
-    """
-    own = VARIANTS[variant].settings
-    named = [setting for setting in own if setting.startswith("scheduling.")]
-    policy = RunConfig.model_validate(assemble(preset, "", named)).scheduling
-    settings = [setting for setting in settings if not _is_foreign(setting, type(policy))]
-    has_programs = "code" in RunConfig.model_validate(assemble(preset, "", settings)).rewards
-    assignments = (
-        f"run_name={variant}-r{repeat}",
-        f"seed={repeat}",
-        f"num_steps={num_steps}",
-        "evaluation.num_prompts=2",
-        "evaluation.responses_per_prompt=1",
-        "cluster.dashboard_port=0",
-        f"keep.checkpoint_every_steps={num_steps + 1}",
-        *(setting for setting in own if has_programs or not setting.startswith(CODE_REWARD)),
-        *settings,
-    )
-    config = RunConfig.model_validate(assemble(preset, "", assignments))
-    return Job(variant=variant, repeat=repeat, assignments=assignments, config=config)
-
-
-def _is_foreign(setting: str, policy: type[BaseModel]) -> bool:
-    """Whether only other policies than this one have the field that is set."""
-    section, _, name = setting.partition("=")[0].rpartition(".")
-    is_known = any(name in other.model_fields for other in POLICIES)
-    return section == "scheduling" and is_known and name not in policy.model_fields
 
 
 def is_finished(out: Path, job: Job) -> bool:

@@ -15,7 +15,7 @@ from artifacts.records import WeightsRef
 from artifacts.reports.ablation_plot import ablation_plot
 from artifacts.store import Store
 from flows.config.run_config import RunConfig
-from flows.experiments.ablation import VARIANTS, Job, curves, is_finished, job_of, measured, plan
+from flows.experiments.ablation import curves, is_finished, measured
 from flows.experiments.ablation_figures import (
     FIGURES,
     STAGES,
@@ -27,6 +27,7 @@ from flows.experiments.ablation_figures import (
     trained_groups,
     trained_tokens,
 )
+from flows.experiments.ablation_variants import VARIANTS, Job, job_of, plan
 
 SYNC = Line(name="sync", label="plain", over="")
 TAIL = Line(name="tail", label="+ tail batching", over="sync")
