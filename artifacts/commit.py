@@ -58,9 +58,8 @@ class RunManifest:
     created: str  # ISO 8601, UTC
     config: Json  # the effective config
     packages: Mapping[str, str]  # versions that ran
-    git_sha: (
-        str | None
-    )  # commit of the working tree, "-dirty" appended when it had changes; None outside git
+    # commit of the working tree, "-dirty" appended when it had changes; None outside git
+    git_sha: str | None
     mlflow_run_id: str | None  # None when tracking is off
     prefect_flow_run_ids: tuple[str, ...] = ()  # one per attempt, the latest last
     links: Mapping[str, str] = field(default_factory=dict)  # name -> URL
@@ -125,7 +124,8 @@ def read_manifest(store: Store) -> RunManifest:
             " run_id"
         ) from None
     raw = _decode(data, f"{store.url}/{layout.MANIFEST}")
-    flow_runs, changes = tuple(raw.pop("prefect_flow_run_ids")), tuple(raw.pop("changes", ()))
+    flow_runs = tuple(raw.pop("prefect_flow_run_ids"))
+    changes = tuple(raw.pop("changes", ()))
     return RunManifest(prefect_flow_run_ids=flow_runs, changes=changes, **raw)
 
 

@@ -32,9 +32,8 @@ def handover_directory(parent: Path, run_id: str) -> Iterator[Path]:
     parent.mkdir(parents=True, exist_ok=True)
     own = parent / f"{PREFIX}{run_id}"
     owner = FileLock(own / OWNER, timeout=0, thread_local=False)
-    with FileLock(
-        parent / f".rollflow-{os.getuid()}.lock"
-    ):  # one run at a time comes and clears up
+    # one run at a time comes and clears up
+    with FileLock(parent / f".rollflow-{os.getuid()}.lock"):
         _remove_what_is_left(parent)
         own.mkdir(exist_ok=True)
         try:
@@ -53,9 +52,7 @@ def handover_directory(parent: Path, run_id: str) -> Iterator[Path]:
 
 def _remove_what_is_left(parent: Path) -> None:
     for lock in parent.glob(f"{PREFIX}*/{OWNER}"):
-        with (
-            suppress(Timeout, PermissionError),
-            FileLock(lock, timeout=0),
-        ):  # somebody's, or another user's
+        # somebody's, or another user's
+        with suppress(Timeout, PermissionError), FileLock(lock, timeout=0):
             shutil.rmtree(lock.parent, ignore_errors=True)
             logger.info("removed=%s of a run that was killed", lock.parent)

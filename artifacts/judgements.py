@@ -48,9 +48,8 @@ class Judgement:
     """What a judge said to one question."""
 
     key: str  # the question's
-    p_yes: (
-        float | None
-    )  # probability that the answer is right, 0..1; None if no verdict was reached
+    # probability that the answer is right, 0..1; None if no verdict was reached
+    p_yes: float | None
     prompt_tokens: int  # tokens that the judge read
     new_tokens: int  # tokens that it wrote
     detail: str  # why there is no verdict; empty if there is one
@@ -129,7 +128,8 @@ class JudgementCache:
         """Write what was added since the last time as one more part of the step."""
         if not self._unsaved:
             return
-        data, part = judgements_to_parquet(self._unsaved), len(store.list(judgements_dir(step)))
+        data = judgements_to_parquet(self._unsaved)
+        part = len(store.list(judgements_dir(step)))
         while True:
             try:
                 store.create(judgement_part(step, part), data)

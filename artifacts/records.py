@@ -120,9 +120,8 @@ class Generated:
     versions: tuple[
         VersionSpan, ...
     ]  # which version sampled which tokens; the counts sum to len(token_ids)
-    finish_reason: (
-        FinishReason  # "stop" at an end token, "length" at the bound, "aborted" on request
-    )
+    # "stop" at an end token, "length" at the bound, "aborted" on request
+    finish_reason: FinishReason
     text: str  # the decoded tokens without special tokens
     engine: str  # name of the replica
     submitted_s: float  # when the engine took the request

@@ -57,7 +57,8 @@ def pulse(store: Store) -> Iterator[None]:
     An Exception is a failure; whatever else ends the block (Ctrl-C, a cancelled flow) interrupts
     the run. A store that cannot take the file costs a line in the log, never the run.
     """
-    own, over = _own_status(), threading.Event()
+    own = _own_status()
+    over = threading.Event()
 
     def beat() -> None:
         while not over.wait(BEAT_S):

@@ -142,9 +142,8 @@ class Store:
             self.write(probe, b"probe")
             with _explained(self.url, probe, 0):
                 self._fs.rm_file(self._full(probe))
-        except (
-            Exception
-        ) as error:  # every protocol has errors of its own: no bucket, no credentials, no answer
+        # every protocol has errors of its own: no bucket, no credentials, no answer
+        except Exception as error:
             if self.is_local or isinstance(error, StoreError):
                 raise
             cure = (

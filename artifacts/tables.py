@@ -119,10 +119,8 @@ def _leaf_paths(schema: pa.Schema) -> list[str]:
 def _from_parquet(name: TableName, data: bytes) -> tuple[int, list[Row]]:
     table = pq.ParquetFile(io.BytesIO(data)).read()
     metadata = table.schema.metadata or {}
-    found, version = (
-        metadata.get(TABLE_KEY, b"nothing").decode(),
-        int(metadata.get(VERSION_KEY, b"0")),
-    )
+    found = metadata.get(TABLE_KEY, b"nothing").decode()
+    version = int(metadata.get(VERSION_KEY, b"0"))
     if found != name or version != SCHEMA_VERSION:
         want = f"table {name!r} of schema version {SCHEMA_VERSION}"
         raise ValueError(

@@ -136,7 +136,9 @@ def run(
 ) -> Outcome:
     """All rounds under one configuration; the anchors live on from round to round, mended by
     `num_looks` second looks after each."""
-    book, took_s, rollout_s = TimeoutBook(), 0.0, 0.0
+    book = TimeoutBook()
+    took_s = 0.0
+    rollout_s = 0.0
     early = doomed = slow = starved = 0
     for number in range(num_rounds):
         jobs = sorted(jobs_of_round(work, number, seed), key=lambda job: job.ready_s)
@@ -147,7 +149,8 @@ def run(
             config, book.anchors, [(result,) for result in results], num_looks
         ):
             book.learn(observed(config, ((simulated(jobs[place], config.ceiling_s),),)))
-        took_s, rollout_s = took_s + seconds, rollout_s + jobs[-1].ready_s
+        took_s += seconds
+        rollout_s += jobs[-1].ready_s
         for job, result in zip(jobs, results, strict=True):
             early += is_early_kill(config, result)
             doomed += job.needs_s == ENDLESS_S

@@ -49,7 +49,8 @@ def jobs_of_round(work: Workload, number: int, seed: int) -> Iterator[Job]:
     for prompt in range(work.num_prompts):
         question = rng.randrange(work.num_questions)
         own = random.Random(f"{seed}/question/{question}")
-        typical_s, is_two_speed = own.lognormvariate(-2.3, 1.0), own.random() < work.two_speed_share
+        typical_s = own.lognormvariate(-2.3, 1.0)
+        is_two_speed = own.random() < work.two_speed_share
         for index in range(work.num_responses):
             needs_s = typical_s * rng.lognormvariate(0.0, 0.3)
             if is_two_speed and rng.random() < 0.3:

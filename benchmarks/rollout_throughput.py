@@ -145,7 +145,8 @@ def _bare(options: argparse.Namespace) -> dict[str, Any]:
     from vllm import SamplingParams
 
     stop = read_stop_ids(options.model, read_tokenizer(options.model))
-    requests, seed_arguments = _requests(options), own_draws(llm)
+    requests = _requests(options)
+    seed_arguments = own_draws(llm)
 
     def generate(chosen: Sequence[Request], new_tokens: int) -> list[tuple[int, ...]]:
         params = [

@@ -51,7 +51,9 @@ def _decimal(draw: Random) -> Parts:
 
 
 def _fraction(draw: Random) -> Parts:
-    top, low, factor = draw.randint(1, 999), draw.randint(2, 99), draw.randint(1, 9)
+    top = draw.randint(1, 999)
+    low = draw.randint(2, 99)
+    factor = draw.randint(1, 9)
     right = draw.choice(
         (f"{top * factor}/{low * factor}", f"\\frac{{{top * factor}}}{{{low * factor}}}")
     )
@@ -65,7 +67,8 @@ def _percent(draw: Random) -> Parts:
 
 
 def _unit(draw: Random) -> Parts:
-    value, unit = draw.randint(1, 10**6), draw.choice(("cm", "km", "apples", "hours", "kg"))
+    value = draw.randint(1, 10**6)
+    unit = draw.choice(("cm", "km", "apples", "hours", "kg"))
     return str(value), f"{value} \\text{{ {unit}}}", f"{value + 1}\\text{{ {unit}}}"
 
 
@@ -82,7 +85,8 @@ def _polynomial(draw: Random) -> Parts:
 
 
 def _quotient(draw: Random) -> Parts:
-    first, second = draw.randint(1, 99), draw.randint(2, 99)
+    first = draw.randint(1, 99)
+    second = draw.randint(2, 99)
     return (
         f"\\frac{{x}}{{{second}}} + {first}",
         f"\\frac{{x + {first * second}}}{{{second}}}",
@@ -91,7 +95,8 @@ def _quotient(draw: Random) -> Parts:
 
 
 def _root(draw: Random) -> Parts:
-    factor, radicand = draw.randint(2, 30), draw.choice((2, 3, 5, 6, 7, 10, 11))
+    factor = draw.randint(2, 30)
+    radicand = draw.choice((2, 3, 5, 6, 7, 10, 11))
     return (
         f"{factor}\\sqrt{{{radicand}}}",
         f"\\sqrt{{{factor**2 * radicand}}}",
@@ -100,7 +105,8 @@ def _root(draw: Random) -> Parts:
 
 
 def _circle(draw: Random) -> Parts:
-    top, low = draw.randint(1, 99), draw.randint(2, 99)
+    top = draw.randint(1, 99)
+    low = draw.randint(2, 99)
     return (
         f"\\frac{{{top}\\pi}}{{{low}}}",
         f"\\frac{{{top}}}{{{low}}}\\pi",
@@ -109,17 +115,16 @@ def _circle(draw: Random) -> Parts:
 
 
 def _function(draw: Random) -> Parts:
-    name, first, second = (
-        draw.choice(("\\sin", "\\cos", "\\ln", "\\exp")),
-        draw.randint(2, 99),
-        draw.randint(1, 99),
-    )
+    name = draw.choice(("\\sin", "\\cos", "\\ln", "\\exp"))
+    first = draw.randint(2, 99)
+    second = draw.randint(1, 99)
     gold = f"{second} + {name}({first}x)"
     return gold, f"{name}({first} x) + {second}", f"{second} + {name}({first + 1}x)"
 
 
 def _power(draw: Random) -> Parts:
-    first, second = draw.randint(2, 40), draw.randint(1, 40)
+    first = draw.randint(2, 40)
+    second = draw.randint(1, 40)
     return (
         f"{second}e^{{{first}x}}",
         f"{second} \\cdot e^{{{first}x}}",
@@ -148,12 +153,14 @@ def _point(draw: Random) -> Parts:
 
 
 def _unknown_function(draw: Random) -> Parts:
-    first, second = draw.randint(1, 99), draw.randint(2, 99)
+    first = draw.randint(1, 99)
+    second = draw.randint(2, 99)
     return f"f({second}x) + {first}", f"{first} + f({second}x)", f"f({second}x) - {first}"
 
 
 def _equation(draw: Random) -> Parts:
-    slope, start = draw.randint(2, 99), draw.randint(1, 99)
+    slope = draw.randint(2, 99)
+    start = draw.randint(1, 99)
     return f"y = {slope}x + {start}", f"y = {start} + {slope}x", f"y = {slope}x - {start}"
 
 
@@ -214,9 +221,8 @@ def _drawn(draw: Random, kind: str, parts: Parts) -> VariedAnswer:
     if kind == "spoiled":
         text, is_right = _spoiled(draw, answer, is_right=is_right)
         return VariedAnswer(kind=kind, gold=gold, text=text, is_right=is_right)
-    if (
-        kind in ("integer", "decimal", "percent") and draw.random() < 0.5
-    ):  # no box before it: that would be the answer
+    # no box before it: that would be the answer
+    if kind in ("integer", "decimal", "percent") and draw.random() < 0.5:
         text = f"3 + 4 = 7.\nAnswer: {answer}{draw.choice(AFTER)}"
     else:
         text = f"{draw.choice(BEFORE)}it is {box(answer)}{draw.choice(AFTER)}"

@@ -206,7 +206,8 @@ class RunReporter:
     async def _redraw(self, step: int) -> None:
         """Begin to write the page as of now, beside the steps that follow."""
         await self._drawn()
-        figures, commits = self._figures_now(), tuple(self._commits)
+        figures = self._figures_now()
+        commits = tuple(self._commits)
         self._run.tracker.log_metrics(step, figures.columns)
         summary = self._results.summary(commits, dict(self._evaluations), self._links())
         self._drawing = asyncio.create_task(

@@ -71,7 +71,8 @@ def stage_times(report: StepReport) -> dict[str, float]:
     for stage in STAGES[:-1]:
         seen += [span for span in spans if span.kind == stage]
         total = (window[1] - window[0]) - orchestration_s(seen, *window)
-        times[stage], covered = total - covered, total
+        times[stage] = total - covered
+        covered = total
     return times | {"orchestration": (window[1] - window[0]) - covered}
 
 

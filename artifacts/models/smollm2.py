@@ -42,7 +42,8 @@ def find_gguf() -> Path:
 
 def convert_smollm2(target: Path, report: Report) -> None:
     """Write the model and its tokenizer into the directory `target`."""
-    gguf, started_s = find_gguf(), time.monotonic()
+    gguf = find_gguf()
+    started_s = time.monotonic()
     report(f"smollm2: reading {gguf.name} ({gguf.stat().st_size / 1e6:.0f} MB)")
     loaded = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32

@@ -242,9 +242,8 @@ class RunTracker:
             logged.add(step)
 
     def _send_file(self, data: bytes, name: PurePosixPath) -> None:
-        with tempfile.TemporaryDirectory(
-            prefix="rollflow-"
-        ) as directory:  # the client takes files only
+        # the client takes files only
+        with tempfile.TemporaryDirectory(prefix="rollflow-") as directory:
             path = Path(directory, name.name)
             path.write_bytes(data)
             self._connected().log_artifact(

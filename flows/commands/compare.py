@@ -199,7 +199,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         runs = TrackedRuns(arguments.tracking_uri)
-        first, second = runs.history(arguments.first), runs.history(arguments.second)
+        first = runs.history(arguments.first)
+        second = runs.history(arguments.second)
     except ValueError as error:
         Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
         return 2

@@ -182,7 +182,8 @@ def measured(out: Path, variants: Sequence[str]) -> list[MeasuredRun]:
             store = Store.open(str(folder))
             if not store.exists(MANIFEST):
                 continue
-            steps, num_steps = read_commits(store), int(read_manifest(store).config["num_steps"])
+            steps = read_commits(store)
+            num_steps = int(read_manifest(store).config["num_steps"])
             if len(steps) >= num_steps:
                 repeat = int(folder.name.removeprefix(f"{name}-r"))
                 runs.append(

@@ -104,7 +104,8 @@ def block_costs(run: MeasuredRun, period: int, trained: Trained = trained_groups
     A run shorter than a period is one block; steps beyond the last whole block are left out.
     """
     length = min(period, len(run.steps))
-    seconds, amounts = [step_s(step) for step in run.steps], trained(run.steps)
+    seconds = [step_s(step) for step in run.steps]
+    amounts = trained(run.steps)
     starts = range(0, len(run.steps) - length + 1, length) if length else ()
     return {
         (run.repeat, place): sum(seconds[start : start + length])

@@ -210,7 +210,9 @@ class ActorRegistry:
         born_s = time.time()
         options = {"actor": True, "workers": [address], "allow_other_workers": False, "pure": False}
         self._futures[name] = self._client.submit(factory, *args, key=key, **options)
-        self._addresses[name], self._workers[name], self._born_s[name] = address, worker, born_s
+        self._addresses[name] = address
+        self._workers[name] = worker
+        self._born_s[name] = born_s
 
     def _address(self, worker: str, ends: float) -> str:
         """The worker's address now; a restarted worker keeps its name and gets a new one."""

@@ -126,7 +126,8 @@ class RewardPool:
 
         ValueError for a domain without a reward.
         """
-        config, verdict = config_of(self._configs, prompt.domain), _Verdict()
+        config = config_of(self._configs, prompt.domain)
+        verdict = _Verdict()
         with self._lock:
             self._kinds[config.model_dump_json()].backlog.append(_Job(prompt, generated, verdict))
         self._threads.submit(self._work)
@@ -198,9 +199,8 @@ class RewardPool:
             with job.verdict.reached_by(reward):
                 score = score_with(reward, job.prompt, job.generated)
             job.verdict.set_result(score)
-        except (
-            BaseException
-        ) as error:  # the boundary of the thread: whoever waits for the verdict raises it
+        # the boundary of the thread: whoever waits for the verdict raises it
+        except BaseException as error:
             job.verdict.set_exception(error)
         finally:
             if reward is not None:

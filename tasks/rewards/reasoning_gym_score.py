@@ -157,9 +157,8 @@ def score_entry(dataset: str, seed: int, index: int, config: str, answer: str | 
         is_full = _RULES[dataset](answer, entry) if dataset in _RULES else score >= 1.0
     except MemoryError:
         raise
-    except (
-        Exception
-    ):  # the boundary to third-party scorers: an answer they choke on is a wrong answer
+    # the boundary to third-party scorers: an answer they choke on is a wrong answer
+    except Exception:
         return 0.0
     if is_full:
         return 1.0

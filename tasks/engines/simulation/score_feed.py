@@ -72,7 +72,8 @@ class SimulatedFeed:
             config.median_s * float(np.exp(config.sigma * random.standard_normal())),
             config.longest_s,
         )
-        is_ok, is_infra = random.random() < config.ok_share, random.random() < config.infra_share
+        is_ok = random.random() < config.ok_share
+        is_infra = random.random() < config.infra_share
         verdict = Outcome.OK if is_ok else Outcome.WRONG
         return Score(
             prompt_id=generated.prompt_id,

@@ -152,10 +152,8 @@ class JudgeDesk:
             taken = [self._waiting.popleft() for _ in range(share)]
             self._served[judge.name] += share
             self._add(num_calls=share, num_batches=1)
-            questions, deadline_s = (
-                [question for question, _ in taken],
-                max(deadline_s for _, deadline_s in taken),
-            )
+            questions = [question for question, _ in taken]
+            deadline_s = max(deadline_s for _, deadline_s in taken)
             self._batches[judge.name] = asyncio.create_task(self._ask(judge, questions, deadline_s))
 
     async def _ask(self, judge: Judge, questions: Sequence[Question], deadline_s: float) -> None:
@@ -175,9 +173,8 @@ class JudgeDesk:
                 )
                 for question in questions
             )
-        except (
-            Exception
-        ) as error:  # the boundary of the task: raised by whoever waits for these verdicts
+        # the boundary of the task: raised by whoever waits for these verdicts
+        except Exception as error:
             for question in questions:
                 self._settle(question.key, error)
             return

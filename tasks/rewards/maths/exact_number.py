@@ -181,10 +181,14 @@ def _is_tower(text: str) -> bool:
     atom = ""
     for token in _POWER_TOKEN.findall(text):
         if token == "^":
-            run, raised, over_number = run + 1, True, atom[:1].isdigit()
+            run += 1
+            raised = True
+            over_number = atom[:1].isdigit()
         elif token in "{(":
             opened.append((floor, run if raised else 0))
-            floor, run, raised = floor + (run if raised else 0), 0, False
+            floor += run if raised else 0
+            run = 0
+            raised = False
         elif token in "})":
             floor, run = opened.pop() if opened else (0, 0)
         elif token != "-" or not raised:
@@ -193,7 +197,9 @@ def _is_tower(text: str) -> bool:
                 over_number and floor + run == MAX_TOWER and token[0].isdigit()
             ):
                 return True
-            raised, over_number, atom = False, False, token
+            raised = False
+            over_number = False
+            atom = token
     return False
 
 

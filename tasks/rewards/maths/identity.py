@@ -44,7 +44,8 @@ def same_function(gold: str, answer: str) -> bool | None:
     """Whether two expressions are equal wherever both are real; None if one cannot be read."""
     if gold == answer and read_closed_form(gold) is not None:
         return True
-    wanted, given = read_closed_form(gold), read_closed_form(answer)
+    wanted = read_closed_form(gold)
+    given = read_closed_form(answer)
     if wanted is None or given is None:
         return None
     is_complex = wanted.is_complex or given.is_complex

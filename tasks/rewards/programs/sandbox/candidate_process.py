@@ -71,7 +71,8 @@ class CandidateProcess:
         self._interrupt, self._is_stopped = interrupt, is_stopped
         self._received = bytearray()  # of a reply that is not complete
         self._exit_code: int | None = None
-        self._stdin, self._stdout = os.memfd_create("stdin"), os.memfd_create("stdout")
+        self._stdin = os.memfd_create("stdin")
+        self._stdout = os.memfd_create("stdout")
         take_commands, self._commands = os.pipe()
         self._replies, give_replies = os.pipe()
         os.set_blocking(self._commands, False)
@@ -130,7 +131,8 @@ class CandidateProcess:
 
         A program's time begins no earlier.
         """
-        deadline_s, told = time.monotonic() + WALLS_S, self._hear_walls()
+        deadline_s = time.monotonic() + WALLS_S
+        told = self._hear_walls()
         while told == "timeout" and time.monotonic() < deadline_s:
             if self._is_stopped():
                 raise OriginLost("the process that forks candidates was stopped")
@@ -229,7 +231,8 @@ class CandidateProcess:
         return Reply(kind="died", detail=manner(self._exit_code))
 
     def _await_end(self, limit_s: float) -> None:
-        poller, deadline_s = select.poll(), time.monotonic() + limit_s
+        poller = select.poll()
+        deadline_s = time.monotonic() + limit_s
         poller.register(self._control.fileno(), select.POLLIN)
         while self._exit_code is None and poller.poll(
             max(0.0, 1000 * (deadline_s - time.monotonic()))
