@@ -18,11 +18,11 @@ from artifacts.reports.timeline import (
     within,
 )
 from tasks.learner.reports import AccumulateReport, Skipped, token_means, update_figures
+from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
 from tasks.plan import StepPlan
 from tasks.rewards.report import RewardReport
 from tasks.rounds.report import RolloutReport
 from tasks.scheduling.queue_state import QueueState
-from tasks.train import GradientReport, PolicyReport, PublishReport
 
 STAGES = ("rollout", "reward", "train", "update", "publish", "orchestration")
 
@@ -81,21 +81,27 @@ def step_metrics(
 ) -> dict[str, float]:
     """Every figure of a step by its stable name, `stage/quantity_unit`; `groups` are the trained
     ones."""
+    return {
+        **_time_metrics(report),
+        **_round_metrics(report, state),
+        **_rollout_metrics(report),
+        **_reward_metrics(report, groups),
+        **_publication_metrics(report),
+        **report.rollout.acceptance,
+        **{f"ledger/{column}_tokens": float(count) for column, count in report.ledger.items()},
+        **_bubble_metrics(report),
+        **_domain_rewards(groups),
+        **_judge_metrics(report),
+        **_learner_metrics(report),
+    }
+
+
+def _time_metrics(report: StepReport) -> dict[str, float]:
     window = (report.started_s, report.finished_s)
     times = stage_times(report)
-    devices = sorted({device for device in report.plan.run.devices.values() if device != "host"})
-    rewards = [
-        response.score.reward
-        for group in groups
-        for response in group.responses
-        if response.score and response.score.reward is not None
-    ]
-    lengths = report.rollout.lengths or (0,)
-    tokens = report.rollout.tokens
-    rollout_s = stage_s(report.spans, "rollout", *window)
-    figures = {
+    return {
         "time/step_s": window[1] - window[0],
-        "time/rollout_s": rollout_s,
+        "time/rollout_s": stage_s(report.spans, "rollout", *window),
         "time/reward_exposed_s": reward_exposed_s(report),
         "time/reward_busy_s": report.reward.busy_s,
         "time/train_s": times["train"],
@@ -103,6 +109,11 @@ def step_metrics(
         "time/publish_s": times["publish"],
         "time/gate_s": report.published.gate_s,
         "time/orchestration_s": times["orchestration"],
+    }
+
+
+def _round_metrics(report: StepReport, state: QueueState) -> dict[str, float]:
+    return {
         "round/is_long": float(report.plan.round.is_long),
         "round/attempts": float(report.plan.attempt),
         "queue/long_prompts": float(len(state.queue)),
@@ -110,32 +121,56 @@ def step_metrics(
         "queue/unfit_prompts": float(state.num_unfit),
         "queue/filtered_prompts": float(state.num_filtered),
         "round/filtered_prompts": float(len(report.rollout.filtered)),
-        "rollout/tokens": float(sum(tokens.values())),
-        "rollout/tokens_per_s": sum(tokens.values()) / rollout_s if rollout_s else 0.0,
-        "rollout/responses": float(len(report.rollout.lengths)),
+    }
+
+
+def _rollout_metrics(report: StepReport) -> dict[str, float]:
+    window = (report.started_s, report.finished_s)
+    rollout = report.rollout
+    rollout_s = stage_s(report.spans, "rollout", *window)
+    num_tokens = sum(rollout.tokens.values())
+    lengths = rollout.lengths or (0,)
+    return {
+        "rollout/tokens": float(num_tokens),
+        "rollout/tokens_per_s": num_tokens / rollout_s if rollout_s else 0.0,
+        "rollout/responses": float(len(rollout.lengths)),
         "rollout/response_tokens_mean": sum(lengths) / len(lengths),
         "rollout/response_tokens_max": float(max(lengths)),
-        "rollout/migrated_responses": float(report.rollout.num_migrated),
-        "rollout/freed_learners": float(len(report.rollout.freed)),
-        "engine/preemptions": float(report.rollout.num_preemptions),
-        "engine/kv_usage_max": report.rollout.kv_usage_max,
+        "rollout/migrated_responses": float(rollout.num_migrated),
+        "rollout/freed_learners": float(len(rollout.freed)),
+        "engine/preemptions": float(rollout.num_preemptions),
+        "engine/kv_usage_max": rollout.kv_usage_max,
         "engine/replicas": float(len(report.plan.run.engines)),
         "engine/relayout_s": stage_s(report.relayout, "wake", *window),
+    }
+
+
+def _reward_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str, float]:
+    rewards = [
+        response.score.reward
+        for group in groups
+        for response in group.responses
+        if response.score and response.score.reward is not None
+    ]
+    return {
         "reward/mean": sum(rewards) / max(1, len(rewards)),
         "reward/infra": float(report.reward.num_infra),
         "reward/timeouts": float(report.reward.num_timeouts),
         "reward/early_kills": float(report.reward.num_early_kills),
         "reward/unneeded": float(report.reward.num_unneeded),
     }
-    if report.published.probe_difference_nats is not None:
-        figures["publish/probe_difference_nats"] = report.published.probe_difference_nats
-    ledger = {f"ledger/{column}_tokens": float(count) for column, count in report.ledger.items()}
-    bubbles = {
-        f"bubble/{cause}_fraction": share
-        for cause, share in bubble_shares(device_times(report.spans, devices, *window)).items()
-    }
-    stages = _domain_rewards(groups) | _judge_metrics(report) | _learner_metrics(report)
-    return figures | dict(report.rollout.acceptance) | ledger | bubbles | stages
+
+
+def _publication_metrics(report: StepReport) -> dict[str, float]:
+    """Nothing where no gate compares the probes."""
+    difference = report.published.probe_difference_nats
+    return {} if difference is None else {"publish/probe_difference_nats": difference}
+
+
+def _bubble_metrics(report: StepReport) -> dict[str, float]:
+    devices = sorted({device for device in report.plan.run.devices.values() if device != "host"})
+    times = device_times(report.spans, devices, report.started_s, report.finished_s)
+    return {f"bubble/{cause}_fraction": share for cause, share in bubble_shares(times).items()}
 
 
 COUNTED = {  # counters of a run, and the figures of a step that add to them

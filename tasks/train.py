@@ -9,50 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from artifacts.records import Span, WeightsRef
 from tasks.learner.collective import Accumulated, RoundToTrain, accumulate_round, update_all
 from tasks.learner.publication import publish_version
-from tasks.learner.reports import AccumulateReport, UpdateReport
+from tasks.learner.reports import UpdateReport
+from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
 from tasks.plan import StepPlan, store_of
 from tasks.remotes import engines_of, learners_of
 from tasks.run_context import RunContext
 from tasks.sample_buffer import GROUPED
 from tasks.sample_stream import SampleStream, aborting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientReport:
-    """What accumulation did in a round; the gradients stay with the learners."""
-
-    ranks: tuple[AccumulateReport, ...]  # by rank; all zero if the step had been updated before
-    spans: tuple[Span, ...]
-    num_groups_streamed: int = 0  # groups trained before the round was closed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyReport:
-    """What the update did."""
-
-    update: UpdateReport
-    spans: tuple[Span, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishReport:
-    """The version that the engines sample with now."""
-
-    weights: WeightsRef
-    # mean absolute difference of the probes' log-probabilities, engines against learner; None
-    # where no gate compares them
-    probe_difference_nats: float | None
-    gate_s: float  # the comparison; what engines and learner attest is made while the engines load
-    spans: tuple[Span, ...]
 
 
 @task(

@@ -8,6 +8,7 @@ from tasks.deadlines import DeadlineConfig
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.learner.reports import AccumulateReport, UpdateReport
+from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
 from tasks.learner.trainer import LearnerConfig
 from tasks.learner.weight_sync import GateConfig
 from tasks.plan import StepPlan
@@ -19,7 +20,6 @@ from tasks.run_context import RunContext
 from tasks.scheduling.events import PromptRef, RoundPlan
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
-from tasks.train import GradientReport, PolicyReport, PublishReport
 
 CONTEXT = RunContext(
     run_id="run",
