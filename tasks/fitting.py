@@ -20,7 +20,7 @@ from artifacts.records import Prompt
 from tasks.environments.single_turn import render
 from tasks.prompts import HELDOUT, dataset_of, tokenizer_of
 from tasks.rewards.judges.prompt import make_question
-from tasks.rewards.judges.reward import JudgeConfig
+from tasks.rewards.judges.reward import JudgeConfig, judge_of
 from tasks.rewards.judges.tokens import QuestionEncoder
 from tasks.rewards.registry import config_of
 from tasks.run_context import RunContext
@@ -104,11 +104,11 @@ class Examination:
         if name not in self._examined:
             self._examined.add(name)
             self._tell()
-            reward = config_of(self._run.rewards, row.domain)
+            judge = judge_of(config_of(self._run.rewards, row.domain))
             try:
                 prompt = render(row, self._tokenizer, name, self._run.max_prompt_tokens)
-                if isinstance(reward, JudgeConfig):
-                    self._check_judged(prompt, reward)
+                if judge is not None:
+                    self._check_judged(prompt, judge)
             except ValueError as error:
                 self.reasons[name] = str(error)
         return name not in self.reasons

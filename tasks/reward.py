@@ -16,7 +16,7 @@ from artifacts.commit import read_commits
 from tasks.judging import desk_of
 from tasks.plan import StepPlan, journal_of
 from tasks.prompts import prompts_of
-from tasks.rewards.judges.reward import JudgeConfig
+from tasks.rewards.judges.reward import judge_of
 from tasks.rewards.pool import RewardPool, pool_of
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook, from_record
 from tasks.rewards.report import RewardReport
@@ -69,9 +69,7 @@ def pool_for(run: RunContext) -> RewardPool:
         for commit in read_commits(run.open_store()):
             book.learn(from_record(commit.timeouts))
         scored_here = {
-            domain: config
-            for domain, config in run.rewards.items()
-            if not isinstance(config, JudgeConfig)
+            domain: config for domain, config in run.rewards.items() if judge_of(config) is None
         }
         return RewardPool(scored_here, run.reward_workers, book)
 

@@ -33,7 +33,7 @@ from flows.commands.command_line import sentence
 from flows.config.run_config import RunConfig
 from tasks.environments.single_turn import render
 from tasks.learner.models import resolve_model
-from tasks.rewards.judges.reward import JudgeConfig
+from tasks.rewards.judges.reward import judge_of
 from tasks.rewards.registry import build_reward, config_of, score_with
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def told(asked: Asked, prompt: Prompt, generated: Generated, config: RunConfig) 
 def worth(prompt: Prompt, generated: Generated, config: RunConfig) -> str:
     """The run's own reward of an answer, in words."""
     reward_config = config_of(config.rewards, prompt.domain)
-    if isinstance(reward_config, JudgeConfig):
+    if judge_of(reward_config) is not None:
         return "scored by a judge, which is not started here"
     reward = build_reward(reward_config)
     try:

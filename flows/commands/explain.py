@@ -21,18 +21,32 @@ from flows.commands.options import add_configuration
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
 from tasks.cluster.devices import engine_members, worker_specs
-from tasks.rewards.judges.reward import JudgeConfig, judge_engine_of
+from tasks.rewards.judges.reward import judge_engine_of, judge_of
 from tasks.scheduling.batch import BatchAlgebra
 
 
 def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """The batch algebra as (quantity, value with unit)."""
     algebra = config.scheduling.algebra(config.batch)
-    rounds, ordinary = algebra.rounds, algebra.ordinary
-    trained = ordinary.accept_prompts * ordinary.accept_per_prompt
-    ranks = sum(spec.role == "learner" for spec in worker_specs(config.cluster))
-    engines = len(engine_members(config.cluster, config.engine.tensor_parallel_size))
-    longest = config.sampling.max_response_tokens
+    yield from _launch_rows(config, algebra)
+    yield from _group_rows(algebra)
+    yield from _load_rows(config, algebra)
+    yield "rewards", _scored(algebra, config.reward_workers)
+    yield from _judge_rows(config)
+    yield from _update_rows(config)
+    yield "steps", f"{config.num_steps}{_pace(algebra)}"
+    yield "prompts trained", f"about {config.num_steps * algebra.ordinary.accept_prompts}"
+    evaluation = config.evaluation
+    yield (
+        "evaluation",
+        f"{evaluation.num_prompts} held-out prompts x {evaluation.responses_per_prompt}"
+        f" responses, {_evaluated(evaluation.every_steps)}",
+    )
+
+
+def _launch_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
+    """What is asked in a step."""
+    rounds = algebra.rounds
     yield (
         "prompts launched per step",
         _launched([(shape.kind, shape.launch_prompts, shape.accept_prompts) for shape in rounds]),
@@ -45,38 +59,48 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     )
     yield (
         "responses launched per step",
-        f"{ordinary.launch_responses}, at most {longest} tokens each",
+        f"{algebra.ordinary.launch_responses}, at most {config.sampling.max_response_tokens}"
+        " tokens each",
     )
+
+
+def _group_rows(algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
+    """What is trained of it."""
+    ordinary = algebra.ordinary
+    kept, launched = ordinary.accept_per_prompt, ordinary.launch_per_prompt
     yield (
         "groups trained per step",
-        f"{ordinary.accept_prompts} of {ordinary.accept_per_prompt} responses"
-        f" = {trained} responses",
+        f"{ordinary.accept_prompts} of {kept} responses"
+        f" = {ordinary.accept_prompts * kept} responses",
     )
-    kept, launched = ordinary.accept_per_prompt, ordinary.launch_per_prompt
     if launched > kept:
         told = "short answers are favoured, not so where none is launched in vain"
         yield "acceptance within a prompt", f"the first {kept} verdicts of {launched}: {told}"
     if algebra.reserve_prompts:
         yield (
             "groups whose rewards agree",
-            (
-                f"replaced by up to {algebra.reserve_prompts} further prompts a step, of the same"
-                " domains"
-            ),
+            f"replaced by up to {algebra.reserve_prompts} further prompts a step, of the same"
+            " domains",
         )
+
+
+def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
+    """What that is for an engine, and for a rank of the learner."""
+    engines = len(engine_members(config.cluster, config.engine.tensor_parallel_size))
+    ranks = sum(spec.role == "learner" for spec in worker_specs(config.cluster))
     yield (
         "requests per engine",
-        (f"{math.ceil(ordinary.launch_responses / engines)} on each of {engines}"),
+        f"{math.ceil(algebra.ordinary.launch_responses / engines)} on each of {engines}",
     )
     yield (
         "micro-batches",
-        (
-            f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts"
-            f" once, on each of {ranks} ranks"
-        ),
+        f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts"
+        f" once, on each of {ranks} ranks",
     )
-    yield "rewards", _scored(algebra, config.reward_workers)
-    yield from _judge_rows(config)
+
+
+def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """When gradients are computed, and what the update is."""
     yield "training in mid-round", _streams(config)
     yield (
         "optimizer updates per step",
@@ -87,16 +111,6 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield (
         "largest staleness",
         "0 steps: every trained token was sampled by the weights that the update starts from",
-    )
-    yield "steps", f"{config.num_steps}{_pace(algebra)}"
-    yield "prompts trained", f"about {config.num_steps * ordinary.accept_prompts}"
-    evaluation = config.evaluation
-    yield (
-        "evaluation",
-        (
-            f"{evaluation.num_prompts} held-out prompts x {evaluation.responses_per_prompt}"
-            f" responses, {_evaluated(evaluation.every_steps)}"
-        ),
     )
 
 
@@ -112,15 +126,13 @@ def _judge_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     engine = judge_engine_of(config.rewards)
     if engine is not None:
         domains = ", ".join(
-            domain for domain, reward in config.rewards.items() if isinstance(reward, JudgeConfig)
+            domain for domain, reward in config.rewards.items() if judge_of(reward) is not None
         )
         judges = sum(spec.role == "judge" for spec in worker_specs(config.cluster))
         yield (
             "judges",
-            (
-                f"{judges} of model {engine.model.kind}, placement {engine.placement}, for the"
-                f" responses of {domains}"
-            ),
+            f"{judges} of model {engine.model.kind}, placement {engine.placement}, for the"
+            f" responses of {domains}",
         )
 
 

@@ -26,7 +26,7 @@ from artifacts.records import Generated, Prompt, Score
 from tasks.rewards.base import ProcessReward, Reward
 from tasks.rewards.interrupt import Interrupted
 from tasks.rewards.programs.adaptive_timeout import Anchor, TimeoutBook, merged
-from tasks.rewards.programs.code_tests import CodeTestsConfig
+from tasks.rewards.programs.code_tests import code_tests_of
 from tasks.rewards.programs.second_look import SecondLooks
 from tasks.rewards.registry import RewardConfig, build_reward, config_of, score_with
 
@@ -112,10 +112,8 @@ class RewardPool:
         self._kinds = {
             config.model_dump_json(): _Kind(config=config) for config in configs.values()
         }
-        programs = [
-            kind.config for kind in self._kinds.values() if isinstance(kind.config, CodeTestsConfig)
-        ]
-        self._looks = [SecondLooks(config, book, num_workers) for config in programs]
+        programs = (code_tests_of(kind.config) for kind in self._kinds.values())
+        self._looks = [SecondLooks(config, book, num_workers) for config in programs if config]
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(
             num_workers + max(0, len(self._kinds) - 1), thread_name_prefix="reward"

@@ -27,7 +27,7 @@ from tasks.rewards.programs.adaptive_timeout import (
     merged,
     observed,
 )
-from tasks.rewards.programs.code_tests import CodeTestsConfig
+from tasks.rewards.programs.code_tests import CodeTestsConfig, code_tests_of
 from tasks.rewards.reasoning_gym_score import ReasoningGymConfig
 
 RewardConfig = Annotated[
@@ -119,7 +119,7 @@ def config_of(by_domain: Mapping[str, Found], domain: str) -> Found:
 
 def learns_timeouts(configs: Mapping[str, RewardConfig]) -> bool:
     """Whether any of these rewards executes programs, whose running times set later limits."""
-    return any(isinstance(config, CodeTestsConfig) for config in configs.values())
+    return any(code_tests_of(config) is not None for config in configs.values())
 
 
 def timeouts_of(
@@ -129,16 +129,16 @@ def timeouts_of(
     and verdicts."""
     anchors: dict[str, Anchor] = {}
     for domain, score in scored:
-        config = config_of(configs, domain)
-        if isinstance(config, CodeTestsConfig):
-            anchors = merged(anchors, observed(config.timeout, (score.cases,)))
+        programs = code_tests_of(config_of(configs, domain))
+        if programs is not None:
+            anchors = merged(anchors, observed(programs.timeout, (score.cases,)))
     return anchors
 
 
 def is_early_killed(configs: Mapping[str, RewardConfig], domain: str, score: Score) -> bool:
     """Whether a program was ended before the longest limit, so that it may have been right."""
-    config = config_of(configs, domain)
-    return isinstance(config, CodeTestsConfig) and is_ended_early(config.timeout, score.cases)
+    programs = code_tests_of(config_of(configs, domain))
+    return programs is not None and is_ended_early(programs.timeout, score.cases)
 
 
 def build_rewards(configs: Mapping[str, RewardConfig]) -> Rewards:

@@ -16,7 +16,7 @@ from artifacts.journal import Journal
 from artifacts.records import Generated, Outcome, Prompt, Response, Score
 from artifacts.tables import ResponseRow
 from tasks.rewards.judges.desk import JudgeDesk
-from tasks.rewards.judges.reward import JudgeConfig
+from tasks.rewards.judges.reward import judge_of
 from tasks.rewards.pool import RewardPool
 from tasks.rewards.registry import RewardConfig, config_of, timeouts_of
 from tasks.rewards.report import RewardReport, reward_report
@@ -112,9 +112,9 @@ class _Scoring:
 
     async def _score(self, generated: Generated, desk: JudgeDesk) -> None:
         prompt = self._inputs.prompts[generated.prompt_id]
-        config = config_of(self._inputs.rewards, prompt.domain)
-        if isinstance(config, JudgeConfig):
-            score = await desk.score(config, prompt, generated)
+        judge = judge_of(config_of(self._inputs.rewards, prompt.domain))
+        if judge is not None:
+            score = await desk.score(judge, prompt, generated)
         else:
             score = await asyncio.wrap_future(self._pool.submit(prompt, generated))
         if not self._inputs.is_evaluation:

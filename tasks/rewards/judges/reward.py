@@ -212,10 +212,15 @@ def _last_place(written: str) -> Fraction:
     return abs(place.value) if place else Fraction(0)
 
 
+def judge_of(config: object) -> JudgeConfig | None:
+    """A reward's configuration, if a judge scores for it; None if a reward worker does."""
+    return config if isinstance(config, JudgeConfig) else None
+
+
 def judge_engine_of(rewards: Mapping[str, object]) -> JudgeEngineConfig | None:
     """The model that judges in a run, None without one. ValueError when two rewards want different
     models or engines."""
-    judges = [config for config in rewards.values() if isinstance(config, JudgeConfig)]
+    judges = [judge for config in rewards.values() if (judge := judge_of(config)) is not None]
     if any(config.engine != judges[0].engine for config in judges):
         raise ValueError(
             "all rewards of kind judge must have the same engine, got different ones; give them the"
@@ -226,7 +231,5 @@ def judge_engine_of(rewards: Mapping[str, object]) -> JudgeEngineConfig | None:
 
 def judges_generate(rewards: Mapping[str, object]) -> bool:
     """Whether any verdict is generated, for which the engine needs its tokenizer."""
-    return any(
-        isinstance(config, JudgeConfig) and config.mode == "generative"
-        for config in rewards.values()
-    )
+    judges = (judge_of(config) for config in rewards.values())
+    return any(judge is not None and judge.mode == "generative" for judge in judges)

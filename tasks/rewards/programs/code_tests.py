@@ -67,6 +67,11 @@ class CodeTestsConfig(BaseModel):
         return CodeTests(self, book)
 
 
+def code_tests_of(config: object) -> CodeTestsConfig | None:
+    """A reward's configuration, if it executes programs, whose running times set later limits."""
+    return config if isinstance(config, CodeTestsConfig) else None
+
+
 class CodeTests(ProcessReward):
     """Scores against the `CodeGold` in `Prompt.gold`: 1 if every case passes, else 0."""
 
