@@ -30,6 +30,7 @@ from benchmarks.simulated_round import (
     round_inputs,
 )
 from flows.engine_layout import BOUND_PER_MEAN
+from tasks.engines.base import EngineStats
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -156,7 +157,6 @@ async def play_run(
     profiled: whether it knows the profile, and so which sizes are slower, or follows the paper's
     rule alone.
     """
-    profile = machine.profile()
     domains = ("a",) * (num_steps * 2 * batch.prompts_per_step)
     engines: list[SimulatedEngine] = []
 
@@ -179,32 +179,41 @@ async def play_run(
         plan = simulated.plan
         size = planner.layouts[plan.layout].size
         readings = [await engine.stats() for engine in engines]
-        preemptions = sum(reading.num_preemptions for reading in readings)
         played.append(
             PlayedRound(
                 layout=plan.layout,
                 size=size,
-                num_preemptions=preemptions,
+                num_preemptions=sum(reading.num_preemptions for reading in readings),
                 rollout_s=simulated.rollout_s,
             )
         )
         if plans:
-            usage = max(reading.kv_usage_max for reading in readings)
-            num_responses = len(plan.prompts) * plan.launch_per_prompt
-            mean = sum(reading.tokens_generated for reading in readings) // num_responses
-            demand = Demand(
-                num_responses=num_responses, prompt_tokens=PROMPT_TOKENS, response_tokens=mean
-            )
-            sizes = (
-                not_slower(profile, profile.sizes, played[-1].size, machine.num_devices, demand)
-                if profiled
-                else profile.sizes
-            )
-            counted = RoundReading(
-                layout=plan.layout, num_preemptions=preemptions, kv_usage_max=usage
-            )
-            planner = observe(planner, counted, sizes, profile.kv_tokens if profiled else {})
+            profile = machine.profile() if profiled else None
+            planner = replanned(planner, machine, plan, size, readings, profile)
     return played
+
+
+def replanned(
+    planner: PlannerState,
+    machine: Machine,
+    plan: RoundPlan,
+    size: int,
+    readings: Sequence[EngineStats],
+    profile: ThroughputProfile | None,
+) -> PlannerState:
+    """The planner after a round on engines of this size, which counted this."""
+    counted = RoundReading(
+        layout=plan.layout,
+        num_preemptions=sum(reading.num_preemptions for reading in readings),
+        kv_usage_max=max(reading.kv_usage_max for reading in readings),
+    )
+    if profile is None:
+        return observe(planner, counted, machine.profile().sizes, {})
+    num_responses = len(plan.prompts) * plan.launch_per_prompt
+    mean = sum(reading.tokens_generated for reading in readings) // num_responses
+    demand = Demand(num_responses=num_responses, prompt_tokens=PROMPT_TOKENS, response_tokens=mean)
+    sizes = not_slower(profile, profile.sizes, size, machine.num_devices, demand)
+    return observe(planner, counted, sizes, profile.kv_tokens)
 
 
 def rows(name: str, played: Sequence[PlayedRound]) -> list[tuple[str, ...]]:
