@@ -1,7 +1,7 @@
 """Bookkeeping of checkpoints: one directory per step, complete or absent; the last few are kept.
 
-    with checkpoints.aside(scratch) as directory: the learner saves there ->
-    checkpoints.commit(step, directory) -> the step is committed -> checkpoints.prune(step)
+    with checkpoints.aside(scratch) as directory: the learner saves there
+    ─▶ checkpoints.commit(step, directory) ─▶ the step is committed ─▶ checkpoints.prune(step)
 
 A checkpoint newer than the last committed step is never resumed from, which is why pruning waits
 for that commit. Leaves out what is inside. On a local root `commit` is a rename; on a remote one

@@ -7,7 +7,6 @@ model or a data set consists of.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +14,6 @@ from typing import Any, Literal
 RepositoryKind = Literal["model", "dataset"]
 
 REPOSITORY_PATTERN = r"^[\w.-]+(/[\w.-]+)?$"
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-def is_commit(revision: str) -> bool:
-    """Whether a revision names one commit for ever; a branch or a tag may move."""
-    return _COMMIT.fullmatch(revision) is not None
 
 
 def fetch(

@@ -1,11 +1,12 @@
 """Responses on disk while their step still runs, so that an interrupted step generates only what is
 missing.
 
-    append(generated) ... append(scored) ... killed ... read(step) -> what is there ...
-    finalise(step, rows) -> responses/
+    append(generated), append(scored), ... killed ─▶ read(step): what is there
+    ─▶ append(generated), ... ─▶ finalise(step, rows): responses/
 
-Parts lie in journal/, apart from the finalised table: who reads responses/ never counts a response
-twice. Leaves out what is worth appending and when; callers batch, a part costs a few milliseconds.
+Parts lie in journal/, apart from the finalised table, so that a reader of responses/ never counts
+a response twice. Leaves out what is worth appending and when; callers batch, because a part costs a
+few milliseconds.
 """
 
 from __future__ import annotations

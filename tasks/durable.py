@@ -1,8 +1,8 @@
 """What makes a run survive: the learner restored from the last checkpoint, and training replayed
 from recorded groups.
 
-checkpoint of step 20 + groups of steps 21..27 -> the weights of step 27, bit by bit, without
-generating a token
+    checkpoint of step 20, groups of steps 21 to 27
+    ─▶ the weights of step 27, bit by bit, without generating a token
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The reward stage: one coordinator task that scores every response as soon as it is finished, and
 records it.
 
-sample buffer -> reward workers, or the judges' desk -> verdict -> sample buffer, and the step's
-journal
+    sample buffer ─▶ reward workers, or the judges' desk ─▶ verdict
+    ─▶ sample buffer, and the step's journal
 """
 
 from __future__ import annotations

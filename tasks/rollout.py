@@ -1,7 +1,7 @@
 """The rollout stage: one coordinator task that runs a round over the engines.
 
-    recorded responses + launches -> engines -> sample buffer -> (rewards) -> scores -> scheduler ->
-    accepted groups -> sample buffer
+    recorded responses, launches ─▶ engines ─▶ sample buffer ─▶ (rewards) ─▶ scores
+    ─▶ scheduler ─▶ accepted groups ─▶ sample buffer
 
 A round that was closed before is not run again: its groups are read back and go straight to
 training.

@@ -84,7 +84,8 @@ def _split(config: HubRowsConfig, commit: str, split: str) -> tuple[Iterator[Rec
     source = f"{config.repository}@{commit[:12]}/{config.name}/{split}"
     patterns = _patterns(config, fetch("dataset", config.repository, commit, [CARD]), split)
     folder = fetch("dataset", config.repository, commit, patterns)
-    files = [file for file in _files_in(folder) if _matches(file, folder, patterns)]
+    found = sorted(file for file in folder.rglob("*") if file.is_file())
+    files = [file for file in found if _matches(file, folder, patterns)]
     if not files:
         raise ValueError(
             f"data set {source} must have Parquet, CSV or JSON-lines files, none matches"
@@ -161,10 +162,6 @@ def _usual(name: str, split: str) -> Iterator[str]:
             yield f"{folder}{split}{ending}"
             yield f"{folder}{split}-*{ending}"
             yield f"{folder}{split}/*{ending}"
-
-
-def _files_in(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
 def _matches(file: Path, folder: Path, patterns: Sequence[str]) -> bool:

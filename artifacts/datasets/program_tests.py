@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import builtins
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -97,7 +97,9 @@ def _lines(value: Any) -> str:  # Any: JSON; some data sets have a list of lines
 def _from_assertions(statements: Sequence[Any], solution: str) -> CodeGold:
     if not statements or not all(isinstance(statement, str) for statement in statements):
         raise ValueError(f"a list of tests must hold assertions as text, got {statements!r:.60}")
-    called = _common(_called(_module(statement), defined=frozenset()) for statement in statements)
+    called = frozenset.intersection(
+        *(_called(_module(statement), defined=frozenset()) for statement in statements)
+    )
     return CodeGold(
         function=_single(called),
         solution=solution,
@@ -210,10 +212,6 @@ def _bound(setup: Sequence[ast.stmt]) -> frozenset[str]:
             else []
         )
     )
-
-
-def _common(sets: Iterator[frozenset[str]]) -> frozenset[str]:
-    return frozenset.intersection(*sets)
 
 
 def _single(names: frozenset[str]) -> str:

@@ -1,4 +1,4 @@
-"""A run in five figures: what a list of runs tells of each, here and in MLflow, by the same names.
+"""A run in five figures, by which lists of runs compare them: the terminal's and MLflow's.
 
 Leaves out whether the run goes on (`artifacts.status`).
 """

@@ -2,8 +2,8 @@
 path.
 
 It runs in a verify worker, so it may hang or exhaust memory on a response without harm to the run:
-what it does not score has no verdict, is counted, and stops the run where it is too much
-(`max_infra_fraction`). It is the user's code and is trusted: this is no sandbox for generated
+such a response has no verdict and is counted, and too many of them stop the run
+(`max_infra_fraction`). The function is the user's and is trusted: this is no sandbox for generated
 programs.
 """
 

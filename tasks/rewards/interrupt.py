@@ -1,10 +1,9 @@
 """How one thread tells another that nobody needs what it waits for.
 
-    pool: interrupt.set() --> the thread that scores, in poll: Interrupted --> ends what ran, is
-    free
+    the pool's thread: interrupt.set() ─▶ the scoring thread, in poll: Interrupted ─▶ ends what ran
 
-The thread that waits is the one that ends what it waits for, so that no other ever touches its
-processes and pipes.
+A thread ends what it waits for by itself, so that no other thread ever touches its processes and
+pipes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The reward workers of a run: made once, kept from round to round, shared out among the kinds of
 rewards by their backlog.
 
-    submit(prompt, response) -> backlog of its kind -> a free worker -> a reward of that kind, idle
-    or new -> verdict verdict.cancel() ---------> dropped there, or the program, the call is ended
-    -> the worker is
-                                free
+    submit(prompt, response) ─▶ backlog of its kind ─▶ a free worker, with a reward of it ─▶ verdict
+    verdict.cancel() ─▶ dropped from the backlog; if a worker has it, what runs for it is ended
 
 A worker is a thread that waits for a reward's own process. A kind with a long backlog takes all
 `num_workers`, and a kind that has none gets one beyond them: a queue of programs, each of which may

@@ -1,12 +1,11 @@
-"""Rewards of reasoning-gym's data sets, for the ones whose scorers were tried against hostile
-answers and held.
+"""Rewards of reasoning-gym's data sets, of those whose scorers withstood hostile answers.
 
-    Prompt.gold = {"dataset", "seed", "index", "config"} as JSON -> the entry, generated again ->
-    score_answer in a worker
+    Prompt.gold: {"dataset", "seed", "index", "config"} as JSON
+    ─▶ the entry, generated again ─▶ score_answer in a worker
 
-Nine of its scorers evaluate the answer as code and others hang, raise or pay for junk: only names
-on the allow-list are scored. Where one of those, too, gives full marks for less than the answer, a
-rule of ours decides.
+Nine of reasoning-gym's scorers evaluate the answer as code, and others hang, raise or pay for junk:
+only data sets on the allow-list are scored. Where one of their scorers gives full marks for less
+than the answer, a rule of ours decides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which reward scores which domain: from configuration to one object with `score` and `close`.
 
-{"add": MathAnswerConfig(), "*": CustomConfig(...)} -> build_rewards -> Rewards.score(prompt,
-generated), by prompt.domain
+    {"add": MathAnswerConfig(), "*": CustomConfig(...)}
+    ─▶ build_rewards ─▶ Rewards.score(prompt, generated), by prompt.domain
 
 A new reward is a file with its configuration and its scorer, and one line in the union
 RewardConfig.

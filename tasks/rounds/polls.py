@@ -1,7 +1,6 @@
 """Waiting for several sources at once: one open question to each, answers in the order they came.
 
-    ask(source, question) ... await next(wait_s) -> (source, its answered question) ... ask(source,
-    ...) again
+    ask(source, question) ─▶ await next(wait_s): (source, its answered question) ─▶ ask(source, ...)
 
 Leaves out who is worth asking and what an answer means.
 """

@@ -1,7 +1,7 @@
 """Whether a round still moves: a token, a finished response or a verdict within the deadline. Pure.
 
-    heard(now) at every response and verdict ...
-    quiet for a while: is_look_due(now) -> ask the engines -> look(reading, now) each
+    at every response and verdict:   heard(now)
+    when it has been quiet a while:  is_look_due(now) ─▶ ask the engines ─▶ look(reading, now) each
 
 Tokens are looked for only when nothing else has happened for a quarter of the deadline, so that a
 busy round costs its engines no call, and a stall is noticed a quarter late at most.

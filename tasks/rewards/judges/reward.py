@@ -6,7 +6,7 @@ against No is the verdict.
 
 The default reward is 1 or 0 by a threshold: groups then agree or differ as with a rule, and an
 unsure judge does not turn noise into advantages. `reward: probability` keeps the number. Leaves out
-who asks whom and when (`judge_desk`) and the model (`engines.judge_engine`).
+who asks whom and when (`desk`) and the model that answers (`engine`).
 """
 
 from __future__ import annotations

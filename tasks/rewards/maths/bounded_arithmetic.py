@@ -1,8 +1,10 @@
 """Arithmetic on numbers of 100 digits that refuses what would overflow or vanish.
 
-A term far below the other one in a sum would vanish unseen, and `42 + 10^{-90}` would pass for 42.
-Then OutsideError is raised, and where a difference leaves too few digits. Every operation takes
-values, functions of a point, and returns one; others call what `entrance` makes of the outermost.
+In a sum, a term that is far smaller than the other one would vanish unseen: `42 + 10^{-90}` would
+pass for 42. Such a sum raises OutsideError, and so does a difference that leaves too few digits.
+
+A value is a function of a point. Every operation takes values and returns one, so that an
+expression is built first and evaluated later, through what `entrance` makes of the whole.
 """
 
 from __future__ import annotations

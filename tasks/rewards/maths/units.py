@@ -1,8 +1,8 @@
 r"""What stands after an amount as its unit: `12 \text{ cm}`, `12 cm`, `60\degree`, `12 apples`.
 
-A unit is a known measure or a plural, words before it that say what kind, and what it is for each
-of: `12 red apples per day`. Any other word may make another amount of the one before it, as in
-`12 doubled`. A bare letter is no unit: `5t` is five times t.
+A unit is a known measure or a plural. Words before it may say of what kind (`12 red apples`), and
+words after it for each of what (`12 apples per day`). Any other word is no unit, because it may
+change the amount: `12 doubled`. Nor is a bare letter: `5t` is five times t.
 """
 
 from __future__ import annotations

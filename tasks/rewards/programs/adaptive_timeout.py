@@ -8,11 +8,12 @@ Where a question has a solution of its own, that is the first correct execution 
 questions are asked once or twice in a run, and a limit that waits for a right response comes too
 late for them.
 
-An anchor set by a lucky fast answer would kill every slower correct one and so never grow. Hence
-the second look (`second_look`): when a round is decided, some of the programs that it killed early
-run once more, up to the ceiling; one that passes mends the anchor for the rounds to come. A case on
-which second looks found nothing is left alone. Its verdict stays what it was. Pure but for
-`TimeoutBook`, which holds the state of a run.
+An anchor is what is known of a test case's running times. One that was set by a lucky fast answer
+would kill every slower correct answer, and so never grow. Hence the second look (`second_look`):
+when a round is decided, some of the programs that were killed early run once more, up to the
+ceiling. One that passes mends the anchor for the rounds to come; its own verdict stays what it was.
+A case on which second looks have found nothing gets no further ones. Pure but for `TimeoutBook`,
+which holds the state of a run.
 """
 
 from __future__ import annotations

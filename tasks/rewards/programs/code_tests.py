@@ -1,7 +1,7 @@
 """The code reward: does the response's program pass every test of the question?
 
-    response -> first fenced block -> limits by the adaptive timeout -> sandbox -> one verdict a
-    test case -> all passed?
+    response ─▶ first fenced block ─▶ limits by the adaptive timeout
+    ─▶ sandbox ─▶ one verdict a test case ─▶ all passed?
 
 Whatever a program does, it is scored: 0 with the reason for what the model wrote, no verdict only
 when the sandbox itself fails.

@@ -1,12 +1,12 @@
 """Second looks: some programs that were killed early are executed once more, with what the machine
 has to spare.
 
-    decided round -> its early killed programs -> one thread, a sandbox of the lowest priority ->
-    anchors for the rounds to come
+    decided round ─▶ its early killed programs
+    ─▶ one thread, a sandbox of the lowest priority ─▶ anchors for the rounds to come
 
-No verdict waits for a look: it takes no reward worker, and its sandbox only the processor time that
-nothing else wants. Where there is none, a slow correct program does not finish, and its limit stays
-what it was. What to look at is `adaptive_timeout`'s to say.
+No verdict waits for a look. A look takes no reward worker, and only the processor time that nothing
+else wants; on a machine that has none to spare, a slow correct program does not finish, and its
+limit stays what it was. `adaptive_timeout` says what to look at.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ its end.
     host --a byte, past a limit--> origin --SIGKILL--> candidate
     host <== number and exit code === origin
 
-The process is there, walled in, before its program is: asking for it costs no response any time.
-It says once that its walls stand, and is believed because nothing else is in it yet. From then on
-whoever holds a `CandidateProcess` may be told anything by it: replies of known shapes pass, and
-nothing else.
+The process is forked and walled in before there is a program for it, so that no response waits for
+that. It says once that its walls stand, and is believed, because no program is in it yet. From then
+on it may say anything: replies of known shapes pass, and nothing else.
 """
 
 from __future__ import annotations

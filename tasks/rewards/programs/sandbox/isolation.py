@@ -1,5 +1,5 @@
-"""What keeps a candidate program in: how the sandbox's process is started, strong or, where
-accepted by name, weaker.
+"""The walls around a candidate program: how the sandbox's process is started, by one of two kinds
+of isolation. The weaker one is used only where the configuration names it.
 
 `namespaces`: bubblewrap gives it its own user, pid, mount, network, ipc and host name views; it
 sees the interpreter and the system's libraries, read-only, and a private /tmp. `landlock`: an

@@ -4,8 +4,8 @@
     host == go on ==> bubblewrap
 
 Without a map, programs would be the machine's root under another name, and own its files. The
-set-up is root's, who passes closed directories on the way to the interpreter. A run of any other
-user needs no map: bubblewrap maps that user alone.
+set-up itself runs as root, because directories on the way to the interpreter may be closed to
+everybody else. A run of any other user needs no map: bubblewrap maps that user alone.
 """
 
 from __future__ import annotations
