@@ -126,10 +126,6 @@ def length_bias(groups: Sequence[Group], simulation: Simulation) -> Estimate:
     )
 
 
-def _mean_tokens(group: Group) -> float:
-    return float(np.mean([len(response.generated.token_ids) for response in group.responses]))
-
-
 @lru_cache(maxsize=100_000)
 def _law_mean(prompt_id: str, lengths: LengthModel, longest: int) -> float:
     """The mean length of a prompt's responses under the bound."""

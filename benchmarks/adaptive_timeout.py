@@ -158,10 +158,13 @@ def run(
             slow += is_slow
             starved += is_slow and result.verdict is CaseVerdict.TIMEOUT
     return Outcome(
-        round_s=took_s / num_rounds, rollout_s=rollout_s / num_rounds, num_early_kills=early,
+        round_s=took_s / num_rounds,
+        rollout_s=rollout_s / num_rounds,
+        num_early_kills=early,
         num_doomed=doomed,
-        num_slow_correct=slow, num_starved=starved,
-    )  # fmt: skip
+        num_slow_correct=slow,
+        num_starved=starved,
+    )
 
 
 def configurations(scale: float) -> tuple[AdaptiveTimeoutConfig, AdaptiveTimeoutConfig]:
@@ -182,8 +185,7 @@ def report(name: str, outcome: Outcome, fixed: Outcome) -> str:
     )
 
 
-def main() -> None:
-    """Compare the configurations on one workload."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.adaptive_timeout",
         description="Adaptive against fixed time limits.",
@@ -215,13 +217,23 @@ def main() -> None:
     parser.add_argument(
         "--execute", action="store_true", help="execute the programs in the sandbox, in real time"
     )
-    given = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Compare the configurations on one workload."""
+    given = _parser().parse_args()
     work = Workload(
-        num_prompts=given.prompts, num_responses=given.responses, num_questions=given.questions,
+        num_prompts=given.prompts,
+        num_responses=given.responses,
+        num_questions=given.questions,
         doomed_share=given.doomed,
-        correct_share=0.4, two_speed_share=0.2, rollout_s=given.rollout_s,
-        rollout_sigma=given.rollout_sigma, scale=given.scale,
-    )  # fmt: skip
+        correct_share=0.4,
+        two_speed_share=0.2,
+        rollout_s=given.rollout_s,
+        rollout_sigma=given.rollout_sigma,
+        scale=given.scale,
+    )
     fixed, adaptive = configurations(given.scale)
     outcomes = {
         name: run(
