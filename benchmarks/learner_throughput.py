@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from artifacts.models.choice import SmolLM2Config
 from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, VersionSpan, pack
-from tasks.learner.loss import PpoClipLoss
+from tasks.learner.losses.ppo_clip import PpoClipLoss
 from tasks.learner.models import resolve_model
 from tasks.learner.packing import Sample
 from tasks.learner.samples import training_set

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tasks.learner.divergence import k3
 from tasks.learner.head import HeadResult
-from tasks.learner.loss import k3
 from tasks.learner.packing import PackedBatch
 from tasks.learner.policy import Decoder, Policy
 from tasks.learner.reports import AccumulateReport

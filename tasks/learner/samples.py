@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from artifacts.records import Group
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage, group_advantages
 from tasks.learner.dealing import GroupPart, as_part
-from tasks.learner.loss import ConstantLength, SequenceMean, TokenMean
+from tasks.learner.normalisation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.overlong import AS_SCORED, Overlong
 from tasks.learner.packing import Sample
 

@@ -24,8 +24,10 @@ from artifacts.records import Group, WeightsRef, unpack
 from artifacts.weights import fingerprint, write_weights
 from tasks.learner.advantage import AdvantageConfig, GrpoAdvantage
 from tasks.learner.dealing import GroupPart
-from tasks.learner.loss import LossConfig, NormalisationConfig, PpoClipLoss, TokenMean
+from tasks.learner.loss import LossConfig
+from tasks.learner.losses.ppo_clip import PpoClipLoss
 from tasks.learner.micro_step import MicroStep
+from tasks.learner.normalisation import NormalisationConfig, TokenMean
 from tasks.learner.overlong import AS_SCORED, OverlongConfig, SoftPunishment
 from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.policy import ComputeDtype, Policy, load_reference

@@ -21,7 +21,7 @@ from artifacts.records import Group, pack
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage
 from tasks.learner.dealing import GroupPart, balance
-from tasks.learner.loss import ConstantLength, SequenceMean, TokenMean
+from tasks.learner.normalisation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.sharding import AdamWConfig
 from tasks.learner.split import Split, accumulate_split

@@ -13,8 +13,9 @@ from benchmarks.tiny_architectures import ARCHITECTURES, save_tiny
 from tasks.learner import tree_attention
 from tasks.learner.advantage import GrpoAdvantage
 from tasks.learner.architecture import check_architecture
-from tasks.learner.loss import ReinforceLoss, SequenceMean
+from tasks.learner.losses.reinforce import ReinforceLoss
 from tasks.learner.micro_step import MicroStep
+from tasks.learner.normalisation import SequenceMean
 from tasks.learner.packing import micro_batches
 from tasks.learner.policy import Policy
 from tasks.learner.samples import training_set

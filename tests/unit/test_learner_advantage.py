@@ -8,7 +8,7 @@ import pytest
 from learner_factories import make_group
 
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage, group_advantages
-from tasks.learner.loss import ConstantLength, SequenceMean, TokenMean
+from tasks.learner.normalisation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.samples import training_set
 
 

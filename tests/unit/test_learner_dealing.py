@@ -19,7 +19,7 @@ from tasks.learner.dealing import (
     predicted_cost,
     rows_of,
 )
-from tasks.learner.loss import TokenMean
+from tasks.learner.normalisation import TokenMean
 from tasks.learner.samples import training_set
 
 

@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
-from tasks.learner.loss import PpoClipLoss, ReinforceLoss, k3
+from tasks.learner.divergence import k3
+from tasks.learner.losses.ppo_clip import PpoClipLoss
+from tasks.learner.losses.reinforce import ReinforceLoss
 from tasks.learner.token_loss import TokenBatch
 
 

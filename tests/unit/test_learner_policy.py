@@ -10,8 +10,10 @@ from learner_factories import make_model, naive_logp, naive_model, random_groups
 
 from tasks.learner import head, tree_attention
 from tasks.learner.advantage import GrpoAdvantage
-from tasks.learner.loss import ReinforceLoss, SequenceMean, k3
+from tasks.learner.divergence import k3
+from tasks.learner.losses.reinforce import ReinforceLoss
 from tasks.learner.micro_step import MicroStep
+from tasks.learner.normalisation import SequenceMean
 from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.policy import Policy, load_reference
 from tasks.learner.samples import training_set

@@ -19,7 +19,7 @@ from learner_factories import (
 from artifacts.records import pack
 from artifacts.weights import fingerprints, read_weights
 from tasks.learner.dealing import GroupPart, balance
-from tasks.learner.loss import SequenceMean
+from tasks.learner.normalisation import SequenceMean
 from tasks.learner.packing import Sample
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.sharding import AdamWConfig

@@ -20,7 +20,7 @@ from artifacts.records import Group, pack, unpack
 from artifacts.store import Store
 from flows import train
 from flows.terminal import TerminalView
-from tasks.learner.loss import PpoClipLoss
+from tasks.learner.losses.ppo_clip import PpoClipLoss
 from tasks.learner.remote import LearnerActor
 from tasks.learner.reports import (
     REASONS,
