@@ -147,8 +147,13 @@ class PaddedLoop:
         return TokenBatch(
             behaviour=column([value for sample in samples for value in sample.behaviour]),
             advantage=column([sample.advantage for sample in samples for _ in sample.response]),
+            reward=column([sample.reward for sample in samples for _ in sample.response]),
             weight=column([sample.weight for sample in samples for _ in sample.response]),
+            num_tokens=column(
+                [len(sample.response) for sample in samples for _ in sample.response]
+            ),
             reference=None,
+            mean_log_ratio=None,
         )
 
 

@@ -23,6 +23,8 @@ class PraiseLoss(BaseModel):
     kind: Literal["praise"] = Field("praise", description="Learns from good responses alone.")
     importance_cap: float = Field(1.0, gt=0, description="Bound on the weight policy/engine.")
     clips: ClassVar[bool] = True  # it cuts the gradient of every token with a negative advantage
+    corrects_staleness: ClassVar[bool] = True  # tokens of older weights are weighed as well
+    needs_whole_responses: ClassVar[bool] = False  # each token has its own weight
 
     def explain(self) -> str:
         return f"good responses alone, weights truncated at {self.importance_cap:g}"
@@ -32,7 +34,6 @@ class PraiseLoss(BaseModel):
         weight = importance.clamp(max=self.importance_cap)
         return TokenLoss(
             loss=-weight * batch.advantage.clamp(min=0) * logp,
-            importance=importance,
             truncated=importance > self.importance_cap,
             clipped=batch.advantage < 0,
         )

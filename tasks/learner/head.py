@@ -1,15 +1,16 @@
 """The vocabulary projection: log-probabilities, their loss's gradient and both matrix gradients,
 chunk by chunk.
 
-The loss of a token depends on its own log-probability alone, so each chunk's gradient can be
-finished while its logits are at hand: no logits are kept, none computed twice. One row of logits
-serves all tokens that the same node predicts (the last prompt token predicts the first token of
-every response). Leaves out the backbone: `grad_hidden` is where its backward starts.
+Where the loss of a token depends on its own log-probability alone, each chunk's gradient is
+finished while its logits are at hand: no logits are kept, none computed twice. A loss that asks for
+all log-probabilities first has the logits of every chunk computed twice, if there is more than one.
+One row of logits serves all tokens that the same node predicts (the last prompt token predicts the
+first token of every response). Leaves out the backbone: `grad_hidden` is where its backward starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +21,15 @@ _CPU_ROWS_IN_CACHE = (
     16  # rows turned into probabilities together, so that fp32 copies stay in cache
 )
 
-LossGradient = Callable[[Tensor, Tensor], Tensor]
-"""(indices of tokens, their log-probabilities) -> derivative of the loss sum by each
-log-probability; all (tokens,) fp32."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossGradient:
+    """The derivative of a loss sum by what a prediction has to do with it; all (tokens,) fp32."""
+
+    # (indices of tokens, their log-probabilities) -> derivative by each log-probability
+    by_logp: Callable[[Tensor, Tensor], Tensor]
+    needs_all: bool = False  # it is asked once, for all tokens in their order; else chunk by chunk
+    by_entropy: Tensor | None = None  # (P,) by the entropy at each token; None without such a term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,29 +57,45 @@ def head_pass(
     With a loss gradient, adds the gradient of `weight` (V, hidden) to `weight_grad` (fp32) and
     returns that of `hidden`.
     """
-    order = torch.argsort(rows, stable=True)
-    edges = torch.arange(0, hidden.shape[0] + ROWS_PER_CHUNK, ROWS_PER_CHUNK, device=rows.device)
-    bounds: list[int] = torch.searchsorted(rows[order], edges).tolist()
     logp, entropy = (
         torch.empty(rows.shape, dtype=torch.float32, device=hidden.device) for _ in range(2)
     )
     grad_hidden = torch.empty_like(hidden) if loss_gradient is not None else None
-    for chunk, first_row in enumerate(range(0, hidden.shape[0], ROWS_PER_CHUNK)):
+    every: Tensor | None = None  # derivative by each log-probability, where one call makes them all
+    if loss_gradient is not None and loss_gradient.needs_all and len(hidden) > ROWS_PER_CHUNK:
+        scored = head_pass(hidden, weight, rows, targets, temperature).logp
+        every = _ask_for_all(loss_gradient, scored)
+    for first_row, tokens in _chunks(rows, len(hidden)):
         inputs = hidden[first_row : first_row + ROWS_PER_CHUNK]
-        tokens = order[bounds[chunk] : bounds[chunk + 1]]
         local, wanted = rows[tokens] - first_row, targets[tokens]
         logits = inputs @ weight.t()
         chosen, row_entropy = _to_probabilities(logits, local, wanted, temperature)
         logp[tokens], entropy[tokens] = chosen, row_entropy[local]
         if loss_gradient is None or grad_hidden is None:
             continue
-        _to_logit_gradient(
-            logits, local, wanted, chosen, loss_gradient(tokens, chosen) / temperature
-        )
+        if loss_gradient.needs_all and every is None:  # there is no other chunk
+            every = _ask_for_all(loss_gradient, logp)
+        by_logp = loss_gradient.by_logp(tokens, chosen) if every is None else every[tokens]
+        by_entropy = loss_gradient.by_entropy
+        bonus = None if by_entropy is None else (row_entropy, by_entropy[tokens] / temperature)
+        _to_logit_gradient(logits, local, wanted, chosen, by_logp / temperature, bonus)
         grad_hidden[first_row : first_row + ROWS_PER_CHUNK] = logits @ weight
         if weight_grad is not None:
             weight_grad += logits.t() @ inputs
     return HeadResult(logp=logp, entropy=entropy, grad_hidden=grad_hidden)
+
+
+def _ask_for_all(loss_gradient: LossGradient, logp: Tensor) -> Tensor:
+    return loss_gradient.by_logp(torch.arange(logp.numel(), device=logp.device), logp)
+
+
+def _chunks(rows: Tensor, num_rows: int) -> Iterator[tuple[int, Tensor]]:
+    """The first row of each chunk, and the indices of the tokens that its rows predict."""
+    order = torch.argsort(rows, stable=True)
+    edges = torch.arange(0, num_rows + ROWS_PER_CHUNK, ROWS_PER_CHUNK, device=rows.device)
+    bounds: list[int] = torch.searchsorted(rows[order], edges).tolist()
+    for chunk, first_row in enumerate(range(0, num_rows, ROWS_PER_CHUNK)):
+        yield first_row, order[bounds[chunk] : bounds[chunk + 1]]
 
 
 def _to_probabilities(
@@ -98,15 +121,43 @@ def _to_probabilities(
 
 
 def _to_logit_gradient(
-    probabilities: Tensor, local: Tensor, wanted: Tensor, logp: Tensor, derivative: Tensor
+    probabilities: Tensor,
+    local: Tensor,
+    wanted: Tensor,
+    logp: Tensor,
+    derivative: Tensor,
+    bonus: tuple[Tensor, Tensor] | None,
 ) -> None:
     """In place: entry (row, v) becomes sum over the row's tokens of derivative * ([token is v] -
-    p_v).
+    p_v), and for a bonus (entropies of rows, derivatives by those of tokens) the sum of derivative
+    * -p_v (log p_v + entropy) besides.
 
     Chosen entries are recomputed in fp32: 1 - p of a nearly certain token does not survive bf16.
     """
-    row_sums = derivative.new_zeros(probabilities.shape[0]).index_add_(0, local, derivative)
-    probabilities.mul_(-row_sums[:, None].to(probabilities.dtype))
+    num_rows = probabilities.shape[0]
+    row_sums = derivative.new_zeros(num_rows).index_add_(0, local, derivative)
+    by_entropy = torch.zeros_like(row_sums)
+    if bonus is None:
+        probabilities.mul_(-row_sums[:, None].to(probabilities.dtype))
+    else:
+        row_entropy, by_entropies = bonus
+        by_entropy.index_add_(0, local, by_entropies)
+        row_sums += by_entropy * row_entropy
+        _add_entropies(probabilities, row_sums, by_entropy)
     _, same = torch.unique(local * probabilities.shape[1] + wanted, return_inverse=True)
     summed = torch.zeros_like(logp).index_add_(0, same, derivative)[same]
-    probabilities[local, wanted] = (summed - logp.exp() * row_sums[local]).to(probabilities.dtype)
+    row_terms = row_sums[local]
+    if bonus is not None:
+        row_terms = row_terms + by_entropy[local] * logp
+    probabilities[local, wanted] = (summed - logp.exp() * row_terms).to(probabilities.dtype)
+
+
+def _add_entropies(probabilities: Tensor, row_sums: Tensor, by_entropy: Tensor) -> None:
+    """In place: p_v becomes -p_v (row_sum + by_entropy log p_v)."""
+    num_rows = probabilities.shape[0]
+    step = num_rows if probabilities.is_cuda else _CPU_ROWS_IN_CACHE
+    for start in range(0, num_rows, step):
+        part = probabilities[start : start + step]
+        exact = part.float()
+        surprise = torch.special.entr(exact).mul_(by_entropy[start : start + step, None])
+        part.copy_(surprise.sub_(exact.mul_(row_sums[start : start + step, None])))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from tasks.learner.divergence import k3
-from tasks.learner.head import HeadResult
+from tasks.learner.head import HeadResult, LossGradient
+from tasks.learner.objective import Objective
 from tasks.learner.packing import PackedBatch
 from tasks.learner.policy import Decoder, Policy
 from tasks.learner.reports import AccumulateReport
-from tasks.learner.token_loss import PolicyLoss, TokenBatch
+from tasks.learner.token_loss import TokenBatch
+from tasks.learner.whole_responses import Lengths
 
 
 class MicroStep:
@@ -21,62 +24,66 @@ class MicroStep:
 
     def __init__(
         self,
-        loss: PolicyLoss,
-        kl_coefficient: float,
+        objective: Objective,
         temperature: float,
         policy: Policy,
         reference: Decoder | None,
     ) -> None:
-        self._loss, self._kl_coefficient, self._temperature = loss, kl_coefficient, temperature
+        self._objective, self._temperature = objective, temperature
         self._policy, self._reference = policy, reference
 
     def run(self, batch: PackedBatch) -> AccumulateReport:
         """Report of this row: its statistics and times, without groups, responses and
         normaliser."""
         started = time.time()
+        objective, lengths = self._objective, lengths_of(batch)
         tokens = self._token_batch(batch)
 
-        def loss_gradient(indices: Tensor, logp: Tensor) -> Tensor:
-            with torch.enable_grad():
-                leaf = logp.detach().requires_grad_()
-                total = self._weighted_loss(leaf, tokens.take(indices)).sum()
-            return torch.autograd.grad(total, leaf)[0]
+        def by_logp(indices: Tensor, logp: Tensor) -> Tensor:
+            if objective.needs_whole_responses:  # then these are all tokens, in their order
+                return objective.by_logp(logp, objective.completed(logp, tokens, lengths))
+            return objective.by_logp(logp, tokens.take(indices))
 
-        result = self._policy.score_and_backward(batch, self._temperature, loss_gradient)
+        gradient = LossGradient(
+            by_logp=by_logp,
+            needs_all=objective.needs_whole_responses,
+            by_entropy=objective.by_entropy(tokens),
+        )
+        result = self._policy.score_and_backward(batch, self._temperature, gradient)
         report = self._statistics(batch, tokens, result)
         return replace(report, busy=((started, time.time()),))
 
-    def _weighted_loss(self, logp: Tensor, tokens: TokenBatch) -> Tensor:
-        loss = self._loss.token_loss(logp, tokens).loss
-        if tokens.reference is not None:
-            loss = loss + self._kl_coefficient * k3(logp, tokens.reference)
-        return tokens.weight * loss
-
     def _token_batch(self, batch: PackedBatch) -> TokenBatch:
-        device = self._policy.device
-        lengths = torch.tensor([len(sample.response) for sample in batch.samples])
-        advantages = torch.tensor(
-            [sample.advantage for sample in batch.samples], dtype=torch.float32
-        )
-        weights = torch.tensor([sample.weight for sample in batch.samples], dtype=torch.float32)
-        behaviour = torch.tensor(
-            [value for sample in batch.samples for value in sample.behaviour], dtype=torch.float32
-        )
+        lengths = torch.tensor(lengths_of(batch))
+
+        def tensor(values: Iterable[float]) -> Tensor:
+            return torch.tensor(list(values), dtype=torch.float32)
+
+        def by_token(values: Tensor) -> Tensor:
+            return values.repeat_interleave(lengths).to(self._policy.device)
+
+        samples = batch.samples
+        behaviour = tensor(value for sample in samples for value in sample.behaviour)
         return TokenBatch(
-            behaviour=behaviour.to(device),
-            advantage=advantages.repeat_interleave(lengths).to(device),
-            weight=weights.repeat_interleave(lengths).to(device),
+            behaviour=behaviour.to(self._policy.device),
+            advantage=by_token(tensor(sample.advantage for sample in samples)),
+            reward=by_token(tensor(sample.reward for sample in samples)),
+            weight=by_token(tensor(sample.weight for sample in samples)),
+            num_tokens=by_token(lengths.float()),
             reference=self._reference.score(batch, self._temperature).logp
             if self._reference
             else None,
+            mean_log_ratio=None,
         )
 
     @torch.no_grad()
     def _statistics(
         self, batch: PackedBatch, tokens: TokenBatch, result: HeadResult
     ) -> AccumulateReport:
-        logp = result.logp
-        explained = self._loss.token_loss(logp, tokens)
+        logp, objective, lengths = result.logp, self._objective, lengths_of(batch)
+        importance = torch.exp(logp - tokens.behaviour)
+        completed = objective.completed(logp, tokens, lengths)
+        explained = objective.loss.token_loss(logp, completed)
         return AccumulateReport(
             num_tokens_scored=len(batch.targets),
             num_tokens_computed=len(batch.tokens),
@@ -84,12 +91,15 @@ class MicroStep:
             num_prompt_tokens_saved=sum(len(sample.prompt) for sample in batch.samples)
             - batch.num_prompt_nodes,
             num_micro_batches=1,
-            loss_sum=float(self._weighted_loss(logp, tokens).double().sum()),
-            importance_sum=float(explained.importance.double().sum()),
-            importance_max=float(explained.importance.max()),
+            loss_sum=self._loss_sum(completed, result),
+            importance_sum=float(importance.double().sum()),
+            importance_square_sum=float(importance.double().square().sum()),
+            importance_max=float(importance.max()),
             num_tokens_truncated=int(explained.truncated.sum()),
-            num_tokens_clippable=len(logp) if self._loss.clips else 0,
+            num_tokens_clippable=len(logp) if objective.loss.clips else 0,
             num_tokens_clipped=int(explained.clipped.sum()),
+            num_responses_gated=int(objective.dropped(logp, tokens, lengths).sum()),
+            num_responses_gateable=len(lengths) if objective.gate else 0,
             num_tokens_nonfinite=int((~(logp.isfinite() & tokens.behaviour.isfinite())).sum()),
             entropy_sum=float(result.entropy.double().sum()),
             reference_kl_sum=0.0
@@ -98,3 +108,15 @@ class MicroStep:
             mismatch_abs_sum=float((logp - tokens.behaviour).abs().double().sum()),
             mismatch_k3_sum=float(k3(tokens.behaviour, logp).double().sum()),
         )
+
+    def _loss_sum(self, completed: TokenBatch, result: HeadResult) -> float:
+        total = float(self._objective.weighted_loss(result.logp, completed).double().sum())
+        by_entropy = self._objective.by_entropy(completed)
+        if by_entropy is None:
+            return total
+        return total + float((by_entropy * result.entropy).double().sum())
+
+
+def lengths_of(batch: PackedBatch) -> Lengths:
+    """Tokens of each response of a row."""
+    return tuple(len(sample.response) for sample in batch.samples)

@@ -24,7 +24,8 @@ class Sample:
     prompt: tuple[int, ...]  # token ids of the prompt, at least one
     response: tuple[int, ...]  # generated token ids, at least one
     behaviour: tuple[float, ...]  # the engine's log-probability of each response token
-    advantage: float  # group-relative advantage
+    advantage: float  # what its reward is worth among the others
+    reward: float  # as training sees it
     weight: float  # of each of its token losses in the sum
 
     @property
@@ -98,6 +99,7 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[PackedBatc
             sample.response,
             sample.behaviour,
             sample.advantage,
+            sample.reward,
         ),
     )
     rows: list[list[Sample]] = []

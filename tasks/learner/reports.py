@@ -49,12 +49,16 @@ class AccumulateReport:
     num_prompt_tokens_saved: int = 0  # prompt tokens that sharing spared
     num_micro_batches: int = 0  # packed rows
     normaliser: float = 0.0  # what was added to the divisor
-    loss_sum: float = 0.0  # weighted token losses, the KL term included
+    loss_sum: float = 0.0  # weighted token losses, KL term and entropy bonus included
     importance_sum: float = 0.0  # weights learner over engine before truncation, over scored tokens
+    importance_square_sum: float = 0.0  # of the squares of these weights
     importance_max: float = 0.0  # largest of these weights
     num_tokens_truncated: int = 0  # scored tokens whose weight was truncated
     num_tokens_clippable: int = 0  # scored tokens under a loss whose clip can act
-    num_tokens_clipped: int = 0  # scored tokens without gradient because of the clip
+    # scored tokens without gradient because their ratio was clipped or masked
+    num_tokens_clipped: int = 0
+    num_responses_gateable: int = 0  # computed responses that came before a sequence gate
+    num_responses_gated: int = 0  # of these, responses that it dropped
     num_tokens_nonfinite: int = 0  # scored tokens without a finite log-probability on either side
     entropy_sum: float = 0.0  # nats, over scored tokens
     # k3 estimate to the reference, over scored tokens; 0 without a KL term
@@ -144,16 +148,32 @@ def update_figures(update: UpdateReport) -> dict[str, float]:
     }
 
 
+def effective_fraction(report: AccumulateReport) -> float:
+    """The effective sample size over the number of scored tokens: (sum u)^2 / (N sum u^2) of their
+    importance weights u = learner over engine.
+
+    1 for equal weights; a few tokens that outweigh the rest push it towards 0, earlier than the KL
+    shows them (M2PO). 0 where a weight is infinite or none is there.
+    """
+    total, squares = report.importance_sum, report.importance_square_sum
+    if not squares or not math.isfinite(squares):
+        return 0.0
+    return total**2 / (report.num_tokens_scored * squares)
+
+
 def token_means(report: AccumulateReport) -> dict[str, float]:
     """The per-token metrics by name, ready for tracking; 0 where nothing was scored.
 
-    The share of clipped tokens is left out where no clip can act.
+    The shares of clipped tokens and of gated responses are left out where nothing clips or gates.
     """
     count = max(1, report.num_tokens_scored)
-    clipped = {}
+    cut = {}
     if report.num_tokens_clippable:
-        clipped["train/clip_fraction"] = report.num_tokens_clipped / report.num_tokens_clippable
-    return clipped | {
+        cut["train/clip_fraction"] = report.num_tokens_clipped / report.num_tokens_clippable
+    if report.num_responses_gateable:
+        cut["train/gated_fraction"] = report.num_responses_gated / report.num_responses_gateable
+    return cut | {
+        "train/effective_sample_fraction": effective_fraction(report),
         "train/importance_mean": report.importance_sum / count,
         "train/importance_max": report.importance_max,
         "train/truncated_fraction": report.num_tokens_truncated / count,

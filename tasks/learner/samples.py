@@ -48,13 +48,13 @@ def training_set(
     parts = [as_part(group) for group in groups]
     for part in parts:
         group = part.group
-        advantages = group_advantages(_rewards(group, overlong), advantage)
+        rewards = _rewards(group, overlong)
+        advantages = group_advantages(rewards, advantage)
         flat += part.is_first and not any(advantages)
-        for place, value in enumerate(advantages):
-            if place not in part.places:
-                continue
+        for place in part.places:
             generated = group.responses[place].generated
-            if value is None or not generated.token_ids:
+            value, reward = advantages[place], rewards[place]
+            if value is None or reward is None or not generated.token_ids:
                 excluded += 1
                 continue
             if overlong.is_masked(generated):
@@ -68,6 +68,7 @@ def training_set(
                     response=generated.token_ids,
                     behaviour=generated.logprobs,
                     advantage=value,
+                    reward=reward,
                     weight=weight,
                 )
             )

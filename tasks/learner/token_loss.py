@@ -3,7 +3,7 @@
     TokenBatch + current log-probabilities ──▶ PolicyLoss.token_loss ──▶ TokenLoss
 
 A loss is its own configuration: a frozen pydantic model with a `kind`, one line of the union in
-`loss`. Leaves out how tokens are weighted and summed.
+`loss`. Leaves out how tokens are weighted and summed, and what is added to the loss (`objective`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,27 @@ class TokenBatch:
     """What the loss knows of each response token besides its current log-probability; all of shape
     (tokens,), fp32."""
 
-    behaviour: Tensor  # log-probability under the engine that sampled it
-    advantage: Tensor  # of its response
+    behaviour: Tensor  # log-probability under the engine that sampled it, as it sampled it
+    advantage: Tensor  # of its response, less the KL penalty that the token has to answer for
+    reward: Tensor  # of its response, as training sees it
     weight: Tensor  # of its token loss in the sum
+    num_tokens: Tensor  # of its response
     reference: Tensor | None  # log-probability under the frozen reference; None without a KL term
+    # mean over its response of the log-probabilities' difference learner - engine, held constant;
+    # None where nothing asks for it (`needs_whole_responses`)
+    mean_log_ratio: Tensor | None
 
     def take(self, indices: Tensor) -> TokenBatch:
         """The tokens with these indices."""
+        reference, ratio = self.reference, self.mean_log_ratio
         return TokenBatch(
             behaviour=self.behaviour[indices],
             advantage=self.advantage[indices],
+            reward=self.reward[indices],
             weight=self.weight[indices],
-            reference=None if self.reference is None else self.reference[indices],
+            num_tokens=self.num_tokens[indices],
+            reference=None if reference is None else reference[indices],
+            mean_log_ratio=None if ratio is None else ratio[indices],
         )
 
 
@@ -39,9 +48,8 @@ class TokenLoss:
     """A loss per token, unweighted, and what explains it; all of shape (tokens,)."""
 
     loss: Tensor  # differentiable with respect to the log-probabilities
-    importance: Tensor  # learner over engine, the importance weight before a bound is put on it
-    truncated: Tensor  # bool: that weight was truncated
-    clipped: Tensor  # bool: the clipped branch was the smaller one, no gradient
+    truncated: Tensor  # bool: its importance weight was bounded, and it keeps a gradient
+    clipped: Tensor  # bool: no gradient, because its ratio lies beyond a bound
 
 
 class PolicyLoss(Protocol):
@@ -56,6 +64,17 @@ class PolicyLoss(Protocol):
     def clips(self) -> bool:
         """Whether it may cut the gradient of a token, so that clipped tokens are worth
         counting."""
+        ...
+
+    @property
+    def corrects_staleness(self) -> bool:
+        """Whether the sampler's log-probabilities weigh, clip or mask its tokens, so that tokens of
+        older weights may be trained."""
+        ...
+
+    @property
+    def needs_whole_responses(self) -> bool:
+        """Whether a token's loss depends on the whole of its response (`mean_log_ratio`)."""
         ...
 
     def explain(self) -> str:

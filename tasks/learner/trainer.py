@@ -15,19 +15,23 @@ import ctypes
 import math
 import time
 from collections.abc import Sequence
+from typing import Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from artifacts.records import Group, WeightsRef, unpack
 from artifacts.weights import fingerprint, write_weights
 from tasks.learner.advantage import AdvantageConfig, GrpoAdvantage
 from tasks.learner.dealing import GroupPart
+from tasks.learner.divergence import Estimator
+from tasks.learner.gate import DriftGate
 from tasks.learner.loss import LossConfig
 from tasks.learner.losses.ppo_clip import PpoClipLoss
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.normalisation import NormalisationConfig, TokenMean
+from tasks.learner.objective import KlPlace, Objective
 from tasks.learner.overlong import AS_SCORED, OverlongConfig, SoftPunishment
 from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.policy import ComputeDtype, Policy, load_reference
@@ -57,8 +61,27 @@ class LearnerConfig(BaseModel):
     optimizer: AdamWConfig = Field(
         default=AdamWConfig(), description="AdamW, its warm-up and the gradient clip."
     )
+    gate: DriftGate | None = Field(
+        default=None,
+        description="Drops responses that drifted too far from the policy; null: none is dropped.",
+    )
     kl_coefficient: float = Field(
-        default=0.0, ge=0, description="Weight of the k3 KL term to the model the run started from."
+        default=0.0, ge=0, description="Weight of the KL term to the model the run started from."
+    )
+    kl_estimator: Estimator = Field(
+        default="k3", description="How that KL is estimated from a token's log-probabilities."
+    )
+    kl_place: KlPlace = Field(
+        default="loss",
+        description=(
+            "Where that KL goes: a term of the loss, with a gradient of its own, or a penalty on"
+            " the reward of each token, which all tokens up to it answer for."
+        ),
+    )
+    entropy_coefficient: float = Field(
+        default=0.0,
+        ge=0,
+        description="What a nat of entropy at a token takes off its loss; keeps sampling varied.",
     )
     temperature: float = Field(
         default=1.0,
@@ -82,10 +105,36 @@ class LearnerConfig(BaseModel):
         description="Steps in a row that, for a gradient that is not finite, stop the run.",
     )
 
+    @model_validator(mode="after")
+    def _kl_has_a_gradient(self) -> Self:
+        if self.kl_coefficient and self.kl_place == "loss" and self.kl_estimator == "k1":
+            raise ValueError(
+                "learner.kl_estimator must be k2 or k3 in the loss, got k1, whose gradient is zero"
+                " on average; change it, or set learner.kl_place=reward"
+            )
+        return self
+
+    @property
+    def is_regularised(self) -> bool:
+        """Whether responses without an advantage have a gradient all the same."""
+        return self.kl_coefficient > 0 or self.entropy_coefficient > 0
+
     @property
     def flat_groups_cost(self) -> bool:
         """Whether a group of equal rewards can have a gradient all the same."""
-        return self.kl_coefficient > 0 or isinstance(self.overlong, SoftPunishment)
+        return self.is_regularised or isinstance(self.overlong, SoftPunishment)
+
+    @property
+    def objective(self) -> Objective:
+        """The loss with all its terms."""
+        return Objective(
+            loss=self.loss,
+            gate=self.gate,
+            kl_coefficient=self.kl_coefficient,
+            kl_estimator=self.kl_estimator,
+            kl_place=self.kl_place,
+            entropy_coefficient=self.entropy_coefficient,
+        )
 
 
 class LearnerRank:
@@ -111,9 +160,7 @@ class LearnerRank:
         self._optimizer = ShardedAdamW(
             config.optimizer, self._policy.flat, self._policy.take_initial_masters(), self._ranks
         )
-        self._micro_step = MicroStep(
-            config.loss, config.kl_coefficient, config.temperature, self._policy, reference
-        )
+        self._micro_step = MicroStep(config.objective, config.temperature, self._policy, reference)
         self._normaliser = 0.0
         self._loss_sum = 0.0
 
@@ -141,7 +188,7 @@ class LearnerRank:
         wanted = [
             sample
             for sample in data.samples
-            if sample.advantage != 0.0 or self._config.kl_coefficient
+            if sample.advantage != 0.0 or self._config.is_regularised
         ]
         report = AccumulateReport(
             num_groups=data.num_groups,
@@ -208,7 +255,14 @@ class LearnerRank:
     def probe(self, probes: Sequence[tuple[int, ...]]) -> tuple[tuple[float, ...], ...]:
         """Log-probability of each token after the first, per probe, at temperature 1."""
         samples = [
-            Sample(prompt=ids[:1], response=ids[1:], behaviour=(), advantage=0.0, weight=0.0)
+            Sample(
+                prompt=ids[:1],
+                response=ids[1:],
+                behaviour=(),
+                advantage=0.0,
+                reward=0.0,
+                weight=0.0,
+            )
             for ids in probes
             if len(ids) > 1
         ]

@@ -13,9 +13,10 @@ from benchmarks.tiny_architectures import ARCHITECTURES, save_tiny
 from tasks.learner import tree_attention
 from tasks.learner.advantage import GrpoAdvantage
 from tasks.learner.architecture import check_architecture
-from tasks.learner.losses.reinforce import ReinforceLoss
+from tasks.learner.losses.policy_gradient import ReinforceLoss
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.normalisation import SequenceMean
+from tasks.learner.objective import Objective
 from tasks.learner.packing import micro_batches
 from tasks.learner.policy import Policy
 from tasks.learner.samples import training_set
@@ -35,7 +36,7 @@ def test_packed_training_computes_what_the_architecture_does(
     path = str(save_tiny(name, tmp_path, VOCABULARY))
     policy, model = Policy(path, "fp32", "cpu", 1), naive_model(path)
     samples = training_set(random_groups(3), GrpoAdvantage(), SequenceMean()).samples
-    step = MicroStep(ReinforceLoss(), 0.0, 0.8, policy, None)
+    step = MicroStep(Objective(loss=ReinforceLoss()), 0.8, policy, None)
     total = sum(step.run(batch).loss_sum for batch in micro_batches(samples, 60))
 
     losses = []

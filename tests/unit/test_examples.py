@@ -190,8 +190,11 @@ def test_the_loss_is_chosen_and_has_the_gradient_of_its_formula(
     batch = TokenBatch(
         behaviour=torch.tensor(behaviour),
         advantage=torch.tensor(advantage),
+        reward=torch.tensor(advantage),
         weight=torch.ones(4),
+        num_tokens=torch.full((4,), 4.0),
         reference=None,
+        mean_log_ratio=None,
     )
     result = loss.token_loss(logp, batch)
     result.loss.sum().backward()

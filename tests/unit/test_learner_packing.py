@@ -20,6 +20,7 @@ def sample(prompt: tuple[int, ...], response: tuple[int, ...]) -> Sample:
         response=response,
         behaviour=(-1.0,) * len(response),
         advantage=1.0,
+        reward=1.0,
         weight=1.0,
     )
 

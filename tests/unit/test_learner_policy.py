@@ -11,9 +11,10 @@ from learner_factories import make_model, naive_logp, naive_model, random_groups
 from tasks.learner import head, tree_attention
 from tasks.learner.advantage import GrpoAdvantage
 from tasks.learner.divergence import k3
-from tasks.learner.losses.reinforce import ReinforceLoss
+from tasks.learner.losses.policy_gradient import ReinforceLoss
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.normalisation import SequenceMean
+from tasks.learner.objective import Objective
 from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.policy import Policy, load_reference
 from tasks.learner.samples import training_set
@@ -32,7 +33,12 @@ def test_packed_gradients_equal_naive_gradients(
     monkeypatch.setattr(head, "ROWS_PER_CHUNK", 24)
     path = make_model(tmp_path, tied)
     policy = Policy(path, "fp32", "cpu", 1)
-    step = MicroStep(ReinforceLoss(), 0.1, 0.8, policy, load_reference(path, "fp32", "cpu"))
+    step = MicroStep(
+        Objective(loss=ReinforceLoss(), kl_coefficient=0.1),
+        0.8,
+        policy,
+        load_reference(path, "fp32", "cpu"),
+    )
     total = sum(step.run(batch).loss_sum for batch in micro_batches(samples(3), max_tokens))
 
     model = naive_model(path)
@@ -70,7 +76,7 @@ def test_a_backward_pass_that_was_interrupted_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = Policy(make_model(tmp_path), "fp32", "cpu", 1)
-    step = MicroStep(ReinforceLoss(), 0.0, 1.0, policy, None)
+    step = MicroStep(Objective(loss=ReinforceLoss()), 1.0, policy, None)
     batch = pack_samples(samples(3))
     step.run(batch)
     expected = policy.flat.gradients.clone()

@@ -189,7 +189,9 @@ def test_probes_are_ordinary_log_probabilities(model_path: str) -> None:
     got = learner(model_path).probe(probes)
     assert [len(values) for values in got] == [3, 2, 0]
     for ids, values in zip(probes[:2], got, strict=False):
-        sample = Sample(prompt=ids[:1], response=ids[1:], behaviour=(), advantage=0.0, weight=0.0)
+        sample = Sample(
+            prompt=ids[:1], response=ids[1:], behaviour=(), advantage=0.0, reward=0.0, weight=0.0
+        )
         with torch.no_grad():
             expected, _ = naive_logp(naive_model(model_path), sample)
         assert values == pytest.approx(expected.tolist(), rel=1e-4)

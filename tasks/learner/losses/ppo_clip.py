@@ -1,22 +1,26 @@
-"""PPO's clipped loss."""
+"""PPO's clipped loss, decoupled from the sampler or not."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from tasks.learner.token_loss import TokenBatch, TokenLoss
 
 
 class PpoClipLoss(BaseModel):
-    """-min(ratio A, clip(ratio) A), whose upper bound may lie higher than the lower (clip-higher).
+    """-w min(r A, clip(r) A), clipped to 1 - clip_low and 1 + clip_high (Schulman et al. 2017;
+    clip-higher: DAPO, arXiv 2503.14476; dual clip: Ye et al., arXiv 1912.09729).
 
-    A step makes one update, so that the ratio to the learner's own log-probabilities is 1 and the
-    clip never acts: what remains is the policy gradient with truncated importance weights. The
-    ratio to the engine's log-probabilities does move; the clip then takes the truncation's place.
+    Decoupled PPO (Hilton et al. 2022; AReaL) is old_policy learner: r = policy/proximal is clipped,
+    and the constant w = min(proximal/engine, importance_cap) corrects for who sampled. The proximal
+    policy is the one that the step's updates start from. A step makes one update, so that it is the
+    current policy: r is 1, the clip never acts, and what remains is the policy gradient with
+    truncated importance weights. With old_policy engine r = policy/engine does move; the clip then
+    takes the truncation's place, and w is 1.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,6 +52,26 @@ class PpoClipLoss(BaseModel):
         description="Bound on the weight learner/engine (truncated); only with old_policy learner.",
     )
 
+    dual_clip: float | None = Field(
+        default=None,
+        gt=1,
+        description=(
+            "Bound on the ratio of a token with a negative advantage, beyond which it has no"
+            " gradient; usually 3. None: it may grow without one. Only with old_policy engine."
+        ),
+    )
+    corrects_staleness: ClassVar[bool] = True
+    needs_whole_responses: ClassVar[bool] = False
+
+    @model_validator(mode="after")
+    def _dual_clip_acts(self) -> Self:
+        if self.dual_clip is not None and not self.clips:
+            raise ValueError(
+                "learner.loss.dual_clip needs old_policy engine, got old_policy learner: its ratio"
+                " is 1 and never comes near a bound; set old_policy=engine, or leave it out"
+            )
+        return self
+
     @property
     def clips(self) -> bool:
         """Only where the ratio can differ from 1."""
@@ -56,7 +80,8 @@ class PpoClipLoss(BaseModel):
     def explain(self) -> str:
         if self.clips:
             bounds = f"{1 - self.clip_low:g} to {1 + self.clip_high:g}"
-            return f"the ratio learner/engine is clipped to {bounds}; no importance_cap"
+            dual = f", at {self.dual_clip:g} for negative advantages" if self.dual_clip else ""
+            return f"the ratio learner/engine is clipped to {bounds}{dual}; no importance_cap"
         return (
             f"weights learner/engine are truncated at {self.importance_cap:g}; with one update a"
             " step the ratio is 1, clip_low and clip_high do nothing"
@@ -68,10 +93,14 @@ class PpoClipLoss(BaseModel):
         plain = ratio * batch.advantage
         bounded = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * batch.advantage
         correction = torch.exp(old - batch.behaviour)
-        loss = -torch.minimum(plain, bounded) * correction.clamp(max=self.importance_cap)
+        kept = torch.minimum(plain, bounded)
+        clipped = bounded < plain
+        if self.dual_clip is not None:
+            worst = torch.where(batch.advantage < 0, self.dual_clip * batch.advantage, kept)
+            clipped = clipped | (worst > kept)
+            kept = torch.maximum(kept, worst)
         return TokenLoss(
-            loss=loss,
-            importance=torch.exp(logp.detach() - batch.behaviour),
+            loss=-kept * correction.clamp(max=self.importance_cap),
             truncated=correction > self.importance_cap,
-            clipped=(bounded < plain).detach(),
+            clipped=clipped.detach(),
         )
