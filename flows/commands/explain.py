@@ -108,7 +108,7 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     )
     loss = config.learner.loss
     gate = config.learner.gate
-    gated = f"; {gate.explain()}" if gate else ""
+    gated = f"; {gate.explain()}" if gate.drops else ""
     yield "policy loss", f"{loss.kind}: {loss.explain()}{gated}"
     yield (
         "largest staleness",

@@ -108,6 +108,12 @@ def _check_stream_trainer(config: Parts) -> None:
             f"stream_trainer needs {needed}: no group would be accepted while the rollout runs;"
             " change it, or disable stream_trainer"
         )
+    if config.learner.advantage.spans_step:
+        raise ValueError(
+            "stream_trainer needs advantages that a group has by itself, got"
+            f" learner.advantage.kind {config.learner.advantage.kind!r}, which waits for all"
+            " rewards of the step; take grpo or dr_grpo, or disable stream_trainer"
+        )
     placed = device_map(config.cluster)
     if len(placed["rollout"]) < 2 and set(placed["learner"]) <= set(placed["rollout"]):
         raise ValueError(

@@ -1,17 +1,35 @@
-"""Group-local advantages: what a response's reward is worth among its siblings.
+"""Advantages: what a response's reward is worth among its siblings, or in its step.
 
-Local to the group on purpose: only such advantages can be computed while other groups are still
-being generated (invariant 4, docs/architecture.md). Responses without a verdict (reward None)
-neither enter the mean nor get an advantage.
+Most are local to the group: only such advantages can be computed while other groups are still being
+generated (invariant 4, docs/architecture.md). Those that are not are given the step's moments, when
+all of its groups are there. Responses without a verdict (reward None) neither enter a mean nor get
+an advantage.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """Of some values; exact sums, so that their order does not matter."""
+
+    mean: float
+    deviation: float  # population standard deviation
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Moments:
+        """Zero for no values."""
+        count = max(1, len(values))
+        mean = math.fsum(values) / count
+        squares = math.fsum((value - mean) ** 2 for value in values)
+        return cls(mean=mean, deviation=math.sqrt(squares / count))
 
 
 class GrpoAdvantage(BaseModel):
@@ -27,9 +45,12 @@ class GrpoAdvantage(BaseModel):
         default=1e-6, gt=0, description="Added to the standard deviation before dividing by it."
     )
 
-    def of(self, rewards: Sequence[float]) -> list[float]:
-        mean, deviation = _moments(rewards)
-        return [(reward - mean) / (deviation + self.epsilon) for reward in rewards]
+    spans_step: ClassVar[bool] = False
+    leaves_flat_groups_out: ClassVar[bool] = True
+
+    def of(self, rewards: Sequence[float], step: Moments | None) -> list[float]:
+        group = Moments.of(rewards)
+        return [(reward - group.mean) / (group.deviation + self.epsilon) for reward in rewards]
 
 
 class DrGrpoAdvantage(BaseModel):
@@ -42,21 +63,67 @@ class DrGrpoAdvantage(BaseModel):
         default="dr_grpo", description="Advantage by the group's mean alone."
     )
 
-    def of(self, rewards: Sequence[float]) -> list[float]:
-        mean, _ = _moments(rewards)
+    spans_step: ClassVar[bool] = False
+    leaves_flat_groups_out: ClassVar[bool] = True
+
+    def of(self, rewards: Sequence[float], step: Moments | None) -> list[float]:
+        mean = Moments.of(rewards).mean
         return [reward - mean for reward in rewards]
 
 
-AdvantageConfig = Annotated[GrpoAdvantage | DrGrpoAdvantage, Field(discriminator="kind")]
+class ReinforcePlusPlusAdvantage(BaseModel):
+    """(c - mean) / (std + epsilon), mean and deviation over all responses of the step (REINFORCE++,
+    arXiv 2501.03262): a group's few rewards say little of their spread, a step's many do.
+
+    c is the reward itself (baseline step), or the reward less its group's mean (baseline group,
+    there called REINFORCE++ with baseline), whose mean over the step is zero. Responses count
+    alike, whatever their lengths. No gradient can be made before the step's last reward is there.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["reinforce_plus_plus"] = Field(
+        default="reinforce_plus_plus",
+        description="Advantage by the mean and standard deviation of the whole step.",
+    )
+    baseline: Literal["group", "step"] = Field(
+        default="group",
+        description="Whose mean is subtracted from a reward; the deviation is the step's always.",
+    )
+    epsilon: float = Field(
+        default=1e-6, gt=0, description="Added to the standard deviation before dividing by it."
+    )
+    spans_step: ClassVar[bool] = True
+
+    @property
+    def leaves_flat_groups_out(self) -> bool:
+        return self.baseline == "group"
+
+    def centred(self, rewards: Sequence[float]) -> list[float]:
+        """Rewards of one group, less what is subtracted within it; the step's moments are those of
+        all groups' values."""
+        mean = Moments.of(rewards).mean if self.baseline == "group" else 0.0
+        return [reward - mean for reward in rewards]
+
+    def of(self, rewards: Sequence[float], step: Moments | None) -> list[float]:
+        assert step is not None, "needs the moments of its step"
+        mean = 0.0 if self.baseline == "group" else step.mean
+        return [(value - mean) / (step.deviation + self.epsilon) for value in self.centred(rewards)]
+
+
+Advantage = GrpoAdvantage | DrGrpoAdvantage | ReinforcePlusPlusAdvantage
+AdvantageConfig = Annotated[Advantage, Field(discriminator="kind")]
+"""`of(rewards, step)`: one number per reward of a group, given the step's moments where they count
+(`spans_step`). `leaves_flat_groups_out`: equal rewards have no advantage."""
 
 
 def group_advantages(
-    rewards: Sequence[float | None], advantage: GrpoAdvantage | DrGrpoAdvantage
+    rewards: Sequence[float | None], advantage: Advantage, step: Moments | None = None
 ) -> list[float | None]:
     """One advantage per response, None for those without a verdict.
 
-    Exactly 0 for all of a group whose rewards agree or that has fewer than two verdicts: nothing to
-    compare with.
+    Exactly 0 for all of a group whose rewards agree or that has fewer than two verdicts, where the
+    group is what they are compared with.
     """
     verdicts = [reward for reward in rewards if reward is not None]
     if any(not math.isfinite(reward) for reward in verdicts):
@@ -64,13 +131,18 @@ def group_advantages(
             f"rewards must be finite or None, got {list(rewards)}; let the reward return None"
             " (infra) instead"
         )
-    if len(verdicts) < 2 or min(verdicts) == max(verdicts):
+    is_flat = len(verdicts) < 2 or min(verdicts) == max(verdicts)
+    if is_flat and advantage.leaves_flat_groups_out:
         return [None if reward is None else 0.0 for reward in rewards]
-    values = iter(advantage.of(verdicts))
+    values = iter(advantage.of(verdicts, step))
     return [None if reward is None else next(values) for reward in rewards]
 
 
-def _moments(rewards: Sequence[float]) -> tuple[float, float]:
-    """Mean and population standard deviation."""
-    mean = math.fsum(rewards) / len(rewards)
-    return mean, math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+def step_moments(groups: Sequence[Sequence[float | None]], advantage: Advantage) -> Moments | None:
+    """Moments of a step's rewards, given by group; None for an advantage local to its group."""
+    if not isinstance(advantage, ReinforcePlusPlusAdvantage):
+        return None
+    values: list[float] = []
+    for rewards in groups:
+        values += advantage.centred([reward for reward in rewards if reward is not None])
+    return Moments.of(values)

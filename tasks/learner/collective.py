@@ -16,6 +16,7 @@ from artifacts.records import Group
 from artifacts.store import Store
 from tasks.learner.remote import LearnerAtStep, RemoteLearner
 from tasks.learner.reports import AccumulateReport, UpdateReport
+from tasks.learner.samples import moments_of
 from tasks.learner.split import (
     GradientRank,
     Split,
@@ -55,15 +56,19 @@ async def accumulate_round(
 ) -> Accumulated:
     """Train on what the round says, until it says no more, as far as the gradients.
 
-    Follows the split of an earlier attempt if there is one, else makes one. What a lost attempt
-    accumulated is dropped.
+    Follows the split of an earlier attempt if there is one, else makes one: as the groups come, or
+    of all of them where advantages span the step. What a lost attempt accumulated is dropped.
     """
     ranks = await _fresh_ranks(learners, planned.step)
     checked = _checked(said, planned)
     split = read_split(store, planned.step)
-    if split is not None:
+    if split is not None or config.advantage.spans_step:
         groups = [word async for word in checked if isinstance(word, Group)]
-        return Accumulated(ranks=await accumulate_split(ranks, groups, split))
+        if split is None:
+            split = one_shot(groups, len(ranks), config.flat_groups_cost)
+            await asyncio.to_thread(write_split, store, planned.step, split)
+        moments = moments_of(groups, config.advantage, config.overlong)
+        return Accumulated(ranks=await accumulate_split(ranks, groups, split, moments))
     places = {learner.name: rank for rank, learner in enumerate(learners)}
 
     async def record(made: Split) -> None:
@@ -122,7 +127,8 @@ async def replay_gradients(
     call."""
     ranks = await _fresh_ranks(learners, step)
     split = read_split(store, step) or one_shot(groups, len(ranks), config.flat_groups_cost)
-    await accumulate_split(ranks, groups, split)
+    moments = moments_of(groups, config.advantage, config.overlong)
+    await accumulate_split(ranks, groups, split, moments)
 
 
 async def _fresh_ranks(learners: Sequence[RemoteLearner], step: int) -> list[GradientRank]:

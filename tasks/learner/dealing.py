@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from artifacts.records import Group
+from tasks.learner.advantage import Moments
 from tasks.learner.packing import shared_prefix
 
 QUADRATIC_TOKENS = (
@@ -29,6 +30,7 @@ class GroupPart:
 
     group: Group  # all of it
     places: tuple[int, ...]  # which of its responses are trained, ascending
+    step: Moments | None = None  # of the step's rewards, where the advantages depend on them
 
     @property
     def is_first(self) -> bool:

@@ -6,13 +6,32 @@ whose advantage is zero. Its KL term and entropy bonus stay: they carry no impor
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from tasks.learner.divergence import ESTIMATORS, k1
 from tasks.learner.whole_responses import Lengths, means
+
+
+class OpenGate(BaseModel):
+    """Every response is trained, however far it drifted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["open"] = Field(default="open", description="Drops no response.")
+    drops: ClassVar[bool] = False
+
+    def explain(self) -> str:
+        return "no response is dropped"
+
+    def dropped(
+        self, logp: Tensor, behaviour: Tensor, advantage: Tensor, lengths: Lengths
+    ) -> Tensor:
+        """None of the responses."""
+        return torch.zeros(len(lengths), dtype=torch.bool)
 
 
 class DriftGate(BaseModel):
@@ -26,6 +45,9 @@ class DriftGate(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    kind: Literal["drift"] = Field(
+        default="drift", description="Drops responses that the policy has drifted away from."
+    )
     statistic: Literal["k1", "geometric", "k2", "k3"] = Field(
         default="k3",
         description=(
@@ -37,6 +59,7 @@ class DriftGate(BaseModel):
     negative_only: bool = Field(
         default=False, description="Drop only responses with a negative advantage."
     )
+    drops: ClassVar[bool] = True
 
     def explain(self) -> str:
         which = "with a negative advantage " if self.negative_only else ""
@@ -52,3 +75,8 @@ class DriftGate(BaseModel):
             drift = means(ESTIMATORS[self.statistic](behaviour, logp), lengths)
         is_far = ~(drift <= self.bound)  # and what is no number
         return is_far & (means(advantage, lengths) < 0) if self.negative_only else is_far
+
+
+Gate = OpenGate | DriftGate
+ALL_PASS = OpenGate()
+SequenceGateConfig = Annotated[Gate, Field(discriminator="kind")]

@@ -99,7 +99,7 @@ class MicroStep:
             num_tokens_clippable=len(logp) if objective.loss.clips else 0,
             num_tokens_clipped=int(explained.clipped.sum()),
             num_responses_gated=int(objective.dropped(logp, tokens, lengths).sum()),
-            num_responses_gateable=len(lengths) if objective.gate else 0,
+            num_responses_gateable=len(lengths) if objective.gate.drops else 0,
             num_tokens_nonfinite=int((~(logp.isfinite() & tokens.behaviour.isfinite())).sum()),
             entropy_sum=float(result.entropy.double().sum()),
             reference_kl_sum=0.0

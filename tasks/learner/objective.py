@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tasks.learner.divergence import ESTIMATORS, Estimator
-from tasks.learner.gate import DriftGate
+from tasks.learner.gate import ALL_PASS, Gate
 from tasks.learner.token_loss import PolicyLoss, TokenBatch
 from tasks.learner.whole_responses import Lengths, means, spread, sums_to_go
 
@@ -28,7 +28,7 @@ class Objective:
     """The loss of a token, with all its terms."""
 
     loss: PolicyLoss
-    gate: DriftGate | None = None  # None: every response counts
+    gate: Gate = ALL_PASS
     kl_coefficient: float = 0.0  # of the KL to the reference; 0: there is no reference
     kl_estimator: Estimator = "k3"
     kl_place: KlPlace = "loss"
@@ -37,7 +37,7 @@ class Objective:
     @property
     def needs_whole_responses(self) -> bool:
         """Whether a token's loss depends on other tokens' log-probabilities."""
-        return self.loss.needs_whole_responses or self.gate is not None or self._penalises("reward")
+        return self.loss.needs_whole_responses or self.gate.drops or self._penalises("reward")
 
     def completed(self, logp: Tensor, batch: TokenBatch, lengths: Lengths) -> TokenBatch:
         """A row's tokens with what follows from its whole responses, given all of their
@@ -65,8 +65,6 @@ class Objective:
 
     def dropped(self, logp: Tensor, batch: TokenBatch, lengths: Lengths) -> Tensor:
         """Which responses of a row the gate drops, (responses,) bool on the host."""
-        if self.gate is None:
-            return torch.zeros(len(lengths), dtype=torch.bool)
         return self.gate.dropped(logp, batch.behaviour, batch.advantage, lengths)
 
     def weighted_loss(self, logp: Tensor, batch: TokenBatch) -> Tensor:

@@ -1,7 +1,7 @@
 """From accepted groups to samples: who is trained, with which advantage and which weight.
 
-Everything here is local to a group, so it may be done group by group as they arrive. Leaves out
-packing and tensors.
+Everything here is done group by group, as they arrive; what an advantage needs of the whole step
+comes with the part. Leaves out packing and tensors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from artifacts.records import Group
-from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage, group_advantages
+from tasks.learner.advantage import Advantage, Moments, group_advantages, step_moments
 from tasks.learner.dealing import GroupPart, as_part
 from tasks.learner.normalisation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.overlong import AS_SCORED, Overlong
@@ -33,7 +33,7 @@ class TrainingSet:
 
 def training_set(
     groups: Sequence[Group | GroupPart],
-    advantage: GrpoAdvantage | DrGrpoAdvantage,
+    advantage: Advantage,
     normalisation: TokenMean | SequenceMean | ConstantLength,
     overlong: Overlong = AS_SCORED,
 ) -> TrainingSet:
@@ -49,7 +49,7 @@ def training_set(
     for part in parts:
         group = part.group
         rewards = _rewards(group, overlong)
-        advantages = group_advantages(rewards, advantage)
+        advantages = group_advantages(rewards, advantage, part.step)
         flat += part.is_first and not any(advantages)
         for place in part.places:
             generated = group.responses[place].generated
@@ -84,11 +84,12 @@ def training_set(
 
 def trained_advantages(
     group: Group,
-    advantage: GrpoAdvantage | DrGrpoAdvantage,
+    advantage: Advantage,
     overlong: Overlong = AS_SCORED,
+    step: Moments | None = None,
 ) -> dict[str, float]:
     """Advantages of those responses of a group that are in the loss, by response id."""
-    values = group_advantages(_rewards(group, overlong), advantage)
+    values = group_advantages(_rewards(group, overlong), advantage, step)
     answers = [response.generated for response in group.responses]
     return {
         generated.response_id: value
@@ -98,15 +99,23 @@ def trained_advantages(
 
 
 def advantages_of(
-    groups: Sequence[Group],
-    advantage: GrpoAdvantage | DrGrpoAdvantage,
-    overlong: Overlong = AS_SCORED,
+    groups: Sequence[Group], advantage: Advantage, overlong: Overlong = AS_SCORED
 ) -> dict[str, float]:
-    """`trained_advantages` of several groups."""
+    """`trained_advantages` of all groups of a step."""
+    step = moments_of(groups, advantage, overlong)
     found: dict[str, float] = {}
     for group in groups:
-        found |= trained_advantages(group, advantage, overlong)
+        found |= trained_advantages(group, advantage, overlong, step)
     return found
+
+
+def moments_of(
+    groups: Sequence[Group], advantage: Advantage, overlong: Overlong = AS_SCORED
+) -> Moments | None:
+    """What an advantage needs to know of all groups of a step; None for nothing."""
+    if not advantage.spans_step:
+        return None
+    return step_moments([_rewards(group, overlong) for group in groups], advantage)
 
 
 def _rewards(group: Group, overlong: Overlong) -> list[float | None]:

@@ -14,6 +14,7 @@ from typing import Protocol
 from artifacts import layout
 from artifacts.records import Group
 from artifacts.store import Store
+from tasks.learner.advantage import Moments
 from tasks.learner.dealing import GroupPart, balance
 from tasks.learner.reports import AccumulateReport
 
@@ -44,10 +45,13 @@ def one_shot(groups: Sequence[Group], num_ranks: int, flat_costs: bool) -> Split
 
 
 async def accumulate_split(
-    ranks: Sequence[GradientRank], groups: Sequence[Group], split: Split
+    ranks: Sequence[GradientRank],
+    groups: Sequence[Group],
+    split: Split,
+    step: Moments | None = None,
 ) -> tuple[AccumulateReport, ...]:
     """Make exactly the calls of a recorded split; the reports by rank. ValueError when it is not a
-    split of these groups."""
+    split of these groups. `step`: moments of its rewards, where the advantages depend on them."""
     by_id = {group.prompt.prompt_id: group for group in groups}
     named = sorted(
         (name, place) for share in split for name, places in share.parts for place in places
@@ -68,7 +72,8 @@ async def accumulate_split(
         for share in split:
             if share.rank == rank:
                 parts = (
-                    GroupPart(group=by_id[name], places=places) for name, places in share.parts
+                    GroupPart(group=by_id[name], places=places, step=step)
+                    for name, places in share.parts
                 )
                 report += await ranks[rank].accumulate(tuple(parts))
         return report

@@ -26,7 +26,7 @@ from artifacts.weights import fingerprint, write_weights
 from tasks.learner.advantage import AdvantageConfig, GrpoAdvantage
 from tasks.learner.dealing import GroupPart
 from tasks.learner.divergence import Estimator
-from tasks.learner.gate import DriftGate
+from tasks.learner.gate import ALL_PASS, SequenceGateConfig
 from tasks.learner.loss import LossConfig
 from tasks.learner.losses.ppo_clip import PpoClipLoss
 from tasks.learner.micro_step import MicroStep
@@ -61,9 +61,8 @@ class LearnerConfig(BaseModel):
     optimizer: AdamWConfig = Field(
         default=AdamWConfig(), description="AdamW, its warm-up and the gradient clip."
     )
-    gate: DriftGate | None = Field(
-        default=None,
-        description="Drops responses that drifted too far from the policy; null: none is dropped.",
+    gate: SequenceGateConfig = Field(
+        default=ALL_PASS, description="Which responses drifted too far to be trained."
     )
     kl_coefficient: float = Field(
         default=0.0, ge=0, description="Weight of the KL term to the model the run started from."
@@ -122,7 +121,11 @@ class LearnerConfig(BaseModel):
     @property
     def flat_groups_cost(self) -> bool:
         """Whether a group of equal rewards can have a gradient all the same."""
-        return self.is_regularised or isinstance(self.overlong, SoftPunishment)
+        return (
+            self.is_regularised
+            or isinstance(self.overlong, SoftPunishment)
+            or not self.advantage.leaves_flat_groups_out
+        )
 
     @property
     def objective(self) -> Objective:

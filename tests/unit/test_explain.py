@@ -81,6 +81,11 @@ def test_a_clip_that_cannot_act_is_told() -> None:
     reinforced = configured(learner={"loss": {"kind": "reinforce"}})
     told = dict(algebra_rows(reinforced))["policy loss"]
     assert told == "reinforce: weights learner/engine are truncated at 2"
+    gated = configured(
+        learner={"gate": {"kind": "drift", "statistic": "k1", "bound": 0.1, "negative_only": True}}
+    )
+    told = dict(algebra_rows(gated))["policy loss"]
+    assert told.endswith("responses with a negative advantage are dropped above 0.1 of k1 drift")
 
 
 def test_evaluations_on_the_way_are_told() -> None:

@@ -7,9 +7,16 @@ import math
 import pytest
 from learner_factories import make_group
 
-from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage, group_advantages
+from tasks.learner.advantage import (
+    DrGrpoAdvantage,
+    GrpoAdvantage,
+    ReinforcePlusPlusAdvantage,
+    group_advantages,
+    step_moments,
+)
+from tasks.learner.dealing import GroupPart
 from tasks.learner.normalisation import ConstantLength, SequenceMean, TokenMean
-from tasks.learner.samples import training_set
+from tasks.learner.samples import advantages_of, moments_of, training_set
 
 
 @pytest.mark.parametrize(
@@ -86,3 +93,58 @@ def test_groups_without_spread_are_counted() -> None:
         make_group((1,), [(2,), (3,)], rewards) for rewards in ([1.0, 1.0], [0.0, 1.0], [None, 1.0])
     ]
     assert training_set(groups, GrpoAdvantage(), TokenMean()).num_groups_flat == 2
+
+
+STEP: list[list[float | None]] = [[0.0, 1.0], [1.0, 1.0], [None, 0.0], [0.0]]
+
+
+@pytest.mark.parametrize("baseline", ["step", "group"])
+def test_reinforce_plus_plus_compares_with_the_whole_step(baseline: str) -> None:
+    """Of 0, 1, 1, 1, 0, 0 mean and deviation are 1/2; without their groups' means they are -1/2,
+    1/2, 0, 0, 0, 0, whose deviation is sqrt(1/2 / 6)."""
+    advantage = ReinforcePlusPlusAdvantage.model_validate({"baseline": baseline})
+    step = step_moments(STEP, advantage)
+    assert step is not None
+    assert step.deviation == pytest.approx(0.5 if baseline == "step" else math.sqrt(0.5 / 6))
+    for rewards in STEP:
+        found = group_advantages(rewards, advantage, step)
+        for reward, value in zip(rewards, found, strict=True):
+            if reward is None:
+                assert value is None
+            elif baseline == "step":
+                assert value == pytest.approx((reward - 0.5) / 0.5, rel=1e-5)
+            else:
+                mean = 0.5 if rewards == STEP[0] else reward
+                assert value == pytest.approx((reward - mean) / math.sqrt(0.5 / 6), rel=1e-5)
+
+
+def test_moments_do_not_depend_on_the_order_of_groups() -> None:
+    advantage = ReinforcePlusPlusAdvantage()
+    groups = [[0.1, 0.7, 0.3], [1e-9, 1.0], [0.25] * 7]
+    assert step_moments(groups, advantage) == step_moments(groups[::-1], advantage)
+    assert step_moments(groups, GrpoAdvantage()) is None
+
+
+def test_a_step_of_equal_rewards_teaches_nothing_and_one_of_none_divides_by_nothing() -> None:
+    advantage = ReinforcePlusPlusAdvantage(baseline="step")
+    step = step_moments([[1.0, 1.0], [1.0]], advantage)
+    assert group_advantages([1.0, 1.0], advantage, step) == [0.0, 0.0]
+    assert step_moments([[None]], advantage) is not None
+
+
+def test_parts_of_a_step_are_trained_on_the_advantages_that_are_recorded() -> None:
+    groups = [
+        make_group((1,), [(2,), (3, 4), (5,)], [0.0, 1.0, None], prompt_id="0/0"),
+        make_group((2,), [(2,), (3, 4), (5,)], [1.0, 1.0, 1.0], prompt_id="0/1"),
+    ]
+    advantage = ReinforcePlusPlusAdvantage(baseline="step")
+    recorded = advantages_of(groups, advantage)
+    step = moments_of(groups, advantage)
+    trained = [
+        training_set([GroupPart(group=group, places=places, step=step)], advantage, TokenMean())
+        for group in groups
+        for places in ((0,), (1, 2))
+    ]
+    values = [sample.advantage for data in trained for sample in data.samples]
+    assert values == list(recorded.values())
+    assert values == pytest.approx([-2.0, 0.5, 0.5, 0.5, 0.5], rel=1e-5)

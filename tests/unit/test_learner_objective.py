@@ -152,7 +152,7 @@ def test_what_is_wanted_of_a_step_without_advantages() -> None:
 
 EVERYTHING = {
     "loss": {"kind": "gspo", "clip_low": 0.9, "clip_high": 9.0},
-    "gate": {"statistic": "k1", "bound": 2.0, "negative_only": True},
+    "gate": {"kind": "drift", "statistic": "k1", "bound": 2.0, "negative_only": True},
     "kl_coefficient": 0.1,
     "kl_estimator": "k2",
     "kl_place": "reward",
@@ -163,7 +163,8 @@ EVERYTHING = {
 }
 KINDS = {
     "everything": EVERYTHING,
-    "product": EVERYTHING | {"loss": {"kind": "reinforce", "level": "sequence"}, "gate": None},
+    "product": EVERYTHING
+    | {"loss": {"kind": "reinforce", "level": "sequence"}, "gate": {"kind": "open"}},
     "entropy alone": {"entropy_coefficient": 0.5, "compute": "fp32", "kl_coefficient": 0.0},
 }
 
@@ -210,7 +211,7 @@ def naive_total(
             for position in range(len(now)):
                 advantage[position] -= config.kl_coefficient * penalty[position:].sum()
         mean = float((now - before).mean())
-        if config.gate and sample.advantage < 0 and -mean > config.gate.bound:
+        if config.gate.drops and sample.advantage < 0 and -mean > config.gate.bound:
             num_dropped += 1
             loss = 0.0 * logp
         elif config.loss.kind == "gspo":
@@ -254,7 +255,7 @@ def test_packed_gradients_of_whole_responses_equal_naive_ones(
     total, expected, num_dropped = naive_total(config, model_path, other_path, random_groups(3))
     assert report.loss_sum == pytest.approx(float(total), rel=1e-4)
     assert report.num_responses_gated == num_dropped
-    assert num_dropped > 0 or config.gate is None
+    assert (num_dropped > 0) is config.gate.drops
     for name, gradient in expected.items():
         found = rank._policy.flat.gradient(name)
         torch.testing.assert_close(found, gradient, rtol=1e-3, atol=2e-5)
@@ -332,7 +333,9 @@ def test_equal_responses_of_a_row_are_gated_each_by_what_sampled_it(model_path: 
         replace(group.responses[1], generated=stale),
         group.responses[2],
     )
-    config = configured({"gate": {"statistic": "k1", "bound": 15.0}, "compute": "fp32"})
+    config = configured(
+        {"gate": {"kind": "drift", "statistic": "k1", "bound": 15.0}, "compute": "fp32"}
+    )
     rank = LearnerRank(config, model_path, 0, 1)
     report = rank.accumulate(pack((replace(group, responses=responses),)))
     assert likely.token_ids == stale.token_ids

@@ -15,6 +15,9 @@ from flows.commands.command_line import assemble, sentence
 from flows.config.overlay import overlay
 from flows.config.presets import PRESETS, preset_values
 from flows.config.run_config import PRESET_VARIABLE, RunConfig
+from tasks.learner.advantage import ReinforcePlusPlusAdvantage
+from tasks.learner.gate import DriftGate, OpenGate
+from tasks.learner.losses.topr import ToprLoss
 from tasks.scheduling.policies.sync import SyncConfig
 
 Json = dict[str, Any]  # Any: JSON values
@@ -362,6 +365,9 @@ def test_the_stream_trainer_needs_a_device_to_free() -> None:
     assert refusal(on, *one_device).startswith(
         "stream_trainer needs a learner device that a round can do without"
     )
+    assert "got learner.advantage.kind 'reinforce_plus_plus'" in refusal(
+        on, "learner.advantage.kind=reinforce_plus_plus"
+    )
     apart = RunConfig.model_validate(
         assemble("tiny", "", [on, 'cluster.roles="rollout: 0, learner: 1"'])
     )
@@ -372,3 +378,23 @@ def test_milestones_of_the_stream_trainer_are_checked() -> None:
     assert "last_milestone must be >= first_milestone (0.2), got 0.1" in refusal(
         "stream_trainer.last_milestone=0.1"
     )
+
+
+def test_a_loss_a_gate_and_an_advantage_are_chosen_by_assignments() -> None:
+    values = assemble(
+        "tiny",
+        "",
+        [
+            "learner.loss.kind=topr",
+            "learner.loss.level=sequence",
+            "learner.gate.kind=drift",
+            "learner.gate.statistic=k1",
+            "learner.gate.negative_only=true",
+            "learner.advantage.kind=reinforce_plus_plus",
+        ],
+    )
+    learner = RunConfig.model_validate(values).learner
+    assert learner.loss == ToprLoss(level="sequence")
+    assert learner.gate == DriftGate(statistic="k1", negative_only=True)
+    assert learner.advantage == ReinforcePlusPlusAdvantage()
+    assert RunConfig.model_validate(assemble("tiny", "", [])).learner.gate == OpenGate()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from learner_factories import make_model, random_groups
 from plan_factories import CONTEXT, make_step_plan
 
@@ -21,6 +22,7 @@ from artifacts.store import Store
 from artifacts.weights import fingerprints
 from tasks import train
 from tasks.engines.base import Attestation
+from tasks.learner.advantage import ReinforcePlusPlusAdvantage
 from tasks.learner.collective import Accumulated, replay_gradients
 from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.learner.split import one_shot, read_split, write_split
@@ -124,6 +126,36 @@ def test_without_a_freed_device_the_stage_is_one_call(
     report = asyncio.run(play(plan, BufferActor(CAPACITIES), GROUPS))
     assert report.num_groups_streamed == 0
     assert [len(share.parts) for share in read_split(store_of(plan), 1) or ()] == [len(GROUPS)]
+
+
+def test_advantages_of_the_whole_step_wait_for_its_last_group_and_are_replayed(
+    model_path: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Over two ranks, of which neither has all groups, and over one."""
+    config = LearnerConfig(compute="fp32", advantage=ReinforcePlusPlusAdvantage(baseline="step"))
+    plan = make_plan(tmp_path)
+    plan = replace(plan, run=replace(plan.run, learner=config))
+
+    def actors(number: int) -> list[LearnerActor]:
+        return [LearnerActor(config, model_path, 0, 1, (), "cpu") for _ in range(number)]
+
+    def gradients(ranks: Sequence[LearnerActor]) -> torch.Tensor:
+        return torch.stack([actor._rank._policy.flat.gradients for actor in ranks]).sum(0)
+
+    def learners(ranks: Sequence[LearnerActor]) -> list[RemoteLearner]:
+        return [remote(f"learner-{place}", actor) for place, actor in enumerate(ranks)]
+
+    two, again, one = actors(2), actors(2), actors(1)
+    monkeypatch.setattr(train, "learners_of", lambda run: learners(two))
+    report = asyncio.run(play(plan, BufferActor(CAPACITIES), [*GROUPS[:3], FREED, *GROUPS[3:]]))
+    assert report.num_groups_streamed == 0
+    store = store_of(plan)
+    asyncio.run(replay_gradients(learners(again), GROUPS[::-1], store, 1, config))
+    assert torch.equal(gradients(again), gradients(two))
+    elsewhere = Store.open(str(tmp_path / "elsewhere"))
+    asyncio.run(replay_gradients(learners(one), GROUPS, elsewhere, 1, config))
+    torch.testing.assert_close(gradients(one), gradients(two), rtol=1e-3, atol=1e-4)
+    assert gradients(one).any()
 
 
 def test_what_a_lost_attempt_accumulated_is_discarded(
