@@ -48,7 +48,7 @@ class GrpoAdvantage(BaseModel):
     spans_step: ClassVar[bool] = False
     leaves_flat_groups_out: ClassVar[bool] = True
 
-    def of(self, rewards: Sequence[float], step: Moments | None) -> list[float]:
+    def of(self, rewards: Sequence[float], moments: Moments | None) -> list[float]:
         group = Moments.of(rewards)
         return [(reward - group.mean) / (group.deviation + self.epsilon) for reward in rewards]
 
@@ -66,7 +66,7 @@ class DrGrpoAdvantage(BaseModel):
     spans_step: ClassVar[bool] = False
     leaves_flat_groups_out: ClassVar[bool] = True
 
-    def of(self, rewards: Sequence[float], step: Moments | None) -> list[float]:
+    def of(self, rewards: Sequence[float], moments: Moments | None) -> list[float]:
         mean = Moments.of(rewards).mean
         return [reward - mean for reward in rewards]
 
@@ -105,20 +105,21 @@ class ReinforcePlusPlusAdvantage(BaseModel):
         mean = Moments.of(rewards).mean if self.baseline == "group" else 0.0
         return [reward - mean for reward in rewards]
 
-    def of(self, rewards: Sequence[float], step: Moments | None) -> list[float]:
-        assert step is not None, "needs the moments of its step"
-        mean = 0.0 if self.baseline == "group" else step.mean
-        return [(value - mean) / (step.deviation + self.epsilon) for value in self.centred(rewards)]
+    def of(self, rewards: Sequence[float], moments: Moments | None) -> list[float]:
+        assert moments is not None, "needs the moments of its step"
+        mean = 0.0 if self.baseline == "group" else moments.mean
+        spread = moments.deviation + self.epsilon
+        return [(value - mean) / spread for value in self.centred(rewards)]
 
 
 Advantage = GrpoAdvantage | DrGrpoAdvantage | ReinforcePlusPlusAdvantage
 AdvantageConfig = Annotated[Advantage, Field(discriminator="kind")]
-"""`of(rewards, step)`: one number per reward of a group, given the step's moments where they count
-(`spans_step`). `leaves_flat_groups_out`: equal rewards have no advantage."""
+"""`of(rewards, moments)`: one number per reward of a group, given the step's moments where they
+count (`spans_step`). `leaves_flat_groups_out`: equal rewards have no advantage."""
 
 
 def group_advantages(
-    rewards: Sequence[float | None], advantage: Advantage, step: Moments | None = None
+    rewards: Sequence[float | None], advantage: Advantage, moments: Moments | None = None
 ) -> list[float | None]:
     """One advantage per response, None for those without a verdict.
 
@@ -134,7 +135,7 @@ def group_advantages(
     is_flat = len(verdicts) < 2 or min(verdicts) == max(verdicts)
     if is_flat and advantage.leaves_flat_groups_out:
         return [None if reward is None else 0.0 for reward in rewards]
-    values = iter(advantage.of(verdicts, step))
+    values = iter(advantage.of(verdicts, moments))
     return [None if reward is None else next(values) for reward in rewards]
 
 

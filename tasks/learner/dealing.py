@@ -30,7 +30,7 @@ class GroupPart:
 
     group: Group  # all of it
     places: tuple[int, ...]  # which of its responses are trained, ascending
-    step: Moments | None = None  # of the step's rewards, where the advantages depend on them
+    moments: Moments | None = None  # of the step's rewards, where the advantages depend on them
 
     @property
     def is_first(self) -> bool:

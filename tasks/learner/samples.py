@@ -49,7 +49,7 @@ def training_set(
     for part in parts:
         group = part.group
         rewards = _rewards(group, overlong)
-        advantages = group_advantages(rewards, advantage, part.step)
+        advantages = group_advantages(rewards, advantage, part.moments)
         flat += part.is_first and not any(advantages)
         for place in part.places:
             generated = group.responses[place].generated
@@ -86,10 +86,10 @@ def trained_advantages(
     group: Group,
     advantage: Advantage,
     overlong: Overlong = AS_SCORED,
-    step: Moments | None = None,
+    moments: Moments | None = None,
 ) -> dict[str, float]:
     """Advantages of those responses of a group that are in the loss, by response id."""
-    values = group_advantages(_rewards(group, overlong), advantage, step)
+    values = group_advantages(_rewards(group, overlong), advantage, moments)
     answers = [response.generated for response in group.responses]
     return {
         generated.response_id: value
@@ -102,10 +102,10 @@ def advantages_of(
     groups: Sequence[Group], advantage: Advantage, overlong: Overlong = AS_SCORED
 ) -> dict[str, float]:
     """`trained_advantages` of all groups of a step."""
-    step = moments_of(groups, advantage, overlong)
+    moments = moments_of(groups, advantage, overlong)
     found: dict[str, float] = {}
     for group in groups:
-        found |= trained_advantages(group, advantage, overlong, step)
+        found |= trained_advantages(group, advantage, overlong, moments)
     return found
 
 

@@ -48,10 +48,10 @@ async def accumulate_split(
     ranks: Sequence[GradientRank],
     groups: Sequence[Group],
     split: Split,
-    step: Moments | None = None,
+    moments: Moments | None = None,
 ) -> tuple[AccumulateReport, ...]:
     """Make exactly the calls of a recorded split; the reports by rank. ValueError when it is not a
-    split of these groups. `step`: moments of its rewards, where the advantages depend on them."""
+    split of these groups. `moments`: of the step's rewards, where the advantages depend on them."""
     by_id = {group.prompt.prompt_id: group for group in groups}
     named = sorted(
         (name, place) for share in split for name, places in share.parts for place in places
@@ -72,7 +72,7 @@ async def accumulate_split(
         for share in split:
             if share.rank == rank:
                 parts = (
-                    GroupPart(group=by_id[name], places=places, step=step)
+                    GroupPart(group=by_id[name], places=places, moments=moments)
                     for name, places in share.parts
                 )
                 report += await ranks[rank].accumulate(tuple(parts))

@@ -30,8 +30,20 @@ def model_path(tmp_path: Path) -> str:
     return make_model(tmp_path / "model", head_dim=32)
 
 
-def test_fp32_gradients_on_the_gpu_equal_those_of_the_cpu(model_path: str) -> None:
-    config = LearnerConfig(compute="fp32")
+WHOLE_RESPONSES = {
+    "loss": {"kind": "gspo"},
+    "gate": {"kind": "drift", "statistic": "k1", "bound": 2.0},
+    "kl_coefficient": 0.1,
+    "kl_place": "reward",
+    "entropy_coefficient": 0.05,
+}
+
+
+@pytest.mark.parametrize("given", [{}, WHOLE_RESPONSES], ids=["default", "whole responses"])
+def test_fp32_gradients_on_the_gpu_equal_those_of_the_cpu(
+    model_path: str, given: dict[str, object]
+) -> None:
+    config = LearnerConfig.model_validate(given | {"compute": "fp32"})
     ranks = [LearnerRank(config, model_path, 0, 1, device) for device in ("cpu", "cuda")]
     reports = [rank.accumulate(pack(random_groups(7))) for rank in ranks]
     gradients = [rank._policy.flat.gradients.cpu() for rank in ranks]

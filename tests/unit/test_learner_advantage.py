@@ -139,12 +139,13 @@ def test_parts_of_a_step_are_trained_on_the_advantages_that_are_recorded() -> No
     ]
     advantage = ReinforcePlusPlusAdvantage(baseline="step")
     recorded = advantages_of(groups, advantage)
-    step = moments_of(groups, advantage)
-    trained = [
-        training_set([GroupPart(group=group, places=places, step=step)], advantage, TokenMean())
+    moments = moments_of(groups, advantage)
+    parts = [
+        GroupPart(group=group, places=places, moments=moments)
         for group in groups
         for places in ((0,), (1, 2))
     ]
+    trained = [training_set([part], advantage, TokenMean()) for part in parts]
     values = [sample.advantage for data in trained for sample in data.samples]
     assert values == list(recorded.values())
     assert values == pytest.approx([-2.0, 0.5, 0.5, 0.5, 0.5], rel=1e-5)
