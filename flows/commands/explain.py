@@ -107,9 +107,8 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         "1 (gradients summed over micro-batches and ranks, divided once)",
     )
     loss = config.learner.loss
-    gate = config.learner.gate
-    gated = f"; {gate.explain()}" if gate.drops else ""
-    yield "policy loss", f"{loss.kind}: {loss.explain()}{gated}"
+    yield "policy loss", f"{loss.kind}: {loss.explain()}"
+    yield "sequence gate", config.learner.gate.explain()
     yield (
         "largest staleness",
         "0 steps: every trained token was sampled by the weights that the update starts from",

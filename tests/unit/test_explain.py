@@ -84,8 +84,9 @@ def test_a_clip_that_cannot_act_is_told() -> None:
     gated = configured(
         learner={"gate": {"kind": "drift", "statistic": "k1", "bound": 0.1, "negative_only": True}}
     )
-    told = dict(algebra_rows(gated))["policy loss"]
-    assert told.endswith("responses with a negative advantage are dropped above 0.1 of k1 drift")
+    told = dict(algebra_rows(gated))["sequence gate"]
+    assert told == "responses with a negative advantage are dropped above 0.1 of k1 drift"
+    assert dict(algebra_rows(configured()))["sequence gate"] == "no response is dropped"
 
 
 def test_evaluations_on_the_way_are_told() -> None:

@@ -51,7 +51,6 @@ class PpoClipLoss(BaseModel):
         gt=0,
         description="Bound on the weight learner/engine (truncated); only with old_policy learner.",
     )
-
     dual_clip: float | None = Field(
         default=None,
         gt=1,
