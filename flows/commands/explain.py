@@ -108,6 +108,12 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     )
     loss = config.learner.loss
     yield "policy loss", f"{loss.kind}: {loss.explain()}"
+    yield (
+        "tokens of older weights",
+        "corrected by the loss, with the engine's log-probabilities"
+        if loss.corrects_staleness
+        else "not corrected: the loss treats them as the learner's own",
+    )
     yield "sequence gate", config.learner.gate.explain()
     yield (
         "largest staleness",

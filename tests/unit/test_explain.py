@@ -89,6 +89,13 @@ def test_a_clip_that_cannot_act_is_told() -> None:
     assert dict(algebra_rows(configured()))["sequence gate"] == "no response is dropped"
 
 
+def test_whether_older_weights_are_corrected_is_told() -> None:
+    told = dict(algebra_rows(configured()))["tokens of older weights"]
+    assert told.startswith("corrected by the loss")
+    plain = configured(learner={"loss": {"kind": "policy_gradient"}})
+    assert dict(algebra_rows(plain))["tokens of older weights"].startswith("not corrected")
+
+
 def test_evaluations_on_the_way_are_told() -> None:
     assert dict(algebra_rows(configured("one-gpu")))["evaluation"].endswith(
         "before, every 50 steps, and after"
