@@ -34,11 +34,17 @@ class GroupProgress:
         # responses
         self.is_open = True
         self._needed = plan.accept_per_prompt
+        self._at_first = plan.launch_per_prompt
         self._next_index = 0
         self._replacements_left = plan.max_replacements
         self._running: dict[int, None] = {}  # a set that keeps its order
         self._unscored: set[int] = set()
         self._valid: dict[int, float] = {}  # rewards, in the order in which they came
+
+    def begin(self) -> list[Launch]:
+        """Start the responses that the round launches of every prompt; nothing if they were started
+        before."""
+        return [] if self._next_index else self.launch(self._at_first)
 
     def launch(self, num_responses: int) -> list[Launch]:
         """Start this many further responses, under indices not used before."""
@@ -90,6 +96,22 @@ class GroupProgress:
         return len(self._running) + len(self._unscored) + len(self._valid)
 
     @property
+    def num_running(self) -> int:
+        """Responses that are being generated."""
+        return len(self._running)
+
+    @property
+    def num_valid(self) -> int:
+        """Verdicts that are in, of those that a trained group needs."""
+        return min(len(self._valid), self._needed)
+
+    @property
+    def may_be_flat(self) -> bool:
+        """Whether the rewards of the responses that it would be trained on are the same as far as
+        they are known."""
+        return len(set(islice(self._valid.values(), self._needed))) <= 1
+
+    @property
     def is_complete(self) -> bool:
         """Whether it has as many verdicts as a trained group needs."""
         return len(self._valid) >= self._needed
@@ -108,7 +130,7 @@ class GroupProgress:
     def is_flat(self) -> bool:
         """Whether it is complete and the rewards of the responses that it would be trained on are
         all the same."""
-        return self.is_complete and len(set(islice(self._valid.values(), self._needed))) == 1
+        return self.is_complete and self.may_be_flat
 
     def close(self) -> list[Abort]:
         """Want nothing more of it; answers with the abort of what still runs, if anything does."""

@@ -47,9 +47,7 @@ class ShortRoundScheduler:
 
     def start(self) -> list[Decision]:
         groups = self._undecided.values()
-        return [
-            launch for group in groups for launch in group.launch(self._plan.launch_per_prompt)
-        ] + self._close_full_domains()
+        return [launch for group in groups for launch in group.begin()] + self._close_full_domains()
 
     def handle(self, event: Event) -> list[Decision]:
         group = self._undecided.get(event.prompt_id)
@@ -83,7 +81,7 @@ class ShortRoundScheduler:
             return [
                 *group.close(),
                 Filter(prompt_id=group.ref.prompt_id),
-                *further.launch(self._plan.launch_per_prompt),
+                *further.begin(),
             ]
         self._slots.take(group.ref.domain)
         return [

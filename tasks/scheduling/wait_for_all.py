@@ -24,40 +24,37 @@ class WaitForAll:
 
     A prompt is missing from the accepted groups if too many of its responses had no verdict; it is
     dropped then. With a reserve, groups whose rewards agree are filtered, and the next prompt of
-    their domain is asked instead.
+    their domain takes their place (`dynamic_sampling`).
     """
 
     def __init__(self, plan: RoundPlan) -> None:
         assert plan.accept_prompts == len(plan.prompts), (
             "without speculation every launched prompt is accepted"
         )
-        self._plan = plan
         self._reserve = Reserve(plan)
         self._groups = {ref.prompt_id: GroupProgress(ref, plan) for ref in plan.prompts}
 
     def start(self) -> list[Decision]:
         if not self._groups:
             return [CloseRound()]
-        return [
-            launch
-            for group in self._groups.values()
-            for launch in group.launch(self._plan.launch_per_prompt)
-        ]
+        return [launch for group in self._groups.values() for launch in group.begin()]
 
     def handle(self, event: Event) -> list[Decision]:
-        group = self._groups[event.prompt_id]
+        group = self._groups.get(event.prompt_id)
+        if group is None:
+            return [*self._reserve.handle(event), *self._reserve.foresee(self._open())]
         if not group.is_open:
             return []
-        decisions: list[Decision] = [*group.handle(event)]
-        if group.is_complete:
-            decisions += self._accept(group)
-        elif group.is_hopeless:
-            decisions += [*group.close(), Drop(prompt_id=event.prompt_id)]
-        else:
-            return decisions
+        decisions: list[Decision] = [*group.handle(event), *self._settle(group)]
+        decisions += self._reserve.foresee(self._open())
         return decisions if self._open() else [*decisions, CloseRound()]
 
-    def _accept(self, group: GroupProgress) -> list[Decision]:
+    def _settle(self, group: GroupProgress) -> list[Decision]:
+        """Drop or accept the group, or put another in its place, which may be ready itself."""
+        if group.is_hopeless:
+            return [*group.close(), Drop(prompt_id=group.ref.prompt_id)]
+        if not group.is_complete:
+            return []
         further = self._reserve.replacement(group)
         if further is None:
             return [
@@ -68,7 +65,8 @@ class WaitForAll:
         return [
             *group.close(),
             Filter(prompt_id=group.ref.prompt_id),
-            *further.launch(self._plan.launch_per_prompt),
+            *further.begin(),
+            *self._settle(further),
         ]
 
     def waiting_for(self) -> str:

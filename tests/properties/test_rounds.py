@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -351,7 +351,7 @@ def test_a_short_round_without_speculation_decides_like_a_synchronous_one(
     order: list[tuple[str, int]], failing: set[int], wrong: set[int]
 ) -> None:
     plan = make_plan("short", domains=("a", "b", "a"), accept_per_prompt=3, reserve=("b", "a"))
-    short, plain = ShortRoundScheduler(plan), WaitForAll(plan)
+    short, plain = ShortRoundScheduler(plan), WaitForAll(replace(plan, scores_last=True))
     assert short.start() == plain.start()
     asked = {"p0", "p1", "p2"}
     for place, (prompt, index) in enumerate(order):

@@ -4,6 +4,7 @@ for."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from round_factories import make_engines, make_plan, plan_round, play
@@ -60,6 +61,56 @@ def test_a_flat_group_of_a_synchronous_round_is_replaced_by_the_next_prompt_of_i
         AcceptGroup(prompt_id="r2", indices=(0, 1)),
         CloseRound(),
     ], "nothing is left of b"
+
+
+def early_scheduler() -> WaitForAll:
+    """Two groups of six, of which p1 has five equal verdicts."""
+    plan = make_plan(domains=("a", "b"), accept_per_prompt=6, reserve=("b", "a"))
+    scheduler = WaitForAll(plan)
+    scheduler.start()
+    assert verdicts(scheduler, "p1", *[1.0] * 5) == [], "seven of twelve run: no room for six more"
+    return scheduler
+
+
+def test_a_prompt_that_will_probably_be_needed_is_asked_as_soon_as_there_is_room() -> None:
+    scheduler = early_scheduler()
+    assert verdicts(scheduler, "p0", 0.0) == launches("r0", 6)
+    assert verdicts(scheduler, "p0", 0.0, 1.0, 0.0, 0.0, 0.0) == [], "these differ"
+
+
+def test_what_was_asked_early_is_given_up_when_nothing_can_need_it() -> None:
+    scheduler = early_scheduler()
+    verdicts(scheduler, "p0", 0.0, 1.0)
+    verdicts(scheduler, "r0", 1.0)
+    last = Scored(prompt_id="p1", index=5, outcome=Outcome.WRONG, reward=0.0)
+    assert scheduler.handle(last) == [
+        AcceptGroup(prompt_id="p1", indices=tuple(range(6))),
+        Abort(prompt_id="r0", indices=tuple(range(1, 6))),
+    ]
+    assert verdicts(scheduler, "r0", *[1.0] * 6) == []
+    assert verdicts(scheduler, "p0", *[0.0] * 6) == [
+        AcceptGroup(prompt_id="p0", indices=tuple(range(6))),
+        CloseRound(),
+    ], "r0 is no part of the round"
+
+
+def test_what_was_asked_early_joins_only_in_place_of_another() -> None:
+    scheduler = early_scheduler()
+    verdicts(scheduler, "p0", 0.0, 1.0)
+    assert verdicts(scheduler, "r0", 0.0, *[1.0] * 5) == [], "it is ready, and has no place yet"
+    last = Scored(prompt_id="p1", index=5, outcome=Outcome.OK, reward=1.0)
+    assert scheduler.handle(last) == [
+        Filter(prompt_id="p1"),
+        AcceptGroup(prompt_id="r0", indices=tuple(range(6))),
+    ]
+
+
+def test_a_round_that_scores_last_asks_nothing_early() -> None:
+    plan = make_plan(domains=("a", "b"), accept_per_prompt=6, reserve=("b", "a"))
+    scheduler = WaitForAll(replace(plan, scores_last=True))
+    scheduler.start()
+    assert verdicts(scheduler, "p1", *[1.0] * 5) == []
+    assert verdicts(scheduler, "p0", 0.0) == []
 
 
 def test_without_a_reserve_flat_groups_are_trained() -> None:

@@ -29,6 +29,15 @@ class SimulatedRewardConfig(BaseModel):
     ok_share: float = Field(
         0.5, ge=0, le=1, description="Share of the verdicts that are OK; the others are WRONG."
     )
+    prompt_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description=(
+            "How much a prompt's responses are right or wrong together: the correlation of two of"
+            " them."
+        ),
+    )
     infra_share: float = Field(
         0.0, ge=0, le=1, description="Share of the responses for which no verdict can be reached."
     )
@@ -72,7 +81,7 @@ class SimulatedFeed:
             config.median_s * float(np.exp(config.sigma * random.standard_normal())),
             config.longest_s,
         )
-        is_ok = random.random() < config.ok_share
+        is_ok = random.random() < self._right_share(generated.prompt_id)
         is_infra = random.random() < config.infra_share
         verdict = Outcome.OK if is_ok else Outcome.WRONG
         return Score(
@@ -85,3 +94,13 @@ class SimulatedFeed:
             started_s=now_s,
             finished_s=now_s + took_s,
         )
+
+    def _right_share(self, prompt_id: str) -> float:
+        """How many of a prompt's responses are right: drawn from a beta law, the sum of whose
+        parameters gives the correlation."""
+        config = self._config
+        if not (config.prompt_share and 0 < config.ok_share < 1):
+            return config.ok_share
+        spread = 1 / config.prompt_share - 1
+        random = np.random.default_rng(derive_seed(config.seed, "right share", prompt_id))
+        return float(random.beta(config.ok_share * spread, (1 - config.ok_share) * spread))
