@@ -58,10 +58,10 @@ async def accumulate(plan: StepPlan, stream: SampleStream) -> Accumulated:
 @task(
     name="update-policy", task_run_name="update-{plan.step}", cache_policy=NO_CACHE, tags=["train"]
 )
-def update_policy(plan: StepPlan, gradients: GradientReport) -> PolicyReport:
+async def update_policy(plan: StepPlan, gradients: GradientReport) -> PolicyReport:
     """One synchronous update. Idempotent: the learners answer a repeated call with the report of
     the update they made."""
-    updates = asyncio.run(update(plan))
+    updates = await update(plan)
     busy = {rank: update.busy for rank, update in zip(plan.run.learners, updates, strict=True)}
     return PolicyReport(update=updates[0], spans=plan.run.spans("update", busy))
 
@@ -77,9 +77,9 @@ async def update(plan: StepPlan) -> list[UpdateReport]:
     cache_policy=NO_CACHE,
     tags=["publish"],
 )
-def publish_weights(plan: StepPlan, policy: PolicyReport) -> PublishReport:
+async def publish_weights(plan: StepPlan, policy: PolicyReport) -> PublishReport:
     """Export the new version, load it into every engine, and let the gate compare."""
-    return asyncio.run(publish(plan.run))
+    return await publish(plan.run)
 
 
 async def publish(run: RunContext) -> PublishReport:
