@@ -29,7 +29,6 @@ from tasks.train import publish
     name="restore-policy",
     task_run_name="restore-to-step-{step}",
     cache_policy=NO_CACHE,
-    tags=["train"],
 )
 async def restore_policy(
     run: RunContext, step: int, keep_checkpoints: int, committed: WeightsRef | None

@@ -29,7 +29,6 @@ from tasks.sample_stream import SampleStream, StreamDelivery, aborting
     name="score-responses",
     task_run_name="reward-{plan.round.kind}-{plan.step}",
     cache_policy=NO_CACHE,
-    tags=["reward"],
 )
 def score_responses(plan: StepPlan) -> RewardReport:
     """Score the round's responses until its rollout ends."""

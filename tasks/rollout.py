@@ -50,7 +50,6 @@ HISTORY_ROUNDS = 8  # rounds whose response lengths project those of the next
     name="run-rollout",
     task_run_name="rollout-{plan.round.kind}-{plan.step}",
     cache_policy=NO_CACHE,
-    tags=["rollout"],
 )
 def run_rollout(plan: StepPlan) -> RolloutReport:
     """Run the step's round, or read it back if it was closed before."""

@@ -29,7 +29,6 @@ from tasks.sample_stream import SampleStream, aborting
     name="accumulate-gradients",
     task_run_name="gradients-{plan.step}",
     cache_policy=NO_CACHE,
-    tags=["train"],
 )
 def accumulate_gradients(plan: StepPlan) -> GradientReport:
     """Train on the accepted groups of the round as far as their gradients; where devices are freed,
@@ -55,9 +54,7 @@ async def accumulate(plan: StepPlan, stream: SampleStream) -> Accumulated:
     )
 
 
-@task(
-    name="update-policy", task_run_name="update-{plan.step}", cache_policy=NO_CACHE, tags=["train"]
-)
+@task(name="update-policy", task_run_name="update-{plan.step}", cache_policy=NO_CACHE)
 async def update_policy(plan: StepPlan, gradients: GradientReport) -> PolicyReport:
     """One synchronous update. Idempotent: the learners answer a repeated call with the report of
     the update they made."""
@@ -75,7 +72,6 @@ async def update(plan: StepPlan) -> list[UpdateReport]:
     name="publish-weights",
     task_run_name="publish-{plan.step}",
     cache_policy=NO_CACHE,
-    tags=["publish"],
 )
 async def publish_weights(plan: StepPlan, policy: PolicyReport) -> PublishReport:
     """Export the new version, load it into every engine, and let the gate compare."""
