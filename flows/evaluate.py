@@ -12,7 +12,7 @@ import dask
 from prefect import flow
 
 from artifacts.judgements import kept_judgements
-from flows.rl_step import SLOT, all_results
+from flows.rl_step import SLOT, all_results, result_of
 from tasks.engines.loading import load_all
 from tasks.plan import StepPlan, journal_of, store_of
 from tasks.prompts import heldout_refs
@@ -63,7 +63,7 @@ async def evaluate(plan: StepPlan) -> EvaluationReport:
     with dask.annotate(resources=SLOT):
         rollout = run_rollout.submit(plan)
         reward = score_responses.submit(plan)
-    await all_results((rollout, reward))
+    await all_results(result_of(rollout), result_of(reward))
     journal_of(plan).drop_parts(plan.step)
     run = plan.run
     await load_all(engines_of(run, run.engines), plan.weights, run.probes)

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable
 from typing import Any
 
 import dask
 from prefect import flow
 
+from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
 from tasks.plan import StepPlan
 from tasks.report import StepReport
 from tasks.reward import score_responses
@@ -47,14 +48,14 @@ async def rl_step(plan: StepPlan) -> StepReport:
         rollout = run_rollout.submit(plan)
         reward = score_responses.submit(plan)
         gradients = accumulate_gradients.submit(plan)
-    done = await all_results((rollout, reward, gradients))
-    policy = await update_policy(plan, done[2])
-    published = await publish_weights(plan, policy)
+    rolled_out, scored, (accumulated, policy, published) = await all_results(
+        result_of(rollout), result_of(reward), train_on(plan, gradients)
+    )
     return StepReport(
         plan=plan,
-        rollout=done[0],
-        reward=done[1],
-        gradients=done[2],
+        rollout=rolled_out,
+        reward=scored,
+        gradients=accumulated,
         policy=policy,
         published=published,
         started_s=started_s,
@@ -63,12 +64,26 @@ async def rl_step(plan: StepPlan) -> StepReport:
 
 
 # Any: Prefect futures and their results
-async def all_results(futures: Sequence[Any]) -> list[Any]:
-    """The results of tasks that run at the same time. Waits for all, then raises the failure that
-    made the others fail."""
-    results = await asyncio.gather(
-        *(asyncio.to_thread(future.result) for future in futures), return_exceptions=True
-    )
+
+
+async def train_on(
+    plan: StepPlan, gradients: Any
+) -> tuple[GradientReport, PolicyReport, PublishReport]:
+    """The update and its publication, as soon as the gradients are there."""
+    accumulated: GradientReport = await result_of(gradients)
+    policy = await update_policy(plan, accumulated)
+    return accumulated, policy, await publish_weights(plan, policy)
+
+
+async def result_of(future: Any) -> Any:
+    """What a submitted task returns or raises."""
+    return await asyncio.to_thread(future.result)
+
+
+async def all_results(*work: Awaitable[Any]) -> list[Any]:
+    """The results of what runs at the same time. Waits for all, then raises the failure that made
+    the others fail."""
+    results = await asyncio.gather(*work, return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
     causes = [failure for failure in failures if not isinstance(failure, RoundAborted)]
     if failures:

@@ -1,0 +1,65 @@
+"""The flow of a step: what follows what, and whose failure is told."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+
+import pytest
+
+from flows import rl_step as step_flow
+from tasks.sample_buffer import RoundAborted
+
+
+def finished(result: object) -> Future[object]:
+    future: Future[object] = Future()
+    future.set_result(result)
+    return future
+
+
+def test_update_and_publication_follow_the_gradients_and_wait_for_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def update(plan: str, gradients: str) -> str:
+        return f"update of {gradients} in {plan}"
+
+    async def publish(plan: str, policy: str) -> str:
+        return f"publication after {policy}"
+
+    monkeypatch.setattr(step_flow, "update_policy", update)
+    monkeypatch.setattr(step_flow, "publish_weights", publish)
+    reward: Future[object] = Future()
+
+    async def step() -> list[object]:
+        trained = asyncio.create_task(step_flow.train_on("plan", finished("sums")))  # type: ignore[arg-type]
+        await trained
+        reward.set_result("verdicts")
+        return await step_flow.all_results(step_flow.result_of(reward), trained)
+
+    done = asyncio.run(asyncio.wait_for(step(), timeout=30))
+    update_told = "update of sums in plan"
+    assert done == ["verdicts", ("sums", update_told, f"publication after {update_told}")]
+
+
+def test_a_step_tells_the_failure_that_made_the_others_fail() -> None:
+    aborted: Future[object] = Future()
+    aborted.set_exception(RoundAborted("the rollout failed"))
+    cause: Future[object] = Future()
+    cause.set_exception(ValueError("an engine refused its prompt"))
+
+    async def step() -> None:
+        await step_flow.all_results(*map(step_flow.result_of, (aborted, cause, finished("fine"))))
+
+    with pytest.raises(ValueError, match="refused its prompt"):
+        asyncio.run(step())
+
+
+def test_training_that_was_aborted_makes_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def update(plan: str, gradients: str) -> str:
+        raise AssertionError("there are no gradients")
+
+    monkeypatch.setattr(step_flow, "update_policy", update)
+    aborted: Future[object] = Future()
+    aborted.set_exception(RoundAborted("the rollout failed"))
+    with pytest.raises(RoundAborted):
+        asyncio.run(step_flow.train_on("plan", aborted))  # type: ignore[arg-type]
