@@ -8,15 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from artifacts.datasets.choice import Dataset, TaskConfig, load_dataset
 from artifacts.records import Prompt
+from tasks.engines.model_files import read_tokenizer
 from tasks.environments.single_turn import render
 from tasks.run_context import RunContext
 from tasks.scheduling.events import PromptRef
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 HELDOUT = "heldout"  # the epoch's place in the id of a held-out prompt: "heldout/<row>"
 
@@ -39,7 +43,8 @@ def task_dataset(task: TaskConfig, seed: int) -> Dataset:
 @lru_cache(maxsize=4)
 def tokenizer_of(model_path: str) -> PreTrainedTokenizerBase:
     """The model's tokenizer; loaded once per process."""
-    return AutoTokenizer.from_pretrained(model_path)
+    tokenizer: PreTrainedTokenizerBase = read_tokenizer(model_path)
+    return tokenizer
 
 
 def prompts_of(run: RunContext, refs: Sequence[PromptRef]) -> dict[str, Prompt]:

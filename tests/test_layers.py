@@ -165,6 +165,28 @@ def test_only_flows_and_task_files_import_prefect(path: Path) -> None:
     assert may or not any(name.split(".")[0].startswith("prefect") for name in imports(path))
 
 
+def unguarded_imports(node: ast.AST) -> Iterator[str]:
+    """Modules that are imported outside of the block for transformers, those for types alone left
+    out."""
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        return
+    if isinstance(node, ast.With) and ast.unparse(node.items[0]) == "importing_transformers()":
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield node.module
+    for child in ast.iter_child_nodes(node):
+        yield from unguarded_imports(child)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_one_thread_at_a_time_imports_transformers(path: Path) -> None:
+    if path != ROOT / "artifacts" / "models" / "importing.py":
+        names = unguarded_imports(ast.parse(path.read_text()))
+        assert not [name for name in names if name.split(".")[0] == "transformers"]
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_names_say_something_and_shadow_nothing(path: Path) -> None:
     assert path.stem not in FORBIDDEN_STEMS

@@ -6,12 +6,17 @@ It is an ordinary Hugging Face tokenizer, so engine and learner load it like any
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tokenizers import Regex, Tokenizer, decoders
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast
 
 from artifacts.datasets.chain_sum import ANSWER, CHARACTERS
+from artifacts.models.importing import importing_transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
 CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -21,6 +26,9 @@ VOCABULARY_SIZE = 64  # padded: engines want multiples of 64
 def character_tokenizer() -> PreTrainedTokenizerFast:
     """Ids 0 to 3 are pad, bos, eos and unknown; ids the vocabulary does not use decode to
     nothing."""
+    with importing_transformers():
+        from transformers import PreTrainedTokenizerFast
+
     tokens = (PAD, BOS, EOS, UNKNOWN, ANSWER, *CHARACTERS)
     backend = Tokenizer(
         WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN)

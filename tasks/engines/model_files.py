@@ -8,6 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from artifacts.models.importing import importing_transformers
+
+GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # in tokenizer_config.json
+TOKENIZER_AS_NAMED = ("llama",)  # architectures whose tokenizer is what tokenizer_config.json names
+
 
 def check_model_directory(model_path: str) -> None:
     """ValueError, before anything heavy starts, when the directory cannot be served."""
@@ -29,9 +34,31 @@ def read_tokenizer(
     model_path: str,
 ) -> Any:  # Any: transformers' tokenizers have no useful common type
     """The tokenizer of the directory, without asking a registry."""
-    from transformers import AutoTokenizer
+    with importing_transformers():  # reading one imports further parts
+        if _is_generic(Path(model_path)):
+            from transformers import PreTrainedTokenizerFast
 
-    return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+            return PreTrainedTokenizerFast.from_pretrained(model_path, local_files_only=True)
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+
+
+def _is_generic(directory: Path) -> bool:
+    """Whether AutoTokenizer, which takes seconds to import, would choose the one class that has all
+    its behaviour from tokenizer.json. For other architectures than these it may overrule what the
+    directory says."""
+    tokenizer = _read_json(directory / "tokenizer_config.json")
+    return (
+        tokenizer.get("tokenizer_class") in GENERIC_TOKENIZERS
+        and "auto_map" not in tokenizer
+        and _read_json(directory / "config.json").get("model_type") in TOKENIZER_AS_NAMED
+    )
+
+
+def _read_json(file: Path) -> Mapping[str, Any]:  # Any: JSON values
+    """What a file of the directory says; nothing where it is missing."""
+    return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def read_stop_ids(model_path: str, tokenizer: Any) -> tuple[int, ...]:
@@ -39,8 +66,7 @@ def read_stop_ids(model_path: str, tokenizer: Any) -> tuple[int, ...]:
     generation_config.json."""
     found = {tokenizer.eos_token_id}
     for name in ("config.json", "generation_config.json"):
-        file = Path(model_path) / name
-        ids = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        ids = _read_json(Path(model_path) / name).get("eos_token_id")
         found.update(ids if isinstance(ids, list) else [ids])
     return tuple(sorted(token for token in found if token is not None))
 

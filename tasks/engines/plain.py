@@ -12,16 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PreTrainedTokenizerBase,
-    TextStreamer,
-)
-from transformers.utils import logging as transformers_logging
 
+from artifacts.models.importing import importing_transformers
 from artifacts.records import Generated, Prompt, VersionSpan
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
+
+with importing_transformers():
+    from transformers import (
+        AutoModelForCausalLM,
+        GenerationConfig,
+        PreTrainedTokenizerBase,
+        TextStreamer,
+    )
+    from transformers.utils import logging as transformers_logging
 
 Told = Callable[[str], None]
 

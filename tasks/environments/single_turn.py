@@ -6,13 +6,16 @@ The reward of the answer is not decided here: it runs beside the rollout (the Re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from artifacts.datasets.rows import Message, Row
 from artifacts.records import Prompt
 from tasks.environments.base import Transition
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class SingleTurn:

@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
+from artifacts.models.importing import importing_transformers
 from tasks.learner.architecture import check_packed
 from tasks.learner.flat_parameters import FlatParameters, TrainedParameters
 from tasks.learner.head import HeadResult, LossGradient, head_pass
 from tasks.learner.packing import PackedBatch
-from tasks.learner.tree_attention import TREE_BLOCKS, TREE_FLEX, TreePlan
+from tasks.learner.tree_attention import TREE_BLOCKS, TREE_FLEX, TreePlan, register_attention
 
 ComputeDtype = Literal["bf16", "fp32"]
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -179,6 +179,10 @@ def load_reference(model_path: str, compute: ComputeDtype, device: str) -> Decod
 
 def _load(model_path: str, device: str) -> Any:  # Any: transformers models carry no types
     """The model in fp32 on its device, with tree attention."""
+    with importing_transformers():
+        from transformers import AutoModelForCausalLM
+
+    register_attention()
     if not (Path(model_path) / "config.json").is_file():
         raise ValueError(
             f"model_path must be a directory with a config.json, got {model_path!r}; fetch or"

@@ -1,9 +1,9 @@
 """Attention over a packed prefix tree: each token sees its ancestors and itself, nothing else.
 
-Registered with transformers under `TREE_BLOCKS` and `TREE_FLEX`, so that any of its decoders runs
-on packed rows: pass `tree=TreePlan` through the model's keyword arguments. A layer with a sliding
-window sees the last so many of a token's ancestors. Layers that ask for more (soft caps, sinks) are
-refused.
+`register_attention` tells transformers of them as `TREE_BLOCKS` and `TREE_FLEX`, so that any of its
+decoders runs on packed rows: pass `tree=TreePlan` through the model's keyword arguments. A layer
+with a sliding window sees the last so many of a token's ancestors. Layers that ask for more (soft
+caps, sinks) are refused.
 
 `TREE_BLOCKS` (CPU) walks the row in blocks of queries. The keys of a block are the path above its
 first token and the block itself, so no T x T matrix exists. Plain matrix products with the query
@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+
+from artifacts.models.importing import importing_transformers
 
 TREE_BLOCKS = "rollflow_tree_blocks"
 TREE_FLEX = "rollflow_tree_flex"
@@ -233,5 +234,11 @@ def tree_flex(
     return out.transpose(1, 2), None
 
 
-AttentionInterface.register(TREE_BLOCKS, tree_blocks)
-AttentionInterface.register(TREE_FLEX, tree_flex)
+def register_attention() -> None:
+    """Make both known to transformers, which is imported here: it takes seconds, and most processes
+    of a run hold no model."""
+    with importing_transformers():
+        from transformers import AttentionInterface
+
+    AttentionInterface.register(TREE_BLOCKS, tree_blocks)
+    AttentionInterface.register(TREE_FLEX, tree_flex)

@@ -22,11 +22,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from artifacts.datasets.chain_sum import demonstration, draw_training_terms, question
 from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
 from artifacts.models.choice import TinyLlamaConfig
+from artifacts.models.importing import importing_transformers
+
+with importing_transformers():
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 # a second thread gains little on matrices this small, and loses tenfold when the cores are shared
 NUM_THREADS = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from artifacts.models.importing import importing_transformers
 from tasks.engines.vllm.attention import allow_tiles
 
 if TYPE_CHECKING:
@@ -16,8 +17,9 @@ def build_llm_engine(arguments: dict[str, Any]) -> LLMEngine:  # Any: EngineArgs
 
     arguments: those of vLLM's EngineArgs.
     """
-    from vllm import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
+    with importing_transformers():
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
 
     engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
     if on_cpu():

@@ -1,0 +1,42 @@
+"""transformers is imported by one thread at a time.
+
+At the end of its first import, which takes a second, transformers puts another module in its
+place in `sys.modules`. A thread that asks for it meanwhile waits for that end and is then given the
+module that was replaced: "cannot import name 'AutoTokenizer' from 'transformers'". Every import of
+it is therefore made inside `with importing_transformers():`, which `tests/test_layers.py` checks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from threading import RLock
+
+_IMPORTING = RLock()
+
+
+@contextmanager
+def importing_transformers() -> Iterator[None]:
+    """The block imports transformers, or what imports it (vLLM), and no module of ours: a thread
+    that imports such a module may wait for this block."""
+    with _IMPORTING:
+        _spare_scikit_learn()
+        yield
+
+
+@cache
+def _spare_scikit_learn() -> None:
+    """Let transformers take scikit-learn for not installed. It imports it, with SciPy and pandas,
+    for one measure of assisted generation, and that is a third of what a model takes to import."""
+    is_imported = "sklearn" in sys.modules
+    if not is_imported:
+        sys.modules["sklearn"] = None  # type: ignore[assignment]  # Python's mark of what is not there
+    try:
+        from transformers.utils import is_sklearn_available
+
+        is_sklearn_available()  # it remembers the answer
+    finally:
+        if not is_imported:
+            del sys.modules["sklearn"]
