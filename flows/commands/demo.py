@@ -1,6 +1,7 @@
 """rollflow demo: one command from nothing to a report (what `make demo` does).
 
-    Prefect server up -> rollflow train (progress in this terminal) -> Prefect server down
+    Prefect server up    -> rollflow train (progress in this terminal) -> Prefect server down
+    its imports meanwhile -'
 
 The training runs in a child process, so that Prefect's settings are in place before it is imported.
 """
@@ -12,17 +13,18 @@ import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 
 from flows.commands.local_stack import (
-    LOOPBACK,
     PREFECT_PORT,
+    StartingServer,
     free_port,
     interrupt,
-    prefect_server,
+    starting_prefect_server,
 )
 from flows.commands.options import add_configuration, add_resume
 from flows.output import FLOW_LOG
@@ -62,11 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.root.mkdir(parents=True, exist_ok=True)
         port = options.prefect_port or free_port()
         print("starting the Prefect server", flush=True)
-        with prefect_server(options.root, port) as environment:
-            print(f"Prefect: http://{LOOPBACK}:{port}", flush=True)
-            command = training_command(options)
-            child = Popen(command, env=os.environ | environment, start_new_session=True)
-            code = attended(child, STOP_S)
+        with starting_prefect_server(options.root, port) as server:
+            environment = os.environ | server.environment
+            child = Popen(training_command(options), env=environment, start_new_session=True)
+            code = attended(child, STOP_S, partial(told, server))
             if code < 0:
                 log = str(flow_log(options.root, began_s) or options.root)
                 raise RuntimeError(f"the run is gone: {account(code, (), log)}")
@@ -83,9 +84,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
+def told(server: StartingServer) -> None:
+    """Wait for the server and say where it is."""
+    server.wait()
+    print(f"Prefect: {server.url}", flush=True)
+
+
 def training_command(options: Namespace) -> list[str]:
     """The command line of the child."""
-    command = [sys.executable, "-m", "flows.commands.train", "--preset", options.preset]
+    command = [sys.executable, "-m", "flows.commands.train", "--server-starts"]
+    command += ["--preset", options.preset]
     for assignment in (f"keep.artifact_root={options.root}", *options.set):
         command += ["--set", assignment]
     return [*command, "--resume", options.resume] if options.resume else command
@@ -98,13 +106,15 @@ def flow_log(root: Path, began_s: float) -> Path | None:
     return max(logs, key=lambda log: log.stat().st_mtime, default=None)
 
 
-def attended(child: Popen[bytes], stop_s: float) -> int:
-    """The exit code of a child that has a session of its own.
+def attended(child: Popen[bytes], stop_s: float, prepare: Callable[[], None] = lambda: None) -> int:
+    """The exit code of a child that has a session of its own. It is killed if `prepare`, which runs
+    beside it at first, fails.
 
     Ctrl-C, or SIGTERM where `interrupt` handles it, reaches the child as SIGTERM and is raised as
     KeyboardInterrupt. The child is killed when it has not stopped after stop_s, or at another one.
     """
     try:
+        prepare()
         return child.wait()
     except KeyboardInterrupt:
         child.terminate()

@@ -15,8 +15,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tasks.cluster.deaths import account
@@ -24,6 +26,9 @@ from tasks.cluster.deaths import account
 LOOPBACK = "127.0.0.1"
 LOG_TAIL = 4000  # characters of a server's log that are looked at for its last words
 PREFECT_PORT = 4200
+SERVER_LOG = Path(".prefect") / "server.log"  # below the artifact root
+POLL_S = 0.2
+STARTS_WITHIN_S = 90.0  # a server that was started answers by then
 
 
 def prefect_environment(home: Path, port: int) -> dict[str, str]:
@@ -65,37 +70,41 @@ def check_port(port: int, what: str, cure: str) -> None:
             raise ValueError(f"the port of {what} must be free, {port} is in use; {cure}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartingServer:
+    """A Prefect server that has been started and may not answer yet."""
+
+    url: str  # of its pages
+    environment: dict[str, str]  # what its clients need
+    wait: Callable[[], None]  # returns when it answers; raises what `wait_until_served` does
+
+
 @contextmanager
-def prefect_server(root: Path, port: int, deadline_s: float = 90.0) -> Iterator[dict[str, str]]:
+def prefect_server(root: Path, port: int) -> Iterator[dict[str, str]]:
     """A Prefect server with its home under root, for the length of the block; yields the
     environment its clients need."""
+    with starting_prefect_server(root, port) as server:
+        server.wait()
+        yield server.environment
+
+
+@contextmanager
+def starting_prefect_server(root: Path, port: int) -> Iterator[StartingServer]:
+    """The same, without waiting until it answers."""
     check_port(
         port,
         "the Prefect server",
         "end what listens there, or choose another with --prefect-port (0 takes a free one)",
     )
+    name, url, log = "the Prefect server", f"http://{LOOPBACK}:{port}", root / SERVER_LOG
     environment = prefect_environment((root / ".prefect").resolve(), port)
-    command = [
-        sys.executable,
-        "-m",
-        "prefect",
-        "server",
-        "start",
-        "--host",
-        LOOPBACK,
-        "--port",
-        str(port),
-    ]
-    with server_process(command, environment, root / ".prefect" / "server.log") as server:
-        wait_until_served(
-            f"http://{LOOPBACK}:{port}/api/health",
-            server,
-            "the Prefect server",
-            root / ".prefect" / "server.log",
-            deadline_s,
-        )
-        yield environment
-        check_running(server, "the Prefect server", root / ".prefect" / "server.log")
+    command = [sys.executable, "-m", "prefect", "server", "start"]
+    command += ["--host", LOOPBACK, "--port", str(port)]
+    with server_process(command, environment, log) as process:
+        check = partial(check_running, process, name, log)
+        wait = partial(wait_until_served, f"{url}/api/health", f"{name} (log: {log})", check)
+        yield StartingServer(url=url, environment=environment, wait=wait)
+        check()
 
 
 @contextmanager
@@ -129,18 +138,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=15)
 
 
-def wait_until_served(
-    url: str, process: subprocess.Popen[bytes], what: str, log: Path, deadline_s: float
-) -> None:
-    ends = time.monotonic() + deadline_s
+def wait_until_served(url: str, what: str, check: Callable[[], None] = lambda: None) -> None:
+    """Return when the URL is answered. Raises what `check` does, which looks whether there is still
+    somebody to wait for, and TimeoutError after STARTS_WITHIN_S."""
+    ends = time.monotonic() + STARTS_WITHIN_S
     while time.monotonic() < ends:
-        check_running(process, what, log)
+        check()
         try:
             with urllib.request.urlopen(url, timeout=2):
                 return
         except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    raise TimeoutError(f"{what} did not answer {url} within {deadline_s:.0f} s; its log is {log}")
+            time.sleep(POLL_S)
+    raise TimeoutError(f"{what} did not answer {url} within {STARTS_WITHIN_S:.0f} s")
 
 
 def check_running(process: subprocess.Popen[bytes], what: str, log: Path) -> None:

@@ -13,6 +13,7 @@ import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
+from flows.commands.local_stack import wait_until_served
 from flows.commands.options import add_configuration, add_resume
 from flows.output import Output, divert
 
@@ -25,6 +26,11 @@ def parser() -> ArgumentParser:
     )
     add_configuration(made)
     add_resume(made)
+    made.add_argument(
+        "--server-starts",
+        action="store_true",
+        help="the Prefect server is being started, too: wait until it answers",
+    )
     return made
 
 
@@ -61,6 +67,8 @@ def trained(options: Namespace, output: Output) -> int:
         config = RunConfig.model_validate(assemble(options.preset, options.resume, options.set))
         from flows.train import train
 
+        if options.server_starts:
+            wait_until_served(f"{os.environ['PREFECT_API_URL']}/health", "the Prefect server")
         asyncio.run(train(config))
     except (ValueError, OSError, RuntimeError, TimeoutError) as error:
         output.complain(sentence(error))

@@ -7,12 +7,14 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from flows.commands.local_stack import (
     LOOPBACK,
     PREFECT_PORT,
     check_port,
+    check_running,
     free_port,
     interrupt,
     prefect_server,
@@ -94,7 +96,8 @@ def serve_pages(root: Path, prefect_port: int, mlflow_port: int, reports_port: i
             process = stack.enter_context(
                 server_process([sys.executable, "-m", *command], environment, log)
             )
-            wait_until_served(url, process, name, log, 90.0)
+            check = partial(check_running, process, name, log)
+            wait_until_served(url, f"{name} (log: {log})", check)
         _print_pages(prefect_port, mlflow_port, reports_port, root)
         signal.pause()
 

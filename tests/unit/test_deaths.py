@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from flows.commands import demo
-from flows.commands.local_stack import check_running, interrupt
+from flows.commands.local_stack import StartingServer, check_running, interrupt
 from tasks.cluster.deaths import account, manner
 from tasks.cluster.worker_output import NUM_KEPT, WorkerOutput
 
@@ -115,20 +116,17 @@ def test_a_server_that_died_is_named_with_its_signal_and_last_words(tmp_path: Pa
             check_running(server, "the server", log)
 
 
-class Served:
-    """No server at all."""
-
-    def __enter__(self) -> dict[str, str]:
-        return {}
-
-    def __exit__(self, *_: object) -> None: ...
+@contextmanager
+def no_server(root: Path, port: int) -> Iterator[StartingServer]:
+    """A server that answers at once, and none at all."""
+    yield StartingServer(url="http://nowhere", environment={}, wait=lambda: None)
 
 
 @pytest.fixture
 def demo_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A demo without a server, whose run is a process that ends at once."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "prefect_server", lambda root, port: Served())
+    monkeypatch.setattr(demo, "starting_prefect_server", no_server)
     monkeypatch.setattr("sys.executable", "true")
     before = signal.getsignal(signal.SIGTERM)
     yield
@@ -140,7 +138,7 @@ def test_a_demo_whose_run_is_killed_says_so(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(demo, "attended", lambda child, stop_s: child.wait() - 9)
+    monkeypatch.setattr(demo, "attended", lambda child, *_: child.wait() - 9)
     assert demo.main([]) == 2
     said = capsys.readouterr().err
     assert "error: the run is gone: its process was killed by SIGKILL" in said
@@ -152,7 +150,7 @@ def test_a_demo_that_is_stopped_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def stopped(child: subprocess.Popen[bytes], stop_s: float) -> int:
+    def stopped(child: subprocess.Popen[bytes], *_: object) -> int:
         child.wait()
         log = Path("runs/tiny-1/log/flow.log")
         log.parent.mkdir(parents=True)
@@ -163,6 +161,19 @@ def test_a_demo_that_is_stopped_says_how_to_go_on(
     monkeypatch.setattr(demo, "attended", stopped)
     assert demo.main([]) == 130
     assert "'rollflow demo --resume tiny-1' goes on with it" in capsys.readouterr().err
+
+
+def test_a_run_whose_server_does_not_start_is_killed() -> None:
+    def fail() -> None:
+        raise TimeoutError("the Prefect server did not answer")
+
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with (
+        subprocess.Popen(command, start_new_session=True) as child,
+        pytest.raises(TimeoutError, match="did not answer"),
+    ):
+        demo.attended(child, 1.0, fail)
+    assert child.returncode == -9
 
 
 @pytest.mark.parametrize(("at_sigterm", "code"), [("SIG_DFL", -15), ("SIG_IGN", -9)])

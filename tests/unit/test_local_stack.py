@@ -5,11 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from flows.commands.local_stack import LOOPBACK, check_port, free_port, prefect_environment
+from flows.commands import local_stack
+from flows.commands.local_stack import (
+    LOOPBACK,
+    check_port,
+    free_port,
+    prefect_environment,
+    wait_until_served,
+)
 from flows.commands.ui import main
 
 
@@ -24,6 +33,38 @@ def test_a_port_in_use_is_named_with_its_cure() -> None:
 
 def test_a_free_port_passes() -> None:
     check_port(free_port(), "the pages", "take another")
+
+
+class Health(BaseHTTPRequestHandler):
+    """Answers well."""
+
+    def do_GET(self) -> None:  # the name is http.server's
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_server_is_waited_for_until_it_answers() -> None:
+    with HTTPServer((LOOPBACK, 0), Health, bind_and_activate=False) as server:
+        server.server_bind()  # it does not listen yet
+        asked: list[int] = []
+
+        def check() -> None:
+            asked.append(len(asked))
+            if len(asked) == 2:
+                server.server_activate()
+                Thread(target=server.handle_request, daemon=True).start()
+
+        wait_until_served(f"http://{LOOPBACK}:{server.server_port}", "the server", check)
+    assert asked == [0, 1]
+
+
+def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_stack, "STARTS_WITHIN_S", 0.1)
+    url = f"http://{LOOPBACK}:{free_port()}"
+    with pytest.raises(TimeoutError, match=f"the server did not answer {url} within 0 s"):
+        wait_until_served(url, "the server")
 
 
 def test_prefect_stays_inside_its_home_and_tells_nobody() -> None:
