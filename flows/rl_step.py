@@ -63,11 +63,9 @@ async def rl_step(plan: StepPlan) -> StepReport:
     )
 
 
-# Any: Prefect futures and their results
-
-
 async def train_on(
-    plan: StepPlan, gradients: Any
+    plan: StepPlan,
+    gradients: Any,  # Any: a Prefect future
 ) -> tuple[GradientReport, PolicyReport, PublishReport]:
     """The update and its publication, as soon as the gradients are there."""
     accumulated: GradientReport = await result_of(gradients)
@@ -75,12 +73,12 @@ async def train_on(
     return accumulated, policy, await publish_weights(plan, policy)
 
 
-async def result_of(future: Any) -> Any:
+async def result_of(future: Any) -> Any:  # Any: a Prefect future, and what it holds
     """What a submitted task returns or raises."""
     return await asyncio.to_thread(future.result)
 
 
-async def all_results(*work: Awaitable[Any]) -> list[Any]:
+async def all_results(*work: Awaitable[Any]) -> list[Any]:  # Any: of any result
     """The results of what runs at the same time. Waits for all, then raises the failure that made
     the others fail."""
     results = await asyncio.gather(*work, return_exceptions=True)
