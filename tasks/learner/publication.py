@@ -1,6 +1,7 @@
 """A version of the weights on its way to the engines, and through the gate.
 
-rank 0 ── file ──▶ all engines ── attest ──▶ gate ◀── attest ── all other ranks
+rank 0 ── file ──▶ all engines ── load, attest ──▶ gate
+all other ranks ───────── attest ─────────────────▶ gate
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Publication:
     # mean absolute difference of the probes' log-probabilities, engines against learner; None
     # where no gate compares them
     probe_difference_nats: float | None
-    gate_s: float  # the comparison; what engines and learner attest is made while the engines load
+    gate_s: float  # the comparison; learner and engines attest while the engines load
 
 
 async def publish_version(
@@ -48,18 +49,26 @@ async def publish_version(
     The first rank writes the file, which the engines read back, while all others, whose devices
     are free, attest: so the gate sees every rank. Raises GateFailed with the tensor's name.
     """
-    exporting = learners[0].export_weights(str(directory))
-    weights, attested = await asyncio.gather(exporting, _attestations(learners, probes))
+    (weights, loaded), attested = await asyncio.gather(
+        _handed_over(learners[0], engines, directory, probes), _attestations(learners, probes)
+    )
     expected = attested.get(learners[-1].name)
+    gate_started_s = time.time()
     if expected is not None:
         for name, held in attested.items():
             check_tensors(name, held, expected)
-    loaded = await load_all(engines, weights, probes)
-    gate_started_s = time.time()
     difference = None if expected is None else _passed(gate, loaded, expected)
     _keep_last_versions(directory, weights.version)
     gate_s = time.time() - gate_started_s
     return Publication(weights=weights, probe_difference_nats=difference, gate_s=gate_s)
+
+
+async def _handed_over(
+    learner: RemoteLearner, engines: Sequence[Engine], directory: Path, probes: Probes
+) -> tuple[WeightsRef, dict[str, Attestation]]:
+    """The version that this rank writes, and what every engine attests that has loaded it."""
+    weights = await learner.export_weights(str(directory))
+    return weights, await load_all(engines, weights, probes)
 
 
 def _passed(

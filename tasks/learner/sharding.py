@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from tasks.learner.exchange import add_up, spread
 from tasks.learner.flat_parameters import FlatParameters
 
 
@@ -156,23 +157,29 @@ class Ranks:
             return list(total.tolist())
 
     def reduce_scatter(self, whole: Tensor) -> Tensor:
-        """This rank's slice of the sum over ranks."""
+        """This rank's slice of the sum over ranks; what `whole` has elsewhere is of no use
+        afterwards."""
         if self.world_size == 1:
             return whole
         self._require_joined()
+        if self._device.type == "cpu":
+            with self._together("reduce-scatter"):
+                return add_up(whole, self.rank, self.world_size)
         part = torch.empty(whole.numel() // self.world_size, dtype=whole.dtype, device=whole.device)
         with self._together("reduce-scatter"):
             dist.reduce_scatter_tensor(part, whole)
         return part
 
-    def all_gather(self, whole: Tensor, part: Tensor) -> None:
-        """Fill `whole` with every rank's slice."""
+    def all_gather(self, whole: Tensor) -> None:
+        """Fill `whole`, in which this rank has made its slice, with every other rank's."""
         if self.world_size == 1:
-            whole.copy_(part)
             return
         self._require_joined()
         with self._together("all-gather"):
-            dist.all_gather_into_tensor(whole, part)
+            if self._device.type == "cpu":
+                spread(whole, self.rank, self.world_size)
+            else:
+                dist.all_gather_into_tensor(whole, whole.chunk(self.world_size)[self.rank])
 
     @contextmanager
     def _together(self, what: str) -> Iterator[None]:
@@ -239,7 +246,8 @@ class ShardedAdamW:
 
     def publish(self) -> None:
         """Round every rank's masters into the values that compute. Collective."""
-        self._ranks.all_gather(self._flat.values, self.masters.to(self._flat.values.dtype))
+        self._flat.values[self.start : self.end].copy_(self.masters)
+        self._ranks.all_gather(self._flat.values)
 
     def _pieces(self) -> list[tuple[int, int, bool]]:
         """What of each parameter lies in the slice, relative to it, and whether it is a matrix."""

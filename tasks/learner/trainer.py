@@ -27,6 +27,7 @@ from tasks.learner.advantage import AdvantageConfig, GrpoAdvantage
 from tasks.learner.dealing import GroupPart
 from tasks.learner.divergence import Estimator
 from tasks.learner.gate import ALL_PASS, SequenceGateConfig
+from tasks.learner.gradient_norm import squared_norm
 from tasks.learner.loss import LossConfig
 from tasks.learner.losses.ppo_clip import PpoClipLoss
 from tasks.learner.micro_step import MicroStep
@@ -237,8 +238,7 @@ class LearnerRank:
     def _reduced(self, normaliser: float) -> tuple[Tensor, float]:
         """This rank's slice of the gradient after the division, and the norm of the whole."""
         gradient = self._ranks.reduce_scatter(self._policy.flat.gradients).div_(normaliser or 1.0)
-        squares = float(torch.linalg.vector_norm(gradient, dtype=torch.float64).item()) ** 2
-        return gradient, math.sqrt(self._ranks.sum([squares])[0])
+        return gradient, math.sqrt(self._ranks.sum([squared_norm(gradient)])[0])
 
     def _apply(self, gradient: Tensor, norm: float, rate: float) -> None:
         if norm > self._config.optimizer.max_grad_norm:

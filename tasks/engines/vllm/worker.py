@@ -1,8 +1,11 @@
 """What runs inside every vLLM worker: load a weight file, and say what the worker holds afterwards.
 
+    file ─▶ vLLM's own reload (the first version) ─▶ read back ─▶ fingerprints, by checkpoint name
+         └▶ direct load, tensor by tensor (later) ─▶ read back ─┘
+
 vLLM mixes `WeightReader` into its worker class (`worker_extension_cls`): each tensor-parallel rank
 reads the file itself, no tensor crosses a process border. It then reads the weights back under the
-checkpoint's names (vLLM fuses q, k, v and gate, up):
+checkpoint's names (`model_parts` knows what lies where):
 
 * tensors that the model keeps as they are (embeddings, norms, every tensor on a GPU) are read
   whole;
@@ -11,35 +14,34 @@ checkpoint's names (vLLM fuses q, k, v and gate, up):
   each load, others each version. What was read is written over the file's tensor before its
   fingerprint is taken: the fingerprint is the file's exactly when those columns agree;
 * with tensor parallelism a rank holds a shard, which is read in the same two ways and written over
-  its place in the file's tensor. Together the ranks cover the tensor; `vllm_core` joins their
-  fingerprints. Of layers other than vLLM's plain parallel ones (`_SHARDED`) it is not known which
+  its place in the file's tensor. Together the ranks cover the tensor; `core` joins their
+  fingerprints. Of layers other than vLLM's plain parallel ones (`SHARDED`) it is not known which
   shard a rank holds: those are not read back, their fingerprint is the file's, and only the probes
   speak for them.
 
-Leaves out any comparison with the learner: that is the sync gate's.
+A version that vLLM loaded by its own rules and that read back as the file proves where everything
+lies. Later versions are loaded by that map, each tensor's fingerprint taken while it is in the
+cache. Leaves out any comparison with the learner: that is the sync gate's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from artifacts.weights import fingerprint, read_weights
-
-_SHARDED = frozenset(
-    {
-        "ColumnParallelLinear",
-        "MergedColumnParallelLinear",
-        "QKVParallelLinear",
-        "RowParallelLinear",
-        "VocabParallelEmbedding",
-        "ParallelLMHead",
-    }
+from tasks.engines.vllm.direct_load import is_plain, load_parameter
+from tasks.engines.vllm.model_parts import (
+    Part,
+    checkpoint_names,
+    kept_parts,
+    parameters_of,
+    parts_of,
 )
+
 _COLUMNS = 8  # input columns read back per repacked matrix; costs one decode step of as many tokens
 
 
@@ -47,6 +49,8 @@ class WeightReader:
     """Methods that vLLM's worker gains; called by name through `collective_rpc`."""
 
     model_runner: Any  # vLLM's model runner, which its worker class provides
+    # of every tensor, once a version that vLLM loaded has proven where they lie
+    _proven_shapes: Mapping[str, torch.Size] | None = None
 
     def load_version(self, path: str, version: int) -> dict[str, int]:
         """Load the file into the model in place; returns the fingerprint of every tensor held now,
@@ -56,16 +60,23 @@ class WeightReader:
         """
         model: nn.Module = self.model_runner.get_model()
         stream = dict(read_weights(path))
-        _check_names(expected=_checkpoint_names(model), found=set(stream), path=path)
+        _check_names(model, stream, path)
+        if self._proven_shapes is not None:
+            _check_shapes(self._proven_shapes, stream, path)
+            return _fingerprints_held(model, stream, version, load_first=True)
         self.model_runner.reload_weights(weights_iterator=_with_tied_copies(model, stream))
-        return _fingerprints_held(model, stream, version)
+        prints = _fingerprints_held(model, stream, version)
+        if is_plain(model) and _is_map_proven(model, stream, prints):
+            self._proven_shapes = {name: tensor.shape for name, tensor in stream.items()}
+        return prints
 
     def fingerprints_held(self, path: str, version: int) -> dict[str, int]:
         """The same reading without loading: how what is held now differs from a file."""
         return _fingerprints_held(self.model_runner.get_model(), dict(read_weights(path)), version)
 
 
-def _check_names(expected: set[str], found: set[str], path: str) -> None:
+def _check_names(model: nn.Module, stream: Mapping[str, Tensor], path: str) -> None:
+    expected, found = checkpoint_names(model), set(stream)
     if expected == found:
         return
     raise ValueError(
@@ -75,20 +86,17 @@ def _check_names(expected: set[str], found: set[str], path: str) -> None:
     )
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor, list[str]]]:
-    """Every (module, parameter, checkpoint names of its parts along the output axis); a tied one
-    under its first names."""
-    packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    first_names: dict[int, list[str]] = {}
-    for module_name, module in model.named_modules():
-        stem, dot, leaf = module_name.rpartition(".")
-        for kind, parameter in module.named_parameters(recurse=False):
-            names = [f"{stem}{dot}{part}.{kind}" for part in packed.get(leaf, [leaf])]
-            yield module, parameter, first_names.setdefault(id(parameter), names)
-
-
-def _checkpoint_names(model: nn.Module) -> set[str]:
-    return {name for _, _, names in _parameters(model) for name in names}
+def _check_shapes(
+    expected: Mapping[str, torch.Size], stream: Mapping[str, Tensor], path: str
+) -> None:
+    wrong = [name for name, tensor in stream.items() if tensor.shape != expected[name]]
+    if wrong:
+        name = wrong[0]
+        found, needed = tuple(stream[name].shape), tuple(expected[name])
+        raise ValueError(
+            f"a weight file must hold tensors of the model's shapes; {name} is {found} in {path}"
+            f" and {needed} in the model; write it from the model that the engine was started with"
+        )
 
 
 def _with_tied_copies(model: nn.Module, stream: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
@@ -100,30 +108,11 @@ def _with_tied_copies(model: nn.Module, stream: Mapping[str, Tensor]) -> list[tu
     name_of = {id(module): name for name, module in model.named_modules()}
     tied = [
         (f"{name_of[id(module)]}.weight", stream[first])
-        for module, _, (first, *_) in _parameters(model)
+        for module, _, (first, *_) in parameters_of(model)
         if first.endswith("embed_tokens.weight")
         and not name_of[id(module)].endswith("embed_tokens")
     ]
     return [*stream.items(), *tied]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """A tensor of the file, and which of it lies in a parameter of this rank."""
-
-    name: str  # in the checkpoint
-    source: Tensor  # as the file has it
-    rows: range  # along its first axis
-    columns: range  # along its last axis; all of a vector's
-
-    @property
-    def is_whole(self) -> bool:
-        return len(self.rows) == self.source.shape[0] and len(self.columns) == self.source.shape[-1]
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """The same region of a tensor of the source's shape, as a view."""
-        rows = tensor[self.rows.start : self.rows.stop]
-        return rows if rows.ndim == 1 else rows[..., self.columns.start : self.columns.stop]
 
 
 @torch.no_grad()
@@ -131,11 +120,16 @@ def _fingerprints_held(
     model: nn.Module,
     stream: Mapping[str, Tensor],
     version: int,
+    *,
+    load_first: bool = False,
 ) -> dict[str, int]:
+    """load_first: every parameter is loaded directly before it is read."""
     prints: dict[str, int] = {}
-    for module, parameter, names in _parameters(model):
-        parts = [_part(module, names, place, stream[name]) for place, name in enumerate(names)]
-        kept, packed = _split(parameter, parts), _columns(module, parts, version)
+    for module, parameter, names in parameters_of(model):
+        parts = parts_of(module, names, stream)
+        if load_first:
+            load_parameter(module, parameter, parts, is_tied=names[0] in prints)
+        kept, packed = kept_parts(parameter, parts), _columns(module, parts, version)
         for part, rows, read in zip(parts, kept, packed, strict=True):
             held = part.source if rows is None else _with_rows(part, rows)
             patched = held if read is None else _with_columns(held, part, *read)
@@ -144,43 +138,20 @@ def _fingerprints_held(
     return prints
 
 
-def _part(module: nn.Module, names: list[str], place: int, source: Tensor) -> _Part:
-    """What of a tensor this rank's module holds: all, unless the module is known to be sharded."""
-    rows, columns = range(source.shape[0]), range(source.shape[-1])
-    if type(module).__name__ in _SHARDED:
-        sizes = getattr(module, "output_partition_sizes", None)
-        indices = getattr(module, "shard_indices", None)
-        if indices is not None:
-            rows = range(indices.org_vocab_start_index, indices.org_vocab_end_index)
-        elif sizes is not None and len(sizes) == len(names):
-            rows = _shard(module, len(rows), sizes[place])
-        if source.ndim > 1:
-            width = getattr(module, "input_size_per_partition", len(columns))
-            columns = _shard(module, len(columns), width)
-    return _Part(name=names[place], source=source, rows=rows, columns=columns)
-
-
-def _shard(module: Any, total: int, size: int) -> range:  # Any: a vLLM layer
-    """This rank's shard of an axis; where there are fewer than ranks, neighbours hold the same."""
-    ranks_per_shard = max(1, module.tp_size * size // total)
-    start = module.tp_rank // ranks_per_shard * size
-    return range(start, start + size)
-
-
-def _split(parameter: Tensor, parts: list[_Part]) -> list[Tensor] | list[None]:
-    """The parts of a parameter as they lie in the engine; None when it was repacked away, or is an
-    unknown shard."""
-    sizes, source = [len(part.rows) for part in parts], parts[0].source
-    shape = (*source.shape[1:-1], len(parts[0].columns)) if source.ndim > 1 else ()
-    has_axes = parameter.ndim == source.ndim and parameter.shape[1:] == shape
-    if not has_axes or parameter.shape[0] < sum(sizes):
-        return [None] * len(parts)
-    return list(torch.split(parameter[: sum(sizes)], sizes))
+def _is_map_proven(
+    model: nn.Module, stream: Mapping[str, Tensor], prints: Mapping[str, int]
+) -> bool:
+    """Whether all that this rank holds could be read back, and is the file's."""
+    for module, parameter, names in parameters_of(model):
+        parts = parts_of(module, names, stream)
+        if kept_parts(parameter, parts)[0] is None and _columns(module, parts, 0)[0] is None:
+            return False
+    return all(prints[name] == fingerprint(tensor) for name, tensor in stream.items())
 
 
 def _columns(
     module: nn.Module,
-    parts: list[_Part],
+    parts: list[Part],
     version: int,
 ) -> list[tuple[Tensor, Tensor] | None]:
     """For each part, (column indices among the rank's, those columns as the repacked product holds
@@ -199,7 +170,7 @@ def _columns(
     return [(columns, rows) for rows in torch.split(read[: sum(sizes)], sizes)]
 
 
-def _with_rows(part: _Part, held: Tensor) -> Tensor:
+def _with_rows(part: Part, held: Tensor) -> Tensor:
     """The file's tensor with what the rank holds of it; the file's own where they agree, a zero's
     sign aside. A whole tensor is taken as it is held."""
     if part.is_whole:
@@ -211,7 +182,7 @@ def _with_rows(part: _Part, held: Tensor) -> Tensor:
     return copy
 
 
-def _with_columns(tensor: Tensor, part: _Part, columns: Tensor, read: Tensor) -> Tensor:
+def _with_columns(tensor: Tensor, part: Part, columns: Tensor, read: Tensor) -> Tensor:
     """The tensor itself if its columns agree (a zero's sign aside), else a copy with those read."""
     if torch.equal(part.of(tensor)[:, columns], read):
         return tensor
