@@ -5,8 +5,8 @@
 
 torch's own reduce-scatter for gloo copies the whole buffer, sums all of it on every rank and keeps
 a slice: twice the traffic. Here a byte travels once and nothing large is allocated. Every sum is
-made by one rank, in the order of ranks, so it is the same bits every time. Leaves out what is done
-when a rank dies (ranks).
+made by one rank, its own values first and then the others' in their order, so it is the same bits
+every time. Leaves out what is done when a rank dies (`Ranks`).
 """
 
 from __future__ import annotations

@@ -2,56 +2,81 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 
 import pytest
 import torch
-from learner_factories import run_processes
 
 from tasks.learner import exchange
 from tasks.learner.gradient_norm import squared_norm
 from tasks.learner.sharding import Ranks
 
-SLICE = 700  # elements; seven messages and no remainder, or two and one
+SLICE = 700  # elements of a rank
+PIECES = (100, 300, 1 << 22)  # of a message: seven of them, two and a rest, one
+Met = dict[int, tuple[torch.Tensor, torch.Tensor]]  # by piece: the slice of the sum, all values
 
 
 def gradients(rank: int, world_size: int) -> torch.Tensor:
     return torch.randn(SLICE * world_size, generator=torch.Generator().manual_seed(rank))
 
 
-def _meet(rank: int, world_size: int, piece: int, out: str) -> None:
+def _meet(rank: int, world_size: int, out: str) -> None:
     torch.set_num_threads(1)
-    exchange._PIECE = piece
     ranks = Ranks(rank, world_size, torch.device("cpu"))
     ranks.join(f"file://{out}/rendezvous", 60.0)
-    reduced = ranks.reduce_scatter(gradients(rank, world_size))
-    values = torch.full((SLICE * world_size,), -1.0, dtype=torch.bfloat16)
-    values.chunk(world_size)[rank].copy_(reduced)
-    ranks.all_gather(values)
-    torch.save((reduced, values), f"{out}/{rank}.pt")
+    met = {}
+    for exchange._PIECE in PIECES:
+        reduced = ranks.reduce_scatter(gradients(rank, world_size))
+        values = torch.full((SLICE * world_size,), -1.0, dtype=torch.bfloat16)
+        values.chunk(world_size)[rank].copy_(reduced)
+        ranks.all_gather(values)
+        met[exchange._PIECE] = (reduced.clone(), values)
+    torch.save(met, f"{out}/{rank}.pt")
     ranks.close()
 
 
-@pytest.mark.parametrize(("world_size", "piece"), [(2, 100), (2, 300), (3, 300), (2, 1 << 22)])
+@pytest.fixture(scope="module", params=[2, 3])
+def met(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Met]:
+    """What every rank of two or three has in the end."""
+    out, world_size = tmp_path_factory.mktemp("ranks"), request.param
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=_meet, args=(rank, world_size, str(out)))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        process.kill()
+    return [torch.load(Path(out) / f"{rank}.pt") for rank in range(world_size)]
+
+
+@pytest.mark.parametrize("piece", PIECES)
 def test_every_rank_gets_its_slice_of_the_sum_and_everybodys_values(
-    tmp_path: Path, world_size: int, piece: int
+    met: list[Met], piece: int
 ) -> None:
-    arguments = [(rank, world_size, piece, str(tmp_path)) for rank in range(world_size)]
-    run_processes(_meet, arguments)
-    total = sum(
-        (gradients(rank, world_size).double() for rank in range(world_size)), torch.zeros(1)
-    )
-    met = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world_size)]
-    together = torch.cat([reduced for reduced, _ in met])
-    torch.testing.assert_close(together.double(), total, rtol=1e-6, atol=1e-6)
-    for _, values in met:
-        assert torch.equal(values, together.bfloat16())
+    everybodys = torch.stack([gradients(rank, len(met)) for rank in range(len(met))])
+    together = torch.cat([found[piece][0] for found in met])
+    torch.testing.assert_close(together, everybodys.sum(0), rtol=1e-6, atol=1e-6)
+    for found in met:
+        assert torch.equal(found[piece][1], together.bfloat16())
 
 
-def test_two_ranks_sums_are_the_bits_of_one_addition(tmp_path: Path) -> None:
-    run_processes(_meet, [(rank, 2, 300, str(tmp_path)) for rank in range(2)])
-    met = [torch.load(tmp_path / f"{rank}.pt")[0] for rank in range(2)]
-    assert torch.equal(torch.cat(met), gradients(0, 2) + gradients(1, 2))
+def test_the_sum_is_the_same_bits_whatever_the_messages(met: list[Met]) -> None:
+    for found in met:
+        assert len({tuple(found[piece][0].tolist()) for piece in PIECES}) == 1
+
+
+def test_a_rank_adds_the_others_to_its_own_in_their_order(met: list[Met]) -> None:
+    """So the sum of two ranks is the bits of one addition, and every update can be made again."""
+    for rank, found in enumerate(met):
+        slices = [gradients(peer, len(met)).chunk(len(met))[rank] for peer in range(len(met))]
+        total = slices.pop(rank)
+        for others in slices:
+            total = total + others
+        assert torch.equal(found[PIECES[0]][0], total)
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20, (1 << 20) + 3])
