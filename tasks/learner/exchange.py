@@ -25,7 +25,7 @@ def add_up(whole: Tensor, rank: int, world_size: int) -> Tensor:
     sends = [
         dist.isend(piece, peer, tag=index)
         for peer in _others(rank, world_size)
-        for index, piece in enumerate(slices[peer].split(_PIECE))
+        for index, piece in enumerate(torch.split(slices[peer], _PIECE))
     ]
     for peer in _others(rank, world_size):
         _add_from(peer, slices[rank])
@@ -43,7 +43,7 @@ def spread(whole: Tensor, rank: int, world_size: int) -> None:
 
 def _add_from(peer: int, own: Tensor) -> None:
     """Add the peer's pieces; while one is added, the next is under way."""
-    pieces = own.split(_PIECE)
+    pieces = torch.split(own, _PIECE)
     buffers = [torch.empty_like(pieces[0]) for _ in range(min(2, len(pieces)))]
     arriving = [buffers[index % 2][: len(piece)] for index, piece in enumerate(pieces)]
     message = dist.irecv(arriving[0], peer, tag=0)

@@ -15,6 +15,7 @@ def squared_norm(gradient: Tensor) -> float:
     all of it first, into memory that is fresh every time.
     """
     norms = [
-        torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in gradient.split(_CHUNK)
+        torch.linalg.vector_norm(chunk, dtype=torch.float64)
+        for chunk in torch.split(gradient, _CHUNK)
     ]
     return float(torch.stack(norms).square().sum().item())
