@@ -261,10 +261,12 @@ def test_the_loss_of_the_last_engine_ends_the_round() -> None:
 class AbortingEngine(SimulatedEngine):
     """Gives up on its first request of its own accord, once."""
 
+    has_given_up = False
+
     async def submit(self, requests: Sequence[Request]) -> None:
         await super().submit(requests)
-        if requests[0].index == 0 and requests[0].prompt_id == "p0" and not self._num_preemptions:
-            self._num_preemptions = 1
+        if requests[0].index == 0 and requests[0].prompt_id == "p0" and not self.has_given_up:
+            self.has_given_up = True
             await self.abort([requests[0].response_id])
 
 

@@ -207,10 +207,12 @@ def test_a_resumed_response_keeps_its_seed() -> None:
 class AbortingEngine(SimulatedEngine):
     """Gives up on its first request of its own accord after a while, once."""
 
+    has_given_up = False
+
     async def submit(self, requests: Sequence[Request]) -> None:
         await super().submit(requests)
-        if not self._num_preemptions:
-            self._num_preemptions = 1
+        if not self.has_given_up:
+            self.has_given_up = True
             asyncio.get_running_loop().call_later(
                 0.4, lambda: asyncio.ensure_future(self.abort([requests[-1].response_id]))
             )
