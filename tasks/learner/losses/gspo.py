@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from tasks.learner.losses.clipping import clipped_surrogate
 from tasks.learner.losses.importance import importance
 from tasks.learner.token_loss import TokenBatch, TokenLoss
 
@@ -49,10 +50,9 @@ class GspoLoss(BaseModel):
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
         ratio = importance(logp, batch, "geometric") * torch.exp(logp - logp.detach())
-        plain = ratio * batch.advantage
-        bounded = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * batch.advantage
+        kept, clipped = clipped_surrogate(ratio, batch.advantage, self.clip_low, self.clip_high)
         return TokenLoss(
-            loss=-torch.minimum(plain, bounded),
-            truncated=torch.zeros_like(plain, dtype=torch.bool),
-            clipped=(bounded < plain).detach(),
+            loss=-kept,
+            truncated=torch.zeros_like(clipped),
+            clipped=clipped,
         )

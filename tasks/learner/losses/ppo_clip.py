@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from tasks.learner.losses.clipping import clipped_surrogate
 from tasks.learner.token_loss import TokenBatch, TokenLoss
 
 
@@ -89,17 +90,14 @@ class PpoClipLoss(BaseModel):
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
         old = logp.detach() if self.old_policy == "learner" else batch.behaviour
         ratio = torch.exp(logp - old)
-        plain = ratio * batch.advantage
-        bounded = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * batch.advantage
+        kept, clipped = clipped_surrogate(ratio, batch.advantage, self.clip_low, self.clip_high)
         correction = torch.exp(old - batch.behaviour)
-        kept = torch.minimum(plain, bounded)
-        clipped = bounded < plain
         if self.dual_clip is not None:
             worst = torch.where(batch.advantage < 0, self.dual_clip * batch.advantage, kept)
-            clipped = clipped | (worst > kept)
+            clipped = clipped | (worst > kept).detach()
             kept = torch.maximum(kept, worst)
         return TokenLoss(
             loss=-kept * correction.clamp(max=self.importance_cap),
             truncated=correction > self.importance_cap,
-            clipped=clipped.detach(),
+            clipped=clipped,
         )
