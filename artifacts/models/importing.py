@@ -32,7 +32,8 @@ def _spare_scikit_learn() -> None:
     for one measure of assisted generation, and that is a third of what a model takes to import."""
     is_imported = "sklearn" in sys.modules
     if not is_imported:
-        sys.modules["sklearn"] = None  # type: ignore[assignment]  # Python's mark of what is not there
+        # Python's mark of what is not there
+        sys.modules["sklearn"] = None  # type: ignore[assignment]
     try:
         from transformers.utils import is_sklearn_available
 
