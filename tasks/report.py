@@ -43,6 +43,20 @@ class StepReport:
     relayout: tuple[Span, ...] = ()
 
     @property
+    def window(self) -> tuple[float, float]:
+        """From when to when it went."""
+        return self.started_s, self.finished_s
+
+    @property
+    def duration_s(self) -> float:
+        return self.finished_s - self.started_s
+
+    @property
+    def rollout_s(self) -> float:
+        """Seconds in which some engine generated."""
+        return stage_s(self.spans, "rollout", *self.window)
+
+    @property
     def spans(self) -> tuple[Span, ...]:
         """What the devices did, from all stages."""
         return (
@@ -63,17 +77,16 @@ class StepReport:
 def stage_times(report: StepReport) -> dict[str, float]:
     """Seconds of the step by stage; a moment in which two stages work counts for the earlier one,
     so that the stages sum to the step."""
-    window = (report.started_s, report.finished_s)
     spans = [span for span in report.spans if span.end_s > span.start_s]
     times: dict[str, float] = {}
     seen: list[Span] = []
     covered = 0.0
     for stage in STAGES[:-1]:
         seen += [span for span in spans if span.kind == stage]
-        total = (window[1] - window[0]) - orchestration_s(seen, *window)
+        total = report.duration_s - orchestration_s(seen, *report.window)
         times[stage] = total - covered
         covered = total
-    return times | {"orchestration": (window[1] - window[0]) - covered}
+    return times | {"orchestration": report.duration_s - covered}
 
 
 def step_metrics(
@@ -97,11 +110,10 @@ def step_metrics(
 
 
 def _time_metrics(report: StepReport) -> dict[str, float]:
-    window = (report.started_s, report.finished_s)
     times = stage_times(report)
     return {
-        "time/step_s": window[1] - window[0],
-        "time/rollout_s": stage_s(report.spans, "rollout", *window),
+        "time/step_s": report.duration_s,
+        "time/rollout_s": report.rollout_s,
         "time/reward_exposed_s": reward_exposed_s(report),
         "time/reward_busy_s": report.reward.busy_s,
         "time/train_s": times["train"],
@@ -125,9 +137,8 @@ def _round_metrics(report: StepReport, state: QueueState) -> dict[str, float]:
 
 
 def _rollout_metrics(report: StepReport) -> dict[str, float]:
-    window = (report.started_s, report.finished_s)
     rollout = report.rollout
-    rollout_s = stage_s(report.spans, "rollout", *window)
+    rollout_s = report.rollout_s
     num_tokens = sum(rollout.tokens.values())
     lengths = rollout.lengths or (0,)
     return {
@@ -141,7 +152,7 @@ def _rollout_metrics(report: StepReport) -> dict[str, float]:
         "engine/preemptions": float(rollout.num_preemptions),
         "engine/kv_usage_max": rollout.kv_usage_max,
         "engine/replicas": float(len(report.plan.run.engines)),
-        "engine/relayout_s": stage_s(report.relayout, "wake", *window),
+        "engine/relayout_s": stage_s(report.relayout, "wake", *report.window),
     }
 
 
@@ -169,7 +180,7 @@ def _publication_metrics(report: StepReport) -> dict[str, float]:
 
 def _bubble_metrics(report: StepReport) -> dict[str, float]:
     devices = sorted({device for device in report.plan.run.devices.values() if device != "host"})
-    times = device_times(report.spans, devices, report.started_s, report.finished_s)
+    times = device_times(report.spans, devices, *report.window)
     return {f"bubble/{cause}_fraction": share for cause, share in bubble_shares(times).items()}
 
 
@@ -197,7 +208,7 @@ def running_totals(
 
 def reward_exposed_s(report: StepReport) -> float:
     """Seconds of the step in which its round waited for verdicts alone (`reward_waits`)."""
-    return length(within(report.rollout.reward_waits, report.started_s, report.finished_s))
+    return length(within(report.rollout.reward_waits, *report.window))
 
 
 def _domain_rewards(groups: tuple[Group, ...]) -> dict[str, float]:
