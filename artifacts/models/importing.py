@@ -1,9 +1,14 @@
-"""transformers is imported by one thread at a time.
+"""transformers is imported, and builds a model, in one thread at a time.
 
 At the end of its first import, which takes a second, transformers puts another module in its
 place in `sys.modules`. A thread that asks for it meanwhile waits for that end and is then given the
 module that was replaced: "cannot import name 'AutoTokenizer' from 'transformers'". Every import of
 it is therefore made inside `with importing_transformers():`, which `tests/test_layers.py` checks.
+
+While it loads a model, transformers takes the tying of weights away from the class of all models.
+Of two threads that load, the second may take what the first has put there for the original, and
+from then on no model of this process has the weights of its head. Every model is therefore built
+inside `with building_model():`.
 """
 
 from __future__ import annotations
@@ -23,6 +28,13 @@ def importing_transformers() -> Iterator[None]:
     that imports such a module may wait for this block."""
     with _IMPORTING:
         _spare_scikit_learn()
+        yield
+
+
+@contextmanager
+def building_model() -> Iterator[None]:
+    """The block builds a model or loads one; the others of this process wait for its end."""
+    with _IMPORTING:
         yield
 
 

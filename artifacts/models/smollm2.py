@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from artifacts.models.importing import importing_transformers
+from artifacts.models.importing import building_model, importing_transformers
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -53,9 +53,10 @@ def convert_smollm2(target: Path, report: Report) -> None:
     gguf = find_gguf()
     started_s = time.monotonic()
     report(f"smollm2: reading {gguf.name} ({gguf.stat().st_size / 1e6:.0f} MB)")
-    loaded = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-    )
+    with building_model():
+        loaded = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        )
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     if not tokenizer.chat_template:
         raise ValueError(
@@ -78,7 +79,8 @@ def _unquantised(loaded: LlamaForCausalLM) -> LlamaForCausalLM:
         }
     )
     config.dtype = torch.bfloat16
-    fresh = type(loaded)(config)
+    with building_model():
+        fresh = type(loaded)(config)
     fresh.load_state_dict(loaded.state_dict())
     fresh.generation_config = loaded.generation_config
     return fresh.to(torch.bfloat16)

@@ -29,6 +29,7 @@ from tasks.cluster.renewal import renew_workers
 logger = logging.getLogger(__name__)
 
 PING_S = 20.0  # a living actor answers beside whatever it does
+LOOK_S = 1.0  # between two looks at whether the worker of an actor is still there
 # A worker may be killed by accident while it builds; one that dies of building dies again.
 NUM_BUILDS = 2
 RECORDED_WITHIN_S = 5.0  # a nanny hears of the end of its process a moment after the scheduler does
@@ -72,7 +73,7 @@ class Remote:
             pending = getattr(self.actor, method)(*args)
             answer = asyncio.run_coroutine_threadsafe(_await(pending), self.loop)
             async with asyncio.timeout(deadline_s):
-                return await asyncio.wrap_future(answer)
+                return await self._answered(asyncio.wrap_future(answer), method)
         except TimeoutError as error:
             raise TimeoutError(
                 f"{self.name}.{method} did not answer within {deadline_s:.0f} s"
@@ -83,6 +84,16 @@ class Remote:
                     f"{self.name} was lost during {method}: {_reason(error)}"
                 ) from error
             raise
+
+    async def _answered(self, answer: asyncio.Future[Any], method: str) -> Any:  # Any: see call
+        """The answer. Dask tries for half a minute to reach a process that has just ended, so it is
+        asked now and then whether it knows meanwhile; it raises RuntimeError then."""
+        try:
+            while not (await asyncio.wait((answer,), timeout=LOOK_S))[0]:
+                getattr(self.actor, method)
+            return answer.result()
+        finally:
+            answer.cancel()
 
     async def ping(self, deadline_s: float) -> None:
         """Return if the actor can go on; every actor class has an async ping() that raises if

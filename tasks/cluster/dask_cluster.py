@@ -50,6 +50,9 @@ SETTINGS = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.target": False,
     "distributed.comm.timeouts.connect": "30s",
+    # for how long a worker may be away before Dask takes its nanny for useless and ends it: 15 s by
+    # its own count, and it looks once, when a second new process may be on its way
+    "distributed.deploy.lost-worker-timeout": "365 days",
     "distributed.admin.large-graph-warning-threshold": "1GiB",
     "distributed.scheduler.active-memory-manager.start": False,
     # Dask's watching of itself: at its own rates five idle workers and a scheduler take an eighth

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from artifacts.models.importing import importing_transformers
+from artifacts.models.importing import building_model, importing_transformers
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def _unusual_ends(config: Any) -> Iterator[str]:  # Any: as above
     with importing_transformers():
         from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
+    with building_model(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     embedding = model.get_input_embeddings()
     if type(embedding) is not nn.Embedding and not hasattr(embedding, "scalar_embed_scale"):

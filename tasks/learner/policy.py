@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from artifacts.models.importing import importing_transformers
+from artifacts.models.importing import building_model, importing_transformers
 from tasks.learner.architecture import check_packed
 from tasks.learner.flat_parameters import FlatParameters, TrainedParameters
 from tasks.learner.head import HeadResult, LossGradient, head_pass
@@ -190,6 +190,7 @@ def _load(model_path: str, device: str) -> Any:  # Any: transformers models carr
         )
     check_packed(Path(model_path))
     attention = TREE_FLEX if torch.device(device).type == "cuda" else TREE_BLOCKS
-    return AutoModelForCausalLM.from_pretrained(
-        model_path, dtype=torch.float32, attn_implementation=attention, local_files_only=True
-    ).to(device)
+    with building_model():
+        return AutoModelForCausalLM.from_pretrained(
+            model_path, dtype=torch.float32, attn_implementation=attention, local_files_only=True
+        ).to(device)

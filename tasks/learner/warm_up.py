@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 from artifacts.datasets.chain_sum import demonstration, draw_training_terms, question
 from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
 from artifacts.models.choice import TinyLlamaConfig
-from artifacts.models.importing import importing_transformers
+from artifacts.models.importing import building_model, importing_transformers
 
 with importing_transformers():
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
@@ -67,7 +67,8 @@ def warm_up(
     """A model trained for config.warm_up_steps, in float32. Touches no global random state or
     thread count for good."""
     with _reproducible(config.seed):
-        model = LlamaForCausalLM(_architecture(config, tokenizer))
+        with building_model():
+            model = LlamaForCausalLM(_architecture(config, tokenizer))
         optimizers = _optimizers(model)
         rng = random.Random(f"{config.seed}/warm_up")
         for step in range(config.warm_up_steps):

@@ -66,6 +66,18 @@ def test_many_threads_may_be_the_first_to_use_transformers(tmp_path: Path) -> No
     assert printed_by(MANY_THREADS, str(path)) == "[]"
 
 
+def test_many_threads_may_load_models_whose_head_is_their_embedding(tmp_path: Path) -> None:
+    """In a process of its own: what one thread can spoil is spoilt for good."""
+    path = save_tiny("smollm3", tmp_path, vocabulary=64)
+    code = (
+        "import sys; from concurrent.futures import ThreadPoolExecutor;"
+        " from tasks.learner.policy import load_reference\n"
+        "with ThreadPoolExecutor(4) as pool: print(len(list(pool.map("
+        "lambda _: load_reference(sys.argv[1], 'fp32', 'cpu'), range(24)))))"
+    )
+    assert printed_by(code, str(path)) == "24"
+
+
 def test_reading_a_configuration_imports_no_model_library() -> None:
     """They take seconds, and every command reads one."""
     code = (

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dask.utils import parse_timedelta
 from distributed import KilledWorker
 
 from tasks.cluster.actors import ActorLost, ActorRegistry
-from tasks.cluster.dask_cluster import ClusterTooSmall
+from tasks.cluster.dask_cluster import SETTINGS, ClusterTooSmall
 from tasks.cluster.deaths import Death
 from tasks.cluster.renewal import renew_workers
 
@@ -121,3 +122,10 @@ def test_after_the_end_of_the_run_no_actor_is_made() -> None:
     registry.close()
     with pytest.raises(ActorLost, match="the run ends"):
         registry.create_all({"engine-0": "engine-0"}, {"engine-0": (dict, ())}, deadline_s=1.0)
+
+
+def test_dask_never_takes_a_nanny_for_useless() -> None:
+    """It ends the nanny of a worker that is away at one look, 15 s after it went; a second new
+    process may be on its way then."""
+    patience_s = parse_timedelta(SETTINGS["distributed.deploy.lost-worker-timeout"])
+    assert patience_s > 24 * 3600
