@@ -9,18 +9,20 @@ keeps its versions and when it deletes them (layout and store).
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from artifacts.records import WeightsRef
 
+_ALIGNMENT = 8  # of the first tensor in a safetensors file, bytes
 _WORDS_PER_ROW = 1 << 14  # 64-bit words hashed with one table of weights
 _MASK = (1 << 64) - 1
 
@@ -31,7 +33,7 @@ def write_weights(
     """Write the tensors as bf16 and return the reference. Appears at `path` whole or not at all.
 
     A name may come once; tensors that share storage (tied weights) are kept under their first name
-    only.
+    only. One process at a time may write to a path.
     """
     kept: dict[str, Tensor] = {}
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
@@ -48,10 +50,48 @@ def write_weights(
         kept[name] = tensor.detach().to(device="cpu", dtype=torch.bfloat16).contiguous()
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.aside")
-    save_file(kept, aside, metadata={"format": "pt", "version": str(version)})
-    os.replace(aside, target)
+    _write_over(_aside(target), kept, version)
+    os.replace(_aside(target), target)
     return WeightsRef(version=version, path=str(target), digest=digest(kept.items()))
+
+
+def reuse(spare: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Have the next version at `path` written over this file, which nobody may read any more; no
+    file, no effect.
+
+    A new file's pages must be found and cleared first, which takes longer than the writing and, in
+    a memory that is nearly full, several times as long.
+    """
+    with suppress(FileNotFoundError):
+        os.replace(spare, _aside(Path(path)))
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.aside")
+
+
+def _write_over(path: Path, tensors: Mapping[str, Tensor], version: int) -> None:
+    """A safetensors file, into the pages of the one that is there. The library's own writer always
+    takes a new one.
+
+    tensors: bf16, contiguous, on the CPU.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt", "version": str(version)}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": "BF16",
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    described = json.dumps(header).encode()
+    described += b" " * (-len(described) % _ALIGNMENT)
+    with open(path, "r+b" if path.exists() else "wb") as file:
+        file.write(len(described).to_bytes(8, "little") + described)
+        for tensor in tensors.values():
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        file.truncate()
 
 
 def read_weights(path: str | os.PathLike[str]) -> Iterator[tuple[str, Tensor]]:

@@ -16,13 +16,12 @@ from pathlib import Path
 from artifacts.records import WeightsRef
 from tasks.engines.base import Attestation, Engine
 from tasks.engines.loading import load_all
-from tasks.learner.remote import RemoteLearner
+from tasks.learner.remote import KEPT_VERSIONS, RemoteLearner
 from tasks.learner.weight_sync import GateConfig, check_gate, check_tensors
 
 logger = logging.getLogger(__name__)
 
 Probes = tuple[tuple[int, ...], ...]
-KEPT_VERSIONS = 2  # handed-over files that are there at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

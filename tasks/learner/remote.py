@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from distributed import get_worker
 
 from artifacts.records import WeightsRef, pack, unpack
+from artifacts.weights import reuse
 from tasks.cluster.actors import Remote
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.base import Attestation
@@ -26,7 +27,12 @@ from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.trainer import LearnerConfig, LearnerRank
 
 RENDEZVOUS_S = 30.0  # a rank that does nothing else finds a free port
+KEPT_VERSIONS = 2  # handed-over files that are there at once
 JOINED_WITHIN_S = 10.0  # what a call to join may take beyond the deadline of the group itself
+
+
+def _file_of(directory: str, version: int) -> str:
+    return f"{directory}/{version:05d}.safetensors"
 
 
 class LearnerActor:
@@ -91,11 +97,11 @@ class LearnerActor:
         return self._update_report
 
     def export_weights(self, directory: str) -> WeightsRef | None:
-        """Write this version where engines can read it; only rank 0 does and returns the
-        reference."""
-        return self._rank.export_weights(
-            self._version, f"{directory}/{self._version:05d}.safetensors"
-        )
+        """Write this version where engines can read it, over the one that they no longer read; only
+        rank 0 does and returns the reference."""
+        target = _file_of(directory, self._version)
+        reuse(_file_of(directory, self._version - KEPT_VERSIONS), target)
+        return self._rank.export_weights(self._version, target)
 
     def attest(self, probes: bytes) -> bytes:
         """What the gate compares: fingerprints of the exported view, and log-probabilities of the

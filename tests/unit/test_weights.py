@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
-from artifacts.weights import digest, fingerprint, fingerprints, read_weights, write_weights
+from artifacts.weights import (
+    digest,
+    fingerprint,
+    fingerprints,
+    read_weights,
+    reuse,
+    write_weights,
+)
 
 
 def tensor(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -31,6 +40,40 @@ def test_tied_weights_are_kept_once(tmp_path: Path) -> None:
     shared = tensor(4, 4)
     reference = write_weights([("embed", shared), ("head", shared)], tmp_path / "w.safetensors", 1)
     assert [name for name, _ in read_weights(reference.path)] == ["embed"]
+
+
+@pytest.mark.parametrize("rows", [2, 4, 9])
+def test_a_version_is_written_over_one_that_nobody_reads(tmp_path: Path, rows: int) -> None:
+    """Into the same file, whether that was shorter, as long or longer."""
+    old = write_weights([("a", tensor(4, 8))], tmp_path / "1.safetensors", 1)
+    pages = os.stat(old.path).st_ino
+    reuse(old.path, tmp_path / "3.safetensors")
+    new = write_weights([("a", tensor(rows, 8, seed=1))], tmp_path / "3.safetensors", 3)
+    alone = write_weights([("a", tensor(rows, 8, seed=1))], tmp_path / "alone.safetensors", 3)
+    assert os.stat(new.path).st_ino == pages
+    assert Path(new.path).read_bytes() == Path(alone.path).read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["3.safetensors", "alone.safetensors"]
+
+
+def test_a_version_is_written_anew_where_there_is_none_to_write_over(tmp_path: Path) -> None:
+    reuse(tmp_path / "none.safetensors", tmp_path / "2.safetensors")
+    new = write_weights([("a", tensor(3))], tmp_path / "2.safetensors", 2)
+    assert torch.equal(dict(read_weights(new.path))["a"], tensor(3).bfloat16())
+
+
+def test_a_file_is_what_the_library_writes(tmp_path: Path) -> None:
+    """But for the blanks at the end of its header."""
+    tensors = {"b": tensor(3, 4).bfloat16(), "a": tensor(7).bfloat16(), "empty": tensor(0, 2)}
+    held = {name: value.bfloat16() for name, value in tensors.items()}
+    write_weights(held.items(), tmp_path / "ours.safetensors", 7)
+    save_file(held, tmp_path / "theirs.safetensors")
+    ours = dict(read_weights(tmp_path / "ours.safetensors"))
+    theirs = dict(read_weights(tmp_path / "theirs.safetensors"))
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert all(ours[name].data_ptr() % 8 == 0 for name in theirs)
+    with safe_open(tmp_path / "ours.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt", "version": "7"}
 
 
 def test_the_digest_changes_with_a_name_a_value_and_a_shape(tmp_path: Path) -> None:
