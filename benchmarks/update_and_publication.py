@@ -136,7 +136,9 @@ async def measure(
 ) -> None:
     """Updates and publications, one after the other; the first of each is not counted."""
     groups = long_tailed_groups(1, 2, seed=0)
-    probes = tuple(group.prompt.token_ids[:48] for group in long_tailed_groups(4, 2, seed=1))
+    gate = GateConfig()
+    probed = long_tailed_groups(gate.num_probes, 2, seed=1)
+    probes = tuple(group.prompt.token_ids[: gate.probe_tokens] for group in probed)
     for step in range(1, repeats + 2):
         for learner in learners:
             await learner._remote.call("accumulate", step, pack(groups), deadline_s=_DEADLINE_S)
@@ -149,7 +151,7 @@ async def measure(
             learners,
             engines,  # type: ignore[arg-type]  # as much of an engine as it needs
             directory,
-            gate=GateConfig(),
+            gate=gate,
             probes=probes,
         )
         parts["update"].append(updated - started)

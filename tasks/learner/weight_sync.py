@@ -28,10 +28,10 @@ class GateConfig(BaseModel):
         ),
     )
     num_probes: int = Field(
-        4, ge=1, description="Fixed probe prompts whose log-probabilities are compared."
+        2, ge=1, description="Fixed probe prompts whose log-probabilities are compared."
     )
     probe_tokens: int = Field(
-        48, ge=2, description="Length to which a probe prompt is cut, in tokens."
+        40, ge=2, description="Length to which a probe prompt is cut, in tokens."
     )
     tolerance_nats: float = Field(
         0.15,
