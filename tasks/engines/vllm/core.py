@@ -25,6 +25,7 @@ from artifacts.records import FinishReason, Generated, Request, WeightsRef
 from tasks.engines.admission import check_request, extend_spans
 from tasks.engines.base import Attestation, EngineStats
 from tasks.engines.vllm.draws import own_draws
+from tasks.engines.vllm.siblings import Siblings, Waiting
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -63,39 +64,33 @@ class VllmCore:
         self._kv_usage_max = 0.0
         self._asleep = False
         self._seed_arguments = own_draws(engine)
+        self._siblings = Siblings(self._scheduler)
 
     @property
     def busy(self) -> bool:
-        return bool(self._live)
+        return bool(self._live or self._siblings.waiting)
 
     @property
     def prefilling(self) -> bool:
         """Whether some response has no token yet."""
-        return bool(self._without_token)
+        return bool(self._without_token or self._siblings.waiting)
 
     def add(self, requests: Sequence[Request]) -> None:
-        """All of them enter before the next step, or none when one is unfit (ValueError)."""
+        """Take all of them, or none when one is unfit (ValueError). The first to a prompt enters
+        before the next step, its siblings when it has computed the prompt."""
         self._check(requests)
         self._wake()
         now_s = time.time()
         for request in requests:
-            tokens = [*request.prompt_tokens, *request.kept_tokens]
-            internal_id = self._enter(request.response_id, tokens, self._sampling(request))
-            live = _Live(
-                request=request,
-                internal_id=internal_id,
-                state=self._engine.output_processor.request_states[internal_id],
-                scheduled=self._scheduler.requests[internal_id],
-                submitted_s=now_s,
-            )
-            self._live[request.response_id] = live
-            self._without_token.append(live)
+            if not self._siblings.hold(request, now_s):
+                self._begin(request, now_s)
 
     def step(self) -> list[Generated]:
         """One step of the batch; the responses that it finished."""
         outputs = self._engine.step()
         self._note_kv_usage()
         self._note_first_tokens()
+        self._admit(self._siblings.take_ready())
         return [
             self._finish(output.request_id, output.outputs[0].finish_reason)
             for output in outputs
@@ -105,17 +100,20 @@ class VllmCore:
     def abort(self, response_ids: Sequence[str]) -> list[Generated]:
         """The partial responses, in the order asked; ids that are not running (any more) are
         skipped."""
+        self._admit(self._siblings.take(frozenset(response_ids)))
         running = [response_id for response_id in response_ids if response_id in self._live]
         self._engine.abort_request(
             [self._live[response_id].internal_id for response_id in running], internal=True
         )
-        return [self._finish(response_id, "aborted") for response_id in running]
+        partial = [self._finish(response_id, "aborted") for response_id in running]
+        self._admit(self._siblings.take_ready())
+        return partial
 
     def load(self, weights: WeightsRef, probes: Sequence[tuple[int, ...]]) -> Attestation:
         """Load and attest. What still runs is dropped: it would go on with another version."""
         self._check_probes(probes)
         self._wake()
-        self.abort(tuple(self._live))
+        self.abort([*self._live, *self._waiting_names()])
         prints = self._engine.collective_rpc("load_version", args=(weights.path, weights.version))
         self._version = weights.version
         self._num_preemptions, self._kv_usage_max = 0, 0.0
@@ -150,22 +148,28 @@ class VllmCore:
             engine=self._name,
             kv_usage_max=self._kv_usage_max,
             kv_tokens=int(self._engine.vllm_config.cache_config.kv_cache_size_tokens or 0),
-            progress={
-                name: len(live.request.kept_tokens) + len(_new_tokens(live))
-                for name, live in self._live.items()
-            },
+            progress=self._progress(),
             num_preemptions=self._num_preemptions
             + sum(live.scheduled.num_preemptions for live in self._live.values()),
             tokens_generated=self._num_tokens
             + sum(len(_new_tokens(live)) for live in self._live.values()),
         )
 
+    def _progress(self) -> dict[str, int]:
+        """Tokens of each response so far, the kept ones included."""
+        begun = {
+            name: len(live.request.kept_tokens) + len(_new_tokens(live))
+            for name, live in self._live.items()
+        }
+        waiting = (each.request for each in self._siblings.waiting)
+        return begun | {request.response_id: len(request.kept_tokens) for request in waiting}
+
     def rest(self) -> None:
         """Give the GPU's memory back until the next load or request; one at work goes on with it.
 
         The weights wait in host memory, the KV cache is dropped.
         """
-        if not (self._live or self._asleep):
+        if not (self.busy or self._asleep):
             self._engine.sleep(level=1)
             self._asleep = True
 
@@ -177,6 +181,7 @@ class VllmCore:
     def close(self) -> None:
         self._live.clear()
         self._without_token.clear()
+        self._siblings.take(frozenset(self._waiting_names()))
         self._engine.engine_core.shutdown()
 
     # --- into vLLM
@@ -185,6 +190,29 @@ class VllmCore:
     @property
     def _scheduler(self) -> Any:  # Any: vLLM's scheduler, an internal that only this module touches
         return self._engine.engine_core.engine_core.scheduler
+
+    def _begin(self, request: Request, submitted_s: float) -> None:
+        """Have vLLM take the request."""
+        tokens = [*request.prompt_tokens, *request.kept_tokens]
+        internal_id = self._enter(request.response_id, tokens, self._sampling(request))
+        live = _Live(
+            request=request,
+            internal_id=internal_id,
+            state=self._engine.output_processor.request_states[internal_id],
+            scheduled=self._scheduler.requests[internal_id],
+            submitted_s=submitted_s,
+        )
+        self._live[request.response_id] = live
+        self._without_token.append(live)
+        self._siblings.enter(live.scheduled)
+
+    def _admit(self, held: Sequence[Waiting]) -> None:
+        """Begin what has waited for a sibling."""
+        for waiting in held:
+            self._begin(waiting.request, waiting.submitted_s)
+
+    def _waiting_names(self) -> list[str]:
+        return [each.request.response_id for each in self._siblings.waiting]
 
     def _enter(self, request_id: str, tokens: list[int], params: SamplingParams) -> str:
         from vllm.inputs.engine import tokens_input
@@ -209,7 +237,7 @@ class VllmCore:
         )
 
     def _check(self, requests: Sequence[Request]) -> None:
-        seen = set(self._live)
+        seen = {*self._live, *self._waiting_names()}
         limit, vocabulary = (
             self._engine.model_config.max_model_len,
             self._engine.model_config.get_vocab_size(),
@@ -274,6 +302,7 @@ class VllmCore:
 
     def _finish(self, response_id: str, reason: FinishReason) -> Generated:
         live = self._live.pop(response_id)
+        self._siblings.leave(live.scheduled)
         if live in self._without_token:
             self._without_token.remove(live)
         now_s = time.time()

@@ -53,7 +53,11 @@ class VllmEngineConfig(ReplicaConfig):
         default=0.6, gt=0, le=1, description="Share of a GPU's memory this replica may take."
     )
     prefix_caching: bool = Field(
-        default=True, description="Whether responses of one prompt share its KV cache."
+        default=True,
+        description=(
+            "Whether responses of one prompt share its KV cache: whole blocks, and on CPUs a copy"
+            " of the started one."
+        ),
     )
     enforce_eager: bool = Field(
         default=True,

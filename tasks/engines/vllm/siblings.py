@@ -1,0 +1,141 @@
+"""Responses to one prompt compute it once, to its last token but one.
+
+    first sibling ─▶ step: computes the prompt ─▶ the others enter: each copies the started block
+                                                  and computes the prompt's last token
+
+vLLM shares computed prefixes in whole blocks, so each sibling would compute again what its prompt
+has in a last, half-filled block: on CPUs, where a block has 32 tokens, about 16 tokens a response.
+A copy costs next to nothing. No draw changes: its noise belongs to the response.
+
+Off where it was not tried or gains nothing: on GPUs (a few tokens of a prefill are nothing there),
+without prefix caching, and for models whose layers do not keep every token.
+
+Relied on, in vLLM 0.32, and guarded by `tests/engine/test_siblings.py` and
+`tests/unit/test_shared_blocks.py`: the scheduler looks `KVCacheManager.get_computed_blocks` up on
+the instance; if that says that the last of the found blocks is computed in part, the request gets a
+copy of the block, and workers make all copies of a step before it computes anything (vLLM itself
+uses this for models with Mamba layers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from artifacts.records import Request
+from tasks.engines.vllm.llm_engine import on_cpu
+
+# Any: vLLM's scheduler, requests and blocks
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A request that waits until a sibling has computed the prompt of both."""
+
+    request: Request
+    tokens: Tokens  # of the prompt, kept ones included
+    submitted_s: float  # Unix seconds
+
+
+class Siblings:
+    """Who waits for whom, and what vLLM's scheduler is told of it."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._can_share = _can_share(scheduler)
+        self._inside: dict[Tokens, list[Any]] = {}  # vLLM's requests by prompt, oldest first
+        self._waiting: list[Waiting] = []
+        self._blocks = scheduler.kv_cache_manager
+        self._whole_blocks = self._blocks.get_computed_blocks
+        if self._can_share:
+            self._blocks.get_computed_blocks = self._computed_blocks
+
+    @property
+    def waiting(self) -> Sequence[Waiting]:
+        """Those that have not entered vLLM."""
+        return self._waiting
+
+    def hold(self, request: Request, submitted_s: float) -> bool:
+        """Whether this request waits for a sibling that computes their prompt; False where it may
+        enter at once."""
+        tokens = (*request.prompt_tokens, *request.kept_tokens)
+        must_wait = self._is_computing(tokens)
+        if must_wait:
+            waiting = Waiting(request=request, tokens=tokens, submitted_s=submitted_s)
+            self._waiting.append(waiting)
+        return must_wait
+
+    def take_ready(self) -> list[Waiting]:
+        """Those whose prompt a sibling has computed, or that have no sibling inside any more."""
+        ready = [each for each in self._waiting if not self._is_computing(each.tokens)]
+        self._waiting = [each for each in self._waiting if self._is_computing(each.tokens)]
+        return ready
+
+    def take(self, response_ids: Container[str]) -> list[Waiting]:
+        """Those of these that wait, ready or not."""
+        taken = [each for each in self._waiting if each.request.response_id in response_ids]
+        self._waiting = [
+            each for each in self._waiting if each.request.response_id not in response_ids
+        ]
+        return taken
+
+    def enter(self, request: Any) -> None:
+        """vLLM has this request now, and has not begun it."""
+        if self._can_share:
+            self._inside.setdefault(tuple(request.prompt_token_ids), []).append(request)
+
+    def leave(self, request: Any) -> None:
+        """The request is over."""
+        if self._can_share:
+            tokens = tuple(request.prompt_token_ids)
+            self._inside[tokens].remove(request)
+            if not self._inside[tokens]:
+                del self._inside[tokens]
+
+    def _is_computing(self, tokens: Tokens) -> bool:
+        """Whether siblings are inside, and none has the whole prompt yet."""
+        inside = self._inside.get(tokens, ())
+        return bool(inside) and not any(request.num_output_tokens for request in inside)
+
+    def _computed_blocks(self, request: Any) -> tuple[Any, int, int]:
+        """The blocks that the request need not compute, how many of its tokens they hold, and
+        vLLM's mark of a prefix that it would have liked to find."""
+        blocks, num_tokens, mark = self._whole_blocks(request)
+        num_shared = request.num_prompt_tokens - 1  # the logits of the last token are needed
+        source = self._source(request, num_shared)
+        if source is None:
+            return blocks, num_tokens, mark
+        (manager,) = self._blocks.coordinator.single_type_managers
+        place, num_started = divmod(num_shared, manager.block_size)
+        (found,) = blocks.blocks
+        if not num_started or len(found) != place:
+            return blocks, num_tokens, mark
+        started = manager.req_to_blocks[source.request_id][place]
+        return self._blocks.create_kv_cache_blocks(([*found, started],)), num_shared, mark
+
+    def _source(self, request: Any, num_tokens: int) -> Any:
+        """A sibling that has so many tokens in blocks; None also where it would not be enough: a
+        preempted request computes what it has generated, too."""
+        if request.num_output_tokens:
+            return None
+        inside = self._inside.get(tuple(request.prompt_token_ids), ())
+        return next((sibling for sibling in inside if _holds(sibling, num_tokens)), None)
+
+
+def _can_share(scheduler: Any) -> bool:
+    """Whether the engine runs on CPUs and shares prefixes, and every layer keeps every token."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    is_plain = len(groups) == 1 and type(groups[0].kv_cache_spec) is FullAttentionSpec
+    return is_plain and bool(scheduler.cache_config.enable_prefix_caching) and on_cpu()
+
+
+def _holds(sibling: Any, num_tokens: int) -> bool:
+    """Whether vLLM has blocks of this request in which so many tokens were computed by an earlier
+    step: its own first token was drawn from them, so they are not copies that are still to be
+    made."""
+    drew: bool = sibling.status.name == "RUNNING" and sibling.num_output_tokens > 0
+    return drew and bool(sibling.num_computed_tokens >= num_tokens)
