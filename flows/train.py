@@ -47,8 +47,8 @@ from tasks.cluster.ownership import take_cluster, telling_of_its_loss
 from tasks.durable import export_model, restore_policy, save_checkpoint
 from tasks.engines.base import EngineLost
 from tasks.fleet import Fleet
+from tasks.learner.ranks import PeerLost
 from tasks.learner.reports import check_updates
-from tasks.learner.sharding import PeerLost
 from tasks.plan import StepPlan
 from tasks.prompts import dataset_of
 from tasks.report import StepReport

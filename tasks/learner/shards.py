@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tasks.learner.flat_parameters import FlatParameters
-from tasks.learner.sharding import Ranks, ShardedAdamW
+from tasks.learner.ranks import Ranks
+from tasks.learner.sharding import ShardedAdamW
 
 _NAMES = ("masters", "mean", "square")
 

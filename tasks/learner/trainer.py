@@ -36,9 +36,10 @@ from tasks.learner.objective import KlPlace, Objective
 from tasks.learner.overlong import AS_SCORED, OverlongConfig, SoftPunishment
 from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.policy import ComputeDtype, Policy, load_reference
+from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport, UpdateReport, skip_reason
 from tasks.learner.samples import training_set
-from tasks.learner.sharding import AdamWConfig, Ranks, ShardedAdamW
+from tasks.learner.sharding import AdamWConfig, ShardedAdamW
 from tasks.learner.shards import load_shards, save_shard
 
 __all__ = ["AccumulateReport", "LearnerConfig", "LearnerRank", "UpdateReport"]

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tasks.learner.sharding import PeerLost, Ranks
+from tasks.learner.ranks import PeerLost, Ranks
 
 
 def _rank(rank: int, out: str) -> None:

@@ -15,8 +15,8 @@ from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.learner.ranks import PeerLost
 from tasks.learner.replay import ReplayDiffers
-from tasks.learner.sharding import PeerLost
 from tasks.run_context import RunContext
 from tasks.sample_stream import BUFFER
 from tests.unit.plan_factories import CONTEXT

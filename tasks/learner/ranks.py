@@ -1,0 +1,148 @@
+"""The ranks of a learner as a group: who is in it, and what they do together; the same code on gloo
+and NCCL.
+
+One rank works without torch.distributed. Leaves out what is reduced and when (trainer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tasks.learner.exchange import add_up, spread
+
+OWN_FAILURES = (torch.OutOfMemoryError, torch.AcceleratorError)  # of the rank itself, wherever met
+
+
+class PeerLost(RuntimeError):
+    """Another rank died or fell silent in something that all ranks do together; the group is of no
+    use to anybody from then on."""
+
+
+class Ranks:
+    """The ranks of a learner and what they do together. All but `join` and `close` are no-ops for
+    one rank."""
+
+    def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(
+                f"rank must lie in 0..{world_size - 1}, got {rank}; number the learner's devices"
+                " from 0"
+            )
+        self.rank, self.world_size, self._device = rank, world_size, device
+        self._joined = False
+        self._lost: str | None = None  # what broke the group
+
+    def join(self, init_method: str, deadline_s: float) -> None:
+        """Enter the group; the deadline holds for entering and for every collective after it.
+
+        A process is in one group at a time: ranks that lost their peers may be made anew in it, and
+        the group they were in is left here.
+        """
+        if self.world_size == 1:
+            return
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        with self._together("join"):
+            dist.init_process_group(
+                backend,
+                init_method=init_method,
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=timedelta(seconds=deadline_s),
+            )
+        self._joined = True
+
+    def check(self) -> None:
+        """Raise PeerLost when the group is broken, or was never entered because the recovery that
+        made this rank broke off; waits for nothing."""
+        self._check_group()
+        if self.world_size > 1 and not self._joined:
+            raise PeerLost(f"rank {self.rank} of {self.world_size} is in no group with the others")
+
+    def _check_group(self) -> None:
+        if self._lost is not None:
+            raise PeerLost(self._lost)
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._joined and dist.is_initialized():
+            dist.destroy_process_group()
+        self._joined = False
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Each value summed over the ranks, in fp64."""
+        if self.world_size == 1:
+            return list(values)
+        total = torch.tensor(list(values), dtype=torch.float64, device=self._device)
+        self._require_joined()
+        with self._together("sum"):
+            dist.all_reduce(total)
+            return list(total.tolist())
+
+    def reduce_scatter(self, whole: Tensor) -> Tensor:
+        """This rank's slice of the sum over ranks; what `whole` has elsewhere is of no use
+        afterwards."""
+        if self.world_size == 1:
+            return whole
+        self._require_joined()
+        if self._device.type == "cpu":
+            with self._together("reduce-scatter"):
+                return add_up(whole, self.rank, self.world_size)
+        part = torch.empty(whole.numel() // self.world_size, dtype=whole.dtype, device=whole.device)
+        with self._together("reduce-scatter"):
+            dist.reduce_scatter_tensor(part, whole)
+        return part
+
+    def all_gather(self, whole: Tensor) -> None:
+        """Fill `whole`, in which this rank has made its slice, with every other rank's."""
+        if self.world_size == 1:
+            return
+        self._require_joined()
+        with self._together("all-gather"):
+            if self._device.type == "cpu":
+                spread(whole, self.rank, self.world_size)
+            else:
+                dist.all_gather_into_tensor(whole, whole.chunk(self.world_size)[self.rank])
+
+    @contextmanager
+    def _together(self, what: str) -> Iterator[None]:
+        """What a backend raises for a dead peer gets a type here, and the rank remembers it.
+
+        A GPU works behind its queue: what failed in it before is this rank's own and must be told
+        before the collective, which in turn is over only when the queue is.
+        """
+        self._check_group()
+        self._synchronise()
+        try:
+            yield
+            self._synchronise()
+        except OWN_FAILURES:
+            raise
+        except _peer_failures(self._device) as error:
+            reason = str(error).partition("\n")[0]
+            self._lost = f"rank {self.rank} lost another rank during {what}: {reason}"
+            raise PeerLost(self._lost) from error
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _require_joined(self) -> None:
+        if not self._joined:
+            raise ValueError(
+                f"a learner of {self.world_size} ranks must be joined before it updates; call"
+                " join() on every rank"
+            )
+
+
+def _peer_failures(device: torch.device) -> type[RuntimeError]:
+    """Gloo reports a dead peer as a plain RuntimeError of many wordings, NCCL as an error of
+    torch.distributed's own."""
+    return dist.DistError if device.type == "cuda" else RuntimeError
