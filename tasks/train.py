@@ -87,6 +87,7 @@ async def publish(run: RunContext) -> PublishReport:
         Path(run.weights_dir),
         gate=run.gate,
         probes=run.probes,
+        ranks_in_step=run.learner.ranks_in_step,
     )
     busy = dict.fromkeys((run.learners[0], *run.engines), ((started_s, time.time()),))
     return PublishReport(

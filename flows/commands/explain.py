@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.commands.command_line import assemble, sentence
+from flows.commands.memory_rows import memory_rows
 from flows.commands.options import add_configuration
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
@@ -97,6 +98,7 @@ def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, 
         f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts"
         f" once, on each of {ranks} ranks",
     )
+    yield from memory_rows(config, ranks)
 
 
 def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:

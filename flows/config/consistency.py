@@ -48,6 +48,7 @@ def check_parts(config: Parts) -> None:
     _check_distribution(config)
     _check_sleep(config)
     _check_stream_trainer(config)
+    _check_shards(config)
     _check_judge(config)
 
 
@@ -120,6 +121,25 @@ def _check_stream_trainer(config: Parts) -> None:
             "stream_trainer needs a learner device that a round can do without, got roles"
             f" {config.cluster.roles!r}; give rollout a second device, or learner one of its own,"
             " or disable stream_trainer"
+        )
+
+
+def _check_shards(config: Parts) -> None:
+    """Sharded parameters have somebody to share with, and ranks that train at the same time."""
+    if config.learner.parameters != "sharded":
+        return
+    num_ranks = len(device_map(config.cluster)["learner"])
+    if num_ranks < 2:
+        raise ValueError(
+            "learner.parameters=sharded needs two devices of the role learner or more, got"
+            f" {num_ranks} with roles {config.cluster.roles!r}; give it more, or leave"
+            " learner.parameters=replicated"
+        )
+    if config.stream_trainer.enabled:
+        raise ValueError(
+            "learner.parameters=sharded cannot train in mid-round: a rank computes with the shards"
+            " of all others, whose devices still generate; disable stream_trainer, or leave"
+            " learner.parameters=replicated"
         )
 
 

@@ -1,17 +1,25 @@
 """A model's parameters as views into one flat buffer; trained ones with one flat fp32 buffer for
-their gradients.
+their gradients, and masters of the slice that this rank owns (ZeRO-1).
 
-Flat, so that a rank can own a contiguous slice whatever the layers look like: reduce, update and
-gather are one call each. Tied weights lie in it once. Leaves out who owns which slice (sharding).
+    gradients (every rank, whole) --reduce-scatter--> own slice -> the optimizer moves own masters
+    -> values --all-gather--> whole
+
+Flat, so that a rank can own a contiguous slice whatever the layers look like: reduce and gather are
+one call each, and ranks meet nowhere else. Tied weights lie in it once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from artifacts.weights import fingerprint
+from tasks.learner.parameters import Piece
+from tasks.learner.ranks import Ranks
 
 _ALIGN = 64  # elements; keeps every view aligned for vector loads and for 64-bit fingerprints
 
@@ -30,7 +38,7 @@ class FlatParameters:
     """Moves a module's parameters into a flat buffer of the compute dtype; the module keeps working
     on views of it."""
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype, num_slices: int) -> None:
+    def __init__(self, module: nn.Module, dtype: torch.dtype, num_slices: int = 1) -> None:
         """The size is padded to a multiple of `num_slices` so that equal slices cover it."""
         parameters = dict(module.named_parameters())
         self.slots = tuple(_layout(parameters))
@@ -44,27 +52,96 @@ class FlatParameters:
             self.view(slot.name).copy_(parameter.detach())
             parameter.data = self.view(slot.name)
 
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @contextmanager
+    def whole(self, name: str) -> Iterator[Tensor]:
+        yield self.view(name)
+
     def view(self, name: str) -> Tensor:
         """The values of one parameter."""
         slot = self._slot_of[name]
         return self.values[slot.start : slot.end].view(slot.shape)
 
-    def named_views(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter by name, in layout order."""
-        return ((slot.name, self.view(slot.name)) for slot in self.slots)
 
+class ReplicatedParameters(FlatParameters):
+    """Flat parameters that are trained (`TrainedParameters`): whole on every rank, with a place for
+    the sums of their gradients."""
 
-class TrainedParameters(FlatParameters):
-    """Flat parameters with a place for the sums of their gradients."""
-
-    def __init__(self, module: nn.Module, dtype: torch.dtype, num_slices: int) -> None:
-        super().__init__(module, dtype, num_slices)
+    def __init__(self, module: nn.Module, dtype: torch.dtype, ranks: Ranks) -> None:
+        """The module is in fp32; what its weights need not hold in `dtype` stays in the masters."""
+        initial = FlatParameters(module, torch.float32, ranks.world_size).values
+        super().__init__(module, dtype, ranks.world_size)
+        size = initial.numel() // ranks.world_size
+        self._start, self._ranks, self._module = ranks.rank * size, ranks, module
+        self._masters = initial[self._start : self._start + size].clone()
+        del initial
         self.gradients = torch.zeros_like(self.values, dtype=torch.float32)
+        self.pieces = tuple(
+            Piece(
+                name=slot.name,
+                start=start - slot.start,
+                is_matrix=len(slot.shape) > 1,
+                masters=self._masters[start - self._start : end - self._start],
+            )
+            for slot, start, end in self._owned()
+        )
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._drain(name))  # type: ignore[no-untyped-call]
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        return {slot.name: slot.shape for slot in self.slots}
+
+    def checksum(self) -> int:
+        return sum(fingerprint(tensor) for _, tensor in self.exported())
 
     def gradient(self, name: str) -> Tensor:
-        """The accumulated fp32 gradient of one parameter."""
         slot = self._slot_of[name]
         return self.gradients[slot.start : slot.end].view(slot.shape)
+
+    def reduce(self, name: str) -> None:
+        """Not yet: the update reduces all of them at once."""
+
+    def discard(self) -> None:
+        self.gradients.zero_()
+        self._module.zero_grad(set_to_none=True)
+
+    def reduced(self) -> list[Tensor]:
+        own = self._ranks.reduce_scatter(self.gradients)
+        return [own[start - self._start : end - self._start] for _, start, end in self._owned()]
+
+    def publish(self) -> None:
+        stop = self._start + self._masters.numel()
+        self.values[self._start : stop].copy_(self._masters)
+        self._ranks.all_gather(self.values)
+
+    def exported(self) -> Iterator[tuple[str, Tensor]]:
+        """In layout order; they last."""
+        return ((slot.name, self.view(slot.name)) for slot in self.slots)
+
+    def _owned(self) -> Iterator[tuple[Slot, int, int]]:
+        """What of each parameter lies in this rank's slice: first element of the flat buffer, and
+        one past the last."""
+        stop = self._start + self._masters.numel()
+        for slot in self.slots:
+            start, end = max(slot.start, self._start), min(slot.end, stop)
+            if start < end:
+                yield slot, start, end
+
+    def _drain(self, name: str) -> Callable[[Tensor], None]:
+        """Moves a parameter's gradient into the fp32 sum as soon as backward has it, so that only
+        one exists in the compute dtype."""
+
+        def add(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            self.gradient(name).add_(parameter.grad)
+            parameter.grad = None
+
+        return add
 
 
 def _layout(parameters: dict[str, nn.Parameter]) -> Iterator[Slot]:

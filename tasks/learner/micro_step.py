@@ -18,9 +18,19 @@ from tasks.learner.reports import AccumulateReport
 from tasks.learner.token_loss import TokenBatch
 from tasks.learner.whole_responses import Lengths
 
+IDLE = PackedBatch(
+    tokens=(0,),
+    positions=(0,),
+    subtree_ends=(1,),
+    predictors=(0,),
+    targets=(0,),
+    samples=(),
+    num_prompt_nodes=1,
+)
+
 
 class MicroStep:
-    """Adds one row's gradient sum to the policy's flat gradients."""
+    """Adds one row's gradient sum to the policy's sums of gradients."""
 
     def __init__(
         self,
@@ -52,6 +62,14 @@ class MicroStep:
         result = self._policy.score_and_backward(batch, self._temperature, gradient)
         report = self._statistics(batch, tokens, result)
         return replace(report, busy=((started, time.time()),))
+
+    def idle(self) -> None:
+        """The same passes over one token without a loss: a rank that has nothing to train makes
+        them where parameters are sharded, because the others need its shards. Adds zero."""
+        if self._reference is not None:
+            self._reference.score(IDLE, self._temperature)
+        nothing = LossGradient(by_logp=lambda indices, logp: torch.zeros_like(logp))
+        self._policy.score_and_backward(IDLE, self._temperature, nothing)
 
     def _token_batch(self, batch: PackedBatch) -> TokenBatch:
         lengths = torch.tensor(lengths_of(batch))

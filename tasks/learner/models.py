@@ -24,6 +24,7 @@ Report = Callable[[str], None]
 # raise it when warm_up or chain_sum change what the same configuration builds: cached models are
 # then left alone
 RECIPE = 2
+SMOLLM2 = "smollm2-135m-instruct"  # its directory in the cache
 
 
 def resolve_model(config: ModelConfig, cache_dir: Path, report: Report = print) -> Path:
@@ -39,13 +40,32 @@ def resolve_model(config: ModelConfig, cache_dir: Path, report: Report = print) 
         case HubModelConfig():
             return fetch_hub_model(config)
         case SmolLM2Config():
-            return build_once(cache_dir, "smollm2-135m-instruct", partial(_convert, report))
+            return build_once(cache_dir, SMOLLM2, partial(_convert, report))
         case TinyLlamaConfig():
-            return build_once(
-                cache_dir,
-                cache_name(config, f"tiny_llama-r{RECIPE}"),
-                partial(_warm_up, config, report),
-            )
+            return build_once(cache_dir, _tiny_name(config), partial(_warm_up, config, report))
+
+
+def present_model(config: ModelConfig, cache_dir: Path) -> Path | None:
+    """A directory with the model's config.json, if it lies on this machine already; nothing is
+    fetched or built."""
+    match config:
+        case PathConfig():
+            directory = Path(config.path).expanduser()
+        case HubModelConfig():
+            # imported when asked for, as in artifacts.hub
+            from huggingface_hub import try_to_load_from_cache
+
+            found = try_to_load_from_cache(config.repository, "config.json", config.revision)
+            directory = Path(found).parent if isinstance(found, str) else Path()
+        case SmolLM2Config():
+            directory = cache_dir / SMOLLM2
+        case TinyLlamaConfig():
+            directory = cache_dir / _tiny_name(config)
+    return directory if (directory / "config.json").is_file() else None
+
+
+def _tiny_name(config: TinyLlamaConfig) -> str:
+    return cache_name(config, f"tiny_llama-r{RECIPE}")
 
 
 def _convert(report: Report, target: Path) -> None:

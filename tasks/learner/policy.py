@@ -1,17 +1,16 @@
-"""The policy on one device, and its frozen reference: decoders that run packed prefix trees.
+"""The policy, and its frozen reference: decoders that run packed prefix trees.
 
     groups' tokens -> embedding rows -> decoder layers (tree attention) -> hidden states of
     predicting nodes -> head_pass
                            gradients in fp32 <- backward <- gradient of those hidden states <-'
 
 Computes in bf16 copies of the weights, the very numbers that the engines load; products accumulate
-in fp32, gradients are summed in fp32, masters and moments are fp32 (sharding). Autocast would cast
-135M weights anew for every micro-batch for nothing. A reference has its bf16 copy and nothing else.
+in fp32, gradients are summed in fp32, masters and moments are fp32. A reference has its bf16 copy
+and nothing else. Leaves out where the parameters lie (parameters).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,22 +19,27 @@ from torch import Tensor, nn
 
 from artifacts.models.importing import building_model, importing_transformers
 from tasks.learner.architecture import check_packed
-from tasks.learner.flat_parameters import FlatParameters, TrainedParameters
+from tasks.learner.flat_parameters import FlatParameters, ReplicatedParameters
 from tasks.learner.head import HeadResult, LossGradient, head_pass
 from tasks.learner.packing import PackedBatch
+from tasks.learner.parameters import Parameters, TrainedParameters
+from tasks.learner.ranks import Ranks
+from tasks.learner.sharded_parameters import ShardedParameters, TrainedShards
 from tasks.learner.tree_attention import TREE_BLOCKS, TREE_FLEX, TreePlan, register_attention
 
 ComputeDtype = Literal["bf16", "fp32"]
+Placement = Literal["replicated", "sharded"]
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class Decoder:
-    """A decoder on flat parameters that scores tokens. Called from one thread."""
+    """A decoder that scores tokens. Called from one thread."""
 
-    def __init__(self, model: Any, flat: FlatParameters) -> None:  # Any: a transformers model
+    def __init__(self, model: Any, parameters: Parameters) -> None:  # Any: a transformers model
+        """`parameters` are the model's, where they lie from now on."""
         self._backbone: nn.Module = model.base_model
         self.vocabulary_size = int(model.config.vocab_size)
-        self.flat = flat
+        self.parameters = parameters
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         embedding = model.get_input_embeddings()
         self._embedding_name = names[id(embedding.weight)]
@@ -46,19 +50,20 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
-        return self.flat.values.device
+        return self.parameters.device
 
     def score(self, batch: PackedBatch, temperature: float = 1.0) -> HeadResult:
         """Log-probabilities and entropies of the batch's targets, nothing for a gradient."""
         with torch.no_grad():
             hidden, rows = self._hidden(batch, self._embed(batch))
-        return head_pass(
-            hidden,
-            self.flat.view(self._head_name),
-            rows,
-            self._ids(batch.targets),
-            temperature * self._logits_scaling,
-        )
+        with self.parameters.whole(self._head_name) as weight:
+            return head_pass(
+                hidden,
+                weight,
+                rows,
+                self._ids(batch.targets),
+                temperature * self._logits_scaling,
+            )
 
     def _embed(self, batch: PackedBatch) -> Tensor:
         """(1, N, hidden)."""
@@ -71,7 +76,8 @@ class Decoder:
                 f" {max(batch.tokens + batch.targets)}; let rollout and learner start from the same"
                 " model"
             )
-        rows = self.flat.view(self._embedding_name)[self._ids(batch.tokens)][None]
+        with self.parameters.whole(self._embedding_name) as weight:
+            rows = weight[self._ids(batch.tokens)][None]
         return rows if self._embedding_scale == 1.0 else rows * self._scale_of(rows)
 
     def _scale_of(self, rows: Tensor) -> Tensor:
@@ -96,89 +102,76 @@ class Decoder:
 class Policy(Decoder):
     """The decoder that is trained: with gradients beside its parameters."""
 
-    flat: TrainedParameters
-
-    def __init__(
-        self,
-        model_path: str,
-        compute: ComputeDtype,
-        device: str,
-        num_slices: int,
-        recompute_layers: bool = False,
-    ) -> None:
-        """Raises ValueError for a path without a model, or one that packed training cannot run."""
-        model = _load(model_path, device)
-        initial = FlatParameters(model, torch.float32, num_slices).values
-        self._initial: Tensor | None = initial
-        super().__init__(model, TrainedParameters(model, _DTYPES[compute], num_slices))
-        model.requires_grad_(True)
-        # the embedding's gradient is a few rows: added by index, never dense
-        model.get_input_embeddings().weight.requires_grad_(False)
-        model.train(recompute_layers)
-        if recompute_layers:
-            model.gradient_checkpointing_enable()
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._drain(name))
-
-    def take_initial_masters(self) -> Tensor:
-        """The fp32 values as loaded, flat; given away once, so that they are not kept beside the
-        optimizer's."""
-        assert self._initial is not None
-        initial, self._initial = self._initial, None
-        return initial
+    parameters: TrainedParameters
 
     def score_and_backward(
         self, batch: PackedBatch, temperature: float, loss_gradient: LossGradient
     ) -> HeadResult:
-        """The same, and adds the gradient of the loss sum to the flat gradients."""
+        """The same, and adds the gradient of the loss sum to the sums of gradients."""
         embedded = self._embed(batch).requires_grad_()
         hidden, rows = self._hidden(batch, embedded)
-        result = head_pass(
-            hidden.detach(),
-            self.flat.view(self._head_name),
-            rows,
-            self._ids(batch.targets),
-            temperature * self._logits_scaling,
-            loss_gradient,
-            self.flat.gradient(self._head_name),
-        )
+        with self.parameters.whole(self._head_name) as weight:
+            result = head_pass(
+                hidden.detach(),
+                weight,
+                rows,
+                self._ids(batch.targets),
+                temperature * self._logits_scaling,
+                loss_gradient,
+                self.parameters.gradient(self._head_name),
+            )
+        if self._head_name != self._embedding_name:
+            self.parameters.reduce(self._head_name)
         torch.autograd.backward([hidden], [result.grad_hidden])
         assert embedded.grad is not None
-        self.flat.gradient(self._embedding_name).index_add_(
+        self.parameters.gradient(self._embedding_name).index_add_(
             0,
             self._ids(batch.tokens),
             embedded.grad[0].float(),
             alpha=float(self._scale_of(embedded)),
         )
+        self.parameters.reduce(self._embedding_name)
         return result
 
-    def discard_gradients(self) -> None:
-        """Zero the sums, and drop what a backward pass that was interrupted has not moved there."""
-        self.flat.gradients.zero_()
-        self._backbone.zero_grad(set_to_none=True)
 
-    def _drain(self, name: str) -> Callable[[Tensor], None]:
-        """Moves a parameter's gradient into the fp32 sum as soon as backward has it, so that only
-        one exists in bf16."""
+def load_policy(
+    model_path: str,
+    compute: ComputeDtype,
+    ranks: Ranks,
+    placement: Placement = "replicated",
+    recompute_layers: bool = False,
+) -> Policy:
+    """The model to train. Sharded parameters need ranks that have joined; collective then.
 
-        def add(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            self.flat.gradient(name).add_(parameter.grad)
-            parameter.grad = None
+    Raises ValueError for a path without a model, or one that packed training cannot run.
+    """
+    model = _load(model_path, ranks, placement)
+    model.requires_grad_(True)
+    # embedding and head get their gradients by hand: rows, and sums over chunks
+    for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+        table.weight.requires_grad_(False)
+    model.train(recompute_layers)
+    if recompute_layers:
+        model.gradient_checkpointing_enable()
+    trained = ReplicatedParameters if placement == "replicated" else TrainedShards
+    return Policy(model, trained(model, _DTYPES[compute], ranks))
 
-        return add
 
-
-def load_reference(model_path: str, compute: ComputeDtype, device: str) -> Decoder:
-    """The model the run started from, to score with: one copy of it in the compute dtype."""
-    model = _load(model_path, device)
+def load_reference(
+    model_path: str, compute: ComputeDtype, ranks: Ranks, placement: Placement = "replicated"
+) -> Decoder:
+    """The model the run started from, to score with: one copy of it in the compute dtype, whole or
+    one shard of it."""
+    model = _load(model_path, ranks, placement)
     model.requires_grad_(False).eval()
-    return Decoder(model, FlatParameters(model, _DTYPES[compute], num_slices=1))
+    if placement == "replicated":
+        return Decoder(model, FlatParameters(model, _DTYPES[compute]))
+    return Decoder(model, ShardedParameters(model, _DTYPES[compute], ranks, _DTYPES[compute]))
 
 
-def _load(model_path: str, device: str) -> Any:  # Any: transformers models carry no types
-    """The model in fp32 on its device, with tree attention."""
+def _load(model_path: str, ranks: Ranks, placement: Placement) -> Any:  # Any: untyped transformers
+    """The model in fp32, with tree attention; on its device, or in the host's memory to be
+    sharded."""
     with importing_transformers():
         from transformers import AutoModelForCausalLM
 
@@ -189,8 +182,9 @@ def _load(model_path: str, device: str) -> Any:  # Any: transformers models carr
             " convert the model first"
         )
     check_packed(Path(model_path))
-    attention = TREE_FLEX if torch.device(device).type == "cuda" else TREE_BLOCKS
+    attention = TREE_FLEX if ranks.device.type == "cuda" else TREE_BLOCKS
     with building_model():
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             model_path, dtype=torch.float32, attn_implementation=attention, local_files_only=True
-        ).to(device)
+        )
+    return model.to(ranks.device) if placement == "replicated" else model

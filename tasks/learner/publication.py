@@ -22,6 +22,8 @@ from tasks.learner.weight_sync import GateConfig, check_gate, check_tensors
 logger = logging.getLogger(__name__)
 
 Probes = tuple[tuple[int, ...], ...]
+# the file; what engines attest that have loaded it; what ranks attest, by name
+HandedOver = tuple[WeightsRef, dict[str, Attestation], dict[str, Attestation]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +44,15 @@ async def publish_version(
     *,
     gate: GateConfig,
     probes: Probes,
+    ranks_in_step: bool,
 ) -> Publication:
     """The learner's version -> file -> all engines -> gate, which is off without probes.
 
-    The first rank writes the file, which the engines read back, while all others, whose devices
-    are free, attest: so the gate sees every rank. Raises GateFailed with the tensor's name.
+    The first rank writes the file, which the engines read back; the gate sees every other rank, or
+    all of them. Raises GateFailed with the tensor's name.
     """
-    (weights, loaded), attested = await asyncio.gather(
-        _handed_over(learners[0], engines, directory, probes), _attestations(learners, probes)
-    )
+    hand_over = _in_step if ranks_in_step else _side_by_side
+    weights, loaded, attested = await hand_over(learners, engines, directory, probes)
     expected = attested.get(learners[-1].name)
     gate_started_s = time.time()
     if expected is not None:
@@ -62,12 +64,39 @@ async def publish_version(
     return Publication(weights=weights, probe_difference_nats=difference, gate_s=gate_s)
 
 
+async def _side_by_side(
+    learners: Sequence[RemoteLearner], engines: Sequence[Engine], directory: Path, probes: Probes
+) -> HandedOver:
+    """The first rank writes, and engines load, while all others, whose devices are free, attest.
+
+    The last rank alone is asked the probes: ranks with equal tensors compute the same.
+    """
+    asked = learners[1:] or learners[:1]
+    (weights, loaded), attested = await asyncio.gather(
+        _handed_over(learners[0], engines, directory, probes),
+        _attestations([*((learner, ()) for learner in asked[:-1]), (asked[-1], probes)]),
+    )
+    return weights, loaded, attested
+
+
 async def _handed_over(
     learner: RemoteLearner, engines: Sequence[Engine], directory: Path, probes: Probes
 ) -> tuple[WeightsRef, dict[str, Attestation]]:
     """The version that this rank writes, and what every engine attests that has loaded it."""
-    weights = await learner.export_weights(str(directory))
+    weights = await _exported([learner], directory)
     return weights, await load_all(engines, weights, probes)
+
+
+async def _in_step(
+    learners: Sequence[RemoteLearner], engines: Sequence[Engine], directory: Path, probes: Probes
+) -> HandedOver:
+    """All ranks export, of which the first one writes; all attest while engines load."""
+    weights = await _exported(learners, directory)
+    loaded, attested = await asyncio.gather(
+        load_all(engines, weights, probes),
+        _attestations([(learner, probes) for learner in learners]),
+    )
+    return weights, loaded, attested
 
 
 def _passed(
@@ -86,19 +115,21 @@ def _passed(
     return max(told, default=None)
 
 
-async def _attestations(
-    learners: Sequence[RemoteLearner], probes: Probes
-) -> dict[str, Attestation]:
-    """What every rank but the one that writes the file holds, by name; nothing without a gate.
+async def _exported(learners: Sequence[RemoteLearner], directory: Path) -> WeightsRef:
+    """The file of the version, which the first of these ranks writes."""
+    files = await asyncio.gather(*(learner.export_weights(str(directory)) for learner in learners))
+    assert files[0] is not None, f"{learners[0].name} is not the rank that writes the weights"
+    return files[0]
 
-    The last rank alone is asked the probes: ranks with equal tensors compute the same.
-    """
-    if not probes:
+
+async def _attestations(
+    asked: Sequence[tuple[RemoteLearner, Probes]],
+) -> dict[str, Attestation]:
+    """What each rank holds, by name, and what it gives its probes; nothing if nobody has any."""
+    if not any(probes for _, probes in asked):
         return {}
-    asked = learners[1:] or learners[:1]
-    calls = (learner.attest(probes if learner is asked[-1] else ()) for learner in asked)
-    attested = await asyncio.gather(*calls)
-    return {learner.name: held for learner, held in zip(asked, attested, strict=True)}
+    attested = await asyncio.gather(*(learner.attest(probes) for learner, probes in asked))
+    return {learner.name: held for (learner, _), held in zip(asked, attested, strict=True)}
 
 
 def _keep_last_versions(directory: Path, version: int) -> None:

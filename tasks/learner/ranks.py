@@ -26,7 +26,7 @@ class PeerLost(RuntimeError):
 
 class Ranks:
     """The ranks of a learner and what they do together. All but `join` and `close` are no-ops for
-    one rank."""
+    one rank. `device` is this rank's."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         if not 0 <= rank < world_size:
@@ -34,7 +34,7 @@ class Ranks:
                 f"rank must lie in 0..{world_size - 1}, got {rank}; number the learner's devices"
                 " from 0"
             )
-        self.rank, self.world_size, self._device = rank, world_size, device
+        self.rank, self.world_size, self.device = rank, world_size, device
         self._joined = False
         self._lost: str | None = None  # what broke the group
 
@@ -48,7 +48,7 @@ class Ranks:
             return
         if dist.is_initialized():
             dist.destroy_process_group()
-        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
         with self._together("join"):
             dist.init_process_group(
                 backend,
@@ -80,59 +80,87 @@ class Ranks:
         """Each value summed over the ranks, in fp64."""
         if self.world_size == 1:
             return list(values)
-        total = torch.tensor(list(values), dtype=torch.float64, device=self._device)
+        total = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         self._require_joined()
         with self._together("sum"):
             dist.all_reduce(total)
             return list(total.tolist())
 
-    def reduce_scatter(self, whole: Tensor) -> Tensor:
+    def most(self, value: int) -> int:
+        """The largest value of any rank."""
+        if self.world_size == 1:
+            return value
+        largest = torch.tensor(value, dtype=torch.int64, device=self.device)
+        self._require_joined()
+        with self._together("most"):
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+            return int(largest)
+
+    def reduce_scatter(self, whole: Tensor, queued: bool = False) -> Tensor:
         """This rank's slice of the sum over ranks; what `whole` has elsewhere is of no use
-        afterwards."""
+        afterwards. `queued` as for `_together`."""
         if self.world_size == 1:
             return whole
         self._require_joined()
-        if self._device.type == "cpu":
-            with self._together("reduce-scatter"):
+        with self._together("reduce-scatter", queued):
+            if self.device.type == "cpu":
                 return add_up(whole, self.rank, self.world_size)
-        part = torch.empty(whole.numel() // self.world_size, dtype=whole.dtype, device=whole.device)
-        with self._together("reduce-scatter"):
-            dist.reduce_scatter_tensor(part, whole)
-        return part
+            own = torch.empty_like(whole.chunk(self.world_size)[self.rank])
+            dist.reduce_scatter_tensor(own, whole)
+            return own
 
-    def all_gather(self, whole: Tensor) -> None:
-        """Fill `whole`, in which this rank has made its slice, with every other rank's."""
+    def all_gather(self, whole: Tensor, queued: bool = False) -> None:
+        """Fill `whole`, in which this rank has made its slice, with every other rank's; `queued` as
+        for `_together`."""
         if self.world_size == 1:
             return
         self._require_joined()
-        with self._together("all-gather"):
-            if self._device.type == "cpu":
+        with self._together("all-gather", queued):
+            if self.device.type == "cpu":
                 spread(whole, self.rank, self.world_size)
             else:
                 dist.all_gather_into_tensor(whole, whole.chunk(self.world_size)[self.rank])
 
     @contextmanager
-    def _together(self, what: str) -> Iterator[None]:
+    def in_step(self) -> Iterator[None]:
+        """Around work in which every rank makes the same collectives in the same order.
+
+        A rank that fails in it has left the others in the middle of one: nobody can tell which, so
+        that its group is broken.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if self._lost is None:
+                self._lost = f"rank {self.rank} failed between collectives: {error!r}"
+                self.close()
+            raise
+
+    @contextmanager
+    def _together(self, what: str, queued: bool = False) -> Iterator[None]:
         """What a backend raises for a dead peer gets a type here, and the rank remembers it.
 
         A GPU works behind its queue: what failed in it before is this rank's own and must be told
-        before the collective, which in turn is over only when the queue is.
+        before the collective, which in turn is over only when the queue is. What is `queued` waits
+        for neither: its failure is met by the next collective that is not.
         """
         self._check_group()
-        self._synchronise()
+        if not queued:
+            self._synchronise()
         try:
             yield
-            self._synchronise()
+            if not queued:
+                self._synchronise()
         except OWN_FAILURES:
             raise
-        except _peer_failures(self._device) as error:
+        except _peer_failures(self.device) as error:
             reason = str(error).partition("\n")[0]
             self._lost = f"rank {self.rank} lost another rank during {what}: {reason}"
             raise PeerLost(self._lost) from error
 
     def _synchronise(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _require_joined(self) -> None:
         if not self._joined:

@@ -98,8 +98,10 @@ class LearnerActor:
 
     def export_weights(self, directory: str) -> WeightsRef | None:
         """Write this version where engines can read it, over the one that they no longer read; only
-        rank 0 does and returns the reference."""
+        rank 0 does and returns the reference. Collective where ranks work in step, like what is
+        below."""
         target = _file_of(directory, self._version)
+        # all ranks may ask for it: the first one finds it
         reuse(_file_of(directory, self._version - KEPT_VERSIONS), target)
         return self._rank.export_weights(self._version, target)
 
@@ -168,12 +170,11 @@ class RemoteLearner:
         )
         return report
 
-    async def export_weights(self, directory: str) -> WeightsRef:
-        """Asked of rank 0 alone."""
+    async def export_weights(self, directory: str) -> WeightsRef | None:
+        """None of any rank but the first, which is of use only where ranks work in step."""
         weights: WeightsRef | None = await self._remote.call(
             "export_weights", directory, deadline_s=self._deadline_s
         )
-        assert weights is not None, f"{self.name} is not the rank that writes the weights"
         return weights
 
     async def attest(self, probes: tuple[tuple[int, ...], ...]) -> Attestation:

@@ -1,21 +1,18 @@
-"""Data parallelism with a sharded optimizer (ZeRO-1) over the flat buffers; the same code on gloo
-and NCCL.
+"""The optimizer, shared out over the ranks: each moves what it owns (`Piece`), whatever that is.
 
-    gradients (every rank, whole) --reduce-scatter--> own slice -> divide, clip, AdamW on fp32
-    masters -> values --all-gather--> whole
-
-Each rank owns an equal slice of masters and moments. Leaves out when to update.
+Leaves out how gradients are reduced and weights are gathered (parameters), and when to update.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from tasks.learner.flat_parameters import FlatParameters
-from tasks.learner.ranks import Ranks
+from tasks.learner.parameters import Piece
 
 
 class AdamWConfig(BaseModel):
@@ -81,62 +78,38 @@ class AdamWConfig(BaseModel):
 
 
 class ShardedAdamW:
-    """fp32 masters and Adam moments of one rank's slice of the flat parameters."""
+    """AdamW on the pieces that this rank owns, with their fp32 moments."""
 
-    def __init__(
-        self, config: AdamWConfig, flat: FlatParameters, masters: Tensor, ranks: Ranks
-    ) -> None:
-        """`masters` are the initial fp32 values, whole; only the slice is kept."""
-        self._config, self._flat, self._ranks = config, flat, ranks
-        size = flat.values.numel() // ranks.world_size
-        self.start, self.end = ranks.rank * size, (ranks.rank + 1) * size
-        self.masters = masters[self.start : self.end].clone()
-        self.mean, self.square = torch.zeros_like(self.masters), torch.zeros_like(self.masters)
+    def __init__(self, config: AdamWConfig, pieces: Sequence[Piece]) -> None:
+        self._config, self.pieces = config, tuple(pieces)
+        self.mean = [torch.zeros_like(piece.masters) for piece in self.pieces]
+        self.square = [torch.zeros_like(piece.masters) for piece in self.pieces]
         self.num_updates = 0
 
-    def step(self, gradient: Tensor, rate: float) -> None:
-        """AdamW on the slice's gradient, then every rank's values. Collective."""
+    def step(self, gradients: Sequence[Tensor], rate: float) -> None:
+        """One step on the gradient of every piece."""
         self.num_updates += 1
         for matrices in (True, False):
-            pieces = [
-                (start, end) for start, end, is_matrix in self._pieces() if is_matrix == matrices
+            places = [
+                place for place, piece in enumerate(self.pieces) if piece.is_matrix == matrices
             ]
-            self._step_pieces(
-                gradient, pieces, rate, self._config.weight_decay if matrices else 0.0
-            )
-        self.publish()
-
-    def publish(self) -> None:
-        """Round every rank's masters into the values that compute. Collective."""
-        self._flat.values[self.start : self.end].copy_(self.masters)
-        self._ranks.all_gather(self._flat.values)
-
-    def _pieces(self) -> list[tuple[int, int, bool]]:
-        """What of each parameter lies in the slice, relative to it, and whether it is a matrix."""
-        cuts = [
-            (max(slot.start, self.start), min(slot.end, self.end), len(slot.shape) > 1)
-            for slot in self._flat.slots
-        ]
-        return [
-            (start - self.start, end - self.start, is_matrix)
-            for start, end, is_matrix in cuts
-            if start < end
-        ]
+            if places:
+                decay = self._config.weight_decay if matrices else 0.0
+                self._step_pieces(places, gradients, rate, decay)
 
     def _step_pieces(
-        self, gradient: Tensor, pieces: list[tuple[int, int]], rate: float, weight_decay: float
+        self, places: Sequence[int], gradients: Sequence[Tensor], rate: float, weight_decay: float
     ) -> None:
-        def views(whole: Tensor) -> list[Tensor]:
-            return [whole[start:end] for start, end in pieces]
-
-        before = torch.tensor(float(self.num_updates - 1), device=self.masters.device)
+        before = torch.tensor(
+            float(self.num_updates - 1), device=self.pieces[places[0]].masters.device
+        )
         adamw(
-            views(self.masters),
-            views(gradient),
-            views(self.mean),
-            views(self.square),
+            [self.pieces[place].masters for place in places],
+            [gradients[place] for place in places],
+            [self.mean[place] for place in places],
+            [self.square[place] for place in places],
             [],
-            [before.clone() for _ in pieces],
+            [before.clone() for _ in places],
             fused=True,
             amsgrad=False,
             beta1=self._config.beta1,

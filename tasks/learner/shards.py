@@ -1,15 +1,19 @@
-"""The learner's checkpoint: one safetensors file per rank with its slice of masters and moments,
-restored bit by bit.
+"""The learner's checkpoint: one safetensors file per rank with the masters and moments of what it
+owns, restored bit by bit.
 
-Files carry the range of the flat layout that they hold, so a learner of another number of ranks
-reads the same checkpoint. Every rank must see all files. Leaves out the commit: the step's manifest
-says which checkpoints count.
+    masters/model.norm.weight, mean/..., square/...: consecutive elements of the parameter
+    header: the step, every parameter's shape, and where these elements begin
+
+So a learner of another number of ranks, or with its parameters kept in another way, reads the same
+checkpoint. Every rank must see all files. Leaves out the commit: the step's manifest says which
+checkpoints count.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -17,16 +21,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tasks.learner.flat_parameters import FlatParameters
 from tasks.learner.ranks import Ranks
 from tasks.learner.sharding import ShardedAdamW
 
-_NAMES = ("masters", "mean", "square")
+Shapes = Mapping[str, torch.Size]
 
 
-def save_shard(
-    path: str, step: int, optimizer: ShardedAdamW, flat: FlatParameters, ranks: Ranks
-) -> None:
+def save_shard(path: str, step: int, optimizer: ShardedAdamW, shapes: Shapes, ranks: Ranks) -> None:
     """Write this rank's file into the directory `path`, aside first."""
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)
@@ -34,39 +35,41 @@ def save_shard(
     header = {
         "step": step,
         "num_updates": optimizer.num_updates,
-        "start": optimizer.start,
-        "layout": _layout(flat),
+        "shapes": _listed(shapes),
+        "starts": {piece.name: piece.start for piece in optimizer.pieces},
     }
     aside = target.with_name(f".{target.name}.{os.getpid()}.aside")
-    tensors = {name: getattr(optimizer, name).cpu() for name in _NAMES}
+    tensors = {key: tensor.cpu() for key, _, tensor in _kept(optimizer)}
     save_file(tensors, aside, metadata={"header": json.dumps(header)})
     os.replace(aside, target)
 
 
-def load_shards(path: str, optimizer: ShardedAdamW, flat: FlatParameters) -> int:
-    """Restore slice and values from all shards of the newest complete set; returns the step. Not
-    collective."""
+def load_shards(path: str, optimizer: ShardedAdamW, shapes: Shapes) -> int:
+    """Restore all that this rank owns from all shards of the newest complete set; returns the
+    step."""
     for file_path in _complete_set(Path(path)):
         with safe_open(file_path, framework="pt") as file:
             header = json.loads(file.metadata()["header"])
-            if header["layout"] != _layout(flat):
+            if header.get("shapes") != _listed(shapes):
                 raise ValueError(
-                    f"a checkpoint must be of the same model, {file_path} has other parameters;"
-                    " load the right one"
+                    f"a checkpoint must be of the same model, {file_path} has other parameters, or"
+                    " the form of another version of this code; load the right one"
                 )
-            for name in _NAMES:
-                _copy_overlap(
-                    getattr(optimizer, name),
-                    optimizer.start,
-                    file.get_tensor(name),
-                    header["start"],
-                )
-            masters = file.get_tensor("masters").to(
-                device=flat.values.device, dtype=flat.values.dtype
-            )
-            _copy_overlap(flat.values, 0, masters, header["start"])
+            starts = header["starts"]
+            for key, place, tensor in _kept(optimizer):
+                piece = optimizer.pieces[place]
+                if piece.name in starts:
+                    _copy_overlap(tensor, piece.start, file.get_tensor(key), starts[piece.name])
             optimizer.num_updates = header["num_updates"]
     return int(header["step"])
+
+
+def _kept(optimizer: ShardedAdamW) -> Iterator[tuple[str, int, Tensor]]:
+    """What a checkpoint has: its name there, the place of its piece, and the tensor."""
+    for place, piece in enumerate(optimizer.pieces):
+        yield f"masters/{piece.name}", place, piece.masters
+        yield f"mean/{piece.name}", place, optimizer.mean[place]
+        yield f"square/{piece.name}", place, optimizer.square[place]
 
 
 def _complete_set(directory: Path) -> list[Path]:
@@ -84,13 +87,12 @@ def _complete_set(directory: Path) -> list[Path]:
     return found
 
 
-def _layout(flat: FlatParameters) -> list[list[object]]:
-    return [[slot.name, list(slot.shape), slot.start] for slot in flat.slots]
+def _listed(shapes: Shapes) -> dict[str, list[int]]:
+    return {name: list(shape) for name, shape in shapes.items()}
 
 
 def _copy_overlap(target: Tensor, target_start: int, source: Tensor, source_start: int) -> None:
-    """Copy where two ranges of the flat layout meet; padding beyond the last parameter may be
-    missing on either side."""
+    """Copy where two ranges of one parameter's elements meet."""
     start = max(target_start, source_start)
     end = min(target_start + target.numel(), source_start + source.numel())
     if start < end:

@@ -50,8 +50,9 @@ async def accumulate_split(
     split: Split,
     moments: Moments | None = None,
 ) -> tuple[AccumulateReport, ...]:
-    """Make exactly the calls of a recorded split; the reports by rank. ValueError when it is not a
-    split of these groups. `moments`: of the step's rewards, where the advantages depend on them."""
+    """Make exactly the calls of a recorded split, and one with nothing to a rank that has none: the
+    others may need it (trainer). The reports by rank. ValueError when it is not a split of these
+    groups. `moments`: of the step's rewards, where the advantages depend on them."""
     by_id = {group.prompt.prompt_id: group for group in groups}
     named = sorted(
         (name, place) for share in split for name, places in share.parts for place in places
@@ -69,13 +70,13 @@ async def accumulate_split(
 
     async def follow(rank: int) -> AccumulateReport:
         report = AccumulateReport()
-        for share in split:
-            if share.rank == rank:
-                parts = (
-                    GroupPart(group=by_id[name], places=places, moments=moments)
-                    for name, places in share.parts
-                )
-                report += await ranks[rank].accumulate(tuple(parts))
+        own = [share.parts for share in split if share.rank == rank]
+        for named_parts in own or [()]:
+            parts = (
+                GroupPart(group=by_id[name], places=places, moments=moments)
+                for name, places in named_parts
+            )
+            report += await ranks[rank].accumulate(tuple(parts))
         return report
 
     return tuple(await asyncio.gather(*map(follow, range(len(ranks)))))

@@ -80,7 +80,8 @@ class StreamedAccumulation:
     ) -> tuple[AccumulateReport, ...]:
         """Deal what is left to all ranks, given what they are still busy with; the reports by rank.
 
-        The split is final, and recorded, before the last calls are made.
+        The split is final, and recorded, before the last calls are made. A rank that was never
+        freed is called once, if with nothing: the others may need it (trainer).
         """
         self._is_closed = True
         self.num_streamed = len({name for share in self._calls for name, _ in share.parts})
@@ -119,7 +120,7 @@ class StreamedAccumulation:
     async def _end(self, rank: int, parts: tuple[GroupPart, ...]) -> None:
         if rank in self._workers:
             await self._workers[rank]
-        if parts:
+        if parts or rank not in self._workers:
             await self._accumulate(rank, parts)
 
     async def _accumulate(self, rank: int, parts: tuple[GroupPart, ...]) -> None:

@@ -4,9 +4,11 @@
         sums of gradients,     reduce, divide once,
         normaliser, loss       clip, AdamW, gather
 
-`accumulate` talks to no other rank, so ranks may get different numbers of calls in any split
-(invariant 4, docs/architecture.md). All methods are synchronous and called from one thread; the
-Dask actor around it is `remote.LearnerActor`.
+With replicated parameters `accumulate` talks to no other rank, so that ranks may get different
+numbers of calls in any split (invariant 4, docs/architecture.md). With sharded ones ranks work in
+step: whatever computes or reads whole parameters is called on all ranks, as often and in the same
+order. All methods are synchronous and called from one thread; the Dask actor around it is
+`remote.LearnerActor`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 import torch
@@ -34,8 +37,8 @@ from tasks.learner.micro_step import MicroStep
 from tasks.learner.normalisation import NormalisationConfig, TokenMean
 from tasks.learner.objective import KlPlace, Objective
 from tasks.learner.overlong import AS_SCORED, OverlongConfig, SoftPunishment
-from tasks.learner.packing import Sample, micro_batches, pack_samples
-from tasks.learner.policy import ComputeDtype, Policy, load_reference
+from tasks.learner.packing import PackedBatch, Sample, micro_batches, pack_samples
+from tasks.learner.policy import ComputeDtype, Placement, load_policy, load_reference
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport, UpdateReport, skip_reason
 from tasks.learner.samples import training_set
@@ -99,7 +102,13 @@ class LearnerConfig(BaseModel):
     recompute_layers: bool = Field(
         default=False, description="Recompute each layer in backward: less memory, a third slower."
     )
-
+    parameters: Placement = Field(
+        default="replicated",
+        description=(
+            "Where weights and gradients lie: whole on every rank, or one shard of them on each,"
+            " gathered layer by layer: less memory, more communication."
+        ),
+    )
     max_nonfinite_steps: int = Field(
         default=3,
         ge=1,
@@ -141,6 +150,11 @@ class LearnerConfig(BaseModel):
             entropy_coefficient=self.entropy_coefficient,
         )
 
+    @property
+    def ranks_in_step(self) -> bool:
+        """Whether ranks can compute only all together."""
+        return self.parameters == "sharded"
+
 
 class LearnerRank:
     """The policy, its gradients and this rank's part of the optimizer."""
@@ -153,29 +167,38 @@ class LearnerRank:
         world_size: int,
         device: str = "cpu",
     ) -> None:
-        self._config = config
+        self._config, self._model_path = config, model_path
         self._ranks = Ranks(rank, world_size, torch.device(device))
+        self._normaliser = 0.0
+        self._loss_sum = 0.0
+        if not config.ranks_in_step:
+            self._load()
+        elif world_size == 1:
+            raise ValueError(
+                "learner.parameters=sharded needs two ranks or more, got 1: there is nobody to"
+                " share with; give the learner role more devices, or leave it replicated"
+            )
+
+    def _load(self) -> None:
+        """Policy, optimizer and reference; collective where parameters are sharded."""
+        config, where = self._config, self._config.parameters
         # first, so that what its loading leaves free is there for the policy
         reference = None
         if config.kl_coefficient:
-            reference = load_reference(model_path, config.compute, device)
-        self._policy = Policy(
-            model_path, config.compute, device, world_size, config.recompute_layers
+            reference = load_reference(self._model_path, config.compute, self._ranks, where)
+        self._policy = load_policy(
+            self._model_path, config.compute, self._ranks, where, config.recompute_layers
         )
-        self._optimizer = ShardedAdamW(
-            config.optimizer, self._policy.flat, self._policy.take_initial_masters(), self._ranks
-        )
+        self._optimizer = ShardedAdamW(config.optimizer, self._policy.parameters.pieces)
         self._micro_step = MicroStep(config.objective, config.temperature, self._policy, reference)
-        self._normaliser = 0.0
-        self._loss_sum = 0.0
 
     def join(self, init_method: str, deadline_s: float) -> None:
-        """Enter the group of all ranks. Collective; the deadline holds for every later collective
-        too."""
+        """Enter the group of all ranks; sharded parameters are loaded here. Collective; the
+        deadline holds for every later collective too."""
         self._ranks.join(init_method, deadline_s)
-        checksum = float(
-            fingerprint(self._policy.flat.values[: self._policy.flat.num_elements]) % (1 << 40)
-        )
+        if self._config.ranks_in_step:
+            self._load()
+        checksum = float(self._policy.parameters.checksum() % (1 << 40))
         total, count = self._ranks.sum([checksum, 1.0])
         if total != count * checksum:
             raise ValueError(
@@ -185,7 +208,8 @@ class LearnerRank:
 
     def accumulate(self, payload: bytes) -> AccumulateReport:
         """Add the gradients, loss and normaliser of these groups or parts of groups (packed
-        tuples). Not collective."""
+        tuples). Collective where ranks work in step, then with any number of groups, none
+        included."""
         groups: tuple[Group | GroupPart, ...] = unpack(payload)
         data = training_set(
             groups, self._config.advantage, self._config.normalisation, self._config.overlong
@@ -205,15 +229,30 @@ class LearnerRank:
             num_tokens=sum(len(sample.response) for sample in data.samples),
             normaliser=data.normaliser,
         )
-        for batch in micro_batches(wanted, self._config.max_tokens_per_microbatch):
-            report += self._micro_step.run(batch)
+        rows = micro_batches(wanted, self._config.max_tokens_per_microbatch)
+        report += self._train_in_step(rows) if self._config.ranks_in_step else self._train(rows)
         self._normaliser += report.normaliser
         self._loss_sum += report.loss_sum
         return report
 
+    def _train(self, rows: Sequence[PackedBatch]) -> AccumulateReport:
+        report = AccumulateReport()
+        for row in rows:
+            report += self._micro_step.run(row)
+        return report
+
+    def _train_in_step(self, rows: Sequence[PackedBatch]) -> AccumulateReport:
+        """The same, and idle passes for every row that another rank has more."""
+        with self._ranks.in_step():
+            num_idle = self._ranks.most(len(rows)) - len(rows)
+            report = self._train(rows)
+            for _ in range(num_idle):
+                self._micro_step.idle()
+        return report
+
     def discard(self) -> None:
         """Forget what was accumulated."""
-        self._policy.discard_gradients()
+        self._policy.parameters.discard()
         self._normaliser = self._loss_sum = 0.0
 
     def update(self, step: int) -> UpdateReport:
@@ -221,10 +260,10 @@ class LearnerRank:
         started = time.time()
         normaliser, loss_sum = self._ranks.sum([self._normaliser, self._loss_sum])
         rate, loss = self._config.optimizer.rate(step), loss_sum / normaliser if normaliser else 0.0
-        gradient, grad_norm = self._reduced(normaliser)
+        gradients, grad_norm = self._reduced(normaliser)
         skipped = skip_reason(normaliser, loss, grad_norm)
         if skipped is None:
-            self._apply(gradient, grad_norm, rate)
+            self._apply(gradients, grad_norm, rate)
         self.discard()
         return UpdateReport(
             step=step,
@@ -236,25 +275,34 @@ class LearnerRank:
             busy=((started, time.time()),),
         )
 
-    def _reduced(self, normaliser: float) -> tuple[Tensor, float]:
-        """This rank's slice of the gradient after the division, and the norm of the whole."""
-        gradient = self._ranks.reduce_scatter(self._policy.flat.gradients).div_(normaliser or 1.0)
-        return gradient, math.sqrt(self._ranks.sum([squared_norm(gradient)])[0])
+    def _reduced(self, normaliser: float) -> tuple[list[Tensor], float]:
+        """The gradients of what this rank owns, after the division, and the norm of all."""
+        gradients = self._policy.parameters.reduced()
+        for gradient in gradients:
+            gradient.div_(normaliser or 1.0)
+        squares = sum(squared_norm(gradient) for gradient in gradients)
+        return gradients, math.sqrt(self._ranks.sum([squares])[0])
 
-    def _apply(self, gradient: Tensor, norm: float, rate: float) -> None:
+    def _apply(self, gradients: Sequence[Tensor], norm: float, rate: float) -> None:
         if norm > self._config.optimizer.max_grad_norm:
-            gradient.mul_(self._config.optimizer.max_grad_norm / norm)
-        self._optimizer.step(gradient, rate)
+            for gradient in gradients:
+                gradient.mul_(self._config.optimizer.max_grad_norm / norm)
+        self._optimizer.step(gradients, rate)
+        self._policy.parameters.publish()
 
     def export_weights(self, version: int, path: str) -> WeightsRef | None:
-        """Rank 0 writes the bf16 weights under the checkpoint's names; the others return None."""
-        if self._ranks.rank:
-            return None
-        return write_weights(self._policy.flat.named_views(), path, version)
+        """Rank 0 writes the bf16 weights under the checkpoint's names; the others return None, and
+        only help where ranks work in step."""
+        tensors, in_step = self._policy.parameters.exported(), self._config.ranks_in_step
+        if self._ranks.rank == 0:
+            return write_weights(_copied(tensors) if in_step else tensors, path, version)
+        if in_step:
+            deque(tensors, maxlen=0)
+        return None
 
     def fingerprints(self) -> dict[str, int]:
         """Fingerprint of every tensor that `export_weights` writes."""
-        return {name: fingerprint(view) for name, view in self._policy.flat.named_views()}
+        return {name: fingerprint(tensor) for name, tensor in self._policy.parameters.exported()}
 
     def probe(self, probes: Sequence[tuple[int, ...]]) -> tuple[tuple[float, ...], ...]:
         """Log-probability of each token after the first, per probe, at temperature 1."""
@@ -275,14 +323,16 @@ class LearnerRank:
 
     def save_checkpoint(self, path: str, step: int) -> None:
         """Write this rank's shard into the directory. Then freed memory goes back to the system."""
-        save_shard(path, step, self._optimizer, self._policy.flat, self._ranks)
+        save_shard(path, step, self._optimizer, self._policy.parameters.shapes, self._ranks)
         _give_memory_back()
 
     def load_checkpoint(self, path: str) -> int:
         """Restore weights, optimizer and step bit by bit; returns the step. What was accumulated is
-        forgotten."""
+        forgotten. Collective."""
         self.discard()
-        return load_shards(path, self._optimizer, self._policy.flat)
+        step = load_shards(path, self._optimizer, self._policy.parameters.shapes)
+        self._policy.parameters.publish()
+        return step
 
     def check_peers(self) -> None:
         """Raise PeerLost when the group of all ranks is broken; waits for nothing."""
@@ -291,6 +341,12 @@ class LearnerRank:
     def close(self) -> None:
         """Leave the group."""
         self._ranks.close()
+
+
+def _copied(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """In the host's memory, to last: a gathered parameter is gone when the next is asked for."""
+    for name, tensor in tensors:
+        yield name, tensor.to(device="cpu", dtype=torch.bfloat16, copy=True)
 
 
 def _give_memory_back() -> None:

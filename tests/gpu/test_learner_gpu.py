@@ -46,7 +46,7 @@ def test_fp32_gradients_on_the_gpu_equal_those_of_the_cpu(
     config = LearnerConfig.model_validate(given | {"compute": "fp32"})
     ranks = [LearnerRank(config, model_path, 0, 1, device) for device in ("cpu", "cuda")]
     reports = [rank.accumulate(pack(random_groups(7))) for rank in ranks]
-    gradients = [rank._policy.flat.gradients.cpu() for rank in ranks]
+    gradients = [rank._policy.parameters.gradients.cpu() for rank in ranks]
     assert reports[0].loss_sum == pytest.approx(reports[1].loss_sum, rel=1e-3, abs=1e-3)
     assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.9999
 
@@ -56,7 +56,7 @@ def test_bf16_gradients_on_the_gpu_point_where_fp32_gradients_do(model_path: str
     for compute, device in (("bf16", "cuda"), ("fp32", "cpu")):
         rank = LearnerRank(LearnerConfig(compute=compute), model_path, 0, 1, device)
         rank.accumulate(pack(random_groups(7)))
-        gradients.append(rank._policy.flat.gradients.cpu())
+        gradients.append(rank._policy.parameters.gradients.cpu())
     assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.99
 
 

@@ -46,7 +46,7 @@ def accumulated(
     """Gradient sum, normaliser and loss sum after these calls."""
     rank.discard()
     reports = [rank.accumulate(pack(part)) for part in parts]
-    gradient = rank._policy.flat.gradients.clone()
+    gradient = rank._policy.parameters.gradients.clone()
     return (
         gradient,
         sum(report.normaliser for report in reports),
@@ -143,12 +143,12 @@ def updated(learners: Sequence[LearnerRank], start: str) -> torch.Tensor:
     added up, on the first rank."""
     first = learners[0]
     for other in learners[1:]:
-        first._policy.flat.gradients += other._policy.flat.gradients
+        first._policy.parameters.gradients += other._policy.parameters.gradients
         first._normaliser += other._normaliser
         first._loss_sum += other._loss_sum
         other.discard()
     first.update(1)
-    values = first._policy.flat.values.clone()
+    values = first._policy.parameters.values.clone()
     first.load_checkpoint(start)
     return values
 

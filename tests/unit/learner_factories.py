@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import random
 from collections.abc import Callable, Sequence
@@ -13,8 +14,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, VersionSpan
 from tasks.learner.packing import Sample
+from tasks.learner.ranks import Ranks
 
 VOCABULARY = 61
+ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
 def make_model(path: Path, tied: bool = True, seed: int = 0, head_dim: int = 8) -> str:
@@ -109,6 +112,12 @@ def naive_logp(
     logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt) - 1 : -1]
     logs = (logits / temperature).log_softmax(-1)
     return logs.gather(1, ids[0, len(sample.prompt) :, None])[:, 0], -(logs.exp() * logs).sum(-1)
+
+
+def live_tensors() -> list[Tensor]:
+    """Every tensor that there is in this process."""
+    gc.collect()
+    return [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
 
 
 def run_processes(target: Callable[..., None], arguments: Sequence[tuple[object, ...]]) -> None:

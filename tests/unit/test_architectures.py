@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_factories import VOCABULARY, naive_logp, naive_model, random_groups
+from learner_factories import ALONE, VOCABULARY, naive_logp, naive_model, random_groups
 
 from benchmarks.tiny_architectures import ARCHITECTURES, save_tiny
 from tasks.learner import tree_attention
@@ -18,7 +18,7 @@ from tasks.learner.micro_step import MicroStep
 from tasks.learner.normalisation import SequenceMean
 from tasks.learner.objective import Objective
 from tasks.learner.packing import micro_batches
-from tasks.learner.policy import Policy
+from tasks.learner.policy import load_policy
 from tasks.learner.samples import training_set
 
 REFUSED = {
@@ -34,7 +34,7 @@ def test_packed_training_computes_what_the_architecture_does(
 ) -> None:
     monkeypatch.setattr(tree_attention, "QUERIES_PER_BLOCK", 16)
     path = str(save_tiny(name, tmp_path, VOCABULARY))
-    policy, model = Policy(path, "fp32", "cpu", 1), naive_model(path)
+    policy, model = load_policy(path, "fp32", ALONE), naive_model(path)
     samples = training_set(random_groups(3), GrpoAdvantage(), SequenceMean()).samples
     step = MicroStep(Objective(loss=ReinforceLoss()), 0.8, policy, None)
     total = sum(step.run(batch).loss_sum for batch in micro_batches(samples, 60))
@@ -51,7 +51,7 @@ def test_packed_training_computes_what_the_architecture_does(
     for parameter_name, parameter in model.named_parameters():
         wanted = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
         torch.testing.assert_close(
-            policy.flat.gradient(parameter_name),
+            policy.parameters.gradient(parameter_name),
             wanted,
             rtol=1e-3,
             atol=1e-5 * (1 + float(wanted.abs().max())),

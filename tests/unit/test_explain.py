@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from learner_factories import make_model, naive_model
 from round_factories import plan_round
 
 from flows.commands.explain import algebra_rows, field_rows, placement_rows
 from flows.config.run_config import RunConfig
+from tasks.learner.memory import model_size
 from tasks.scheduling.queue_state import QueueState, finish_round
 
 
@@ -134,6 +138,33 @@ def drain_rounds(config: RunConfig, num_steps: int) -> int:
         )
         step += 1
     return step - 1 - num_steps
+
+
+def test_the_learner_s_memory_is_told_for_both_ways_of_keeping_parameters(tmp_path: Path) -> None:
+    rows = dict(algebra_rows(configured(keep={"model_cache": str(tmp_path)})))
+    assert rows["learner memory"] == (
+        "replicated over 2: 12 bytes a parameter on each, 10 GB hold 0.83 billion; activations come"
+        " on top"
+    )
+    assert rows["if it were sharded"].startswith("sharded over 2: 8 bytes a parameter on each")
+    alone = {"roles": "rollout: 0-1, learner: 0"}
+    rows = dict(algebra_rows(configured(cluster=alone, learner={"kl_coefficient": 0.1})))
+    assert rows["learner memory"].startswith("replicated over 1: 20 bytes a parameter")
+    assert not [quantity for quantity in rows if quantity.startswith("if it were")]
+
+
+def test_the_memory_of_a_model_that_is_here_is_told(tmp_path: Path) -> None:
+    path = make_model(tmp_path / "model")
+    size = model_size(Path(path))
+    model = naive_model(path)
+    layer = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
+    assert (size.num_parameters, size.largest_layer) == (model.num_parameters(), layer)
+    assert (size.table, size.is_tied) == (61 * 32, True)
+    config = configured(model={"kind": "path", "path": path}, learner={"parameters": "sharded"})
+    held = 8 * size.num_parameters / 1e9
+    whole = (10 * layer + 4 * size.table) / 1e9
+    told = dict(algebra_rows(config))["learner memory"]
+    assert f"; here {held:.2g} GB and {whole:.2g} GB for a moment;" in told
 
 
 def test_every_worker_is_placed() -> None:

@@ -70,10 +70,11 @@ def test_many_threads_may_load_models_whose_head_is_their_embedding(tmp_path: Pa
     """In a process of its own: what one thread can spoil is spoilt for good."""
     path = save_tiny("smollm3", tmp_path, vocabulary=64)
     code = (
-        "import sys; from concurrent.futures import ThreadPoolExecutor;"
-        " from tasks.learner.policy import load_reference\n"
+        "import sys; from concurrent.futures import ThreadPoolExecutor; import torch;"
+        " from tasks.learner.policy import load_reference; from tasks.learner.ranks import Ranks\n"
+        "alone = Ranks(0, 1, torch.device('cpu'))\n"
         "with ThreadPoolExecutor(4) as pool: print(len(list(pool.map("
-        "lambda _: load_reference(sys.argv[1], 'fp32', 'cpu'), range(24)))))"
+        "lambda _: load_reference(sys.argv[1], 'fp32', alone), range(24)))))"
     )
     assert printed_by(code, str(path)) == "24"
 

@@ -10,7 +10,7 @@ import torch
 
 from tasks.learner import exchange
 from tasks.learner.gradient_norm import squared_norm
-from tasks.learner.sharding import Ranks
+from tasks.learner.ranks import Ranks
 
 SLICE = 700  # elements of a rank
 PIECES = (100, 300, 1 << 22)  # of a message: seven of them, two and a rest, one

@@ -257,7 +257,7 @@ def test_packed_gradients_of_whole_responses_equal_naive_ones(
     assert report.num_responses_gated == num_dropped
     assert (num_dropped > 0) is config.gate.drops
     for name, gradient in expected.items():
-        found = rank._policy.flat.gradient(name)
+        found = rank._policy.parameters.gradient(name)
         torch.testing.assert_close(found, gradient, rtol=1e-3, atol=2e-5)
 
 
@@ -313,13 +313,13 @@ def test_sums_and_updates_do_not_depend_on_rows_and_ranks(
             assert figures[name] == pytest.approx(expected[name], rel=1e-4), name
     first = ranks[0]
     for other in ranks[1:]:
-        first._policy.flat.gradients += other._policy.flat.gradients
+        first._policy.parameters.gradients += other._policy.parameters.gradients
         first._normaliser += other._normaliser
         first._loss_sum += other._loss_sum
     first.update(1)
     alone.update(1)
     torch.testing.assert_close(
-        first._policy.flat.values, alone._policy.flat.values, rtol=0, atol=1e-4
+        first._policy.parameters.values, alone._policy.parameters.values, rtol=0, atol=1e-4
     )
 
 

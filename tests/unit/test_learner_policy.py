@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_factories import make_model, naive_logp, naive_model, random_groups
+from learner_factories import ALONE, make_model, naive_logp, naive_model, random_groups
 
 from tasks.learner import head, tree_attention
 from tasks.learner.advantage import GrpoAdvantage
@@ -16,7 +16,7 @@ from tasks.learner.micro_step import MicroStep
 from tasks.learner.normalisation import SequenceMean
 from tasks.learner.objective import Objective
 from tasks.learner.packing import Sample, micro_batches, pack_samples
-from tasks.learner.policy import Policy, load_reference
+from tasks.learner.policy import load_policy, load_reference
 from tasks.learner.samples import training_set
 
 
@@ -32,12 +32,12 @@ def test_packed_gradients_equal_naive_gradients(
     monkeypatch.setattr(tree_attention, "QUERIES_PER_BLOCK", 16)
     monkeypatch.setattr(head, "ROWS_PER_CHUNK", 24)
     path = make_model(tmp_path, tied)
-    policy = Policy(path, "fp32", "cpu", 1)
+    policy = load_policy(path, "fp32", ALONE)
     step = MicroStep(
         Objective(loss=ReinforceLoss(), kl_coefficient=0.1),
         0.8,
         policy,
-        load_reference(path, "fp32", "cpu"),
+        load_reference(path, "fp32", ALONE),
     )
     total = sum(step.run(batch).loss_sum for batch in micro_batches(samples(3), max_tokens))
 
@@ -54,13 +54,15 @@ def test_packed_gradients_equal_naive_gradients(
 
     assert total == pytest.approx(expected.item(), rel=1e-5)
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(policy.flat.gradient(name), parameter.grad, rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(
+            policy.parameters.gradient(name), parameter.grad, rtol=1e-4, atol=2e-6
+        )
 
 
 def test_log_probabilities_and_entropies_equal_naive_ones(tmp_path: Path) -> None:
     path = make_model(tmp_path)
     batch = pack_samples(samples(5))
-    result = Policy(path, "fp32", "cpu", 1).score(batch)
+    result = load_policy(path, "fp32", ALONE).score(batch)
     with torch.no_grad():
         pairs = [naive_logp(naive_model(path), sample) for sample in batch.samples]
     torch.testing.assert_close(
@@ -75,14 +77,14 @@ def test_log_probabilities_and_entropies_equal_naive_ones(tmp_path: Path) -> Non
 def test_a_backward_pass_that_was_interrupted_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = Policy(make_model(tmp_path), "fp32", "cpu", 1)
+    policy = load_policy(make_model(tmp_path), "fp32", ALONE)
     step = MicroStep(Objective(loss=ReinforceLoss()), 1.0, policy, None)
     batch = pack_samples(samples(3))
     step.run(batch)
-    expected = policy.flat.gradients.clone()
-    policy.discard_gradients()
+    expected = policy.parameters.gradients.clone()
+    policy.parameters.discard()
 
-    whole = policy.flat.gradient
+    whole = policy.parameters.gradient
     interrupted_at = "model.layers.0.mlp.down_proj.weight"
 
     def gradient(name: str) -> torch.Tensor:
@@ -90,10 +92,10 @@ def test_a_backward_pass_that_was_interrupted_leaves_nothing_behind(
             raise MemoryError
         return whole(name)
 
-    monkeypatch.setattr(policy.flat, "gradient", gradient)
+    monkeypatch.setattr(policy.parameters, "gradient", gradient)
     with pytest.raises(MemoryError):
         step.run(batch)
-    monkeypatch.setattr(policy.flat, "gradient", whole)
-    policy.discard_gradients()
+    monkeypatch.setattr(policy.parameters, "gradient", whole)
+    policy.parameters.discard()
     step.run(batch)
-    torch.testing.assert_close(policy.flat.gradients, expected)
+    torch.testing.assert_close(policy.parameters.gradients, expected)

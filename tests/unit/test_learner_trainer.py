@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
 import torch
 from learner_factories import (
+    live_tensors,
     make_group,
     make_model,
     naive_logp,
@@ -56,7 +56,7 @@ def test_an_update_is_one_adamw_step_on_the_mean_loss(model_path: str) -> None:
     model = naive_model(model_path)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim == 1]
-    flat = rank._policy.flat
+    flat = rank._policy.parameters
     for name, parameter in model.named_parameters():
         parameter.grad = flat.gradient(name).clone() / report.normaliser
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -76,7 +76,7 @@ def test_equal_inputs_give_bitwise_equal_weights(model_path: str) -> None:
     for rank in ranks:
         rank.accumulate(pack(random_groups(7)))
         rank.update(1)
-    assert torch.equal(ranks[0]._policy.flat.values, ranks[1]._policy.flat.values)
+    assert torch.equal(ranks[0]._policy.parameters.values, ranks[1]._policy.parameters.values)
 
 
 def test_discarded_gradients_leave_no_trace(model_path: str) -> None:
@@ -86,7 +86,7 @@ def test_discarded_gradients_leave_no_trace(model_path: str) -> None:
     for rank in (first, second):
         rank.accumulate(pack(random_groups(7)))
         rank.update(1)
-    assert torch.equal(first._policy.flat.values, second._policy.flat.values)
+    assert torch.equal(first._policy.parameters.values, second._policy.parameters.values)
 
 
 def test_an_update_of_nothing_changes_nothing(model_path: str) -> None:
@@ -115,11 +115,6 @@ def test_a_kl_term_reports_the_distance_from_the_start_and_pulls_back(model_path
     assert first.num_responses_skipped == 0
 
 
-def live_tensors() -> list[torch.Tensor]:
-    gc.collect()
-    return [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
-
-
 def held_bytes(path: str, config: LearnerConfig) -> tuple[int, LearnerRank]:
     """Bytes of all tensors that a new learner keeps, and the learner.
 
@@ -143,9 +138,11 @@ def test_a_reference_holds_its_weights_once_in_the_compute_dtype_and_nothing_els
     held, rank = held_bytes(model_path, plain.model_copy(update={"kl_coefficient": 0.1}))
     reference = rank._micro_step._reference
     assert reference is not None
-    assert reference.flat.values.nbytes == bytes_each * alone._policy.flat.values.numel()
+    assert (
+        reference.parameters.values.nbytes == bytes_each * alone._policy.parameters.values.numel()
+    )
     buffers = sum(buffer.nbytes for buffer in reference._backbone.buffers())
-    assert held - without == reference.flat.values.nbytes + buffers
+    assert held - without == reference.parameters.values.nbytes + buffers
 
 
 def test_a_checkpoint_restores_bit_by_bit(model_path: str, tmp_path: Path) -> None:
@@ -159,7 +156,7 @@ def test_a_checkpoint_restores_bit_by_bit(model_path: str, tmp_path: Path) -> No
     for rank in (original, restored):
         rank.accumulate(pack(random_groups(8)))
         rank.update(2)
-    assert torch.equal(original._policy.flat.values, restored._policy.flat.values)
+    assert torch.equal(original._policy.parameters.values, restored._policy.parameters.values)
 
 
 def test_an_incomplete_checkpoint_is_refused(model_path: str, tmp_path: Path) -> None:
@@ -202,7 +199,7 @@ def test_bf16_gradients_point_where_fp32_gradients_do(model_path: str) -> None:
     for compute in ("bf16", "fp32"):
         rank = learner(model_path, CONFIG.model_copy(update={"compute": compute}))
         rank.accumulate(pack(random_groups(7)))
-        gradients.append(rank._policy.flat.gradients)
+        gradients.append(rank._policy.parameters.gradients)
     assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.99
 
 
@@ -255,8 +252,11 @@ def test_two_ranks_make_the_update_of_one_and_share_its_checkpoint(
         alone.update(step)
     together = learner(model_path)
     assert together.load_checkpoint(str(tmp_path / "checkpoint")) == 2
-    size = alone._policy.flat.num_elements
+    size = alone._policy.parameters.num_elements
     torch.testing.assert_close(
-        together._policy.flat.values[:size], alone._policy.flat.values[:size], rtol=1e-4, atol=1e-5
+        together._policy.parameters.values[:size],
+        alone._policy.parameters.values[:size],
+        rtol=1e-4,
+        atol=1e-5,
     )
     assert together.fingerprints() == fingerprints(tmp_path / "two.safetensors")

@@ -374,6 +374,19 @@ def test_the_stream_trainer_needs_a_device_to_free() -> None:
     assert apart.stream_trainer.milestones[0] == 0.2
 
 
+def test_sharded_parameters_need_ranks_that_train_at_the_same_time() -> None:
+    sharded = "learner.parameters=sharded"
+    alone = 'cluster.roles="rollout: 0-1, learner: 1"'
+    assert refusal(sharded, alone).startswith(
+        "learner.parameters=sharded needs two devices of the role learner or more, got 1"
+    )
+    assert refusal(sharded, "stream_trainer.enabled=true").startswith(
+        "learner.parameters=sharded cannot train in mid-round"
+    )
+    both = RunConfig.model_validate(assemble("tiny", "", [sharded]))
+    assert both.learner.ranks_in_step
+
+
 def test_milestones_of_the_stream_trainer_are_checked() -> None:
     assert "last_milestone must be >= first_milestone (0.2), got 0.1" in refusal(
         "stream_trainer.last_milestone=0.1"

@@ -72,7 +72,8 @@ def learner(path: str, config: LearnerConfig = CONFIG) -> LearnerRank:
 def state(rank: LearnerRank) -> tuple[torch.Tensor, ...]:
     """Copies of all that an update may change."""
     optimizer = rank._optimizer
-    kept = (rank._policy.flat.values, optimizer.masters, optimizer.mean, optimizer.square)
+    masters = [piece.masters for piece in optimizer.pieces]
+    kept = (rank._policy.parameters.values, *masters, *optimizer.mean, *optimizer.square)
     return (*(tensor.clone() for tensor in kept), torch.tensor(optimizer.num_updates))
 
 
@@ -154,8 +155,8 @@ def test_all_ranks_leave_the_same_updates_out(model_path: str, tmp_path: Path) -
     for step, groups in ((1, GOOD), (4, LATER)):
         alone.accumulate(pack(groups))
         alone.update(step)
-    size = alone._policy.flat.num_elements
-    got, expected = (rank._policy.flat.values[:size] for rank in (together, alone))
+    size = alone._policy.parameters.num_elements
+    got, expected = (rank._policy.parameters.values[:size] for rank in (together, alone))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     assert together._optimizer.num_updates == alone._optimizer.num_updates == 2
 

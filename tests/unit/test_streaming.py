@@ -50,7 +50,7 @@ class TimedRank:
 
     @property
     def shares(self) -> list[Share]:
-        return [share_of(self.rank, parts) for _, parts in self.calls]
+        return [share_of(self.rank, parts) for _, parts in self.calls if parts]
 
 
 class FailingRank(TimedRank):
@@ -155,6 +155,17 @@ def test_groups_without_a_gradient_wait_for_the_end() -> None:
     assert num_streamed == 0
     assert [share.parts for share in split] == [(("0/flat", (0, 1)),)]
     assert sum(report.num_responses for report in reports) == 2
+
+
+def test_a_rank_without_a_share_is_called_once_with_nothing() -> None:
+    """Ranks in step compute only all together: none may be passed over, live or in a replay."""
+    flat = make_group((1, 2), [(3,), (4,)], [1.0, 1.0], prompt_id="0/flat")
+    ranks, again = ([TimedRank(rank) for rank in range(3)] for _ in range(2))
+    _, split, _ = run_virtual(streamed(ranks, [flat], freed={}))
+    run_virtual(accumulate_split(again, [flat], split))
+    for played in (ranks, again):
+        calls = [[parts for _, parts in rank.calls] for rank in played]
+        assert calls == [[(as_part(flat),)], [()], [()]]
 
 
 def test_a_lost_rank_fails_the_step() -> None:

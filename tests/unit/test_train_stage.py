@@ -140,7 +140,7 @@ def test_advantages_of_the_whole_step_wait_for_its_last_group_and_are_replayed(
         return [LearnerActor(config, model_path, 0, 1, (), "cpu") for _ in range(number)]
 
     def gradients(ranks: Sequence[LearnerActor]) -> torch.Tensor:
-        return torch.stack([actor._rank._policy.flat.gradients for actor in ranks]).sum(0)
+        return torch.stack([actor._rank._policy.parameters.gradients for actor in ranks]).sum(0)
 
     def learners(ranks: Sequence[LearnerActor]) -> list[RemoteLearner]:
         return [remote(f"learner-{place}", actor) for place, actor in enumerate(ranks)]
@@ -240,12 +240,12 @@ def test_a_repeated_stage_follows_the_split_that_was_decided(
 
     async def attempts() -> None:
         await play(plan, buffer, [FREED, *GROUPS])
-        first = learner._rank._policy.flat.gradients.clone()
+        first = learner._rank._policy.parameters.gradients.clone()
         split = read_split(store_of(plan), 1)
         report = await play(make_plan(tmp_path, attempt=2), buffer, GROUPS[::-1])
         assert report.num_groups_streamed == 0
         assert read_split(store_of(plan), 1) == split
-        assert learner._rank._policy.flat.gradients.equal(first)
+        assert learner._rank._policy.parameters.gradients.equal(first)
 
     asyncio.run(attempts())
 
@@ -269,16 +269,20 @@ def publish_of(
     learners: Sequence[LearnerActor],
     tmp_path: Path,
     patch: pytest.MonkeyPatch,
+    config: LearnerConfig = CONTEXT.learner,
 ) -> list[str]:
-    """Publish through the gate to an engine that holds the file; which ranks were asked probes."""
-    probed: list[str] = []
+    """Publish through the gate to an engine that holds the file; what ranks were asked but plain
+    attestations: "learner-1 export_weights", or the name alone of one that was asked the probes."""
+    asked: list[str] = []
     names = tuple(f"learner-{rank}" for rank in range(len(learners)))
 
     @dataclass(frozen=True, slots=True)
     class Rank(Local):
         async def call(self, method: str, *args: object, deadline_s: float) -> Any:  # Any: as Local
-            if method == "attest" and unpack(args[0]):  # type: ignore[arg-type]  # packed probes
-                probed.append(self.name)
+            if method != "attest":
+                asked.append(f"{self.name} {method}")
+            elif unpack(args[0]):  # type: ignore[arg-type]  # packed probes
+                asked.append(self.name)
             return await Local.call(self, method, *args, deadline_s=deadline_s)
 
     @dataclass(frozen=True, slots=True)
@@ -301,9 +305,11 @@ def publish_of(
     patch.setattr(train, "learners_of", lambda run: ranks)
     patch.setattr(train, "engines_of", lambda run, asked: [Loaded(name) for name in asked])
     devices = dict.fromkeys((*names, "engine-0"), "cpu:0")
-    run = replace(CONTEXT, learners=names, weights_dir=str(tmp_path), devices=devices)
+    run = replace(
+        CONTEXT, learners=names, weights_dir=str(tmp_path), devices=devices, learner=config
+    )
     asyncio.run(train.publish(replace(run, probes=((1, 2, 3),))))
-    return probed
+    return asked
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
@@ -314,14 +320,28 @@ def test_the_gate_sees_every_rank_and_asks_the_last_one_the_probes(
     num_ranks: int,
 ) -> None:
     learners = [new_learner(model_path) for _ in range(num_ranks)]
-    assert publish_of(learners, tmp_path, monkeypatch) == [f"learner-{num_ranks - 1}"]
+    asked = publish_of(learners, tmp_path, monkeypatch)
+    assert sorted(asked) == ["learner-0 export_weights", f"learner-{num_ranks - 1}"]
     for rank in range(num_ranks if num_ranks > 1 else 0):
-        element = learners[rank]._rank._policy.flat.view("model.norm.weight")[3]
+        element = learners[rank]._rank._policy.parameters.view("model.norm.weight")[3]
         kept = element.clone()
         element += 1
         with pytest.raises(GateFailed, match=r"must hold the learner's model\.norm\.weight"):
             publish_of(learners, tmp_path, monkeypatch)
         element.copy_(kept)
+
+
+def test_ranks_in_step_all_export_and_then_all_attest_with_probes(
+    model_path: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learners = [new_learner(model_path) for _ in range(3)]
+    sharded = LearnerConfig(parameters="sharded")
+    asked = publish_of(learners, tmp_path, monkeypatch, sharded)
+    names = [f"learner-{rank}" for rank in range(3)]
+    assert sorted(asked[:3]) == [f"{name} export_weights" for name in names]
+    assert sorted(asked[3:]) == names
 
 
 def test_a_rank_of_another_version_is_named(
@@ -340,8 +360,8 @@ def test_a_replay_without_a_recorded_split_deals_as_a_plain_step_does(
 ) -> None:
     plan = make_plan(tmp_path)
     asyncio.run(play(plan, BufferActor(CAPACITIES), GROUPS))
-    gradients = learner._rank._policy.flat.gradients.clone()
+    gradients = learner._rank._policy.parameters.gradients.clone()
     store = Store.open(str(tmp_path / "empty"))
     learners = [remote("learner-0", learner)]
     asyncio.run(replay_gradients(learners, GROUPS[::-1], store, 1, plan.run.learner))
-    assert learner._rank._policy.flat.gradients.equal(gradients)
+    assert learner._rank._policy.parameters.gradients.equal(gradients)

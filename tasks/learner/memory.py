@@ -1,0 +1,84 @@
+"""What the learner needs of a device's memory, by arithmetic: before anything is loaded.
+
+                 replicated, n ranks           sharded, n ranks
+    weights      c whole                       4 / n: the masters
+    gradients    4 whole                       4 / n
+    masters      4 / n                         -
+    moments      8 / n                         8 / n
+    reference    c whole                       c / n
+
+bytes a parameter, c = 2 in bf16 and 4 in fp32; and, sharded, what is whole for a moment. Leaves out
+activations, which grow with `max_tokens_per_microbatch`, and what a backend takes for itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tasks.learner.sharded_parameters import units_of
+from tasks.learner.trainer import LearnerConfig
+
+FP32 = 4
+COMPUTED = {"bf16": 2, "fp32": FP32}
+MOMENTS = 2 * FP32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """A model in numbers."""
+
+    num_parameters: int  # tied ones once
+    largest_layer: int  # parameters of it
+    table: int  # parameters of the embedding
+    is_tied: bool  # whether the head is the embedding
+
+
+def model_size(path: Path) -> ModelSize:
+    """Of a Hugging Face directory, by its config.json alone."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(path, local_files_only=True)
+        )
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tables = {id(embedding.weight), id(head.weight)}
+    layers = [
+        sum(parameter.numel() for parameter in module.parameters())
+        for modules in units_of(model)
+        for module in modules
+        if module is not model.base_model
+        and not tables & {id(parameter) for parameter in module.parameters()}
+    ]
+    return ModelSize(
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        largest_layer=max(layers),
+        table=embedding.weight.numel(),
+        is_tied=head.weight is embedding.weight,
+    )
+
+
+def bytes_per_parameter(config: LearnerConfig, num_ranks: int) -> float:
+    """What a rank holds of each parameter at the end of its gradients."""
+    computed = COMPUTED[config.compute]
+    reference = computed if config.kl_coefficient else 0
+    if config.parameters == "sharded":
+        return (FP32 + FP32 + MOMENTS + reference) / num_ranks
+    return computed + FP32 + (FP32 + MOMENTS) / num_ranks + reference
+
+
+def whole_bytes(config: LearnerConfig, size: ModelSize) -> int:
+    """What is there beside that for a moment where parameters are sharded, at most.
+
+    In a layer's backward: it and the layer gathered ahead, its gradients, and those of the layer
+    before on their way, in fp32. In the head: it, and the fp32 sum of its gradient, which a tied
+    embedding keeps until the layers are through.
+    """
+    if config.parameters == "replicated":
+        return 0
+    computed = COMPUTED[config.compute]
+    layer = (3 * computed + FP32) * size.largest_layer
+    head, table = (computed + FP32) * size.table, FP32 * size.table
+    return max(layer + table, head) if size.is_tied else max(layer, head)

@@ -1,0 +1,350 @@
+"""Sharded parameters, two gloo processes: the learner that they make is the replicated one.
+
+Both kinds play the same story in the same two processes; what they came to is compared here. Sums
+over ranks and rows are the same numbers in another order (replicated: the rows of a rank, then
+ranks; sharded: the ranks of a row, then rows), so gradients differ by the rounding of fp32 sums.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learner_factories import live_tensors, make_group, make_model, random_groups, run_processes
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from artifacts.records import Group, pack
+from artifacts.weights import fingerprints
+from tasks.learner.advantage import GrpoAdvantage
+from tasks.learner.dealing import balance
+from tasks.learner.losses.policy_gradient import ReinforceLoss
+from tasks.learner.memory import bytes_per_parameter, model_size
+from tasks.learner.micro_step import MicroStep
+from tasks.learner.normalisation import SequenceMean
+from tasks.learner.objective import Objective
+from tasks.learner.packing import pack_samples
+from tasks.learner.policy import load_policy
+from tasks.learner.ranks import PeerLost, Ranks
+from tasks.learner.reports import Skipped
+from tasks.learner.samples import training_set
+from tasks.learner.sharding import AdamWConfig
+from tasks.learner.trainer import LearnerConfig, LearnerRank
+
+CONFIG = LearnerConfig(
+    compute="fp32",
+    kl_coefficient=0.05,
+    max_tokens_per_microbatch=48,
+    optimizer=AdamWConfig(learning_rate=1e-2, weight_decay=0.1, epsilon=1e-4, max_grad_norm=0.5),
+)
+# an odd vocabulary and 2 ranks: shards of 31 and 30 rows
+CASES = {
+    "tied, fp32": (True, CONFIG),
+    "bf16, layers recomputed": (
+        False,
+        CONFIG.model_copy(update={"compute": "bf16", "recompute_layers": True}),
+    ),
+}
+KINDS = ("replicated", "sharded")
+FIRST, SECOND, THIRD = (random_groups(seed, num_groups=6) for seed in (7, 8, 9))
+PROBES = ((1, 2, 3, 4), (5, 6, 7), (8,))
+# fp32 sums of a few dozen terms in another order: some of the last of 24 bits, where terms cancel
+# a little more; relative to the largest gradient of the parameter
+ROUNDING = 2e-6
+
+
+def sick(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """The same with a log-probability that is not a number."""
+    first, *others = groups[0].responses
+    logprobs = (math.nan,) * len(first.generated.logprobs)
+    spoilt = replace(first, generated=replace(first.generated, logprobs=logprobs))
+    return (replace(groups[0], responses=(spoilt, *others)), *groups[1:])
+
+
+def shares(groups: tuple[Group, ...], rank: int) -> bytes:
+    return pack(balance(groups, 2)[rank])
+
+
+def own_gradients(learner: LearnerRank) -> dict[str, tuple[int, torch.Tensor]]:
+    """By parameter, what this rank has of the summed gradient, and where it begins."""
+    parameters = learner._policy.parameters
+    return {
+        piece.name: (piece.start, gradient.clone())
+        for piece, gradient in zip(parameters.pieces, parameters.reduced(), strict=True)
+    }
+
+
+def play(learner: LearnerRank, rank: int, out: Path) -> dict[str, Any]:
+    """Steps with unequal numbers of rows, one of them with nothing for a rank, one that is
+    discarded, one that is not finite; a checkpoint before the last one."""
+    told: dict[str, Any] = {"start": learner.fingerprints()}
+    reports = [learner.accumulate(shares(FIRST, rank))]
+    reports.append(learner.accumulate(pack(SECOND if rank else ())))
+    told["rows"] = [report.num_micro_batches for report in reports]
+    told["loss_sums"] = [report.loss_sum for report in reports]
+    told["gradients"] = own_gradients(learner)
+    learner.discard()
+    learner.accumulate(shares(SECOND, rank))
+    learner.discard()
+    updates = []
+    for step, payload in enumerate((shares(FIRST, rank), pack(() if rank else SECOND)), 1):
+        learner.accumulate(payload)
+        updates.append(learner.update(step))
+    told["second"] = learner.fingerprints()
+    learner.accumulate(shares(sick(THIRD), rank))
+    updates.append(learner.update(3))
+    told["third"] = learner.fingerprints()
+    learner.save_checkpoint(str(out / "checkpoint"), 3)
+    updates.append(last_step(learner, rank))
+    told["updates"] = [replace(update, busy=()) for update in updates]
+    told["file"] = learner.export_weights(4, str(out / "four.safetensors"))
+    told["last"] = learner.fingerprints()
+    told["probed"] = learner.probe(PROBES)
+    return told
+
+
+def last_step(learner: LearnerRank, rank: int) -> Any:
+    learner.accumulate(shares(THIRD, rank))
+    return learner.update(4)
+
+
+def story(rank: int, out: str, model: str, config: LearnerConfig) -> None:
+    torch.set_num_threads(1)
+    folder = Path(out)
+    told: dict[str, Any] = {}
+    for kind in KINDS:
+        learner = joined(rank, folder / f"meet-{kind}", model, config, kind)
+        told[kind] = play(learner, rank, folder / kind)
+    for kind, other in (KINDS, KINDS[::-1]):
+        learner = joined(rank, folder / f"again-{kind}", model, config, kind)
+        assert learner.load_checkpoint(str(folder / other / "checkpoint")) == 3
+        told[f"{kind} goes on from {other}"] = (
+            learner.fingerprints(),
+            replace(last_step(learner, rank), busy=()),
+            learner.fingerprints(),
+        )
+    learner.close()
+    torch.save(told, folder / f"told-{rank}.pt")
+
+
+def joined(rank: int, meeting: Path, model: str, config: LearnerConfig, kind: str) -> LearnerRank:
+    made = LearnerRank(config.model_copy(update={"parameters": kind}), model, rank, 2)
+    made.join(f"file://{meeting}", 60.0)
+    return made
+
+
+Told = list[dict[str, Any]]  # by rank; Any: what a story is told in
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def played(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str, LearnerConfig, Told]:
+    tied, config = CASES[request.param]
+    out = tmp_path_factory.mktemp("story")
+    model = make_model(out / "model", tied)
+    run_processes(story, [(rank, str(out), model, config) for rank in range(2)])
+    told = [torch.load(out / f"told-{rank}.pt", weights_only=False) for rank in range(2)]
+    return out, model, config, told
+
+
+Played = tuple[Path, str, LearnerConfig, Told]
+
+
+def whole_gradients(told: Told, kind: str) -> dict[str, torch.Tensor]:
+    """What the ranks have of each parameter, put together."""
+    parts = [told[rank][kind]["gradients"] for rank in range(2)]
+    return {
+        name: torch.cat(
+            [part for _, part in sorted((own[name] for own in parts if name in own), key=first)]
+        )
+        for name in {**parts[0], **parts[1]}
+    }
+
+
+def first(part: tuple[int, torch.Tensor]) -> int:
+    return part[0]
+
+
+def test_gradients_are_those_of_replicated_parameters(played: Played) -> None:
+    told = played[3]
+    rows = [told[rank]["sharded"]["rows"] for rank in range(2)]
+    assert rows[0][1] == 0 < rows[1][1], "a rank has idled"
+    expected, got = (whole_gradients(told, kind) for kind in KINDS)
+    assert got.keys() == expected.keys()
+    for name, gradient in expected.items():
+        scale = gradient.abs().max().item()
+        torch.testing.assert_close(got[name], gradient, rtol=0, atol=ROUNDING * scale)
+
+
+def test_reports_and_updates_are_those_of_replicated_parameters(played: Played) -> None:
+    for told in played[3]:
+        replicated, sharded = (told[kind] for kind in KINDS)
+        assert sharded["rows"] == replicated["rows"]
+        assert sharded["loss_sums"] == replicated["loss_sums"]
+        for got, expected in zip(sharded["updates"], replicated["updates"], strict=True):
+            assert got.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5, nan_ok=True)
+            assert got.loss == pytest.approx(expected.loss, rel=1e-4, nan_ok=True)
+            assert got.skipped == expected.skipped
+        reasons = [update.skipped for update in sharded["updates"]]
+        assert reasons == [None, None, Skipped.NONFINITE, None]
+        assert sharded["updates"][1].grad_norm > CONFIG.optimizer.max_grad_norm, "it was clipped"
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(played: Played) -> None:
+    for told in played[3]:
+        assert told["sharded"]["third"] == told["sharded"]["second"] != told["sharded"]["start"]
+
+
+def test_every_rank_attests_what_the_first_one_published(played: Played) -> None:
+    out, _, _, told = played
+    assert told[0]["sharded"]["start"] == told[0]["replicated"]["start"]
+    written = fingerprints(out / "sharded" / "four.safetensors")
+    assert told[0]["sharded"]["last"] == told[1]["sharded"]["last"] == written
+    assert told[0]["sharded"]["probed"] == told[1]["sharded"]["probed"]
+    assert told[1]["sharded"]["file"] is None
+
+
+def differing(got: Path, expected: Path) -> tuple[float, float]:
+    """The largest difference of two weight files, and the share of elements that differ."""
+    ours, theirs = load_file(got), load_file(expected)
+    assert ours.keys() == theirs.keys()
+    gaps = torch.cat([(ours[name].float() - theirs[name].float()).flatten() for name in theirs])
+    return gaps.abs().max().item(), (gaps != 0).float().mean().item()
+
+
+def test_published_weights_are_those_of_replicated_parameters(played: Played) -> None:
+    """To the bit of bf16, but where the last bit of an fp32 master decides about rounding."""
+    out = played[0]
+    largest, share = differing(*(out / kind / "four.safetensors" for kind in KINDS[::-1]))
+    assert largest < 2e-2
+    assert share < 2e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_goes_on_from_the_checkpoint_of_the_other(played: Played, kind: str) -> None:
+    """It holds the other's weights exactly, and makes its next step."""
+    (other,) = set(KINDS) - {kind}
+    for told in played[3]:
+        held, update, last = told[f"{kind} goes on from {other}"]
+        assert held == told[other]["third"]
+        assert update.grad_norm == pytest.approx(told[other]["updates"][3].grad_norm, rel=1e-5)
+        same = [name for name, mark in told[other]["last"].items() if last[name] == mark]
+        assert len(same) > len(last) // 2, "the same step, but for single roundings"
+
+
+def test_one_rank_goes_on_from_the_shards_of_two(played: Played, tmp_path: Path) -> None:
+    out, model, config, told = played
+    alone = LearnerRank(config, model, 0, 1)
+    assert alone.load_checkpoint(str(out / "sharded" / "checkpoint")) == 3
+    assert alone.fingerprints() == told[0]["sharded"]["third"]
+    assert alone._optimizer.num_updates == 2
+    alone.save_checkpoint(str(tmp_path), 3)
+    run_processes(_read, [(rank, str(tmp_path), model, config, told) for rank in range(2)])
+
+
+def _read(rank: int, path: str, model: str, config: LearnerConfig, told: Told) -> None:
+    """And two ranks from what one has saved."""
+    learner = joined(rank, Path(path) / "meeting", model, config, "sharded")
+    assert learner.load_checkpoint(path) == 3
+    assert learner.fingerprints() == told[0]["sharded"]["third"]
+    update = last_step(learner, rank)
+    assert update.grad_norm == told[rank]["sharded"]["updates"][3].grad_norm
+    assert learner.fingerprints() == told[0]["sharded"]["last"], "the very step of the story"
+    learner.close()
+
+
+def _interrupted(rank: int, out: str, model: str) -> None:
+    """Backward passes that fail at the same place on both ranks, with gradients half reduced."""
+    torch.set_num_threads(1)
+    ranks = Ranks(rank, 2, torch.device("cpu"))
+    ranks.join(f"file://{out}/meeting", 60.0)
+    policy = load_policy(model, "fp32", ranks, "sharded")
+    step = MicroStep(Objective(loss=ReinforceLoss()), 1.0, policy, None)
+    data = training_set(FIRST, GrpoAdvantage(), SequenceMean()).samples
+    batch = pack_samples(data[rank::2])
+    step.run(batch)
+    expected = [gradient.clone() for gradient in policy.parameters.reduced()]
+    policy.parameters.discard()
+    assert not any(gradient.any() for gradient in policy.parameters.reduced())
+
+    def fail(gradient: torch.Tensor) -> None:
+        raise MemoryError
+
+    def spoil(module: torch.nn.Module, args: object, output: tuple[torch.Tensor, ...]) -> None:
+        output[0].register_hook(fail)
+
+    spoiling = policy._backbone.layers[0].self_attn.register_forward_hook(spoil)
+    with pytest.raises(MemoryError):
+        step.run(batch)
+    spoiling.remove()
+    policy.parameters.discard()
+    step.run(batch)
+    for got, gradient in zip(policy.parameters.reduced(), expected, strict=True):
+        assert torch.equal(got, gradient)
+    ranks.close()
+
+
+def test_a_backward_pass_that_was_interrupted_leaves_nothing_behind(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    run_processes(_interrupted, [(rank, str(tmp_path), model) for rank in range(2)])
+
+
+def _fails(rank: int, out: str, model: str) -> None:
+    """Rank 1 is given a token that the model does not have."""
+    torch.set_num_threads(1)
+    learner = joined(rank, Path(out) / "meeting", model, CONFIG, "sharded")
+    foreign = (make_group((1, 99), [(2,), (3,)], [0.0, 1.0]),)
+    began = time.monotonic()
+    with pytest.raises(ValueError if rank else PeerLost):
+        learner.accumulate(pack(foreign if rank else FIRST))
+    assert time.monotonic() - began < 30.0, "well before the deadline"
+    with pytest.raises(PeerLost):
+        learner.check_peers()
+    with pytest.raises(PeerLost):
+        learner.accumulate(pack(FIRST))
+
+
+def test_a_rank_that_fails_in_step_breaks_the_group(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    run_processes(_fails, [(rank, str(tmp_path), model) for rank in range(2)])
+
+
+def _holds(rank: int, out: str, model: str) -> None:
+    """What is there after a rank's gradients is what the formula says."""
+    torch.set_num_threads(1)
+    size = model_size(Path(model))
+    for kind, compute, kl in itertools.product(KINDS, ("bf16", "fp32"), (0.0, 0.1)):
+        before = {id(tensor) for tensor in live_tensors()}
+        updated = {"compute": compute, "kl_coefficient": kl}
+        config = CONFIG.model_copy(update=updated | {"parameters": kind})
+        learner = joined(rank, Path(out) / f"{kind}-{compute}-{kl}", model, config, kind)
+        learner.accumulate(shares(FIRST, rank))
+        added = [found.untyped_storage() for found in live_tensors() if id(found) not in before]
+        held = sum({store.data_ptr(): store.nbytes() for store in added}.values())
+        expected = bytes_per_parameter(config, 2) * size.num_parameters
+        assert held == pytest.approx(expected, rel=0.01), (kind, compute, kl)
+        learner.close()
+        del learner
+
+
+def test_a_rank_holds_the_bytes_that_explain_tells(tmp_path: Path) -> None:
+    """Of a model of four million parameters, with and without a reference."""
+    config = LlamaConfig(
+        vocab_size=4001, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    model = str(tmp_path / "model")
+    run_processes(_holds, [(rank, str(tmp_path), model) for rank in range(2)])
+
+
+def test_one_rank_has_nobody_to_share_with(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"learner\.parameters=sharded needs two ranks"):
+        LearnerRank(CONFIG.model_copy(update={"parameters": "sharded"}), "", 0, 1)
