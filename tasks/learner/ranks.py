@@ -125,15 +125,14 @@ class Ranks:
     def in_step(self) -> Iterator[None]:
         """Around work in which every rank makes the same collectives in the same order.
 
-        A rank that fails in it has left the others in the middle of one: nobody can tell which, so
-        that its group is broken.
+        A rank that fails in it leaves the others waiting in the middle of one, and its next one
+        would meet that: its group is broken. They hear of it when its process ends.
         """
         try:
             yield
         except BaseException as error:
             if self._lost is None:
                 self._lost = f"rank {self.rank} failed between collectives: {error!r}"
-                self.close()
             raise
 
     @contextmanager

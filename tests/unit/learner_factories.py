@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, VersionSpan
@@ -115,9 +116,11 @@ def naive_logp(
 
 
 def live_tensors() -> list[Tensor]:
-    """Every tensor that there is in this process."""
+    """Every tensor of this process that has a storage: not those that stand for the shards of
+    others."""
     gc.collect()
-    return [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
+    objects = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
+    return [found for found in objects if not issubclass(type(found), DTensor)]
 
 
 def run_processes(target: Callable[..., None], arguments: Sequence[tuple[object, ...]]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -297,15 +296,13 @@ def test_a_backward_pass_that_was_interrupted_leaves_nothing_behind(tmp_path: Pa
 
 
 def _fails(rank: int, out: str, model: str) -> None:
-    """Rank 1 is given a token that the model does not have."""
+    """Rank 1 is given a token that the model does not have; rank 0 waits until it has ended."""
     torch.set_num_threads(1)
     learner = joined(rank, Path(out) / "meeting", model, CONFIG, "sharded")
     foreign = (make_group((1, 99), [(2,), (3,)], [0.0, 1.0]),)
-    began = time.monotonic()
     with pytest.raises(ValueError if rank else PeerLost):
         learner.accumulate(pack(foreign if rank else FIRST))
-    assert time.monotonic() - began < 30.0, "well before the deadline"
-    with pytest.raises(PeerLost):
+    with pytest.raises(PeerLost, match="rank 1 failed" if rank else "rank 0 lost another rank"):
         learner.check_peers()
     with pytest.raises(PeerLost):
         learner.accumulate(pack(FIRST))
