@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
+from artifacts.models.importing import importing_transformers
 from tasks.learner.sharded_parameters import units_of
 from tasks.learner.trainer import LearnerConfig
 
@@ -39,6 +39,9 @@ class ModelSize:
 
 def model_size(path: Path) -> ModelSize:
     """Of a Hugging Face directory, by its config.json alone."""
+    with importing_transformers():
+        from transformers import AutoConfig, AutoModelForCausalLM
+
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             AutoConfig.from_pretrained(path, local_files_only=True)

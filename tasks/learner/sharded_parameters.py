@@ -25,8 +25,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import DTensor
-from transformers.modeling_layers import GradientCheckpointingLayer
 
+from artifacts.models.importing import importing_transformers
 from artifacts.weights import fingerprint
 from tasks.learner.parameters import Piece
 from tasks.learner.ranks import Ranks
@@ -213,6 +213,9 @@ class _Reduce(ReduceScatter):
 
 def units_of(model: Any) -> Iterator[list[nn.Module]]:  # Any: transformers models carry no types
     """Modules whose parameters are whole together, from the inside out."""
+    with importing_transformers():
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
     for module in model.base_model.modules():
         if isinstance(module, GradientCheckpointingLayer):  # what decoder layers derive from
             yield [module]

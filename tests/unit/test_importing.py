@@ -19,10 +19,12 @@ MANY_THREADS = """
 import sys, threading, time
 from functools import partial
 from pathlib import Path
+import torch
 from artifacts.models.character_tokenizer import character_tokenizer
 from tasks.engines.model_files import read_tokenizer
 from tasks.learner.architecture import check_architecture
 from tasks.learner.policy import load_reference
+from tasks.learner.ranks import Ranks
 from tasks.prompts import tokenizer_of
 
 path = sys.argv[1]
@@ -31,7 +33,7 @@ calls = (
     partial(tokenizer_of, path),
     character_tokenizer,
     partial(check_architecture, Path(path)),
-    partial(load_reference, path, "fp32", "cpu"),
+    partial(load_reference, path, "fp32", Ranks(0, 1, torch.device("cpu"))),
 ) * 3
 assert "transformers" not in sys.modules
 errors, begin = [], threading.Barrier(len(calls))
