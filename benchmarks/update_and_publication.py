@@ -153,6 +153,7 @@ async def measure(
             directory,
             gate=gate,
             probes=probes,
+            ranks_in_step=False,
         )
         parts["update"].append(updated - started)
         parts["publication"].append(time.perf_counter() - updated)

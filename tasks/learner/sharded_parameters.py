@@ -102,11 +102,11 @@ class TrainedShards(ShardedParameters):
 
     def reduce(self, name: str) -> None:
         """Collective."""
-        part = self._ranks.reduce_scatter(self._sums.pop(name).flatten())
+        own = self._ranks.reduce_scatter(self._sums.pop(name).flatten())
         if name in self._reduced:
-            self._reduced[name] += part
+            self._reduced[name] += own
         else:
-            self._reduced[name] = part
+            self._reduced[name] = own.clone()  # it may be a view, which would keep the whole
 
     def discard(self) -> None:
         self._sums.clear()
