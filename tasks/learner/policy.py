@@ -24,7 +24,6 @@ from tasks.learner.head import HeadResult, LossGradient, head_pass
 from tasks.learner.packing import PackedBatch
 from tasks.learner.parameters import Parameters, TrainedParameters
 from tasks.learner.ranks import Ranks
-from tasks.learner.sharded_parameters import ShardedParameters, TrainedShards
 from tasks.learner.tree_attention import TREE_BLOCKS, TREE_FLEX, TreePlan, register_attention
 
 ComputeDtype = Literal["bf16", "fp32"]
@@ -153,8 +152,11 @@ def load_policy(
     model.train(recompute_layers)
     if recompute_layers:
         model.gradient_checkpointing_enable()
-    trained = ReplicatedParameters if placement == "replicated" else TrainedShards
-    return Policy(model, trained(model, _DTYPES[compute], ranks))
+    if placement == "replicated":
+        return Policy(model, ReplicatedParameters(model, _DTYPES[compute], ranks))
+    from tasks.learner.sharded_parameters import TrainedShards  # brings FSDP, which few runs need
+
+    return Policy(model, TrainedShards(model, _DTYPES[compute], ranks))
 
 
 def load_reference(
@@ -166,6 +168,8 @@ def load_reference(
     model.requires_grad_(False).eval()
     if placement == "replicated":
         return Decoder(model, FlatParameters(model, _DTYPES[compute]))
+    from tasks.learner.sharded_parameters import ShardedParameters
+
     return Decoder(model, ShardedParameters(model, _DTYPES[compute], ranks, _DTYPES[compute]))
 
 

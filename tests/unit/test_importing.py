@@ -85,7 +85,8 @@ def test_reading_a_configuration_imports_no_model_library() -> None:
     """They take seconds, and every command reads one."""
     code = (
         "import sys, flows.config.run_config as _; print([name for name in"
-        " ('transformers', 'vllm', 'mlflow', 'sklearn') if name in sys.modules])"
+        " ('transformers', 'vllm', 'mlflow', 'sklearn', 'torch.distributed.fsdp')"
+        " if name in sys.modules])"
     )
     assert printed_by(code) == "[]"
 
