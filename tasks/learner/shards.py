@@ -50,11 +50,7 @@ def load_shards(path: str, optimizer: ShardedAdamW, shapes: Shapes) -> int:
     for file_path in _complete_set(Path(path)):
         with safe_open(file_path, framework="pt") as file:
             header = json.loads(file.metadata()["header"])
-            if header.get("shapes") != _listed(shapes):
-                raise ValueError(
-                    f"a checkpoint must be of the same model, {file_path} has other parameters, or"
-                    " the form of another version of this code; load the right one"
-                )
+            _check_header(header, file_path, shapes)
             starts = header["starts"]
             for key, place, tensor in _kept(optimizer):
                 piece = optimizer.pieces[place]
@@ -85,6 +81,19 @@ def _complete_set(directory: Path) -> list[Path]:
             " names"
         )
     return found
+
+
+def _check_header(header: Mapping[str, object], file_path: Path, shapes: Shapes) -> None:
+    if "shapes" not in header:
+        raise ValueError(
+            f"a checkpoint must tell the shapes of its parameters, {file_path} does not: another"
+            " version of Rollflow wrote it; resume the run with that version, or begin a new one"
+        )
+    if header["shapes"] != _listed(shapes):
+        raise ValueError(
+            f"a checkpoint must be of the same model, {file_path} has other parameters; load the"
+            " right one"
+        )
 
 
 def _listed(shapes: Shapes) -> dict[str, list[int]]:

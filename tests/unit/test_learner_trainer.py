@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from learner_factories import (
     random_groups,
     run_processes,
 )
+from safetensors.torch import save_file
 
 from artifacts.records import pack
 from artifacts.weights import fingerprints, read_weights
@@ -168,6 +170,18 @@ def test_a_checkpoint_of_another_model_is_refused(model_path: str, tmp_path: Pat
     learner(make_model(tmp_path / "untied", tied=False)).save_checkpoint(str(tmp_path / "other"), 3)
     with pytest.raises(ValueError, match="same model"):
         learner(model_path).load_checkpoint(str(tmp_path / "other"))
+
+
+def test_a_checkpoint_in_another_form_is_refused_with_a_cure(
+    model_path: str, tmp_path: Path
+) -> None:
+    """One slice of a flat buffer, with its layout instead of shapes and starts."""
+    masters = {"masters": torch.zeros(64)}
+    header = json.dumps({"step": 3, "num_updates": 3, "start": 0, "layout": []})
+    file = tmp_path / "shard-00000-of-00001.safetensors"
+    save_file(masters, file, metadata={"header": header})
+    with pytest.raises(ValueError, match=r"another version of Rollflow .* resume the run with"):
+        learner(model_path).load_checkpoint(str(tmp_path))
 
 
 @pytest.mark.parametrize("compute", ["bf16", "fp32"])
