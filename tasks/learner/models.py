@@ -56,7 +56,9 @@ def present_model(config: ModelConfig, cache_dir: Path) -> Path | None:
             from huggingface_hub import try_to_load_from_cache
 
             found = try_to_load_from_cache(config.repository, "config.json", config.revision)
-            directory = Path(found).parent if isinstance(found, str) else Path()
+            if not isinstance(found, str):
+                return None
+            directory = Path(found).parent
         case SmolLM2Config():
             directory = cache_dir / SMOLLM2
         case TinyLlamaConfig():

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from artifacts.models import smollm2
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.models.choice import (
+    HubModelConfig,
     ModelConfig,
     PathConfig,
     SmolLM2Config,
@@ -22,7 +23,7 @@ from artifacts.models.choice import (
     cache_name,
     check_model,
 )
-from tasks.learner.models import resolve_model
+from tasks.learner.models import present_model, resolve_model
 from tasks.learner.warm_up import warm_up
 
 SMALL = TinyLlamaConfig(hidden_size=32, intermediate_size=32, num_layers=1, warm_up_steps=3)
@@ -38,6 +39,18 @@ def fake_model(path: Path) -> None:
 def test_a_whole_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     fake_model(tmp_path)
     assert resolve_model(PathConfig(path=str(tmp_path)), tmp_path / "cache") == tmp_path
+
+
+def test_a_model_is_present_where_its_configuration_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub model that nobody has fetched is not the one that lies in the working directory."""
+    fake_model(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert present_model(PathConfig(path=str(tmp_path)), tmp_path / "cache") == tmp_path
+    assert present_model(PathConfig(path=str(tmp_path / "none")), tmp_path / "cache") is None
+    assert present_model(HubModelConfig(repository="nobody/nothing"), tmp_path) is None
+    assert present_model(SmolLM2Config(), tmp_path / "cache") is None
 
 
 @pytest.mark.parametrize(
