@@ -75,8 +75,9 @@ class ReplicatedParameters(FlatParameters):
         initial = FlatParameters(module, torch.float32, ranks.world_size).values
         super().__init__(module, dtype, ranks.world_size)
         size = initial.numel() // ranks.world_size
-        self._start, self._ranks, self._module = ranks.rank * size, ranks, module
-        self._masters = initial[self._start : self._start + size].clone()
+        self._ranks, self._module = ranks, module
+        self._start, self._stop = ranks.rank * size, (ranks.rank + 1) * size
+        self._masters = initial[self._start : self._stop].clone()
         del initial
         self.gradients = torch.zeros_like(self.values, dtype=torch.float32)
         self.pieces = tuple(
@@ -115,8 +116,7 @@ class ReplicatedParameters(FlatParameters):
         return [own[start - self._start : end - self._start] for _, start, end in self._owned()]
 
     def publish(self) -> None:
-        stop = self._start + self._masters.numel()
-        self.values[self._start : stop].copy_(self._masters)
+        self.values[self._start : self._stop].copy_(self._masters)
         self._ranks.all_gather(self.values)
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
@@ -126,9 +126,8 @@ class ReplicatedParameters(FlatParameters):
     def _owned(self) -> Iterator[tuple[Slot, int, int]]:
         """What of each parameter lies in this rank's slice: first element of the flat buffer, and
         one past the last."""
-        stop = self._start + self._masters.numel()
         for slot in self.slots:
-            start, end = max(slot.start, self._start), min(slot.end, stop)
+            start, end = max(slot.start, self._start), min(slot.end, self._stop)
             if start < end:
                 yield slot, start, end
 

@@ -231,8 +231,8 @@ def _names(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
 
 
 def _shard(modules: Sequence[nn.Module], compute: torch.dtype, ranks: Ranks) -> FSDPModule:
-    """One unit; on its device from now on. Its gradients are summed, and dropped whole layers are
-    dropped after a forward without a backward, too."""
+    """One unit; on its device from now on. Its gradients are summed, not averaged, and it is whole
+    no longer than a pass through it."""
     policy = MixedPrecisionPolicy(
         param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
