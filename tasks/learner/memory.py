@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from artifacts.models.importing import importing_transformers
+from artifacts.models.importing import building_model, importing_transformers
 from tasks.learner.sharded_parameters import units_of
 from tasks.learner.trainer import LearnerConfig
 
@@ -42,7 +42,7 @@ def model_size(path: Path) -> ModelSize:
     with importing_transformers():
         from transformers import AutoConfig, AutoModelForCausalLM
 
-    with torch.device("meta"):
+    with building_model(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             AutoConfig.from_pretrained(path, local_files_only=True)
         )
