@@ -24,7 +24,8 @@ from benchmarks.tiny_architectures import ARCHITECTURES, save_tiny
 from tasks.engines.base import Attestation
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.learner.architecture import check_architecture
-from tasks.learner.trainer import LearnerConfig, LearnerRank
+from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.trainer import LearnerRank
 from tasks.learner.weight_sync import GateFailed, check_gate
 
 TOLERANCE_NATS = 0.15

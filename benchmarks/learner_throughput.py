@@ -27,12 +27,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from artifacts.models.choice import SmolLM2Config
 from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, VersionSpan, pack
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.losses.ppo_clip import PpoClipLoss
 from tasks.learner.models import resolve_model
 from tasks.learner.packing import Sample
 from tasks.learner.samples import training_set
 from tasks.learner.token_loss import TokenBatch
-from tasks.learner.trainer import LearnerConfig, LearnerRank
+from tasks.learner.trainer import LearnerRank
 
 _SHAPES = {"random-0.5b": (1024, 4096, 24, 16, 8), "random-1.5b": (2048, 8192, 22, 16, 8)}
 

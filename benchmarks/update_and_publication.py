@@ -32,10 +32,10 @@ from tasks.cluster.dask_cluster import KEEP_MEMORY
 from tasks.engines.base import Attestation
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.learner.collective import update_all
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.models import resolve_model
 from tasks.learner.publication import publish_version
 from tasks.learner.remote import LearnerActor, RemoteLearner
-from tasks.learner.trainer import LearnerConfig
 from tasks.learner.weight_sync import GateConfig
 
 _DEADLINE_S = 600.0

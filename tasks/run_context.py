@@ -15,7 +15,7 @@ from artifacts.store import Store
 from tasks.deadlines import DeadlineConfig
 from tasks.engines.choice import EngineConfig
 from tasks.engines.sampling import SamplingConfig
-from tasks.learner.trainer import LearnerConfig
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.weight_sync import GateConfig
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.policies.registry import SchedulingConfig

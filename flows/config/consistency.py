@@ -11,8 +11,8 @@ from typing import Protocol
 from tasks.cluster.devices import ClusterConfig, device_map, engine_members
 from tasks.engines.choice import EngineConfig
 from tasks.engines.sampling import SamplingConfig
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.overlong import SoftPunishment
-from tasks.learner.trainer import LearnerConfig
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.batch import BatchConfig

@@ -37,7 +37,7 @@ from tasks.deadlines import DeadlineConfig
 from tasks.engines.choice import EngineConfig
 from tasks.engines.sampling import SamplingConfig
 from tasks.fitting import UnfitPrompts
-from tasks.learner.trainer import LearnerConfig
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.weight_sync import GateConfig
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.batch import BatchConfig

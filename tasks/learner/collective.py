@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from artifacts import layout
 from artifacts.records import Group
 from artifacts.store import Store
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.remote import LearnerAtStep, RemoteLearner
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.samples import moments_of
@@ -26,7 +27,6 @@ from tasks.learner.split import (
     write_split,
 )
 from tasks.learner.streaming import StreamedAccumulation
-from tasks.learner.trainer import LearnerConfig
 from tasks.scheduling.stream_training import ScaleDown
 
 

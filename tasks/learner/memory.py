@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 from artifacts.models.importing import building_model, importing_transformers
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.sharded_parameters import units_of
-from tasks.learner.trainer import LearnerConfig
 
 FP32 = 4
 COMPUTED = {"bf16": 2, "fp32": FP32}

@@ -23,8 +23,9 @@ from tasks.cluster.actors import Remote
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.base import Attestation
 from tasks.learner.dealing import GroupPart
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.reports import AccumulateReport, UpdateReport
-from tasks.learner.trainer import LearnerConfig, LearnerRank
+from tasks.learner.trainer import LearnerRank
 
 RENDEZVOUS_S = 30.0  # a rank that does nothing else finds a free port
 KEPT_VERSIONS = 2  # handed-over files that are there at once

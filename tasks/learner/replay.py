@@ -16,8 +16,8 @@ from artifacts.journal import Journal
 from artifacts.records import WeightsRef
 from artifacts.store import Store
 from tasks.learner.collective import replay_gradients, update_all
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.remote import RemoteLearner
-from tasks.learner.trainer import LearnerConfig
 
 
 class ReplayDiffers(RuntimeError):

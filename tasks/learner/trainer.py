@@ -18,142 +18,23 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from artifacts.records import Group, WeightsRef, unpack
 from artifacts.weights import fingerprint, write_weights
-from tasks.learner.advantage import AdvantageConfig, GrpoAdvantage
 from tasks.learner.dealing import GroupPart
-from tasks.learner.divergence import Estimator
-from tasks.learner.gate import ALL_PASS, SequenceGateConfig
 from tasks.learner.gradient_norm import squared_norm
-from tasks.learner.loss import LossConfig
-from tasks.learner.losses.ppo_clip import PpoClipLoss
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep
-from tasks.learner.normalisation import NormalisationConfig, TokenMean
-from tasks.learner.objective import KlPlace, Objective
-from tasks.learner.overlong import AS_SCORED, OverlongConfig, SoftPunishment
 from tasks.learner.packing import PackedBatch, Sample, micro_batches, pack_samples
-from tasks.learner.policy import ComputeDtype, Placement, load_policy, load_reference
+from tasks.learner.policy import load_policy, load_reference
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport, UpdateReport, skip_reason
 from tasks.learner.samples import training_set
-from tasks.learner.sharding import AdamWConfig, ShardedAdamW
+from tasks.learner.sharding import ShardedAdamW
 from tasks.learner.shards import load_shards, save_shard
-
-__all__ = ["AccumulateReport", "LearnerConfig", "LearnerRank", "UpdateReport"]
-
-
-class LearnerConfig(BaseModel):
-    """How the policy learns."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    loss: LossConfig = Field(default=PpoClipLoss(), description="Loss per token.")
-    normalisation: NormalisationConfig = Field(
-        default=TokenMean(), description="How tokens are weighted into one number."
-    )
-    advantage: AdvantageConfig = Field(
-        default=GrpoAdvantage(), description="What a reward is worth within its group."
-    )
-    overlong: OverlongConfig = Field(
-        default=AS_SCORED, description="What training makes of responses that are too long."
-    )
-    optimizer: AdamWConfig = Field(
-        default=AdamWConfig(), description="AdamW, its warm-up and the gradient clip."
-    )
-    gate: SequenceGateConfig = Field(
-        default=ALL_PASS, description="Which responses drifted too far to be trained."
-    )
-    kl_coefficient: float = Field(
-        default=0.0, ge=0, description="Weight of the KL term to the model the run started from."
-    )
-    kl_estimator: Estimator = Field(
-        default="k3", description="How that KL is estimated from a token's log-probabilities."
-    )
-    kl_place: KlPlace = Field(
-        default="loss",
-        description=(
-            "Where that KL goes: a term of the loss, with a gradient of its own, or a penalty on"
-            " the reward of each token, which all tokens up to it answer for."
-        ),
-    )
-    entropy_coefficient: float = Field(
-        default=0.0,
-        ge=0,
-        description="What a nat of entropy at a token takes off its loss; keeps sampling varied.",
-    )
-    temperature: float = Field(
-        default=1.0,
-        gt=0,
-        description="Divides the logits; must be what the engine's log-probabilities used.",
-    )
-    max_tokens_per_microbatch: int = Field(
-        default=2048, ge=1, description="Bound on computed tokens of a packed row; sets memory."
-    )
-    compute: ComputeDtype = Field(
-        default="bf16",
-        description="Dtype of forward and backward; masters and sums are fp32 always.",
-    )
-    recompute_layers: bool = Field(
-        default=False, description="Recompute each layer in backward: less memory, a third slower."
-    )
-    parameters: Placement = Field(
-        default="replicated",
-        description=(
-            "Where weights and gradients lie: whole on every rank, or one shard of them on each,"
-            " gathered layer by layer: less memory, more communication."
-        ),
-    )
-    max_nonfinite_steps: int = Field(
-        default=3,
-        ge=1,
-        description="Steps in a row that, for a gradient that is not finite, stop the run.",
-    )
-
-    @model_validator(mode="after")
-    def _kl_has_a_gradient(self) -> Self:
-        if self.kl_coefficient and self.kl_place == "loss" and self.kl_estimator == "k1":
-            raise ValueError(
-                "learner.kl_estimator must be k2 or k3 in the loss, got k1, whose gradient is zero"
-                " on average; change it, or set learner.kl_place=reward"
-            )
-        return self
-
-    @property
-    def is_regularised(self) -> bool:
-        """Whether responses without an advantage have a gradient all the same."""
-        return self.kl_coefficient > 0 or self.entropy_coefficient > 0
-
-    @property
-    def flat_groups_cost(self) -> bool:
-        """Whether a group of equal rewards can have a gradient all the same."""
-        return (
-            self.is_regularised
-            or isinstance(self.overlong, SoftPunishment)
-            or not self.advantage.leaves_flat_groups_out
-        )
-
-    @property
-    def objective(self) -> Objective:
-        """The loss with all its terms."""
-        return Objective(
-            loss=self.loss,
-            gate=self.gate,
-            kl_coefficient=self.kl_coefficient,
-            kl_estimator=self.kl_estimator,
-            kl_place=self.kl_place,
-            entropy_coefficient=self.entropy_coefficient,
-        )
-
-    @property
-    def ranks_in_step(self) -> bool:
-        """Whether ranks can compute only all together."""
-        return self.parameters == "sharded"
 
 
 class LearnerRank:

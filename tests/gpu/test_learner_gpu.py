@@ -14,9 +14,10 @@ from learner_factories import make_model, random_groups
 
 from artifacts.records import pack
 from artifacts.weights import fingerprint
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.packing import pack_samples
 from tasks.learner.samples import training_set
-from tasks.learner.trainer import LearnerConfig, LearnerRank
+from tasks.learner.trainer import LearnerRank
 from tasks.learner.tree_attention import TreePlan, is_ancestor
 
 pytestmark = [

@@ -7,9 +7,9 @@ from artifacts.records import Span, WeightsRef
 from tasks.deadlines import DeadlineConfig
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.vllm.engine import VllmEngineConfig
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
-from tasks.learner.trainer import LearnerConfig
 from tasks.learner.weight_sync import GateConfig
 from tasks.plan import StepPlan
 from tasks.report import StepReport

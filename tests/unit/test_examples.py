@@ -30,8 +30,8 @@ from flows.commands.explain import algebra_rows
 from flows.config.run_config import RunConfig
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.token_loss import TokenBatch
-from tasks.learner.trainer import LearnerConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tests.test_layers import ROOMS
 

@@ -18,6 +18,7 @@ from tasks.learner import head
 from tasks.learner.dealing import GroupPart
 from tasks.learner.divergence import ESTIMATORS, Estimator
 from tasks.learner.gate import DriftGate
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.losses.policy_gradient import PolicyGradientLoss, ReinforceLoss
 from tasks.learner.objective import Objective
 from tasks.learner.packing import Sample, micro_batches
@@ -25,7 +26,7 @@ from tasks.learner.reports import AccumulateReport, token_means
 from tasks.learner.samples import training_set
 from tasks.learner.sharding import AdamWConfig
 from tasks.learner.token_loss import TokenBatch
-from tasks.learner.trainer import LearnerConfig, LearnerRank
+from tasks.learner.trainer import LearnerRank
 from tasks.learner.whole_responses import means, spread, sums_to_go
 
 # --- by table ---

@@ -23,6 +23,7 @@ from artifacts.records import Group, pack
 from artifacts.weights import fingerprints
 from tasks.learner.advantage import GrpoAdvantage
 from tasks.learner.dealing import balance
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.losses.policy_gradient import ReinforceLoss
 from tasks.learner.memory import bytes_per_parameter, model_size
 from tasks.learner.micro_step import MicroStep
@@ -34,7 +35,7 @@ from tasks.learner.ranks import PeerLost, Ranks
 from tasks.learner.reports import Skipped
 from tasks.learner.samples import training_set
 from tasks.learner.sharding import AdamWConfig
-from tasks.learner.trainer import LearnerConfig, LearnerRank
+from tasks.learner.trainer import LearnerRank
 
 CONFIG = LearnerConfig(
     compute="fp32",

@@ -21,11 +21,12 @@ from safetensors.torch import save_file
 from artifacts.records import pack
 from artifacts.weights import fingerprints, read_weights
 from tasks.learner.dealing import GroupPart, balance
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.normalisation import SequenceMean
 from tasks.learner.packing import Sample
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.sharding import AdamWConfig
-from tasks.learner.trainer import LearnerConfig, LearnerRank
+from tasks.learner.trainer import LearnerRank
 
 CONFIG = LearnerConfig(
     compute="fp32",

@@ -20,6 +20,7 @@ from artifacts.records import Group, pack, unpack
 from artifacts.store import Store
 from flows import train
 from flows.terminal import TerminalView
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.losses.ppo_clip import PpoClipLoss
 from tasks.learner.remote import LearnerActor
 from tasks.learner.reports import (
@@ -31,7 +32,7 @@ from tasks.learner.reports import (
     update_figures,
 )
 from tasks.learner.sharding import AdamWConfig
-from tasks.learner.trainer import LearnerConfig, LearnerRank
+from tasks.learner.trainer import LearnerRank
 from tasks.report import StepReport, step_metrics
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState

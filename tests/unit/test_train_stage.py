@@ -24,9 +24,9 @@ from tasks import train
 from tasks.engines.base import Attestation
 from tasks.learner.advantage import ReinforcePlusPlusAdvantage
 from tasks.learner.collective import Accumulated, replay_gradients
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.learner.split import one_shot, read_split, write_split
-from tasks.learner.trainer import LearnerConfig
 from tasks.learner.weight_sync import GateFailed
 from tasks.plan import StepPlan, store_of
 from tasks.sample_buffer import GROUPED, RoundAborted
