@@ -131,6 +131,10 @@ def test_what_stands_in_a_runs_way_may_be_changed_and_is_checked_with_the_rest(
         ),
         ({"scheduling": {"kind": "sync"}}, "scheduling."),
         ({"cluster": {"num_devices": 3}}, "cluster.num_devices must stay"),
+        (
+            {"learner": {"parameters": "sharded"}},
+            "learner.parameters must stay what the run was started with (replicated), got sharded",
+        ),
     ],
 )
 def test_what_would_make_another_run_of_it_is_refused(
