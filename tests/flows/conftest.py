@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flows.commands.local_stack import free_port, prefect_server
@@ -175,3 +176,12 @@ def wait_for(found: Path, process: subprocess.Popen[str], deadline_s: float = 20
         if time.monotonic() > ends:
             raise AssertionError(f"{found} did not appear within {deadline_s:.0f} s")
         time.sleep(0.05)
+
+
+def worker_of(process: subprocess.Popen[str], name: str) -> psutil.Process:
+    """The process of this Dask worker of a run: its output goes to a log of that name."""
+    for child in psutil.Process(process.pid).children():
+        with suppress(OSError):
+            if Path(os.readlink(f"/proc/{child.pid}/fd/1")).stem == name:
+                return child
+    raise AssertionError(f"no worker {name} among the children of {process.pid}")

@@ -14,15 +14,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from tests.flows.conftest import SIMULATED, Launcher, wait_for
+from tests.flows.conftest import SIMULATED, Launcher, wait_for, worker_of
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(600)]
 
@@ -78,15 +75,6 @@ def moment(run: Path, name: str) -> Path:
         if name.endswith(".safetensors")
         else run / name
     )
-
-
-def worker_of(process: subprocess.Popen[str], name: str) -> psutil.Process:
-    """The process of this Dask worker of a run: its output goes to a log of that name."""
-    for child in psutil.Process(process.pid).children():
-        with suppress(OSError):
-            if Path(os.readlink(f"/proc/{child.pid}/fd/1")).stem == name:
-                return child
-    raise AssertionError(f"no worker {name} among the children of {process.pid}")
 
 
 def test_a_flow_that_is_killed_at_every_point_resumes(
