@@ -62,6 +62,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 StepFlow = Callable[[StepPlan], Awaitable[Any]]  # Any: the flow's report
+WORKER_IMPORTS = "tasks.worker_imports"  # by name: the flow itself has no use for it
 RECOVERABLE = (ActorLost, EngineLost, PeerLost, KilledWorker, FutureCancelledError)
 
 
@@ -77,7 +78,9 @@ async def train(config: RunConfig) -> RunSummary:
         say("starting the workers, their engines and learners")
         layouts = EngineLayouts(run)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-")))
-        client = stack.enter_context(open_cluster(run.config.cluster, scratch, run.logs))
+        client = stack.enter_context(
+            open_cluster(run.config.cluster, scratch, run.logs, imports=(WORKER_IMPORTS,))
+        )
         stack.enter_context(telling_of_its_loss(client))
         page = run.local_report(layout.DASK_PAGE)
         if page is not None:

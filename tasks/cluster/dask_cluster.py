@@ -23,6 +23,7 @@ from distributed import Client, Nanny, Scheduler, SpecCluster
 
 from tasks.cluster.deaths import Death
 from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
+from tasks.cluster.fork_server import METHOD, start_fork_server, start_method
 from tasks.cluster.worker_output import LoggedWorker, WorkerOutput
 
 # freed memory stays with the process: Dask's own trim threshold of 64 KiB costs a training step
@@ -137,15 +138,21 @@ class ClusterTooSmall(RuntimeError):
 
 
 @contextmanager
-def open_cluster(config: ClusterConfig, scratch: Path, logs: Path) -> Iterator[Client]:
-    """A default Client on the run's cluster; a cluster started here ends with the block, and each
-    of its workers has its log in the directory `logs`."""
-    with dask.config.set(SETTINGS):
+def open_cluster(
+    config: ClusterConfig, scratch: Path, logs: Path, imports: Sequence[str] = ()
+) -> Iterator[Client]:
+    """A default Client on the run's cluster; a cluster started here ends with the block, each of
+    its workers has its log in the directory `logs`, and where they are forked, they have imported
+    these modules."""
+    specs = worker_specs(config)
+    with dask.config.set(SETTINGS | {METHOD: start_method(specs)}):
         if config.scheduler_address is not None:
             with _joined(config) as client:
                 yield client
             return
         _check_port(config.dashboard_port)
+        if start_method(specs) == "forkserver":
+            start_fork_server((__name__, *imports), _environment_of(specs[0]))
         cluster = BoundedCluster(
             deadline_s=config.start_deadline_s + KILLED_WITHIN_S,
             scheduler={
@@ -157,8 +164,7 @@ def open_cluster(config: ClusterConfig, scratch: Path, logs: Path) -> Iterator[C
                 },
             },
             workers={
-                spec.name: _nanny(spec, scratch, logs, config.start_deadline_s)
-                for spec in worker_specs(config)
+                spec.name: _nanny(spec, scratch, logs, config.start_deadline_s) for spec in specs
             },
             silence_logs=40,
             name="rollflow",
@@ -193,14 +199,7 @@ def _nanny(
         "name": spec.name,
         "nthreads": spec.num_threads,
         "resources": dict(spec.resources),
-        "env": (
-            spec.environment
-            | {
-                "PYTHONPATH": os.pathsep.join(
-                    filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH")))
-                )
-            }
-        ),
+        "env": spec.environment | _python_path(),
         "memory_limit": 0,
         "local_directory": str(scratch),
         "output": WorkerOutput(logs, spec.name),
@@ -210,6 +209,18 @@ def _nanny(
     if spec.device is not None and spec.device.startswith("cuda:"):
         options |= _cuda_options(spec.device.removeprefix("cuda:"))
     return {"cls": PatientNanny, "options": options}
+
+
+def _python_path() -> dict[str, str]:
+    """Workers find the modules that the flow finds."""
+    path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path}
+
+
+def _environment_of(spec: WorkerSpec) -> dict[str, str]:
+    """All that a process needs in its environment when it begins."""
+    kept = {name: str(value) for name, value in KEEP_MEMORY.items()}
+    return kept | spec.environment | _python_path()
 
 
 def _cuda_options(gpu: str) -> dict[str, Any]:

@@ -180,8 +180,8 @@ def wait_for(found: Path, process: subprocess.Popen[str], deadline_s: float = 20
 
 def worker_of(process: subprocess.Popen[str], name: str) -> psutil.Process:
     """The process of this Dask worker of a run: its output goes to a log of that name."""
-    for child in psutil.Process(process.pid).children():
+    for child in psutil.Process(process.pid).children(recursive=True):
         with suppress(OSError):
             if Path(os.readlink(f"/proc/{child.pid}/fd/1")).stem == name:
                 return child
-    raise AssertionError(f"no worker {name} among the children of {process.pid}")
+    raise AssertionError(f"no worker {name} among the processes of {process.pid}")

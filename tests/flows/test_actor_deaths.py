@@ -3,7 +3,9 @@ words, what to try."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +26,7 @@ WORKERS = {name: name for name in ("engine-0", "learner-0")}
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     config = ClusterConfig(num_devices=1, roles="rollout: 0, learner: 0", dashboard_port=0)
     folder = tmp_path_factory.mktemp("cluster")
-    with open_cluster(config, folder / "scratch", folder / "log") as client:
+    with open_cluster(config, folder / "scratch", folder / "log", imports=("wave",)) as client:
         yield client
 
 
@@ -33,6 +35,12 @@ def registry(client: Client) -> Iterator[ActorRegistry]:
     registry = ActorRegistry(client, "run")
     yield registry
     registry.close()
+
+
+def test_workers_are_forked_from_one_process_that_has_imported_for_all(client: Client) -> None:
+    (parent,) = set(client.run(os.getppid).values())
+    assert parent != os.getpid()
+    assert set(client.run(lambda: "wave" in sys.modules).values()) == {True}
 
 
 def test_an_actor_that_dies_of_its_building_ends_in_one_sentence(registry: ActorRegistry) -> None:
