@@ -32,6 +32,7 @@ PING_S = 20.0  # a living actor answers beside whatever it does
 LOOK_S = 1.0  # between two looks at whether the worker of an actor is still there
 # A worker may be killed by accident while it builds; one that dies of building dies again.
 NUM_BUILDS = 2
+NOTICED_WITHIN_S = 1.0  # the scheduler hears of a death by then
 RECORDED_WITHIN_S = 5.0  # a nanny hears of the end of its process a moment after the scheduler does
 ELSEWHERE = (
     "its worker was started elsewhere, whose own output and that of its nanny say how it ended"
@@ -162,16 +163,27 @@ class ActorRegistry:
     def accounts(self) -> tuple[str, ...]:
         """A sentence for every actor whose process has ended under it. Of a joined cluster nothing
         is known here."""
-        now = worker_addresses(self._client)
-        gone = [
-            name for name in self._futures if now.get(self._workers[name]) != self._addresses[name]
-        ]
-        found = ((name, self._death(name)) for name in gone)
+        found = ((name, self._death(name)) for name in self._gone())
         return tuple(
             f"{name} is lost: {account(death.exit_code, death.lines, death.log)}"
             for name, death in found
             if death is not None
         )
+
+    def _gone(self) -> list[str]:
+        """The actors whose worker is away, looked for a moment: a caller may hear of a death before
+        the scheduler does."""
+        ends = time.monotonic() + NOTICED_WITHIN_S
+        while True:
+            now = worker_addresses(self._client)
+            gone = [
+                name
+                for name in self._futures
+                if now.get(self._workers[name]) != self._addresses[name]
+            ]
+            if gone or time.monotonic() >= ends:
+                return gone
+            time.sleep(0.05)
 
     def _finish(self, name: str, recipe: Recipe, ends: float) -> None:
         """Wait until the actor is built, by a second process when the first one dies of it."""
