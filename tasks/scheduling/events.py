@@ -9,9 +9,10 @@ numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from artifacts.records import Outcome
+from tasks.scheduling.admission import Admission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,14 @@ class Lost:
 
 
 Event = Finished | Scored | Lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """Every engine samples with this weight version from now on, and the sync gate let it pass."""
+
+    version: int
+
 
 # --- decisions
 # --------------------------------------------------------------------------------------------------
@@ -106,12 +115,20 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Carry:
+    """Go on with this prompt in the next round: what runs of it runs on, what it has is kept."""
+
+    prompt_id: str
+    version: int  # the newest that every engine had when it was dispatched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseRound:
-    """The round has what it wanted; nothing of it is still running once the aborts before this are
-    carried out."""
+    """The round has what it wanted; nothing of it but what is carried is still running once the
+    aborts before this are carried out."""
 
 
-Decision = Launch | Abort | AcceptGroup | Defer | Drop | Filter | CloseRound
+Decision = Launch | Abort | AcceptGroup | Defer | Drop | Filter | Carry | CloseRound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +160,8 @@ class RoundPlan:
     # of the newly drawn candidates in the prompt stream, if it has unfit rows; else they follow
     # each other
     places: tuple[int, ...] = ()
-    num_queued: int = 0  # how many of the prompts, the first ones, are the queue's head
+    # how many of the prompts, the first ones after those that are carried, are the queue's head
+    num_queued: int = 0
     is_drain: bool = False  # whether it is played after the last planned step
     is_evaluation: bool = False  # whether it asks held-out prompts and trains nothing
     # whether responses wait for their verdicts until nothing generates any more
@@ -151,6 +169,15 @@ class RoundPlan:
     # the kind of round in the policy's algebra that loads the engines like this one, for which one
     # tensor-parallel size is planned; empty leaves the engines as they are
     layout: str = ""
+    # asked in this order as weights are published, before the reserve; of asynchronous rounds
+    upcoming: tuple[PromptRef, ...] = ()
+    # bounds what may be asked before more weights are published; None where nothing overlaps
+    admission: Admission | None = None
+
+    @property
+    def num_carried(self) -> int:
+        """How many of the prompts, the first ones, the round before left undecided."""
+        return len(self.admission.carried) if self.admission else 0
 
     @property
     def is_long(self) -> bool:
@@ -161,7 +188,7 @@ class RoundPlan:
     @property
     def candidates(self) -> tuple[PromptRef, ...]:
         """Every prompt that the round may ask."""
-        return (*self.prompts, *self.reserve)
+        return (*self.prompts, *self.upcoming, *self.reserve)
 
 
 class RoundScheduler(Protocol):
@@ -174,3 +201,10 @@ class RoundScheduler(Protocol):
     def waiting_for(self) -> str:
         """One sentence for the deadline's error message: what the round still lacks."""
         ...
+
+
+@runtime_checkable
+class OverlappedScheduler(RoundScheduler, Protocol):
+    """Decides a round during which weights may be published: earlier steps still train."""
+
+    def publish(self, event: Published) -> list[Decision]: ...

@@ -1,15 +1,25 @@
 """What the scheduling remembers from step to step, and how a round changes it.
 
-drawn = trained + dropped + filtered + unfit + in the long-prompt queue + skipped, after every round
+drawn = trained + dropped + filtered + unfit + carried + in the long-prompt queue + skipped, after
+every round
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Self
 
-from tasks.scheduling.events import PromptRef, RoundPlan
+from tasks.scheduling.admission import Dispatched
+from tasks.scheduling.events import Carry, PromptRef, RoundPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """A prompt that an asynchronous round left undecided; the next one goes on with it."""
+
+    ref: PromptRef
+    dispatched: Dispatched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +30,7 @@ class QueueState:
     skipped: tuple[
         PromptRef, ...
     ] = ()  # passed over in a reserve for one of another domain; the next to be asked
+    carried: tuple[Carried, ...] = ()  # undecided, in the order of the next round
     num_drawn: int = 0  # prompts drawn from the dataset; also the position of the prompt stream
     num_trained: int = 0  # prompts trained
     num_dropped: int = 0  # prompts given up because too few of their responses could be scored
@@ -30,6 +41,10 @@ class QueueState:
         return {
             "queue": [[ref.prompt_id, ref.domain] for ref in self.queue],
             "skipped": [[ref.prompt_id, ref.domain] for ref in self.skipped],
+            "carried": [
+                [prompt.ref.prompt_id, prompt.ref.domain, *astuple(prompt.dispatched)]
+                for prompt in self.carried
+            ],
             "num_drawn": self.num_drawn,
             "num_trained": self.num_trained,
             "num_dropped": self.num_dropped,
@@ -42,12 +57,19 @@ class QueueState:
         """The inverse of to_json."""
         refs = {
             name: tuple(
-                PromptRef(prompt_id=prompt_id, domain=domain) for prompt_id, domain in value
+                PromptRef(prompt_id=prompt_id, domain=domain)
+                for prompt_id, domain in raw.get(name, ())
             )
-            for name, value in raw.items()
-            if isinstance(value, list)
+            for name in ("queue", "skipped")
         }
-        return cls(**(dict(raw) | refs))
+        carried = tuple(
+            Carried(
+                ref=PromptRef(prompt_id=prompt_id, domain=domain),
+                dispatched=Dispatched(version=version, is_returned=is_returned),
+            )
+            for prompt_id, domain, version, is_returned in raw.get("carried", ())
+        )
+        return cls(**(dict(raw) | refs | {"carried": carried}))
 
 
 def finish_round(
@@ -58,29 +80,42 @@ def finish_round(
     deferred: Sequence[str],
     dropped: Collection[str],
     filtered: Collection[str] = (),
+    carried: Sequence[Carry] = (),
 ) -> QueueState:
-    """The state after a round; every prompt that it asked must be in exactly one of the four
+    """The state after a round; every prompt that it asked must be in exactly one of the five
     (prompt ids)."""
     refs = {ref.prompt_id: ref for ref in plan.candidates}
-    asked = [*accepted, *deferred, *dropped, *filtered]
+    asked = [*accepted, *deferred, *dropped, *filtered, *(prompt.prompt_id for prompt in carried)]
     planned = {ref.prompt_id for ref in plan.prompts}
     if len(set(asked)) != len(asked) or not planned <= set(asked) <= set(refs):
         raise ValueError(
             f"step {plan.step} must account for each of its {len(planned)} prompts once, got"
-            f" {len(accepted)} accepted, {len(deferred)} deferred, {len(dropped)} dropped and"
-            f" {len(filtered)} filtered; repeat the step"
+            f" {len(accepted)} accepted, {len(deferred)} deferred, {len(dropped)} dropped,"
+            f" {len(filtered)} filtered and {len(carried)} carried; repeat the step"
         )
-    assert state.queue[: plan.num_queued] == plan.prompts[: plan.num_queued], (
-        "a round takes the head of the queue"
-    )
-    kept = state.queue[plan.num_queued :]
-    skipped, num_new = _advance(state, plan.candidates[plan.num_queued :], set(asked))
+    num_old = plan.num_carried + plan.num_queued
+    queued = plan.candidates[plan.num_carried : num_old]
+    assert state.queue[: plan.num_queued] == queued, "a round takes the head of the queue"
+    unasked = tuple(ref for ref in queued if ref.prompt_id not in asked)
+    kept = (*unasked, *state.queue[plan.num_queued :])
+    returned = {ref.prompt_id for ref in queued}
+    returned |= {before.ref.prompt_id for before in state.carried if before.dispatched.is_returned}
+    skipped, num_new = _advance(state, plan.candidates[num_old:], set(asked))
     is_placed = bool(num_new and plan.places)
     num_drawn = plan.places[num_new - 1] + 1 if is_placed else state.num_drawn + num_new
     return replace(
         state,
         queue=(*kept, *(refs[prompt_id] for prompt_id in deferred)),
         skipped=skipped,
+        carried=tuple(
+            Carried(
+                ref=refs[prompt.prompt_id],
+                dispatched=Dispatched(
+                    version=prompt.version, is_returned=prompt.prompt_id in returned
+                ),
+            )
+            for prompt in carried
+        ),
         num_drawn=num_drawn,
         num_trained=state.num_trained + len(accepted),
         num_dropped=state.num_dropped + len(dropped),
@@ -94,8 +129,11 @@ def without_unfit(state: QueueState, unfit: Collection[int]) -> QueueState:
     in a resumed run that has less room."""
     queue = tuple(ref for ref in state.queue if row_of(ref) not in unfit)
     skipped = tuple(ref for ref in state.skipped if row_of(ref) not in unfit)
-    num_lost = len(state.queue) + len(state.skipped) - len(queue) - len(skipped)
-    return replace(state, queue=queue, skipped=skipped, num_unfit=state.num_unfit + num_lost)
+    carried = tuple(prompt for prompt in state.carried if row_of(prompt.ref) not in unfit)
+    num_kept = len(queue) + len(skipped) + len(carried)
+    num_lost = len(state.queue) + len(state.skipped) + len(state.carried) - num_kept
+    num_unfit = state.num_unfit + num_lost
+    return replace(state, queue=queue, skipped=skipped, carried=carried, num_unfit=num_unfit)
 
 
 def row_of(ref: PromptRef) -> int:

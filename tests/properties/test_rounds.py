@@ -23,6 +23,7 @@ from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.scheduling.admission import Dispatched
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import Event, Finished, Launch, PromptRef, Scored
 from tasks.scheduling.ledger import account_tokens
@@ -30,7 +31,7 @@ from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.prompt_stream import draw_prompts
-from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.queue_state import Carried, QueueState, finish_round
 from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 
@@ -329,8 +330,12 @@ def test_the_queue_survives_json(
     refs = tuple(PromptRef(prompt_id=prompt_id, domain=domain) for prompt_id, domain in queue)
     drawn, trained, dropped, filtered, unfit = counts
     state = QueueState(
-        queue=refs[::2],
-        skipped=refs[1::2],
+        queue=refs[::3],
+        skipped=refs[1::3],
+        carried=tuple(
+            Carried(ref=ref, dispatched=Dispatched(version=place, is_returned=place % 2 == 1))
+            for place, ref in enumerate(refs[2::3])
+        ),
         num_drawn=drawn,
         num_trained=trained,
         num_dropped=dropped,

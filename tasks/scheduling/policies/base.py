@@ -41,6 +41,13 @@ class Turn:
     domains: Sequence[str]  # of every row of the dataset
     seed: int  # of the order in which rows are asked
     unfit: Collection[int] = ()  # rows that are never asked
+    # the newest weight version that every engine has; None for that of the step before
+    published: int | None = None
+
+    @property
+    def version(self) -> int:
+        """The weight version that the round begins with."""
+        return self.step - 1 if self.published is None else self.published
 
     @property
     def is_after_last(self) -> bool:

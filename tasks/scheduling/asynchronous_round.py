@@ -1,0 +1,190 @@
+"""The scheduler of a round that overlaps the training of earlier steps.
+
+    start ── what the round before left undecided, then new prompts ─▶ launched
+    Published(version) ─▶ more prompts may be dispatched (`admission`)
+    a group is complete ─▶ filtered, or accepted, or held while its slot is another's
+    all slots taken ─▶ carry what is undecided into the next round, close
+
+A slot is another's if a group of a nearer deadline will need it. Groups that are held are accepted
+in the order in which they were completed. At the deadline of a group that is not complete
+
+    wait          the round waits for it: no token lags more than the bound, and none is lost
+    drop          it is given up as soon as the slots are filled without it, which favours short
+                  answers: to compare with
+    park          it is put into the long-prompt queue, which comes first once it fills a step, and
+                  is waited for the second time
+    train_anyway  it is trained whenever it is complete: the lag has no bound; to compare with
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks.scheduling.admission import can_all_be_trained
+from tasks.scheduling.dynamic_sampling import Reserve
+from tasks.scheduling.events import (
+    AcceptGroup,
+    Carry,
+    CloseRound,
+    Decision,
+    Defer,
+    Drop,
+    Event,
+    Filter,
+    Published,
+    RoundPlan,
+)
+from tasks.scheduling.groups import GroupProgress, describe_missing
+
+AtDeadline = Literal["wait", "drop", "park", "train_anyway"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Undecided:
+    """A dispatched group that has not been accepted or given up."""
+
+    group: GroupProgress
+    version: int  # the newest that every engine had when it was dispatched
+    deadline: int  # the last step that may train it
+    is_due: bool  # whether it must be trained by its deadline, so that a slot is kept for it
+
+
+class AsynchronousScheduler:
+    """Accepts `accept_prompts` groups; fewer only when dropped prompts leave too few to choose
+    from."""
+
+    def __init__(self, plan: RoundPlan, at_deadline: AtDeadline) -> None:
+        assert plan.admission is not None, "an asynchronous round is planned with an admission"
+        self._plan = plan
+        self._admission = plan.admission
+        self._at_deadline = at_deadline
+        self._reserve = Reserve(plan)
+        self._upcoming = deque((*plan.prompts[plan.num_carried :], *plan.upcoming))
+        queued = plan.candidates[plan.num_carried :][: plan.num_queued]
+        self._queued = {ref.prompt_id for ref in queued}
+        self._version = plan.admission.version
+        self._num_dispatched = plan.admission.num_before
+        self._num_free = plan.accept_prompts
+        self._undecided: dict[str, _Undecided] = {}  # in the order of dispatch
+        self._complete: dict[str, None] = {}  # those of them, in the order of completion
+        self._is_closed = False
+
+    def start(self) -> list[Decision]:
+        decisions: list[Decision] = []
+        carried = self._plan.prompts[: self._plan.num_carried]
+        for ref, before in zip(carried, self._admission.carried, strict=True):
+            group = GroupProgress(ref, self._plan)
+            decisions += self._dispatch(group, before.version, before.is_returned)
+        return [*decisions, *self._admit(), *self._settle()]
+
+    def handle(self, event: Event) -> list[Decision]:
+        undecided = self._undecided.get(event.prompt_id)
+        if undecided is None or self._is_closed:
+            return []
+        group = undecided.group
+        decisions: list[Decision] = [*group.handle(event)]
+        if group.is_hopeless:
+            decisions += [*self._give_up(group), *self._admit()]
+        elif group.is_complete and event.prompt_id not in self._complete:
+            decisions += self._hold_or_filter(group)
+        return [*decisions, *self._settle()]
+
+    def publish(self, event: Published) -> list[Decision]:
+        """Versions are gone through one by one: a round that is played again admits as it did."""
+        decisions: list[Decision] = []
+        while self._version < event.version and not self._is_closed:
+            self._version += 1
+            decisions += self._admit()
+        return decisions
+
+    def waiting_for(self) -> str:
+        groups = [undecided.group for undecided in self._undecided.values()]
+        missing = describe_missing(groups, self._num_free)
+        admitted = f"{self._num_dispatched} groups are dispatched at version {self._version}"
+        return f"{missing}; {admitted}, {len(self._upcoming)} more await newer weights"
+
+    def _admit(self) -> list[Decision]:
+        """Dispatch as many new groups as the version allows."""
+        decisions: list[Decision] = []
+        while self._upcoming and self._num_dispatched < self._admission.limit(self._version):
+            ref = self._upcoming.popleft()
+            self._num_dispatched += 1
+            is_returned = ref.prompt_id in self._queued
+            group = GroupProgress(ref, self._plan)
+            decisions += self._dispatch(group, self._version, is_returned)
+        return decisions
+
+    def _dispatch(self, group: GroupProgress, version: int, is_returned: bool) -> list[Decision]:
+        self._undecided[group.ref.prompt_id] = _Undecided(
+            group=group,
+            version=version,
+            deadline=self._admission.deadline(version),
+            is_due=self._at_deadline == "wait" or (self._at_deadline == "park" and is_returned),
+        )
+        return [*group.launch(self._plan.launch_per_prompt)]
+
+    def _hold_or_filter(self, group: GroupProgress) -> list[Decision]:
+        """A complete group waits for a slot, unless another is dispatched in its place."""
+        further = self._reserve.replacement(group)
+        if further is None:
+            self._complete[group.ref.prompt_id] = None
+            return []
+        del self._undecided[group.ref.prompt_id]
+        return [
+            *group.close(),
+            Filter(prompt_id=group.ref.prompt_id),
+            *self._dispatch(further, self._version, is_returned=False),
+        ]
+
+    def _give_up(self, group: GroupProgress) -> list[Decision]:
+        del self._undecided[group.ref.prompt_id]
+        self._num_dispatched -= 1
+        return [*group.close(), Drop(prompt_id=group.ref.prompt_id)]
+
+    def _settle(self) -> list[Decision]:
+        """Accept what has a slot, and close the round when nothing more can come."""
+        if self._is_closed:
+            return []
+        decisions: list[Decision] = []
+        while (name := self._next_to_accept()) is not None:
+            decisions += self._accept(name)
+        can_come = bool(self._undecided or self._upcoming)
+        return decisions if self._num_free and can_come else [*decisions, *self._close()]
+
+    def _next_to_accept(self) -> str | None:
+        """The first complete group that takes no slot which another will need."""
+        if not (self._num_free and self._complete):
+            return None
+        num_due = Counter(due.deadline for due in self._undecided.values() if due.is_due)
+        return next((name for name in self._complete if self._may_accept(name, num_due)), None)
+
+    def _may_accept(self, name: str, num_due: Counter[int]) -> bool:
+        candidate = self._undecided[name]
+        others = num_due - Counter([candidate.deadline] if candidate.is_due else [])
+        step, num_groups = self._plan.step, self._admission.prompts_per_step
+        return can_all_be_trained(others, step, self._num_free - 1, num_groups)
+
+    def _accept(self, name: str) -> list[Decision]:
+        group = self._undecided.pop(name).group
+        del self._complete[name]
+        self._num_free -= 1
+        accepted = AcceptGroup(prompt_id=name, indices=group.accepted_indices())
+        return [accepted, *group.close()]
+
+    def _close(self) -> list[Decision]:
+        """Give up what is too late, and carry the rest: first what is complete."""
+        self._is_closed = True
+        names = [*self._complete, *(name for name in self._undecided if name not in self._complete)]
+        decisions = [decision for name in names for decision in self._leave(self._undecided[name])]
+        return [*decisions, CloseRound()]
+
+    def _leave(self, undecided: _Undecided) -> list[Decision]:
+        name, is_late = undecided.group.ref.prompt_id, undecided.deadline <= self._plan.step
+        if is_late and self._at_deadline == "drop":
+            return [*undecided.group.close(), Drop(prompt_id=name)]
+        if is_late and self._at_deadline == "park":
+            return [*undecided.group.close(), Defer(prompt_id=name)]
+        assert not (is_late and undecided.is_due), "what is due is trained before the round closes"
+        return [Carry(prompt_id=name, version=undecided.version)]

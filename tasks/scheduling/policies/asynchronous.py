@@ -1,0 +1,147 @@
+"""Bounded asynchrony (ROLL-Flash): the rollout of later steps goes on while earlier ones train.
+
+    round s closes ──▶ step s trains, updates, publishes version s
+               └─▶ round s + 1 begins at once, over what round s left undecided and new prompts
+
+How far generation may be ahead is the async ratio, a real number: `admission` says what follows
+from it, and `asynchronous_round` who decides within a round. A ratio of 0 is the synchronous
+schedule, and is played by its scheduler.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.scheduling.admission import Admission
+from tasks.scheduling.asynchronous_round import AsynchronousScheduler, AtDeadline
+from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, times
+from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
+from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, Turn
+from tasks.scheduling.wait_for_all import WaitForAll
+
+ASYNCHRONOUS, RETURNED = "asynchronous", "returned"
+
+
+class AsynchronousConfig(BaseModel):
+    """Rounds that overlap the training of earlier steps, as far as a bound on staleness allows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["asynchronous"] = Field(
+        "asynchronous", description="Generation and training at the same time."
+    )
+    async_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=64,
+        description=(
+            "Steps by which generation may be ahead of training, a real number: the mean lag of"
+            " what is trained in weight versions; rounded up, the bound of every token's lag. 0 is"
+            " the synchronous schedule."
+        ),
+    )
+    at_deadline: AtDeadline = Field(
+        "wait",
+        description=(
+            "What becomes of a group that is not complete when the last step that may train it is:"
+            " 'wait' for it; 'park' it in the long-prompt queue, and wait for it the second time;"
+            " 'drop' it, which favours short answers, or 'train_anyway', without a bound: both to"
+            " compare with."
+        ),
+    )
+    dynamic_sampling: float = Field(0.0, ge=0, le=16, description=DYNAMIC_SAMPLING)
+
+    def algebra(self, batch: BatchConfig) -> BatchAlgebra:
+        """One kind of round, which launches what it keeps in the long run."""
+        groups_ahead = math.ceil(self.async_ratio * batch.prompts_per_step)
+        # what the last rounds park, and less than a step that was parked before
+        most_parked = batch.prompts_per_step + groups_ahead if self.at_deadline == "park" else 0
+        return BatchAlgebra(
+            rounds=(_shape(batch),),
+            reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
+            max_drain_steps=math.ceil(most_parked / batch.prompts_per_step),
+        )
+
+    def plan_round(self, turn: Turn) -> RoundPlan | None:
+        """What is undecided, then parked prompts if they fill a step, then new ones; after the last
+        step what is still parked."""
+        if turn.is_after_last:
+            return _returned_round(turn) if turn.state.queue else None
+        admission = self._admission(turn)
+        num_now = max(0, admission.limit(turn.version) - admission.num_before)
+        num_new = max(0, admission.limit(turn.step - 1) - admission.num_before)
+        queued = _returning(turn, admission)[:num_new]
+        num_reserve = times(self.dynamic_sampling, turn.batch.prompts_per_step)
+        carried = tuple(carried.ref for carried in turn.state.carried)
+        turn.check_rows(len(carried) + num_new)
+        fresh = turn.upcoming(num_new - len(queued) + num_reserve)
+        asked = (*queued, *fresh[: num_new - len(queued)])
+        shape = _shape(turn.batch)
+        return RoundPlan(
+            step=turn.step,
+            kind=shape.kind,
+            layout=shape.kind,
+            prompts=(*carried, *asked[:num_now]),
+            upcoming=asked[num_now:],
+            reserve=fresh[num_new - len(queued) :],
+            places=turn.places(len(fresh)),
+            num_queued=len(queued),
+            launch_per_prompt=shape.launch_per_prompt,
+            accept_prompts=shape.accept_prompts,
+            accept_per_prompt=shape.accept_per_prompt,
+            admission=admission,
+        )
+
+    def scheduler(self, plan: RoundPlan) -> RoundScheduler:
+        """Without a ratio, and after the last step, everything launched is waited for."""
+        if self.async_ratio == 0 or plan.is_drain:
+            return WaitForAll(plan)
+        return AsynchronousScheduler(plan, self.at_deadline)
+
+    def _admission(self, turn: Turn) -> Admission:
+        prompts_per_step = turn.batch.prompts_per_step
+        return Admission(
+            async_ratio=self.async_ratio,
+            prompts_per_step=prompts_per_step,
+            num_steps=turn.num_steps,
+            num_before=(turn.step - 1) * prompts_per_step + len(turn.state.carried),
+            version=turn.version,
+            carried=tuple(carried.dispatched for carried in turn.state.carried),
+        )
+
+
+def _shape(batch: BatchConfig) -> RoundShape:
+    return RoundShape(
+        kind=ASYNCHRONOUS,
+        launch_prompts=batch.prompts_per_step,
+        launch_per_prompt=batch.responses_per_prompt,
+        accept_prompts=batch.prompts_per_step,
+        accept_per_prompt=batch.responses_per_prompt,
+    )
+
+
+def _returning(turn: Turn, admission: Admission) -> tuple[PromptRef, ...]:
+    """A step's worth of parked prompts, as soon as there are so many, or as the run has left."""
+    num_groups = turn.batch.prompts_per_step
+    num_left = turn.num_steps * num_groups - admission.num_before
+    has_enough = len(turn.state.queue) >= min(num_groups, num_left)
+    return turn.state.queue[:num_groups] if has_enough else ()
+
+
+def _returned_round(turn: Turn) -> RoundPlan:
+    """One of the rounds after the last planned step: parked prompts, all waited for."""
+    prompts = turn.state.queue[: turn.batch.prompts_per_step]
+    return RoundPlan(
+        step=turn.step,
+        kind=RETURNED,
+        layout=ASYNCHRONOUS,
+        prompts=prompts,
+        num_queued=len(prompts),
+        is_drain=True,
+        launch_per_prompt=turn.batch.responses_per_prompt,
+        accept_prompts=len(prompts),
+        accept_per_prompt=turn.batch.responses_per_prompt,
+    )

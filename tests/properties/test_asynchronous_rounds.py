@@ -1,0 +1,394 @@
+"""Invariants 1, 2 and 13 (docs/architecture.md) of asynchronous rounds, whatever comes first:
+responses that finish, verdicts that fail, engines that die, versions that are published, kills."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts.records import Outcome
+from tasks.scheduling.admission import Admission, can_all_be_trained
+from tasks.scheduling.asynchronous_round import AsynchronousScheduler, AtDeadline
+from tasks.scheduling.batch import BatchConfig
+from tasks.scheduling.events import (
+    Abort,
+    AcceptGroup,
+    Carry,
+    CloseRound,
+    Decision,
+    Defer,
+    Drop,
+    Event,
+    Filter,
+    Finished,
+    Launch,
+    Lost,
+    Published,
+    RoundPlan,
+    RoundScheduler,
+    Scored,
+)
+from tasks.scheduling.policies.asynchronous import AsynchronousConfig
+from tasks.scheduling.policies.base import Turn
+from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.wait_for_all import WaitForAll
+
+DOMAINS = ("add", "letters", "rare") * 20
+Name = tuple[str, int]  # a response: its prompt and its index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A run over a made-up world."""
+
+    policy: AsynchronousConfig
+    batch: BatchConfig
+    num_steps: int
+    seed: int
+    infra_share: float = 0.0  # of the verdicts
+    right_share: float = 0.5  # of the others
+    loss_share: float = 0.0  # of what happens to a running response
+    kill_share: float = 0.0  # of all that happens
+    eager: float = 0.5  # probability that a version is published as soon as it could be
+
+
+@dataclass(slots=True, kw_only=True)
+class Played:
+    """A round that was played."""
+
+    plan: RoundPlan
+    state: QueueState  # after it
+    accepted: dict[str, int] = field(default_factory=dict)  # oldest version, by prompt
+    dropped: list[str] = field(default_factory=list)
+    filtered: list[str] = field(default_factory=list)
+    deferred: list[str] = field(default_factory=list)
+    carried: list[Carry] = field(default_factory=list)
+
+    @property
+    def lags(self) -> list[int]:
+        return [self.plan.step - 1 - version for version in self.accepted.values()]
+
+
+class World:
+    """What engines, rewards and the learner do, in an order that is drawn."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._random = random.Random(scenario.seed)
+        self._running: dict[Name, None] = {}
+        self._unscored: dict[Name, None] = {}
+        self._begun: dict[Name, int] = {}  # the version of each response's first token
+        self._records: dict[Name, list[Event]] = {}
+        self._events: deque[Event] = deque()
+        self._version = 0
+
+    def play(self) -> Iterator[Played]:
+        state, step = QueueState(), 1
+        while (plan := self._plan(state, step)) is not None:
+            played = self._play_round(plan, state)
+            yield played
+            state, step = played.state, step + 1
+
+    def _plan(self, state: QueueState, step: int) -> RoundPlan | None:
+        if step > self._scenario.num_steps or self._scenario.policy.async_ratio == 0:
+            self._version = step - 1  # nothing overlaps
+        turn = Turn(
+            state=QueueState.from_json(json.loads(json.dumps(state.to_json()))),
+            batch=self._scenario.batch,
+            step=step,
+            num_steps=self._scenario.num_steps,
+            domains=DOMAINS,
+            seed=self._scenario.seed,
+            published=self._version,
+        )
+        return self._scenario.policy.plan_round(turn)
+
+    def _play_round(self, plan: RoundPlan, before: QueueState) -> Played:
+        while True:
+            played = Played(plan=plan, state=before)
+            scheduler = self._scenario.policy.scheduler(plan)
+            if self._go_on(scheduler, played):
+                break
+            self._running.clear()  # killed: what is not recorded is asked again
+            self._unscored.clear()
+        carried = {carry.prompt_id for carry in played.carried}
+        assert {prompt for prompt, _ in (*self._running, *self._unscored)} <= carried
+        played.state = finish_round(
+            before,
+            plan,
+            accepted=played.accepted,
+            deferred=played.deferred,
+            dropped=played.dropped,
+            filtered=played.filtered,
+            carried=played.carried,
+        )
+        return played
+
+    def _go_on(self, scheduler: RoundScheduler, played: Played) -> bool:
+        """Whether the round came to its end."""
+        is_closed = self._carry_out(scheduler.start(), played)
+        if isinstance(scheduler, AsynchronousScheduler):  # an earlier attempt may have heard more
+            newest = Published(version=self._version)
+            is_closed |= self._carry_out(scheduler.publish(newest), played)
+        while not is_closed:
+            if self._events:
+                decisions = scheduler.handle(self._events.popleft())
+            elif self._random.random() < self._scenario.kill_share:
+                return False
+            else:
+                decisions = self._happen(scheduler, played.plan.step)
+            is_closed = self._carry_out(decisions, played)
+        self._events.clear()
+        return True
+
+    def _happen(self, scheduler: RoundScheduler, step: int) -> list[Decision]:
+        may_publish = self._version < step - 1
+        waiting = [*self._running, *self._unscored]
+        assert may_publish or waiting, f"a dead end: {scheduler.waiting_for()}"
+        if may_publish and (not waiting or self._random.random() < self._scenario.eager):
+            self._version += 1
+            assert isinstance(scheduler, AsynchronousScheduler)
+            return scheduler.publish(Published(version=self._version))
+        prompt, index = name = self._random.choice(waiting)
+        if name in self._unscored:
+            return self._score(scheduler, name)
+        del self._running[name]
+        if self._random.random() < self._scenario.loss_share:
+            return scheduler.handle(Lost(prompt_id=prompt, index=index))
+        finished = Finished(prompt_id=prompt, index=index, num_tokens=1)
+        self._unscored[name] = None
+        self._records[name] = [finished]
+        return scheduler.handle(finished)
+
+    def _score(self, scheduler: RoundScheduler, name: Name) -> list[Decision]:
+        del self._unscored[name]
+        is_infra = self._random.random() < self._scenario.infra_share
+        is_right = self._random.random() < self._scenario.right_share
+        scored = Scored(
+            prompt_id=name[0],
+            index=name[1],
+            outcome=Outcome.INFRA if is_infra else Outcome.OK,
+            reward=None if is_infra else float(is_right),
+        )
+        self._records[name].append(scored)
+        return scheduler.handle(scored)
+
+    def _carry_out(self, decisions: list[Decision], played: Played) -> bool:
+        """Whether the round is closed by them."""
+        is_closed = False
+        for decision in decisions:
+            match decision:
+                case Launch(prompt_id=prompt, index=index):
+                    self._launch((prompt, index), played.plan.step)
+                case Abort(prompt_id=prompt, indices=indices):
+                    for index in indices:
+                        self._running.pop((prompt, index), None)
+                case AcceptGroup(prompt_id=prompt, indices=indices):
+                    assert len(set(indices)) == played.plan.accept_per_prompt
+                    played.accepted[prompt] = min(self._begun[prompt, one] for one in indices)
+                    self._forget(prompt)
+                case Drop(prompt_id=prompt):
+                    played.dropped.append(prompt)
+                    self._forget(prompt)
+                case Filter(prompt_id=prompt):
+                    played.filtered.append(prompt)
+                    self._forget(prompt)
+                case Defer(prompt_id=prompt):
+                    played.deferred.append(prompt)
+                    self._forget(prompt)
+                case Carry():
+                    played.carried.append(decision)
+                case CloseRound():
+                    is_closed = True
+        return is_closed
+
+    def _launch(self, name: Name, step: int) -> None:
+        """Replay what is recorded of weights that are allowed, go on with what runs, begin the
+        rest."""
+        policy = self._scenario.policy
+        is_old = self._begun.get(name, step) < step - 1 - math.ceil(policy.async_ratio)
+        if is_old and policy.at_deadline != "train_anyway":
+            self._records.pop(name, None)
+            self._unscored.pop(name, None)
+        if name in self._records:
+            self._events += self._records[name]
+            if len(self._records[name]) == 1:
+                self._unscored[name] = None
+        elif name not in self._running:
+            self._running[name] = None
+            self._begun[name] = self._version
+
+    def _forget(self, prompt: str) -> None:
+        for names in (self._unscored, self._records):
+            for name in [name for name in names if name[0] == prompt]:
+                del names[name]
+
+
+@st.composite
+def scenarios(
+    draw: st.DrawFn, at_deadline: AtDeadline | None = None, ratio: float | None = None
+) -> Scenario:
+    return Scenario(
+        policy=AsynchronousConfig(
+            async_ratio=draw(st.sampled_from([0, 0.25, 0.5, 0.7, 1, 1.5, 2, 2.3, 4]))
+            if ratio is None
+            else ratio,
+            at_deadline=at_deadline
+            or draw(st.sampled_from(["wait", "park", "drop", "train_anyway"])),
+            dynamic_sampling=draw(st.sampled_from([0.0, 0.0, 0.5, 2.0])),
+        ),
+        batch=BatchConfig(
+            prompts_per_step=draw(st.integers(1, 6)), responses_per_prompt=draw(st.integers(2, 3))
+        ),
+        num_steps=draw(st.integers(1, 9)),
+        seed=draw(st.integers(0, 100_000)),
+        infra_share=draw(st.sampled_from([0.0, 0.0, 0.1, 0.7])),
+        right_share=draw(st.sampled_from([0.5, 0.9, 1.0])),
+        loss_share=draw(st.sampled_from([0.0, 0.2])),
+        kill_share=draw(st.sampled_from([0.0, 0.02])),
+        eager=draw(st.sampled_from([0.0, 0.05, 0.5, 1.0])),
+    )
+
+
+many = settings(max_examples=400)
+
+
+@many
+@given(scenarios())
+def test_every_drawn_prompt_is_somewhere_and_every_run_ends(scenario: Scenario) -> None:
+    gone: Counter[str] = Counter()
+    steps = 0
+    for played in World(scenario).play():
+        state, steps = played.state, steps + 1
+        gone.update([*played.accepted, *played.dropped, *played.filtered])
+        assert max(gone.values(), default=1) == 1
+        carried = [carried.ref.prompt_id for carried in state.carried]
+        waiting = [*carried, *(ref.prompt_id for ref in (*state.queue, *state.skipped))]
+        assert len(set(waiting)) == len(waiting)
+        assert not gone.keys() & set(waiting)
+        assert state.num_drawn == gone.total() + len(waiting)
+        counted = (state.num_trained, state.num_dropped, state.num_filtered)
+        assert sum(counted) == gone.total()
+    assert steps >= scenario.num_steps
+    assert (state.carried, state.queue) == ((), ())
+
+
+@many
+@given(scenarios())
+def test_every_step_trains_its_groups_unless_prompts_were_dropped(scenario: Scenario) -> None:
+    for played in World(scenario).play():
+        missing = played.plan.accept_prompts - len(played.accepted)
+        assert 0 <= missing <= len(played.dropped)
+        assert not missing or not played.carried
+
+
+@many
+@given(st.one_of(scenarios(at_deadline="wait"), scenarios(at_deadline="park")))
+def test_no_token_lags_more_than_the_bound(scenario: Scenario) -> None:
+    for played in World(scenario).play():
+        assert max(played.lags, default=0) <= math.ceil(scenario.policy.async_ratio)
+
+
+@many
+@given(scenarios(at_deadline="drop"))
+def test_what_is_dropped_at_its_deadline_is_replaced(scenario: Scenario) -> None:
+    for played in World(scenario).play():
+        assert max(played.lags, default=0) <= math.ceil(scenario.policy.async_ratio)
+        if scenario.infra_share == 0:
+            assert len(played.accepted) == played.plan.accept_prompts
+
+
+@many
+@given(scenarios(at_deadline="wait"))
+def test_under_wait_nothing_is_lost_but_what_cannot_be_scored(scenario: Scenario) -> None:
+    for played in World(scenario).play():
+        assert played.deferred == []
+        assert played.dropped == [] or scenario.infra_share > 0
+
+
+@given(
+    ratio=st.sampled_from([0.25, 0.5, 1, 1.5, 2, 4]),
+    prompts_per_step=st.sampled_from([4, 8]),
+    seed=st.integers(0, 1000),
+)
+def test_mean_lag_is_the_ratio_while_admission_is_the_limit(
+    ratio: float, prompts_per_step: int, seed: int
+) -> None:
+    """Little's law: whatever is generated is ready long before the next
+    version is published."""
+    scenario = Scenario(
+        policy=AsynchronousConfig(async_ratio=ratio),
+        batch=BatchConfig(prompts_per_step=prompts_per_step, responses_per_prompt=2),
+        num_steps=16,
+        seed=seed,
+        eager=0.0,
+    )
+    rounds = list(World(scenario).play())[math.ceil(ratio) : -math.ceil(ratio)]
+    lags = [lag for played in rounds for lag in played.lags]
+    assert sum(lags) / len(lags) == pytest.approx(ratio)
+
+
+@many
+@given(scenarios(ratio=0))
+def test_without_a_ratio_every_step_is_synchronous(scenario: Scenario) -> None:
+    for played in World(scenario).play():
+        assert played.carried == []
+        assert set(played.lags) <= {0}
+
+
+@many
+@given(
+    st.permutations([(f"p{prompt}", index) for prompt in range(4) for index in range(3)]),
+    st.sets(st.integers(0, 11), max_size=5),
+    st.sets(st.integers(0, 11)),
+)
+def test_its_scheduler_decides_like_the_synchronous_one_without_a_ratio(
+    order: list[Name], failing: set[int], lost: set[int]
+) -> None:
+    turn = Turn(
+        state=QueueState(),
+        batch=BatchConfig(prompts_per_step=4, responses_per_prompt=3),
+        step=1,
+        num_steps=5,
+        domains=DOMAINS,
+        seed=0,
+    )
+    plan = AsynchronousConfig(async_ratio=0).plan_round(turn)
+    assert plan is not None
+    names = {f"p{place}": ref.prompt_id for place, ref in enumerate(plan.prompts)}
+    overlapped, plain = AsynchronousScheduler(plan, "wait"), WaitForAll(plan)
+    assert overlapped.start() == plain.start()
+    for place, (prompt, index) in enumerate(order):
+        prompt_id, reward = names[prompt], None if place in failing else 1.0
+        outcome = Outcome.INFRA if reward is None else Outcome.OK
+        events: list[Event] = [
+            *([Lost(prompt_id=prompt_id, index=index)] if place in lost else []),
+            Finished(prompt_id=prompt_id, index=index, num_tokens=1),
+            Scored(prompt_id=prompt_id, index=index, outcome=outcome, reward=reward),
+        ]
+        for event in events:
+            assert overlapped.handle(event) == plain.handle(event)
+
+
+def test_a_step_keeps_slots_for_what_is_due_in_later_ones() -> None:
+    """Two groups a step: with one slot left in this step, three that are due in the next one are
+    just possible, and a fourth is not."""
+    assert can_all_be_trained({5: 1, 6: 2}, step=5, num_free=1, prompts_per_step=2)
+    assert not can_all_be_trained({5: 1, 6: 3}, step=5, num_free=1, prompts_per_step=2)
+    assert not can_all_be_trained({4: 2}, step=5, num_free=1, prompts_per_step=2)
+
+
+def test_the_limit_grows_by_a_step_with_each_version_up_to_the_end_of_the_run() -> None:
+    admission = Admission(
+        async_ratio=2.3, prompts_per_step=10, num_steps=5, num_before=0, version=0
+    )
+    assert [admission.limit(version) for version in range(4)] == [33, 43, 50, 50]
+    assert [admission.deadline(version) for version in range(3)] == [4, 5, 6]
