@@ -193,6 +193,11 @@ def response_id(prompt_id: str, index: int) -> str:
     return f"{prompt_id}:{index}"
 
 
+def prompt_of(response_id: str) -> str:
+    """The prompt's id in a response's name."""
+    return response_id.rpartition(":")[0]
+
+
 def pack(records: Any) -> bytes:  # Any: whatever records of this module, alone or in tuples
     """Bytes for another process of the same version of this code."""
     return pickle.dumps(records, protocol=pickle.HIGHEST_PROTOCOL)

@@ -53,6 +53,7 @@ async def play_rounds(next_plan: NextPlan, play: Play) -> AsyncIterator[Simulate
             deferred=result.deferred,
             dropped=result.dropped,
             filtered=result.filtered,
+            carried=result.carried,
         )
         yield SimulatedRound(
             plan=plan, result=result, state=state, rollout_s=loop.time() - started_s

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Request, WeightsRef
+
+# what becomes of running responses when a version is loaded, see `Engine.load_weights`
+Running = Literal["drop", "recompute"]
 
 
 class EngineLost(RuntimeError):
@@ -66,16 +69,19 @@ class Engine(Protocol):
 
     async def abort(self, response_ids: Sequence[str]) -> None:
         """Stop these; each comes back once through collect() with finish_reason "aborted", unless
-        it had just finished."""
+        it had just finished. Asked to stop nothing, it ends the waits of `collect` with what there
+        is."""
         ...
 
     async def load_weights(
-        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]]
+        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]], running: Running = "drop"
     ) -> Attestation:
         """Load a version, forget the prefix cache, attest to what is loaded.
 
-        Before, the replica drops what it runs and what nobody has collected, and ends the waits of
-        `collect`: all of that belongs to an attempt that is over, and its caller may be dead.
+        running: "drop" what the replica runs and what nobody has collected, and end the waits of
+        `collect`: all of that belongs to an attempt that is over, and its caller may be dead. Or
+        "recompute" the KV cache of what runs, which goes on with the new version from its next
+        token on, under the same noise, as it would in an engine that never had another version.
         """
         ...
 

@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Sequence
 
 from artifacts.records import WeightsRef
-from tasks.engines.base import Attestation, Engine
+from tasks.engines.base import Attestation, Engine, Running
 
 
 async def load_all(
-    engines: Sequence[Engine], weights: WeightsRef, probes: Sequence[tuple[int, ...]]
+    engines: Sequence[Engine],
+    weights: WeightsRef,
+    probes: Sequence[tuple[int, ...]],
+    running: Running = "drop",
 ) -> dict[str, Attestation]:
     """Load a version into every engine; what they attest, by engine."""
-    calls = (engine.load_weights(weights, probes) for engine in engines)
+    calls = (engine.load_weights(weights, probes, running) for engine in engines)
     attested = await asyncio.gather(*calls)
     return {engine.name: held for engine, held in zip(engines, attested, strict=True)}

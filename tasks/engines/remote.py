@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from artifacts.records import Generated, Request, WeightsRef, pack, unpack
 from tasks.cluster.actors import ActorLost, Remote
 from tasks.cluster.dask_cluster import pin_process
-from tasks.engines.base import Attestation, Engine, EngineLost, EngineStats
+from tasks.engines.base import Attestation, Engine, EngineLost, EngineStats, Running
 from tasks.engines.choice import EngineConfig, build_engine
 
 
@@ -52,8 +52,8 @@ class EngineActor:
         await self._engine.abort(unpack(payload))
 
     async def load_weights(self, payload: bytes) -> bytes:
-        weights, probes = unpack(payload)
-        return pack(await self._engine.load_weights(weights, probes))
+        weights, probes, running = unpack(payload)
+        return pack(await self._engine.load_weights(weights, probes, running))
 
     async def stats(self) -> bytes:
         return pack(await self._engine.stats())
@@ -88,10 +88,10 @@ class RemoteEngine(Engine):
         await self._call("abort", pack(tuple(response_ids)))
 
     async def load_weights(
-        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]]
+        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]], running: Running = "drop"
     ) -> Attestation:
         attestation: Attestation = unpack(
-            await self._call("load_weights", pack((weights, tuple(probes))))
+            await self._call("load_weights", pack((weights, tuple(probes), running)))
         )
         return attestation
 

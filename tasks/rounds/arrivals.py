@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from artifacts.records import Generated, Group, Response, Score, response_id
 from tasks.rounds.records import RoundInputs, RoundResult
-from tasks.scheduling.events import AcceptGroup, Decision, Defer, Drop, Filter
+from tasks.scheduling.events import AcceptGroup, Carry, Decision, Defer, Drop, Filter
 
 
 class Arrivals:
@@ -30,6 +30,7 @@ class Arrivals:
         self._deferred: list[str] = []
         self._dropped: list[str] = []
         self._filtered: list[str] = []
+        self._carried: list[Carry] = []
         for response in inputs.recorded:
             self._keep_recorded(response, inputs)
 
@@ -104,6 +105,8 @@ class Arrivals:
                 self._dropped.append(prompt_id)
             case Filter(prompt_id=prompt_id):
                 self._filtered.append(prompt_id)
+            case Carry():
+                self._carried.append(decision)
 
     def describe(self) -> str:
         """One sentence for the deadline's error message: what has come so far."""
@@ -114,13 +117,29 @@ class Arrivals:
     def result(self, kept: Iterable[Generated], migrated: Iterable[Generated]) -> RoundResult:
         """What the round brings home; `kept`: partial responses that nobody went on with."""
         unasked = (response.generated for response in self._recorded.values())
+        carried = {decision.prompt_id for decision in self._carried}
+        later = {
+            name: generated
+            for name, generated in self._generated.items()
+            if generated.prompt_id in carried and generated.finish_reason != "aborted"
+        }
+        scores = self._scores
         return RoundResult(
             groups=tuple(self._groups),
             deferred=tuple(self._deferred),
             dropped=tuple(self._dropped),
             filtered=tuple(self._filtered),
-            generated=(*self._generated.values(), *kept, *unasked),
+            generated=(
+                *(held for name, held in self._generated.items() if name not in later),
+                *kept,
+                *unasked,
+            ),
             migrated=tuple(migrated),
-            scores=tuple(self._scores.values()),
+            scores=tuple(score for name, score in scores.items() if name not in later),
             stale_tokens=self._stale_tokens,
+            carried=tuple(self._carried),
+            carried_responses=tuple(
+                Response(generated=generated, score=scores.get(name))
+                for name, generated in later.items()
+            ),
         )

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 
 from artifacts.records import Generated, Request
 from tasks.engines.base import Engine, EngineLost, EngineStats
+from tasks.rounds.records import InFlight
 from tasks.rounds.router import Router
 from tasks.scheduling.stream_training import RunningRequest
 
@@ -21,7 +22,9 @@ class Dispatch:
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = {engine.name: engine for engine in engines}
         self._router = Router([engine.name for engine in engines])
-        self._sent: dict[tuple[str, str], int] = {}  # kept tokens, by engine and response id
+        # kept tokens of what was sent, by engine, response id and attempt
+        self._sent: dict[tuple[str, str, int], int] = {}
+        self._left: dict[str, tuple[str, Request]] = {}  # what runs on, with its engine
 
     @property
     def alive(self) -> tuple[str, ...]:
@@ -84,7 +87,7 @@ class Dispatch:
         batches: dict[str, list[Request]] = {}
         for request in requests:
             name = self._router.assign(request)
-            self._sent[name, request.response_id] = len(request.kept_tokens)
+            self._sent[name, request.response_id, request.attempt] = len(request.kept_tokens)
             batches.setdefault(name, []).append(request)
         return await _lost(
             {name: self._engines[name].submit(batch) for name, batch in batches.items()}
@@ -101,22 +104,70 @@ class Dispatch:
             {name: self._engines[name].abort(batch) for name, batch in batches.items()}
         )
 
-    def is_expected(self, name: str, generated: Generated, attempt: int) -> bool:
-        """Whether this attempt asked this engine for this, and has no answer yet."""
-        return generated.attempt == attempt and self._router.where(generated.response_id) == name
+    def adopt(self, name: str, request: Request, num_kept: int) -> bool:
+        """Whether this engine is there; it runs the request, which a round before sent it."""
+        if name not in self._router.alive:
+            return False
+        self._router.adopt(name, request)
+        self._sent[name, request.response_id, request.attempt] = num_kept
+        return True
 
-    def num_new(self, name: str, generated: Generated, attempt: int) -> int:
+    async def leave(self, response_ids: Sequence[str]) -> dict[str, EngineLost]:
+        """Wait for these no more and let them run on; an engine that is being waited for answers
+        with what it has. Returns the engines that were found lost."""
+        for response_id in response_ids:
+            name = self._router.where(response_id)
+            request = self._router.asked(name, response_id) if name is not None else None
+            if name is not None and request is not None:
+                self._left[response_id] = (name, request)
+                self._router.finish(response_id)
+        return await _lost({name: self._engines[name].abort(()) for name in self.left_on})
+
+    def come_back(self) -> None:
+        """Wait for everything again that was left."""
+        for name, request in self._left.values():
+            self._router.adopt(name, request)
+        self._left.clear()
+
+    @property
+    def left_on(self) -> tuple[str, ...]:
+        """The engines on which something runs on."""
+        return tuple(dict.fromkeys(name for name, _ in self._left.values()))
+
+    @property
+    def in_flight(self) -> tuple[InFlight, ...]:
+        """What runs on."""
+        return tuple(
+            InFlight(
+                engine=name,
+                prompt_id=request.prompt_id,
+                index=request.index,
+                attempt=request.attempt,
+                num_kept=self._sent[name, request.response_id, request.attempt],
+            )
+            for name, request in self._left.values()
+        )
+
+    def is_expected(self, name: str, generated: Generated) -> bool:
+        """Whether this engine was asked for this, by this round or by the one that left it, and has
+        not answered yet."""
+        left_on, left = self._left.get(generated.response_id, ("", None))
+        request = left if left_on == name else self._router.asked(name, generated.response_id)
+        return request is not None and request.attempt == generated.attempt
+
+    def num_new(self, name: str, generated: Generated) -> int:
         """Tokens of a response that this engine generated: all but the kept ones that were sent."""
-        is_own = generated.attempt == attempt
-        num_sent = self._sent.get((name, generated.response_id), 0) if is_own else 0
-        return len(generated.token_ids) - num_sent
+        sent = (name, generated.response_id, generated.attempt)
+        return len(generated.token_ids) - self._sent.get(sent, 0)
 
     def finish(self, response_id: str) -> None:
         """The response is over, however it ended."""
         self._router.finish(response_id)
+        self._left.pop(response_id, None)
 
     def remove(self, name: str) -> tuple[Request, ...]:
         """Take a lost engine out; what it had not answered."""
+        self._left = {left: where for left, where in self._left.items() if where[0] != name}
         return self._router.remove(name)
 
 

@@ -3,16 +3,17 @@ happened.
 
     engines ── finished, lost ─┐                       ┌─ launch ─▶ dispatch ─▶ engines
     feed ───── scored ─────────┼▶ events ─▶ scheduler ─┼─ abort ──▶ dispatch
-    records ── replayed ───────┘                       └─ accept ─▶ on_accept, stream trainer
+    records ── replayed ───────┤                       └─ accept ─▶ on_accept, stream trainer
+    training ─ published ──────┘
 
 One queue of events and one loop: an event is taken, the scheduler asked, its answer carried out to
 the end, and only then is the next event looked at. Carrying out may append events, as of an engine
 that is found lost; it never handles them. All launches and all aborts of one answer go to an engine
 in one call, so that a round's opening is one batch per engine and always samples the same tokens.
 
-A response counts if this attempt at the round asked this engine for it, and if its weights are
-allowed (`RoundInputs.allows`). The same code drives real engines and simulated ones on a virtual
-clock. Leaves out how the driver waits; that is `sources`.
+A response counts if this attempt at the round asked this engine for it, or adopted what an earlier
+round had asked, and if its weights are allowed (`RoundInputs.allows`). The same code drives real
+engines and simulated ones on a virtual clock. Leaves out how the driver waits; that is `sources`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from artifacts.records import Generated, Response, Score, response_id
+from artifacts.records import Generated, Response, Score, prompt_of, response_id
 from tasks.engines.base import EngineLost
 from tasks.rounds.arrivals import Arrivals
 from tasks.rounds.dispatch import Dispatch
@@ -33,12 +34,15 @@ from tasks.rounds.sources import Sources
 from tasks.scheduling.events import (
     Abort,
     AcceptGroup,
+    Carry,
     CloseRound,
     Decision,
     Event,
     Finished,
     Launch,
     Lost,
+    OverlappedScheduler,
+    Published,
     Scored,
 )
 from tasks.scheduling.stream_training import Reading, ScaleDown
@@ -51,7 +55,8 @@ STOP_S = 30.0  # how long engines may take to fall idle after a failure
 async def drive_round(inputs: RoundInputs) -> RoundResult:
     """Play the round to its end. Recorded responses stand in for their launches.
 
-    However it ends, nothing of it runs on an engine afterwards. Raises TimeoutError when nothing
+    However it ends, nothing of it runs on an engine afterwards, but what it carries into the next
+    round and may leave there. Raises TimeoutError when nothing
     happens for deadline_s, and EngineLost when the last engine is gone; one that generates with
     weights that the round does not allow counts as gone.
     """
@@ -64,9 +69,12 @@ class _Round:
         self._scheduler = inputs.scheduler
         self._dispatch = Dispatch(inputs.engines)
         self._migration = Migration()
-        self._sources = Sources(self._dispatch, inputs.feed, inputs.deadline_s, self._stuck)
+        self._sources = Sources(
+            self._dispatch, inputs.feed, inputs.publications, inputs.deadline_s, self._stuck
+        )
         self._arrivals = Arrivals(inputs)
-        self._events: deque[Event] = deque()
+        self._events: deque[Event | Published] = deque()
+        self._unclaimed: set[str] = set()  # adopted, and not launched yet
         self._aborted: set[str] = set()
         self._freed: list[str] = []
         self._closed = False
@@ -75,9 +83,11 @@ class _Round:
         try:
             for decision in self._inputs.stream_trainer.start():
                 await self._free(decision)
+            self._adopt()
             await self._carry_out(self._scheduler.start())
             await self._answer_events()
-            while not self._closed or self._dispatch.running:
+            await self._abort(sorted(self._unclaimed))
+            while not self._closed or self._dispatch.running or self._is_leaving():
                 await self._publish()
                 await self._listen()
                 await self._answer_events()
@@ -86,8 +96,22 @@ class _Round:
             raise
         finally:
             self._sources.close()
-        result = self._arrivals.result(self._migration.kept.values(), self._migration.moved)
-        return replace(result, freed=tuple(self._freed))
+        in_flight = self._dispatch.in_flight
+        left = {response.response_id for response in in_flight}
+        kept = (held for name, held in self._migration.kept.items() if name not in left)
+        result = self._arrivals.result(kept, self._migration.moved)
+        return replace(result, freed=tuple(self._freed), in_flight=in_flight)
+
+    def _adopt(self) -> None:
+        """What the round before left on its engines runs for this one."""
+        for left in self._inputs.adopted:
+            asked = replace(self._inputs.request(left.prompt_id, left.index), attempt=left.attempt)
+            if self._dispatch.adopt(left.engine, asked, left.num_kept):
+                self._unclaimed.add(left.response_id)
+
+    def _is_leaving(self) -> bool:
+        """Whether an engine that keeps something running has yet to say what it has finished."""
+        return self._sources.are_asked(self._dispatch.left_on)
 
     async def _free(self, decision: ScaleDown) -> None:
         """These engines are empty: the learners on their devices may begin."""
@@ -97,7 +121,12 @@ class _Round:
     async def _answer_events(self) -> None:
         """Have the scheduler answer event by event; what comes after the close is nobody's."""
         while self._events and not self._closed:
-            await self._carry_out(self._scheduler.handle(self._events.popleft()))
+            event = self._events.popleft()
+            if isinstance(event, Published):
+                assert isinstance(self._scheduler, OverlappedScheduler), "the round overlaps"
+                await self._carry_out(self._scheduler.publish(event))
+            else:
+                await self._carry_out(self._scheduler.handle(event))
         self._events.clear()
 
     async def _stop(self) -> None:
@@ -105,6 +134,7 @@ class _Round:
         responses."""
         self._closed = True
         self._sources.only_engines(STOP_S)
+        self._dispatch.come_back()
         try:
             async with asyncio.timeout(STOP_S):
                 await self._abort(self._dispatch.running)
@@ -123,6 +153,7 @@ class _Round:
         self._lose(heard.lost)
         for score in heard.scores:
             self._score(score)
+        self._events += [Published(version=version) for version in heard.published]
         refused = await self._admit(heard.engine, heard.arrived)
         if refused:
             found, allowed = refused[0].versions, self._inputs.versions
@@ -135,16 +166,15 @@ class _Round:
         That counts as not answered. What nobody asked for belongs to another attempt, or was
         launched again elsewhere when the engine was taken for lost.
         """
-        attempt = self._inputs.attempt
         welcome: list[Generated] = []
         refused: list[Generated] = []
         for response in arrived:
-            is_expected = self._dispatch.is_expected(engine, response, attempt)
+            is_expected = self._dispatch.is_expected(engine, response)
             if is_expected and self._inputs.allows(response):
                 welcome.append(response)
                 continue
             refused += [response] if is_expected else []
-            self._arrivals.refuse(self._dispatch.num_new(engine, response, attempt))
+            self._arrivals.refuse(self._dispatch.num_new(engine, response))
         await self._arrive(welcome)
         return refused
 
@@ -212,6 +242,7 @@ class _Round:
         """One answer of the scheduler: launches together, the rest in order, aborts together."""
         await self._launch([decision for decision in decisions if isinstance(decision, Launch)])
         aborts: list[str] = []
+        carried: set[str] = set()
         for decision in decisions:
             match decision:
                 case Abort(prompt_id=prompt_id, indices=indices):
@@ -220,22 +251,30 @@ class _Round:
                     await self._inputs.on_accept(self._arrivals.accept(decision))
                 case CloseRound():
                     self._closed = True
+                case Carry(prompt_id=prompt_id):
+                    self._arrivals.note(decision)
+                    carried.add(prompt_id)
                 case _:
                     self._arrivals.note(decision)
         await self._abort(aborts)
+        if carried:
+            await self._leave(carried)
         if any(isinstance(decision, AcceptGroup) for decision in decisions):
             await self._scale_down()
 
     async def _launch(self, launches: Sequence[Launch]) -> None:
-        """Generate what is not recorded, and replay the rest."""
+        """Generate what is neither recorded nor running, and replay what is recorded."""
         unknown: list[tuple[str, int]] = []
         known: list[Response] = []
         for launch in launches:
-            recorded = self._arrivals.take_recorded(response_id(launch.prompt_id, launch.index))
-            if recorded is None:
-                unknown.append((launch.prompt_id, launch.index))
-            else:
+            name = response_id(launch.prompt_id, launch.index)
+            recorded = self._arrivals.take_recorded(name)
+            if recorded is not None:
                 known.append(recorded)
+            elif name in self._unclaimed:
+                self._unclaimed.remove(name)
+            else:
+                unknown.append((launch.prompt_id, launch.index))
         await self._submit(unknown)
         for response in known:
             self._replay(response)
@@ -248,6 +287,14 @@ class _Round:
     async def _abort(self, names: Sequence[str]) -> None:
         self._aborted |= set(names)
         self._lose(await self._dispatch.abort(names))
+
+    async def _leave(self, prompt_ids: Collection[str]) -> None:
+        """What runs of these prompts runs on, or is asked again by the next round."""
+        running = [name for name in self._dispatch.running if prompt_of(name) in prompt_ids]
+        if self._inputs.leaves_running and running:
+            self._lose(await self._dispatch.leave(running))
+        else:
+            await self._abort(running)
 
     async def _publish(self) -> None:
         """Have what has finished scored: at once, or, if so planned, when nothing generates."""

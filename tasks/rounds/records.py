@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from artifacts.records import Generated, Group, Prompt, Request, Response, Score
+from artifacts.records import Generated, Group, Prompt, Request, Response, Score, response_id
 from tasks.engines.base import Engine
 from tasks.engines.sampling import SamplingConfig
-from tasks.scheduling.events import RoundPlan, RoundScheduler
+from tasks.scheduling.events import Carry, RoundPlan, RoundScheduler
 from tasks.scheduling.seeds import derive_seed
 from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
 
@@ -25,6 +25,30 @@ class ScoreFeed(Protocol):
     async def scored(self, wait_s: float) -> list[Score]:
         """Verdicts since the last call; waits up to wait_s for the first."""
         ...
+
+
+class Publications(Protocol):
+    """The training of earlier steps as the driver sees it."""
+
+    async def published(self, wait_s: float) -> list[int]:
+        """Weight versions that every engine has since the last call; waits up to wait_s for the
+        first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """A response that a round left on its engine, for the next one to go on with."""
+
+    engine: str  # name of the replica
+    prompt_id: str  # the prompt's id
+    index: int  # which response of the prompt
+    attempt: int  # the attempt that asked for it
+    num_kept: int  # tokens that it had when it was sent there
+
+    @property
+    def response_id(self) -> str:
+        return response_id(self.prompt_id, self.index)
 
 
 def _frees_nothing() -> StreamTrainer:
@@ -43,7 +67,7 @@ class RoundInputs:
     versions: range  # weight versions whose tokens may be trained; of a synchronous round just one
     prompts: Mapping[str, Prompt]  # the plan's prompts, by id
     scheduler: RoundScheduler  # decides; fresh, for it remembers the round
-    engines: Sequence[Engine]  # the replicas, all idle
+    engines: Sequence[Engine]  # the replicas, idle but for what is adopted
     feed: ScoreFeed  # the reward stage
     sampling: SamplingConfig  # how responses are drawn
     # responses of an earlier attempt, which stand in for their launches
@@ -57,6 +81,9 @@ class RoundInputs:
     # hears of each of its decisions once the engines are empty
     on_freed: Callable[[ScaleDown], Awaitable[None]] = _unheard
     attempt: int = 0  # unlike that of any other attempt or round of the run; requests carry it
+    adopted: Sequence[InFlight] = ()  # what the round before left on the engines
+    leaves_running: bool = False  # whether what is carried may run on when the round is over
+    publications: Publications | None = None  # of a round that overlaps the training of others
 
     def allows(self, generated: Generated) -> bool:
         """Whether all of its tokens are of weights that the round may train on."""
@@ -80,7 +107,8 @@ class RoundInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResult:
-    """What a round brought home; `generated` and `stale_tokens` have every generated token once."""
+    """What a round brought home. `generated`, `carried_responses` and `stale_tokens` have every
+    generated token once."""
 
     groups: tuple[Group, ...]  # accepted, in acceptance order
     deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
@@ -92,3 +120,7 @@ class RoundResult:
     scores: tuple[Score, ...]  # every verdict that came in time
     stale_tokens: int = 0  # of responses that another attempt asked for, or of weights not allowed
     freed: tuple[str, ...] = ()  # learners whose devices the round freed, in this order
+    carried: tuple[Carry, ...] = ()  # prompts for the next round, in its order
+    # whole responses of carried prompts, for the next round to count
+    carried_responses: tuple[Response, ...] = ()
+    in_flight: tuple[InFlight, ...] = ()  # responses of carried prompts that run on

@@ -57,11 +57,15 @@ class Router:
             self.in_service,
             key=lambda replica: self._cost[replica] + EXTRA_WORK * self._added(replica, request),
         )
+        self.adopt(name, request)
+        return name
+
+    def adopt(self, name: str, request: Request) -> None:
+        """This replica has the request."""
         self._costs[name][request.response_id] = self._added(name, request)
         self._cost[name] += self._costs[name][request.response_id]
         self._prompts[name].add(request.prompt_id)
         self._running[name][request.response_id] = request
-        return name
 
     def finish(self, response_id: str) -> None:
         """The response is over, however it ended."""
@@ -78,6 +82,10 @@ class Router:
         return next(
             (name for name, running in self._running.items() if response_id in running), None
         )
+
+    def asked(self, name: str, response_id: str) -> Request | None:
+        """What this replica was asked for a response that it has not answered, or None."""
+        return self._running.get(name, {}).get(response_id)
 
     def num_running(self, name: str) -> int:
         """Requests that this replica has not answered."""

@@ -9,7 +9,7 @@ so that a round ends the moment its last response does. Leaves out what is made 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from artifacts.records import Generated, Score
@@ -17,10 +17,11 @@ from tasks.engines.base import EngineLost
 from tasks.rounds.dispatch import Dispatch
 from tasks.rounds.polls import Answer, Polls
 from tasks.rounds.progress import Progress
-from tasks.rounds.records import ScoreFeed
+from tasks.rounds.records import Publications, ScoreFeed
 
 POLL_S = 5.0  # longest single wait; every wait ends earlier when something happens
 FEED = "<feed>"  # the feed's name among the engines' names
+PUBLICATIONS = "<publications>"  # the name of those who publish weights
 READING = "<reading>"  # before an engine's name: the question how much it has generated
 
 
@@ -31,6 +32,7 @@ class Heard:
     engine: str = ""  # who handed these responses back
     arrived: Sequence[Generated] = ()  # finished or aborted responses
     scores: Sequence[Score] = ()  # verdicts
+    published: Sequence[int] = ()  # weight versions that every engine has now
     lost: Mapping[str, EngineLost] = field(default_factory=dict)  # engines that were found lost
 
 
@@ -38,11 +40,17 @@ class Sources:
     """One round's."""
 
     def __init__(
-        self, dispatch: Dispatch, feed: ScoreFeed, deadline_s: float, stuck: Callable[[], str]
-    ) -> None:  # fmt: skip
+        self,
+        dispatch: Dispatch,
+        feed: ScoreFeed,
+        publications: Publications | None,
+        deadline_s: float,
+        stuck: Callable[[], str],
+    ) -> None:
         """stuck: the words of the TimeoutError that ends a wait of deadline_s."""
         self._dispatch = dispatch
         self._feed = feed
+        self._publications = publications
         self._stuck = stuck
         self._polls = Polls()
         self._clock = asyncio.get_running_loop().time
@@ -51,9 +59,12 @@ class Sources:
     async def hear(self, *, verdicts: bool) -> Heard:
         """The next answer; empty when a poll ended without one. Raises TimeoutError.
 
-        verdicts: whether any are due.
+        verdicts: whether any are due. A round that only newer weights can help waits for as long as
+        their training, which has deadlines of its own.
         """
         self._ask(verdicts)
+        if self._publications is not None and not (verdicts or self._dispatch.running):
+            self._progress.heard(self._clock())
         try:
             source, answer = await self._polls.next(self._progress.wait_s(self._clock()))
         except TimeoutError:
@@ -61,7 +72,7 @@ class Sources:
                 raise TimeoutError(self._stuck()) from None
             return Heard()
         heard = self._heard(source, answer)
-        if heard.arrived or heard.scores or heard.lost:
+        if heard.arrived or heard.scores or heard.published or heard.lost:
             self._progress.heard(self._clock())
         return heard
 
@@ -77,10 +88,14 @@ class Sources:
                 self._polls.ask(READING + name, self._dispatch.reading(name))
         if verdicts and not self._polls.is_asked(FEED):
             self._polls.ask(FEED, self._feed.scored(POLL_S))
+        if self._publications is not None and not self._polls.is_asked(PUBLICATIONS):
+            self._polls.ask(PUBLICATIONS, self._publications.published(POLL_S))
 
     def _heard(self, source: str, answer: Answer) -> Heard:
         if source == FEED:
             return Heard(scores=answer.result())
+        if source == PUBLICATIONS:
+            return Heard(published=answer.result())
         name = source.removeprefix(READING)
         try:
             if name == source:
@@ -100,7 +115,13 @@ class Sources:
     def only_engines(self, deadline_s: float) -> None:
         """Expect no verdict any more, and let a wait for the engines last this long from now on."""
         self._polls.drop(FEED)
+        self._polls.drop(PUBLICATIONS)
+        self._publications = None
         self._progress = Progress(deadline_s, self._clock())
+
+    def are_asked(self, engines: Iterable[str]) -> bool:
+        """Whether one of these engines has yet to say what it has."""
+        return any(map(self._polls.is_asked, engines))
 
     def close(self) -> None:
         """Ask nobody any more."""

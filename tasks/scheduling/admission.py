@@ -40,6 +40,9 @@ class Admission:
     num_steps: int  # planned ones; nothing is dispatched that no step could train
     num_before: int  # dispatched groups when the round was planned, the carried ones included
     version: int  # the newest that every engine had then
+    is_bounded: bool = (
+        True  # whether a token that lags more than ceil(α) versions may not be trained
+    )
     # how the first prompts of the round were dispatched: those that the round before left undecided
     carried: tuple[Dispatched, ...] = ()
 
@@ -47,6 +50,11 @@ class Admission:
         """How many groups may be dispatched while every engine has this version."""
         ahead = math.floor((self.async_ratio + version + 1) * self.prompts_per_step + ROUNDING)
         return min(ahead, self.num_steps * self.prompts_per_step)
+
+    def versions(self, step: int) -> range:
+        """The weight versions whose tokens this step may train."""
+        oldest = step - 1 - math.ceil(self.async_ratio) if self.is_bounded else 0
+        return range(max(0, oldest), step)
 
     def deadline(self, version: int) -> int:
         """The last step that may train a group which was dispatched at this version."""

@@ -48,6 +48,7 @@ class BatchAlgebra:
     reserve_prompts: int  # further prompts that may take the place of groups whose rewards agree
     max_drain_steps: int = 0  # most steps after the last planned one
     scores_last: bool = False  # whether no response is scored before the last one is generated
+    overlaps: bool = False  # whether a round begins while the step before it trains
     # setting without which no group is accepted while the rollout runs; empty if some are
     streaming_needs: str = ""
 

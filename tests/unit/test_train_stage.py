@@ -290,7 +290,7 @@ def publish_of(
         name: str
 
         async def load_weights(
-            self, weights: WeightsRef, probes: tuple[tuple[int, ...], ...]
+            self, weights: WeightsRef, probes: tuple[tuple[int, ...], ...], running: str
         ) -> Attestation:
             return Attestation(
                 version=weights.version,

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from artifacts.records import FinishReason, Request
+from artifacts.records import FinishReason, Request, VersionSpan
+from tasks.engines.admission import extend_spans
 
 EPSILON = 1e-6  # tokens; float noise of a sum of steps
 
@@ -41,6 +42,7 @@ class Decoding:
     reason: FinishReason  # which of the two
     submitted_s: float
     num_tokens: float  # generated so far; fractional between two steps
+    spans: tuple[VersionSpan, ...]  # of the tokens up to the last load
     first_token_s: float | None = None
 
     @property
@@ -51,6 +53,11 @@ class Decoding:
     def whole_tokens(self) -> int:
         """Tokens that are there: the one that a step is at does not count."""
         return int(self.num_tokens + EPSILON)
+
+    def spans_with(self, version: int) -> tuple[VersionSpan, ...]:
+        """The versions of all its tokens, those since the last load being of this one."""
+        num_closed = sum(span.num_tokens for span in self.spans)
+        return extend_spans(self.spans, version, self.whole_tokens - num_closed)
 
 
 class DecodingBatch:
@@ -84,6 +91,12 @@ class DecodingBatch:
         """Forget every sequence, and what was counted since the last time."""
         self._running.clear()
         self._waiting.clear()
+        self.recompute()
+
+    def recompute(self) -> None:
+        """Prefill every sequence again, tokens and all, and forget what was counted."""
+        self._waiting.extendleft(reversed(self._running))
+        self._running.clear()
         self.num_preemptions = 0
         self.kv_tokens_max = 0.0
 

@@ -17,8 +17,14 @@ from typing import Literal
 from pydantic import Field
 
 from artifacts.records import FinishReason, Generated, Request, WeightsRef
-from tasks.engines.admission import extend_spans
-from tasks.engines.base import Attestation, EngineLost, EngineStats, Replica, ReplicaConfig
+from tasks.engines.base import (
+    Attestation,
+    EngineLost,
+    EngineStats,
+    Replica,
+    ReplicaConfig,
+    Running,
+)
 from tasks.engines.model_files import read_tokenizer
 from tasks.engines.simulation.decoding import Decoding, DecodingBatch, Pace
 from tasks.engines.simulation.lengths import LengthModel
@@ -149,6 +155,7 @@ class SimulatedEngine(Replica):
                     reason="length" if length > request.max_new_tokens else "stop",
                     submitted_s=self._now(),
                     num_tokens=float(len(request.kept_tokens)),
+                    spans=request.kept_versions,
                 )
             )
         self._schedule()
@@ -176,19 +183,25 @@ class SimulatedEngine(Replica):
             if sequence.request.response_id in wanted:
                 self._batch.remove(sequence)
                 self._hand_back(sequence, "aborted")
+        if not wanted:
+            self._arrived.set()
         self._schedule()
 
     async def load_weights(
-        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]]
+        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]], running: Running = "drop"
     ) -> Attestation:
         """Raises ValueError, and goes on as before, when the version is not there."""
         prints = await _fingerprints(weights)
         self._check_alive()
         self._advance()
-        self._batch.clear()
-        self._done = []
-        self._num_loads += 1
-        self._arrived.set()
+        if running == "drop":
+            self._batch.clear()
+            self._done = []
+            self._num_loads += 1
+            self._arrived.set()
+        for sequence in self._batch.sequences:
+            sequence.spans = sequence.spans_with(self._version)
+        self._batch.recompute()
         self._schedule()
         self._version = weights.version
         return Attestation(version=self._version, fingerprints=prints, probe_logprobs=None)
@@ -256,7 +269,7 @@ class SimulatedEngine(Replica):
                 index=request.index,
                 token_ids=tokens,
                 logprobs=request.kept_logprobs + (LOGPROB,) * (num_tokens - num_kept),
-                versions=extend_spans(request.kept_versions, self._version, num_tokens - num_kept),
+                versions=sequence.spans_with(self._version),
                 finish_reason=reason,
                 text=self._writer.text(tokens),
                 engine=self.name,

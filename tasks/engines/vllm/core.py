@@ -4,7 +4,7 @@ no asyncio, no deadlines.
 Everything that touches vLLM's internals is here, and vLLM is imported only when a core is built
 (`engine.build_core`), after pinning. What is relied on, in vLLM 0.32: `LLMEngine` with its engine
 core in process, its output processor's request states (partial tokens at an abort) and its
-scheduler (counts, KV usage, preemptions).
+scheduler (counts, KV usage, preemptions, the queue of what waits).
 
 A response is one vLLM request (n = 1) with FINAL_ONLY output, token ids in and out, no
 detokenisation on the way: a step costs no Python of ours per token. Log-probabilities are those of
@@ -21,9 +21,9 @@ from functools import reduce
 from operator import xor
 from typing import TYPE_CHECKING, Any
 
-from artifacts.records import FinishReason, Generated, Request, WeightsRef
+from artifacts.records import FinishReason, Generated, Request, VersionSpan, WeightsRef
 from tasks.engines.admission import check_request, extend_spans
-from tasks.engines.base import Attestation, EngineStats
+from tasks.engines.base import Attestation, EngineStats, Running
 from tasks.engines.vllm.draws import own_draws
 from tasks.engines.vllm.siblings import Siblings, Waiting
 
@@ -43,6 +43,8 @@ class _Live:
     state: Any  # vllm RequestState: tokens and log-probabilities so far
     scheduled: Any  # vllm Request: preemptions
     submitted_s: float
+    spans: tuple[VersionSpan, ...]  # of the tokens up to the last load
+    num_preemptions: int = 0  # up to the last load
     first_token_s: float = 0.0
 
 
@@ -109,17 +111,28 @@ class VllmCore:
         self._admit(self._siblings.take_ready())
         return partial
 
-    def load(self, weights: WeightsRef, probes: Sequence[tuple[int, ...]]) -> Attestation:
-        """Load and attest. What still runs is dropped: it would go on with another version."""
+    def load(
+        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]], running: Running = "drop"
+    ) -> Attestation:
+        """Load and attest. What still runs is dropped, or preempted and computed again: its next
+        token is of the new version."""
         self._check_probes(probes)
         self._wake()
-        self.abort([*self._live, *self._waiting_names()])
+        if running == "drop":
+            self.abort([*self._live, *self._waiting_names()])
+        for live in self._live.values():
+            live.spans = self._spans(live)
         prints = self._engine.collective_rpc("load_version", args=(weights.path, weights.version))
         self._version = weights.version
         self._num_preemptions, self._kv_usage_max = 0, 0.0
-        self._engine.reset_prefix_cache()
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+        for live in self._live.values():
+            live.num_preemptions = live.scheduled.num_preemptions
+        held_back = self._hold_back()
         logprobs = self._prompt_logprobs(probes)
-        self._engine.reset_prefix_cache()
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("a prefix cache that nothing uses could not be emptied")
+        self._scheduler.waiting.extend(held_back)
         return Attestation(
             version=weights.version, fingerprints=_agreed(prints), probe_logprobs=logprobs
         )
@@ -150,7 +163,7 @@ class VllmCore:
             kv_tokens=int(self._engine.vllm_config.cache_config.kv_cache_size_tokens or 0),
             progress=self._progress(),
             num_preemptions=self._num_preemptions
-            + sum(live.scheduled.num_preemptions for live in self._live.values()),
+            + sum(_num_preemptions(live) for live in self._live.values()),
             tokens_generated=self._num_tokens
             + sum(len(_new_tokens(live)) for live in self._live.values()),
         )
@@ -201,6 +214,7 @@ class VllmCore:
             state=self._engine.output_processor.request_states[internal_id],
             scheduled=self._scheduler.requests[internal_id],
             submitted_s=submitted_s,
+            spans=request.kept_versions,
         )
         self._live[request.response_id] = live
         self._without_token.append(live)
@@ -213,6 +227,12 @@ class VllmCore:
 
     def _waiting_names(self) -> list[str]:
         return [each.request.response_id for each in self._siblings.waiting]
+
+    def _hold_back(self) -> list[Any]:  # Any: vLLM's requests
+        """Take out what waits, so that the probes are alone; nothing may run."""
+        waiting = list(self._scheduler.waiting)
+        self._scheduler.waiting.clear()
+        return waiting
 
     def _enter(self, request_id: str, tokens: list[int], params: SamplingParams) -> str:
         from vllm.inputs.engine import tokens_input
@@ -300,6 +320,12 @@ class VllmCore:
                 live.first_token_s = now_s
         self._without_token = waiting
 
+    def _spans(self, live: _Live) -> tuple[VersionSpan, ...]:
+        """The versions of its tokens, those since the last load being of the present one."""
+        num_tokens = len(live.request.kept_tokens) + len(_new_tokens(live))
+        num_closed = sum(span.num_tokens for span in live.spans)
+        return extend_spans(live.spans, self._version, num_tokens - num_closed)
+
     def _finish(self, response_id: str, reason: FinishReason) -> Generated:
         live = self._live.pop(response_id)
         self._siblings.leave(live.scheduled)
@@ -308,14 +334,14 @@ class VllmCore:
         now_s = time.time()
         request, new = live.request, _new_tokens(live)
         self._num_tokens += len(new)
-        self._num_preemptions += live.scheduled.num_preemptions
+        self._num_preemptions += _num_preemptions(live)
         tokens = (*request.kept_tokens, *new)
         return Generated(
             prompt_id=request.prompt_id,
             index=request.index,
             token_ids=tokens,
             logprobs=(*request.kept_logprobs, *live.state.logprobs_processor.logprobs.logprobs),
-            versions=extend_spans(request.kept_versions, self._version, len(new)),
+            versions=self._spans(live),
             finish_reason=reason,
             text=self._tokenizer.decode(tokens, skip_special_tokens=True),
             engine=self._name,
@@ -324,6 +350,11 @@ class VllmCore:
             finished_s=now_s,
             attempt=request.attempt,
         )
+
+
+def _num_preemptions(live: _Live) -> int:
+    """Since the last load."""
+    return int(live.scheduled.num_preemptions) - live.num_preemptions
 
 
 def _new_tokens(live: _Live) -> Sequence[int]:

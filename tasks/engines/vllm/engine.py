@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from artifacts.records import Generated, Request, WeightsRef
-from tasks.engines.base import Attestation, EngineStats, Replica, ReplicaConfig
+from tasks.engines.base import Attestation, EngineStats, Replica, ReplicaConfig, Running
 from tasks.engines.model_files import check_model_directory, read_stop_ids, read_tokenizer
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
@@ -171,6 +171,9 @@ class VllmEngine(Replica):
     async def abort(self, response_ids: Sequence[str]) -> None:
         """The partial responses lie ready for `collect` when this returns."""
         ids = tuple(response_ids)
+        if not ids:
+            self._thread.wake()
+            return
         await self._thread.call(
             "abort",
             lambda core: self._thread.deliver(core.abort(ids)),
@@ -178,7 +181,7 @@ class VllmEngine(Replica):
         )
 
     async def load_weights(
-        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]]
+        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]], running: Running = "drop"
     ) -> Attestation:
         """Raises ValueError, the weights as they were, if the file's tensors are not the model's.
 
@@ -188,8 +191,9 @@ class VllmEngine(Replica):
         fixed = tuple(probes)
 
         def load(core: VllmCore) -> Attestation:
-            self._thread.clear()
-            return core.load(weights, fixed)
+            if running == "drop":
+                self._thread.clear()
+            return core.load(weights, fixed, running)
 
         return await self._thread.call("load_weights", load, self._config.load_deadline_s)
 

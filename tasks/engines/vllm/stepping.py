@@ -120,16 +120,17 @@ class SteppingThread(Generic[C]):
             return
         with self._changed:
             self._finished.extend(finished)
-        self._wake()
+        self.wake()
 
     def clear(self) -> None:
         """Forget what nobody has collected, and end the waits for it: whoever asked is gone."""
         with self._changed:
             self._finished.clear()
             self._num_clearings += 1
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """End the waits of `collect` with what there is."""
         with self._changed:
             waiters, self._waiters = self._waiters, []
         for waiter in waiters:

@@ -63,6 +63,7 @@ class AsynchronousConfig(BaseModel):
             rounds=(_shape(batch),),
             reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
             max_drain_steps=math.ceil(most_parked / batch.prompts_per_step),
+            overlaps=self.async_ratio > 0,
         )
 
     def plan_round(self, turn: Turn) -> RoundPlan | None:
@@ -109,6 +110,7 @@ class AsynchronousConfig(BaseModel):
             num_steps=turn.num_steps,
             num_before=(turn.step - 1) * prompts_per_step + len(turn.state.carried),
             version=turn.version,
+            is_bounded=self.at_deadline != "train_anyway",
             carried=tuple(carried.dispatched for carried in turn.state.carried),
         )
 

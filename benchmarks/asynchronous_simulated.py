@@ -1,0 +1,197 @@
+"""What asynchrony gains and what it costs, by async ratio and by what happens at the deadline, on
+simulated engines and a simulated learner.
+
+    python -m benchmarks.asynchronous_simulated --steps 300
+
+One engine decodes 16 responses at a time, each token in the same time; a learner of its own takes
+4 s a step; a step trains 8 groups of 4. Lengths are exponential with a mean of 2 s ("light"); in
+"heavy" a response in twenty takes ten times as long. Loading takes no time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from artifacts.records import Request
+from benchmarks.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
+from benchmarks.simulated_round import SimulatedRound
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.scheduling.asynchronous_round import AtDeadline
+from tasks.scheduling.batch import BatchConfig
+from tasks.scheduling.events import Decision, Event, Launch, Published, RoundPlan, RoundScheduler
+from tasks.scheduling.policies.asynchronous import AsynchronousConfig
+from tasks.scheduling.policies.base import Policy
+from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.seeds import derive_seed
+
+BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=4)
+TRAIN_S, MEAN_S, STEP_S, SLOTS = 4.0, 2.0, 0.01, 16
+LONGEST_TOKENS = 100_000
+RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
+ENGINE = SimulatedEngineConfig(
+    max_batch=SLOTS,
+    step_s=STEP_S,
+    step_s_per_sequence=0.0,
+    prefill_s_per_token=0.0,
+    kv_capacity_tokens=10_000_000,
+    max_model_len=1_000_000,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialWriter:
+    """Exponential lengths; a share of them is ten times as long."""
+
+    long_share: float
+
+    def num_tokens(self, request: Request, noise: int) -> int:
+        draws = np.random.default_rng(derive_seed(noise, "length"))
+        seconds = MEAN_S * draws.exponential() * (10 if draws.random() < self.long_share else 1)
+        return max(1, round(seconds / STEP_S))
+
+    def tokens(self, request: Request, noise: int, num_tokens: int) -> tuple[int, ...]:
+        return (1,) * num_tokens
+
+    def text(self, tokens: tuple[int, ...]) -> str:
+        return ""
+
+
+class Watched:
+    """A scheduler whose launches are noted with the version of their dispatch."""
+
+    def __init__(self, scheduler: RoundScheduler, version: int, versions: dict[str, int]) -> None:
+        self._scheduler = scheduler
+        self._version = version
+        self._versions = versions
+
+    def start(self) -> list[Decision]:
+        return self._note(self._scheduler.start())
+
+    def handle(self, event: Event) -> list[Decision]:
+        return self._note(self._scheduler.handle(event))
+
+    def publish(self, event: Published) -> list[Decision]:
+        self._version = max(self._version, event.version)
+        return self._note(self._scheduler.publish(event))  # type: ignore[attr-defined]
+
+    def waiting_for(self) -> str:
+        return self._scheduler.waiting_for()
+
+    def _note(self, decisions: list[Decision]) -> list[Decision]:
+        for decision in decisions:
+            if isinstance(decision, Launch):
+                self._versions.setdefault(decision.prompt_id, self._version)
+        return decisions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A run in figures."""
+
+    seconds: float  # virtual, a step
+    lag_mean: float  # of trained groups, by the version of their dispatch
+    lag_max: int
+    length_share: float  # mean trained length over mean sampled length; 1 is without bias
+    lost_share: float  # dropped or parked prompts, of those that were trained
+
+
+def play(policy: Policy, num_steps: int, long_share: float, seed: int = 0) -> Outcome:
+    """A run of so many steps in figures."""
+    versions: dict[str, int] = {}
+
+    def watch(plan: RoundPlan, scheduler: RoundScheduler) -> RoundScheduler:
+        for prompt_id in parked:
+            versions.pop(prompt_id, None)  # it is dispatched anew
+        parked.clear()
+        version = plan.admission.version if plan.admission else plan.step - 1
+        return Watched(scheduler, version, versions)
+
+    parked: list[str] = []
+
+    async def simulate() -> tuple[list[SimulatedRound], float]:
+        engines = [SimulatedEngine("engine-0", ENGINE, writer=ExponentialWriter(long_share))]
+        learner = SimulatedLearner(engines, TRAIN_S)
+        run = OverlappedRun(
+            policy=policy,
+            batch=BATCH,
+            num_steps=num_steps,
+            domains=("any",) * 100_000,
+            engines=engines,
+            learner=learner,
+            feed=lambda: SimulatedFeed(SimulatedRewardConfig(median_s=0.0)),
+            max_response_tokens=LONGEST_TOKENS,
+            seed=seed,
+            watch=watch,
+        )
+        rounds = []
+        async for played in play_overlapped(run):
+            lags.extend(
+                played.plan.step - 1 - versions[group.prompt.prompt_id]
+                for group in played.result.groups
+            )
+            parked.extend(played.result.deferred)
+            rounds.append(played)
+        return rounds, asyncio.get_running_loop().time()
+
+    lags: list[int] = []
+    rounds, seconds = run_virtual(simulate())
+    lengths = [
+        len(response.generated.token_ids)
+        for played in rounds
+        for group in played.result.groups
+        for response in group.responses
+    ]
+    num_lost = sum(len(played.result.dropped) + len(played.result.deferred) for played in rounds)
+    sampled = MEAN_S / STEP_S * (1 + 9 * long_share)
+    return Outcome(
+        seconds=seconds / len(rounds),
+        lag_mean=float(np.mean(lags)),
+        lag_max=max(lags),
+        length_share=float(np.mean(lengths)) / sampled,
+        lost_share=num_lost / len(lags),
+    )
+
+
+def rows(num_steps: int) -> Iterator[tuple[str, ...]]:
+    """A row of the table for every tail, policy and ratio."""
+    for tail, long_share in (("light", 0.0), ("heavy", 0.05)):
+        plain = play(SyncConfig(), num_steps, long_share)
+        yield tail, "sync", "", "1.00", "0.00", "0", f"{plain.length_share:.2f}", "0 %"
+        choices: tuple[AtDeadline, ...] = ("wait", "train_anyway", "drop", "park")
+        for at_deadline in choices:
+            for ratio in RATIOS:
+                policy = AsynchronousConfig(async_ratio=ratio, at_deadline=at_deadline)
+                found = play(policy, num_steps, long_share)
+                yield (
+                    tail,
+                    at_deadline,
+                    f"{ratio:g}",
+                    f"{plain.seconds / found.seconds:.2f}",
+                    f"{found.lag_mean:.2f}",
+                    str(found.lag_max),
+                    f"{found.length_share:.2f}",
+                    f"{found.lost_share:.0%}",
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=300)
+    arguments = parser.parse_args()
+    table = Table("lengths", "at deadline", "ratio", "speedup", "lag", "max lag", "length", "lost")
+    for row in rows(arguments.steps):
+        table.add_row(*row)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Asynchronous runs on simulated replicas and a simulated learner, on a virtual clock.
+
+    round s closes ──▶ learner: step s trains, loads its version into the engines, publishes it
+               └────▶ round s + 1 goes on with what round s left on the engines
+
+Driver and policies are the real ones; so is what is handed from one round to the next. Leaves out
+what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from artifacts.records import Generated, WeightsRef
+from benchmarks.simulated_round import SimulatedRound, round_inputs
+from tasks.engines.base import EngineLost
+from tasks.engines.simulation.replica import SimulatedEngine
+from tasks.rounds.driver import drive_round
+from tasks.rounds.records import RoundInputs, ScoreFeed
+from tasks.scheduling.batch import BatchConfig
+from tasks.scheduling.events import RoundPlan, RoundScheduler
+from tasks.scheduling.policies.base import Policy, Turn
+from tasks.scheduling.queue_state import QueueState, finish_round
+
+Watch = Callable[[RoundPlan, RoundScheduler], RoundScheduler]
+
+
+class SimulatedLearner:
+    """Trains one step after the other, each for train_s, and publishes what it made."""
+
+    def __init__(
+        self, engines: Sequence[SimulatedEngine], train_s: float
+    ) -> None:
+        self.version = 0
+        self.busy_s = 0.0
+        self._engines = engines
+        self._train_s = train_s
+        self._news: list[int] = []
+        self._told = asyncio.Event()
+        self._training: list[asyncio.Task[None]] = []
+
+    def train(self, step: int) -> None:
+        """Train this step after those before it."""
+        before = self._training[-1] if self._training else None
+        self._training.append(asyncio.create_task(self._train(step, before)))
+
+    async def idle(self) -> None:
+        """Wait until everything is trained and published."""
+        if self._training:
+            await self._training[-1]
+
+    async def published(self, wait_s: float) -> list[int]:
+        """As `Publications`."""
+        if not self._news:
+            self._told.clear()
+            try:
+                await asyncio.wait_for(self._told.wait(), wait_s)
+            except TimeoutError:
+                return []
+        news, self._news = self._news, []
+        return news
+
+    async def _train(self, step: int, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        await asyncio.sleep(self._train_s)
+        self.busy_s += self._train_s
+        weights = WeightsRef(version=step, path="", digest="")
+        for engine in self._engines:
+            try:
+                await engine.load_weights(weights, (), "recompute")
+            except EngineLost:
+                continue
+        self.version = step
+        self._news.append(step)
+        self._told.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlappedRun:
+    """What is played."""
+
+    policy: Policy
+    batch: BatchConfig
+    num_steps: int
+    domains: Sequence[str]
+    engines: Sequence[SimulatedEngine]
+    learner: SimulatedLearner
+    feed: Callable[[], ScoreFeed]
+    max_response_tokens: int
+    seed: int = 0
+    leaves_running: bool = True
+    watch: Watch = field(default=lambda plan, scheduler: scheduler)  # looks at the decisions
+
+
+async def play_overlapped(run: OverlappedRun) -> AsyncIterator[SimulatedRound]:
+    """The rounds of a run, each begun when the one before it closes; of a policy that overlaps
+    nothing, when it is trained."""
+    overlaps = run.policy.algebra(run.batch).overlaps
+    state, before = QueueState(), None
+    loop = asyncio.get_running_loop()
+    for step in range(1, 1_000_000):
+        if not overlaps or step > run.num_steps:
+            await run.learner.idle()
+        plan = run.policy.plan_round(turn_of(run, state, step))
+        if plan is None:
+            break
+        started_s = loop.time()
+        inputs = inputs_of(run, plan)
+        if before is not None:
+            recorded = before.carried_responses
+            inputs = replace(inputs, recorded=recorded, adopted=before.in_flight)
+        before = await drive_round(inputs)
+        run.learner.train(step)
+        accepted = [group.prompt.prompt_id for group in before.groups]
+        state = finish_round(
+            state,
+            plan,
+            accepted=accepted,
+            deferred=before.deferred,
+            dropped=before.dropped,
+            filtered=before.filtered,
+            carried=before.carried,
+        )
+        yield SimulatedRound(
+            plan=plan, result=before, state=state, rollout_s=loop.time() - started_s
+        )
+    await run.learner.idle()
+
+
+def turn_of(run: OverlappedRun, state: QueueState, step: int) -> Turn:
+    """What the round of this step is planned from."""
+    return Turn(
+        state=state,
+        batch=run.batch,
+        step=step,
+        num_steps=run.num_steps,
+        domains=run.domains,
+        seed=run.seed,
+        published=run.learner.version,
+    )
+
+
+def inputs_of(run: OverlappedRun, plan: RoundPlan) -> RoundInputs:
+    """The round over the run's engines, with nothing recorded."""
+    scheduler = run.watch(plan, run.policy.scheduler(plan))
+    inputs = round_inputs(
+        plan, scheduler, run.engines, run.max_response_tokens, feed=run.feed(), attempt=plan.step
+    )
+    if plan.admission is None or not run.policy.algebra(run.batch).overlaps:
+        return inputs
+    return replace(
+        inputs,
+        versions=plan.admission.versions(plan.step),
+        publications=run.learner,
+        leaves_running=run.leaves_running and plan.step < run.num_steps,
+    )
+
+
+def oldest_version(generated: Generated) -> int:
+    """The version that sampled its first token."""
+    return min(span.version for span in generated.versions)

@@ -1,0 +1,301 @@
+"""Rounds that leave responses running for the next one, over simulated engines on a virtual
+clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from round_factories import ENGINE
+
+from artifacts.records import Generated, Request, Response, Score
+from benchmarks import asynchronous_simulated
+from benchmarks.overlapped_rounds import (
+    OverlappedRun,
+    SimulatedLearner,
+    inputs_of,
+    play_overlapped,
+    turn_of,
+)
+from benchmarks.simulated_round import SimulatedRound
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.rounds.driver import drive_round
+from tasks.rounds.records import RoundInputs, RoundResult
+from tasks.scheduling.batch import BatchConfig
+from tasks.scheduling.policies.asynchronous import AsynchronousConfig
+from tasks.scheduling.policies.base import Policy
+from tasks.scheduling.policies.sync import SyncConfig
+
+BATCH = BatchConfig(prompts_per_step=4, responses_per_prompt=3)
+ONE_AHEAD = AsynchronousConfig(async_ratio=1.0)
+
+
+class CountingEngine(SimulatedEngine):
+    """Remembers what it was asked."""
+
+    def __init__(self, name: str, config: SimulatedEngineConfig = ENGINE) -> None:
+        super().__init__(name, config)
+        self.submitted: list[str] = []
+        self.aborted: list[str] = []
+
+    async def submit(self, requests: Sequence[Request]) -> None:
+        self.submitted += [request.response_id for request in requests]
+        await super().submit(requests)
+
+    async def abort(self, response_ids: Sequence[str]) -> None:
+        self.aborted += response_ids
+        await super().abort(response_ids)
+
+
+class CountingFeed(SimulatedFeed):
+    """Remembers what it was asked to score."""
+
+    def __init__(self, published: list[str]) -> None:
+        super().__init__(SimulatedRewardConfig())
+        self._published = published
+
+    async def publish(self, generated: Sequence[Generated]) -> None:
+        self._published += [response.response_id for response in generated]
+        await super().publish(generated)
+
+
+class BreakingFeed(SimulatedFeed):
+    """Breaks when it is asked for its first verdict."""
+
+    async def scored(self, wait_s: float) -> list[Score]:
+        await super().scored(wait_s)
+        raise RuntimeError("the reward is broken")
+
+
+def make_run(
+    engines: Sequence[SimulatedEngine],
+    policy: Policy = ONE_AHEAD,
+    num_steps: int = 6,
+    train_s: float = 2.0,
+    leaves_running: bool = True,
+    published: list[str] | None = None,
+) -> OverlappedRun:
+    told = [] if published is None else published
+    return OverlappedRun(
+        policy=policy,
+        batch=BATCH,
+        num_steps=num_steps,
+        domains=("a", "b") * 40,
+        engines=engines,
+        learner=SimulatedLearner(engines, train_s),
+        feed=lambda: CountingFeed(told),
+        max_response_tokens=2000,
+        leaves_running=leaves_running,
+    )
+
+
+async def play_all(run: OverlappedRun) -> list[SimulatedRound]:
+    return [played async for played in play_overlapped(run)]
+
+
+def generated_in(rounds: Sequence[SimulatedRound]) -> list[Generated]:
+    return [response for played in rounds for response in played.result.generated]
+
+
+def test_what_a_round_leaves_running_is_asked_once_and_counted_once() -> None:
+    async def play() -> None:
+        engines = [CountingEngine("engine-0"), CountingEngine("engine-1")]
+        rounds = await play_all(make_run(engines))
+        assert any(played.result.in_flight for played in rounds)
+        submitted = Counter(name for engine in engines for name in engine.submitted)
+        assert set(submitted.values()) == {1}
+        names = [response.response_id for response in generated_in(rounds)]
+        assert Counter(names) == submitted
+        assert all(response.finish_reason != "aborted" for response in generated_in(rounds))
+        assert [len(played.result.groups) for played in rounds] == [4] * 6
+        assert (rounds[-1].state.carried, rounds[-1].result.in_flight) == ((), ())
+
+    run_virtual(play())
+
+
+def test_what_may_not_run_on_is_stopped_and_asked_again() -> None:
+    async def play() -> None:
+        engine = CountingEngine("engine-0")
+        rounds = await play_all(make_run([engine], leaves_running=False))
+        assert not any(played.result.in_flight for played in rounds)
+        submitted = Counter(engine.submitted)
+        assert max(submitted.values()) > 1
+        stopped = Counter(
+            response.response_id
+            for response in generated_in(rounds)
+            if response.finish_reason == "aborted"
+        )
+        assert stopped == Counter(engine.aborted)
+        assert submitted - stopped == Counter(set(submitted))
+        assert [len(played.result.groups) for played in rounds] == [4] * 6
+
+    run_virtual(play())
+
+
+def test_a_carried_response_keeps_its_verdict() -> None:
+    async def play() -> None:
+        published: list[str] = []
+        rounds = await play_all(make_run([CountingEngine("engine-0")], published=published))
+        judged = [
+            response.generated.response_id
+            for played in rounds
+            for response in played.result.carried_responses
+            if response.score is not None
+        ]
+        assert judged
+        assert {Counter(published)[name] for name in judged} == {1}
+        scored = Counter(
+            (score.prompt_id, score.index) for played in rounds for score in played.result.scores
+        )
+        assert set(scored.values()) == {1}
+
+    run_virtual(play())
+
+
+def test_a_response_says_which_versions_sampled_it() -> None:
+    async def play() -> None:
+        rounds = await play_all(make_run([CountingEngine("engine-0")], train_s=0.5))
+        mixed = 0
+        for played in rounds:
+            allowed = range(max(0, played.plan.step - 2), played.plan.step)
+            for response in played.result.generated:
+                versions = [span.version for span in response.versions]
+                assert sum(span.num_tokens for span in response.versions) == len(response.token_ids)
+                assert versions == sorted(set(versions))
+                assert set(versions) <= set(allowed)
+                mixed += len(versions) > 1
+        assert mixed
+
+    run_virtual(play())
+
+
+def test_an_engine_that_dies_with_what_was_left_on_it_is_got_over() -> None:
+    async def play() -> None:
+        engines = [CountingEngine("engine-0"), CountingEngine("engine-1")]
+        run = make_run(engines)
+        rounds, dead = [], ""
+        async for played in play_overlapped(run):
+            rounds.append(played)
+            if played.result.in_flight and not dead:
+                dead = played.result.in_flight[0].engine
+                next(engine for engine in engines if engine.name == dead).fail()
+        assert dead
+        assert [len(played.result.groups) for played in rounds] == [4] * 6
+        trained = Counter(
+            group.prompt.prompt_id for played in rounds for group in played.result.groups
+        )
+        assert set(trained.values()) == {1}
+
+    run_virtual(play())
+
+
+async def second_round(run: OverlappedRun) -> tuple[RoundInputs, RoundResult]:
+    """The inputs of the round after the first, and what that left."""
+    rounds = play_overlapped(run)
+    first = await anext(rounds)
+    plan = run.policy.plan_round(turn_of(run, first.state, 2))
+    assert plan is not None
+    given = replace(
+        inputs_of(run, plan),
+        recorded=first.result.carried_responses,
+        adopted=first.result.in_flight,
+    )
+    return given, first.result
+
+
+def test_a_round_that_fails_leaves_nothing_running() -> None:
+    async def play() -> None:
+        engine = CountingEngine("engine-0")
+        run = make_run([engine], train_s=1000.0)
+        inputs, first = await second_round(run)
+        assert first.in_flight
+        feed = BreakingFeed(SimulatedRewardConfig())
+        with pytest.raises(RuntimeError, match="the reward is broken"):
+            await drive_round(replace(inputs, feed=feed))
+        assert (await engine.stats()).progress == {}
+        assert await engine.collect(0.0) == []
+
+    run_virtual(play())
+
+
+def test_what_nobody_asks_for_any_more_is_stopped() -> None:
+    """A kept record that came after all stands in for what runs."""
+
+    async def play() -> None:
+        engine = CountingEngine("engine-0")
+        run = make_run([engine], train_s=1000.0)
+        inputs, first = await second_round(run)
+        left = first.in_flight[0]
+        wanted = replace(inputs.request(left.prompt_id, left.index), attempt=9)
+        record = Generated(
+            prompt_id=wanted.prompt_id,
+            index=wanted.index,
+            token_ids=(1,),
+            logprobs=(0.0,),
+            versions=(),
+            finish_reason="stop",
+            text="",
+            engine="engine-9",
+            submitted_s=0.0,
+            first_token_s=0.0,
+            finished_s=0.0,
+        )
+        recorded = [*inputs.recorded, Response(generated=record, score=None)]
+        run.learner.version = 1
+        result = await drive_round(replace(inputs, recorded=recorded))
+        assert left.response_id in engine.aborted
+        assert len(result.groups) == BATCH.prompts_per_step
+
+    run_virtual(play())
+
+
+def test_the_wait_for_newer_weights_has_the_deadline_of_their_training() -> None:
+    async def play() -> None:
+        half = AsynchronousConfig(async_ratio=0.5)
+        run = make_run([CountingEngine("engine-0")], half, train_s=5000.0, num_steps=3)
+        inputs, _ = await second_round(run)
+        quick = replace(inputs, deadline_s=100.0)
+        assert len((await drive_round(quick)).groups) == BATCH.prompts_per_step
+        assert asyncio.get_running_loop().time() > 5000.0
+
+    run_virtual(play())
+
+
+def test_without_a_ratio_a_run_gives_the_records_of_the_synchronous_one() -> None:
+    async def play(policy: Policy) -> list[SimulatedRound]:
+        engines = [SimulatedEngine(f"engine-{place}", ENGINE) for place in range(2)]
+        return await play_all(make_run(engines, policy))
+
+    plain = run_virtual(play(SyncConfig()))
+    without = run_virtual(play(AsynchronousConfig(async_ratio=0)))
+    assert [played.result for played in without] == [played.result for played in plain]
+    assert [played.state for played in without] == [played.state for played in plain]
+    assert [played.plan.prompts for played in without] == [played.plan.prompts for played in plain]
+
+
+@pytest.mark.parametrize(("ratio", "speedup"), [(0.5, 1.56), (1.0, 1.85), (2.0, 2.52)])
+def test_the_gain_is_that_of_the_queueing_model(ratio: float, speedup: float) -> None:
+    """Figures of a model with nothing but slots, a learner and the bound: 16 slots, 4 s a step,
+    exponential lengths of 2 s on average, 8 groups of 4."""
+    plain = asynchronous_simulated.play(SyncConfig(), 100, long_share=0.0)
+    found = asynchronous_simulated.play(AsynchronousConfig(async_ratio=ratio), 100, long_share=0.0)
+    assert plain.seconds / found.seconds == pytest.approx(speedup, rel=0.05)
+    assert found.lag_mean == pytest.approx(ratio, rel=0.05)
+    assert found.lag_max == int(ratio + 0.5)
+
+
+def test_prompts_of_a_round_know_those_that_it_carries() -> None:
+    async def play() -> None:
+        run = make_run([CountingEngine("engine-0")], train_s=1000.0)
+        inputs, first = await second_round(run)
+        assert inputs.plan.num_carried == len(first.carried) > 0
+        carried = [ref.prompt_id for ref in inputs.plan.prompts[: inputs.plan.num_carried]]
+        assert carried == [carry.prompt_id for carry in first.carried]
+        assert set(carried) <= set(inputs.prompts)
+
+    run_virtual(play())
