@@ -3,9 +3,10 @@ actor.
 
     launched ─▶ GENERATED ─▶ SCORED ─▶ GROUPED ─▶ consumed
     run_rollout    score_responses   run_rollout    accumulate_gradients
+    publish_weights ─▶ PUBLISHED of every round that is open, and of those that open later
 
 A round is an attempt at a step or at an evaluation, told by its key; later rounds have larger keys.
-Records are opaque here. All methods are async and run on one event loop, so nothing locks across
+Rounds that overlap are open side by side, each with stages of its own. Records are opaque here. All methods are async and run on one event loop, so nothing locks across
 threads. Callers pass tuples of bytes, never bare lists: Dask would serialise every element on its
 own. Leaves out durability (see `journal`) and any opinion on order: each stage is first in, first
 out.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NewType, TypeVar
 
@@ -36,7 +37,8 @@ class Stage(Generic[Record]):
 GENERATED: Stage[Generated] = Stage("generated")  # finished responses, for the reward
 SCORED: Stage[Score] = Stage("scored")  # verdicts, for the round's scheduler
 GROUPED: Stage[Group | ScaleDown] = Stage("grouped")  # for training: groups, and who may begin
-STAGES: tuple[Stage[Any], ...] = (GENERATED, SCORED, GROUPED)  # Any: of any record
+PUBLISHED: Stage[int] = Stage("published")  # weight versions that every engine has
+STAGES: tuple[Stage[Any], ...] = (GENERATED, SCORED, GROUPED, PUBLISHED)  # Any: of any record
 
 
 class RoundAborted(RuntimeError):
@@ -60,9 +62,17 @@ class _Channel:
     closed: bool = False
 
 
+@dataclass(slots=True)
+class _Round:
+    """One round that is open."""
+
+    channels: dict[Stage[Any], _Channel]  # Any: of any record
+    aborted: str | None = None  # why
+
+
 class SampleBuffer:
-    """The bounded stages of the round that is open; items and waits of older rounds are turned
-    away."""
+    """The bounded stages of the rounds that are open; items and waits of rounds that are over are
+    turned away."""
 
     def __init__(self, capacities: Mapping[Stage[Any], int]) -> None:
         wrong = [stage.name for stage in STAGES if capacities.get(stage, 0) < 1]
@@ -72,27 +82,30 @@ class SampleBuffer:
                 f"every stage must have a capacity >= 1 items, got {told}; set {wrong[0]}"
             )
         self._capacities = dict(capacities)
-        self._open = RoundKey(0)
-        self._aborted: str | None = None
-        self._channels = _empty_channels()
+        self._open: dict[RoundKey, _Round] = {}
+        self._over: set[RoundKey] = set()  # that were open once
+        self._newest: tuple[object, ...] = ()  # what was announced last, if anything
         self._changed = asyncio.Condition()  # binds to a loop at its first wait, not here
 
-    async def open_round(self, key: RoundKey) -> dict[str, int]:
-        """Start a round; whatever an older one left is dropped and counted by stage. A round may be
-        reopened after an abort.
+    async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> dict[str, int]:
+        """Start a round; every other one is over, but those that it is opened beside. What they
+        left is dropped and counted by stage. A round may be reopened after an abort.
 
-        Raises ValueError for a round before the open one. Reopening a round requires that its
-        coordinators have ended: their items could not be told from the new ones.
+        Raises ValueError for a round before those that are open. Reopening a round requires that
+        its coordinators have ended: their items could not be told from the new ones.
         """
-        if key < self._open:
+        if self._is_before_all(key):
             raise ValueError(
-                f"rounds must open in order, got round {key} after round {self._open}; start a new"
-                " buffer instead"
+                f"rounds must open in order, got round {key} after round {min(self._open)}; start a"
+                " new buffer instead"
             )
-        dropped = self._lengths()
-        self._open = key
-        self._aborted = None
-        self._channels = _empty_channels()
+        gone = [old for old in self._open if old == key or old not in beside]
+        dropped = self._lengths(gone)
+        for old in gone:
+            del self._open[old]
+        self._over |= set(gone) - {key}
+        self._open[key] = _Round(channels={stage: _Channel(items=deque()) for stage in STAGES})
+        self._open[key].channels[PUBLISHED].items.extend(self._newest)
         await self._wake()
         return dropped
 
@@ -106,81 +119,104 @@ class SampleBuffer:
         RuntimeError after close_stage.
         """
 
-        def may_go_in() -> bool:
-            return key < self._open or len(self._channels[stage].items) < self._capacities[stage]
+        def has_room(channel: _Channel) -> bool:
+            return len(channel.items) < self._capacities[stage]
 
         what = f"room for {len(items)} items of round {key} in {stage.name!r}"
-        await self._wait(may_go_in, key, wait_s, what)
-        if key < self._open:
+        channel = await self._wait(stage, key, has_room, wait_s, what)
+        if channel is None:
             return False
-        if self._channels[stage].closed:
+        if channel.closed:
             raise RuntimeError(
                 f"stage {stage.name!r} of round {key} is closed; its producer must put before it"
                 " closes"
             )
-        self._channels[stage].items.extend(items)
+        channel.items.extend(items)
         await self._wake()
         return True
 
     async def take(self, stage: Stage[Any], key: RoundKey, max_items: int, wait_s: float) -> Taken:
-        """Up to max_items, after waiting at most wait_s for the first. To a consumer of an older
-        round the stage is closed."""
+        """Up to max_items, after waiting at most wait_s for the first. To a consumer of a round
+        that is over the stage is closed."""
 
-        def is_worth_waking() -> bool:
-            channel = self._channels[stage]
-            return key < self._open or bool(channel.items) or channel.closed
+        def is_worth_waking(channel: _Channel) -> bool:
+            return bool(channel.items) or channel.closed
 
+        what = f"items of round {key} in {stage.name!r}"
         try:
-            await self._wait(
-                is_worth_waking, key, wait_s, f"items of round {key} in {stage.name!r}"
-            )
+            channel = await self._wait(stage, key, is_worth_waking, wait_s, what)
         except TimeoutError:
             return Taken(items=(), closed=False)
-        if key < self._open:
+        if channel is None:
             return Taken(items=(), closed=True)
-        channel = self._channels[stage]
         items = tuple(channel.items.popleft() for _ in range(min(max_items, len(channel.items))))
         await self._wake()
         return Taken(items=items, closed=channel.closed and not channel.items)
 
+    async def announce(self, item: object) -> None:
+        """Put this weight version into the stage PUBLISHED of every open round, and first of all
+        into that of each round that opens before the next is announced."""
+        self._newest = (item,)
+        for open_round in self._open.values():
+            open_round.channels[PUBLISHED].items.append(item)
+        await self._wake()
+
     async def close_stage(self, stage: Stage[Any], key: RoundKey) -> None:
-        """Its producer is done. Closing twice, or for an older round, changes nothing."""
-        if key == self._open:
-            self._channels[stage].closed = True
+        """Its producer is done. Closing twice, or for a round that is over, changes nothing."""
+        if key in self._open:
+            self._open[key].channels[stage].closed = True
             await self._wake()
 
     async def abort(self, reason: str) -> None:
-        """Every put and take of the open round raises RoundAborted from now on, those that wait
+        """Every put and take of the open rounds raises RoundAborted from now on, those that wait
         included. First reason wins."""
-        self._aborted = self._aborted or reason
+        for open_round in self._open.values():
+            open_round.aborted = open_round.aborted or reason
         await self._wake()
 
     async def _wait(
-        self, ready: Callable[[], bool], key: RoundKey, wait_s: float, what: str
-    ) -> None:
-        if key > self._open:
+        self,
+        stage: Stage[Any],
+        key: RoundKey,
+        ready: Callable[[_Channel], bool],
+        wait_s: float,
+        what: str,
+    ) -> _Channel | None:
+        """The stage once it is ready; None if its round is over."""
+        if not self._is_over(key) and key not in self._open:
+            rounds = ", ".join(map(str, self._open)) or "none"
             raise ValueError(
-                f"round {key} must be opened before it is used, the open round is {self._open};"
-                " call open_round"
+                f"round {key} must be opened before it is used, open are: {rounds}; call open_round"
             )
+
+        def ends() -> bool:
+            found = self._open.get(key)
+            return found is None or found.aborted is not None or ready(found.channels[stage])
+
         async with self._changed:
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._changed.wait_for(lambda: ready() or self._aborted is not None)
+                    await self._changed.wait_for(ends)
             except TimeoutError as error:
                 raise TimeoutError(
-                    f"waited {wait_s:.0f} s for {what}; the buffer holds {self._lengths()}"
+                    f"waited {wait_s:.0f} s for {what}; the buffer holds {self._lengths([key])}"
                 ) from error
-        if self._aborted is not None and key == self._open:
-            raise RoundAborted(self._aborted)
+        found = self._open.get(key)
+        if found is not None and found.aborted is not None:
+            raise RoundAborted(found.aborted)
+        return None if found is None else found.channels[stage]
+
+    def _is_over(self, key: RoundKey) -> bool:
+        return key not in self._open and (key in self._over or self._is_before_all(key))
+
+    def _is_before_all(self, key: RoundKey) -> bool:
+        return bool(self._open) and key < min(self._open)
 
     async def _wake(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
-    def _lengths(self) -> dict[str, int]:
-        return {stage.name: len(channel.items) for stage, channel in self._channels.items()}
-
-
-def _empty_channels() -> dict[Stage[Any], _Channel]:
-    return {stage: _Channel(items=deque()) for stage in STAGES}
+    def _lengths(self, keys: Iterable[RoundKey]) -> dict[str, int]:
+        """Items by stage, those of these rounds together."""
+        channels = [self._open[key].channels for key in keys if key in self._open]
+        return {stage.name: sum(len(each[stage].items) for each in channels) for stage in STAGES}

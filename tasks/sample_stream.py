@@ -18,6 +18,7 @@ from tasks.rewards.pool import close_pools
 from tasks.sample_buffer import (
     GENERATED,
     GROUPED,
+    PUBLISHED,
     SCORED,
     Record,
     RoundAborted,
@@ -33,7 +34,9 @@ TAKE_WAIT_S = 5.0  # longest single wait; an abort ends it at once
 PUT_WAIT_S = 120.0  # back-pressure may hold a producer this long
 ABORT_S = 30.0  # nobody who ends waits longer for the others to hear of it
 ATTEMPTS = 1000  # rounds of one step in the buffer
-CAPACITIES: Mapping[Stage[Any], int] = {GENERATED: 4096, SCORED: 4096, GROUPED: 1024}
+CAPACITIES: Mapping[Stage[Any], int] = {
+    GENERATED: 4096, SCORED: 4096, GROUPED: 1024, PUBLISHED: 64
+}  # fmt: skip
 
 
 class BufferActor(SampleBuffer):
@@ -55,8 +58,11 @@ class RemoteBuffer:
     remote: Remote
     deadline_s: float  # of a call, the time that it may wait in the buffer not included
 
-    async def open_round(self, key: RoundKey) -> None:
-        await self.remote.call("open_round", key, deadline_s=self.deadline_s)
+    async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> None:
+        await self.remote.call("open_round", key, tuple(beside), deadline_s=self.deadline_s)
+
+    async def announce(self, version: int) -> None:
+        await self.remote.call("announce", pack(version), deadline_s=self.deadline_s)
 
     async def put(
         self, stage: Stage[Record], key: RoundKey, records: Sequence[Record], wait_s: float
@@ -117,12 +123,16 @@ class SampleStream:
             for record in arrived:
                 yield record
 
+    async def announce(self, version: int) -> None:
+        """Tell every round that is open or opens later that all engines have this version."""
+        await self._buffer.announce(version)
+
     async def close(self, stage: Stage[Any]) -> None:
         """Nothing follows from this producer."""
         await self._buffer.close_stage(stage, self._key)
 
     async def abort(self, reason: str) -> None:
-        """End the round for everybody."""
+        """End the round for everybody, and with it those that are open beside it."""
         await self._buffer.abort(reason)
 
 
@@ -138,6 +148,17 @@ class StreamFeed:
     async def scored(self, wait_s: float) -> list[Score]:
         scores, _ = await self.stream.take(SCORED, max_items=1024, wait_s=wait_s)
         return scores
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPublications:
+    """The training of earlier steps as the driver of a round sees it (`Publications`)."""
+
+    stream: SampleStream
+
+    async def published(self, wait_s: float) -> list[int]:
+        versions, _ = await self.stream.take(PUBLISHED, max_items=64, wait_s=wait_s)
+        return versions
 
 
 @dataclass(frozen=True, slots=True)

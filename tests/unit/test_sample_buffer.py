@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tasks.sample_buffer import (
     GENERATED,
     GROUPED,
+    PUBLISHED,
     SCORED,
     STAGES,
     RoundAborted,
@@ -19,6 +20,7 @@ from tasks.sample_buffer import (
     Taken,
 )
 
+NAMES = [stage.name for stage in STAGES]
 KEYS = [RoundKey(number) for number in range(5)]
 
 
@@ -131,7 +133,8 @@ async def test_a_new_round_drops_leftovers_and_ends_waits_of_the_old_one() -> No
     await buffer.put(GENERATED, KEYS[1], ("left", "over"), 1.0)
     old = asyncio.create_task(buffer.take(SCORED, KEYS[1], 1, 5.0))
     await settle()
-    assert await buffer.open_round(KEYS[2]) == {"generated": 2, "scored": 0, "grouped": 0}
+    dropped = await buffer.open_round(KEYS[2])
+    assert dropped == {"generated": 2, "scored": 0, "grouped": 0, "published": 0}
     assert await old == Taken(items=(), closed=True)
     assert await buffer.take(GENERATED, KEYS[2], 9, 0.0) == Taken(items=(), closed=False)
 
@@ -156,6 +159,47 @@ async def test_rounds_open_in_order_and_before_use() -> None:
         await buffer.open_round(KEYS[2])
     with pytest.raises(ValueError, match="round 4 must be opened before it is used"):
         await buffer.put(SCORED, KEYS[4], ("early",), 1.0)
+
+
+async def test_rounds_that_overlap_have_stages_of_their_own() -> None:
+    buffer = await opened(capacity=1)
+    await buffer.put(GROUPED, KEYS[1], ("first",), 1.0)
+    assert await buffer.open_round(KEYS[2], beside=(KEYS[1],)) == dict.fromkeys(NAMES, 0)
+    await buffer.put(GROUPED, KEYS[2], ("second",), 1.0)
+    await buffer.close_stage(GROUPED, KEYS[1])
+    assert (await buffer.take(GROUPED, KEYS[2], 9, 1.0)) == Taken(items=("second",), closed=False)
+    assert (await buffer.take(GROUPED, KEYS[1], 9, 1.0)) == Taken(items=("first",), closed=True)
+    await buffer.open_round(KEYS[3], beside=(KEYS[2],))
+    assert not await buffer.put(SCORED, KEYS[1], ("late",), 1.0)
+    assert await buffer.put(SCORED, KEYS[2], ("in time",), 1.0)
+
+
+async def test_a_round_that_is_over_is_turned_away_though_an_earlier_one_is_tried_again() -> None:
+    buffer = await opened(key=1)
+    await buffer.open_round(KEYS[3], beside=(KEYS[1],))
+    await buffer.open_round(KEYS[2])
+    assert not await buffer.put(SCORED, KEYS[3], ("of a lost attempt",), 1.0)
+    assert (await buffer.take(SCORED, KEYS[3], 1, 0.0)).closed
+
+
+async def test_an_abort_ends_every_open_round() -> None:
+    buffer = await opened()
+    await buffer.open_round(KEYS[2], beside=(KEYS[1],))
+    await buffer.abort("engine-0 was lost")
+    for key in KEYS[1:3]:
+        with pytest.raises(RoundAborted, match="engine-0 was lost"):
+            await buffer.take(SCORED, key, 1, 1.0)
+
+
+async def test_a_version_is_announced_to_open_rounds_and_the_newest_to_later_ones() -> None:
+    buffer = await opened()
+    await buffer.announce("first")
+    await buffer.open_round(KEYS[2], beside=(KEYS[1],))
+    await buffer.announce("second")
+    for key in KEYS[1:3]:
+        assert (await buffer.take(PUBLISHED, key, 9, 0.0)).items == ("first", "second")
+    await buffer.open_round(KEYS[3])
+    assert (await buffer.take(PUBLISHED, KEYS[3], 9, 0.0)).items == ("second",)
 
 
 def test_every_stage_needs_a_capacity() -> None:
