@@ -30,9 +30,7 @@ Watch = Callable[[RoundPlan, RoundScheduler], RoundScheduler]
 class SimulatedLearner:
     """Trains one step after the other, each for train_s, and publishes what it made."""
 
-    def __init__(
-        self, engines: Sequence[SimulatedEngine], train_s: float
-    ) -> None:
+    def __init__(self, engines: Sequence[SimulatedEngine], train_s: float) -> None:
         self.version = 0
         self.busy_s = 0.0
         self._engines = engines
@@ -149,7 +147,7 @@ def inputs_of(run: OverlappedRun, plan: RoundPlan) -> RoundInputs:
     inputs = round_inputs(
         plan, scheduler, run.engines, run.max_response_tokens, feed=run.feed(), attempt=plan.step
     )
-    if plan.admission is None or not run.policy.algebra(run.batch).overlaps:
+    if plan.admission is None:
         return inputs
     return replace(
         inputs,

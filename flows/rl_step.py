@@ -25,6 +25,7 @@ from typing import Any
 import dask
 from prefect import flow
 
+from flows.place import Place
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
 from tasks.plan import StepPlan
 from tasks.report import StepReport
@@ -41,12 +42,19 @@ SLOT = {"coordinator": 1}
     flow_run_name="step-{plan.step:05d}-{plan.round.kind}",
     validate_parameters=False,
 )
-async def rl_step(plan: StepPlan) -> StepReport:
-    """Roll out, score, train, update, publish. The caller commits the step."""
+async def rl_step(plan: StepPlan, place: Place | None = None) -> StepReport:
+    """Roll out, score, train, update, publish. The caller commits the step.
+
+    place: of a step that overlaps others; it trains when it is its turn.
+    """
     started_s = time.time()
     with dask.annotate(resources=SLOT):
         rollout = run_rollout.submit(plan)
         reward = score_responses.submit(plan)
+    if place is not None and not await place.may_train(rollout):
+        await all_results(result_of(rollout), result_of(reward))
+        raise RoundAborted("a step that overlaps this one failed")
+    with dask.annotate(resources=SLOT):
         gradients = accumulate_gradients.submit(plan)
     rolled_out, scored, (accumulated, policy, published) = await all_results(
         result_of(rollout), result_of(reward), train_on(plan, gradients)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,8 @@ from flows.config.run_config import RunConfig
 from flows.engine_layout import EngineLayouts, with_relayout
 from flows.evaluate import EvaluationReport, evaluate, evaluation_round, recorded_evaluation
 from flows.output import keep_log_in, say
+from flows.overlapped_steps import OverlappedSteps, Planned, Played
+from flows.place import Place
 from flows.reporter import RunReporter
 from flows.rl_step import rl_step
 from flows.run import OpenRun, open_run
@@ -52,6 +54,7 @@ from tasks.learner.reports import check_updates
 from tasks.plan import StepPlan
 from tasks.prompts import dataset_of
 from tasks.report import StepReport
+from tasks.rounds.report import RolloutReport
 from tasks.sample_stream import round_key
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.policies.base import Turn
@@ -62,6 +65,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 StepFlow = Callable[[StepPlan], Awaitable[Any]]  # Any: the flow's report
+OverlappedFlow = Callable[[StepPlan, Place], Awaitable[Any]]  # Any: as above
 WORKER_IMPORTS = "tasks.worker_imports"  # by name: the flow itself has no use for it
 RECOVERABLE = (ActorLost, EngineLost, PeerLost, KilledWorker, FutureCancelledError)
 
@@ -110,14 +114,26 @@ async def train_steps(
         for past in evaluations_until(run, step):
             scores = await evaluate_after(evaluation_flow, run, fleet, past, weights)
             reporter.tell_evaluation(past, scores)
-        while (begun := next_round(run, state, step + 1)) is not None:
-            step += 1
-            plan = StepPlan(run=run.context, round=begun.plan, weights=weights, attempt=1)
-            report, checkpoint = await with_recovery(
-                run, fleet, plan, partial(play_step, step_flow, run, fleet, layouts)
-            )
-            state, weights = state_after(begun.before, report), report.published.weights
-            await commit(run, reporter, report, state, layouts.observe(report), checkpoint)
+        overlapped = OverlappedSteps(
+            OverlappedCourse(run, fleet, layouts, step_flow, reporter), state, step, weights
+        )
+        while True:
+            if config.scheduling.algebra(config.batch).overlaps:
+                if not await overlapped.play():
+                    break
+                step, weights = overlapped.step, overlapped.weights
+            else:
+                begun = next_round(run, state, step + 1)
+                if begun is None:
+                    break
+                step += 1
+                plan = StepPlan(run=run.context, round=begun.plan, weights=weights, attempt=1)
+                report, checkpoint = await with_recovery(
+                    run, fleet, plan, partial(play_step, step_flow, run, fleet, layouts)
+                )
+                state = state_after(begun.before, plan, report.rollout)
+                weights = report.published.weights
+                await commit(run, reporter, report, state, layouts.observe(report), checkpoint)
             if due(step, config.evaluation.every_steps):
                 scores = await evaluate_after(evaluation_flow, run, fleet, step, weights)
                 reporter.tell_evaluation(step, scores)
@@ -126,9 +142,65 @@ async def train_steps(
         return await reporter.finish(await asyncio.to_thread(export_model, run.context, weights))
 
 
-def next_round(run: OpenRun, state: QueueState, step: int) -> BegunRound | None:
+class OverlappedCourse:
+    """What a run does with steps that overlap (`Course`)."""
+
+    recoverable: tuple[type[BaseException], ...] = RECOVERABLE
+
+    def __init__(
+        self,
+        run: OpenRun,
+        fleet: Fleet,
+        layouts: EngineLayouts,
+        step_flow: OverlappedFlow,
+        reporter: RunReporter,
+    ) -> None:
+        self.max_recoveries = run.config.max_recoveries
+        self._run = run
+        self._fleet = fleet
+        self._layouts = layouts
+        self._step_flow = step_flow
+        self._reporter = reporter
+
+    def plan(self, state: QueueState, step: int, weights: WeightsRef) -> Planned | None:
+        begun = next_round(self._run, state, step, weights.version)
+        if begun is None:
+            return None
+        plan = StepPlan(run=self._run.context, round=begun.plan, weights=weights, attempt=1)
+        return Planned(before=begun.before, plan=plan)
+
+    def after(self, before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
+        return state_after(before, plan, rollout)
+
+    def is_barrier(self, step: int) -> bool:
+        config = self._run.config
+        return step >= config.num_steps or due(step, config.evaluation.every_steps)
+
+    async def open(self, plan: StepPlan, beside: Sequence[StepPlan]) -> None:
+        if not beside:
+            await self._fleet.announce(plan.weights.version)
+        await self._fleet.open_round(round_key(plan), [*map(round_key, beside)])
+
+    async def play(self, plan: StepPlan, place: Place) -> Played:
+        report = await self._step_flow(replace(plan, run=self._fleet.run), place)
+        return report, await checkpoint_after(self._run, plan.step)
+
+    async def commit(self, report: StepReport, state: QueueState, checkpoint: str | None) -> None:
+        planner = self._layouts.observe(report)
+        await commit(self._run, self._reporter, report, state, planner, checkpoint)
+
+    async def abort(self, reason: str) -> None:
+        await self._fleet.abort_rounds(reason)
+
+    async def recover(self, step: int) -> WeightsRef:
+        return await recover(self._run, self._fleet, step)
+
+
+def next_round(
+    run: OpenRun, state: QueueState, step: int, published: int | None = None
+) -> BegunRound | None:
     """The round of this step, as an earlier attempt began it or else begun and kept here; None when
-    the run is over."""
+    the run is over. published: the weights in all engines, if not those of the step before."""
     config = run.config
     begun = begun_round(run.store, step, config.num_steps, run.context.unfit)
     if begun is not None:
@@ -141,6 +213,7 @@ def next_round(run: OpenRun, state: QueueState, step: int) -> BegunRound | None:
         domains=dataset_of(run.context).domains,
         seed=config.seed,
         unfit=run.context.unfit,
+        published=published,
     )
     plan = config.scheduling.plan_round(turn)
     return keep_round(run.store, BegunRound(before=state, plan=plan)) if plan is not None else None
@@ -153,19 +226,19 @@ def evaluations_until(run: OpenRun, step: int) -> list[int]:
     return sorted(missing | run.evaluated_steps)
 
 
-def state_after(before: QueueState, report: StepReport) -> QueueState:
-    """Where the prompts stand after the step. One that was begun with more room may leave prompts
-    that do not fit."""
-    rollout = report.rollout
+def state_after(before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
+    """Where the prompts stand after the step's round. One that was begun with more room may leave
+    prompts that do not fit."""
     after = finish_round(
         before,
-        report.plan.round,
+        plan.round,
         accepted=rollout.accepted,
         deferred=rollout.deferred,
         dropped=rollout.dropped,
         filtered=rollout.filtered,
+        carried=rollout.carried,
     )
-    return without_unfit(after, report.plan.run.unfit)
+    return without_unfit(after, plan.run.unfit)
 
 
 async def play_step(
@@ -176,11 +249,14 @@ async def play_step(
     relayout = await layouts.arrange(fleet, plan.round.layout)
     await fleet.open_round(round_key(plan))
     report = with_relayout(await step_flow(replace(plan, run=fleet.run)), relayout)
+    return report, await checkpoint_after(run, plan.step)
+
+
+async def checkpoint_after(run: OpenRun, step: int) -> str | None:
+    """The checkpoint of this step, if one is due."""
     keep = run.config.keep
-    is_due = due(plan.step, keep.checkpoint_every_steps)
-    return report, (
-        await save_checkpoint(run.context, plan.step, keep.checkpoints) if is_due else None
-    )
+    is_due = due(step, keep.checkpoint_every_steps)
+    return await save_checkpoint(run.context, step, keep.checkpoints) if is_due else None
 
 
 async def commit(
@@ -271,7 +347,7 @@ async def retry(work: Callable[[int], Awaitable[T]], max_recoveries: int, what: 
     raise AssertionError("the last attempt either returns or raises")
 
 
-async def recover(run: OpenRun, fleet: Fleet, committed: int) -> None:
+async def recover(run: OpenRun, fleet: Fleet, committed: int) -> WeightsRef:
     """New actors for the lost ones, and the weights back to where they were, in engines that drop
     what a lost coordinator asked of them.
 
@@ -279,7 +355,7 @@ async def recover(run: OpenRun, fleet: Fleet, committed: int) -> None:
     died before their replay.
     """
     await fleet.replace_lost()
-    await restore(run, fleet, committed)
+    return await restore(run, fleet, committed)
 
 
 def due(step: int, every: int) -> bool:

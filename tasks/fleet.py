@@ -73,10 +73,19 @@ class Fleet:
         on with what is missing."""
         await self._make(self._names)
 
-    async def open_round(self, key: RoundKey) -> None:
-        """Make room for a round's responses; what an older attempt left in the buffer is
-        dropped."""
-        await self._buffer().open_round(key)
+    async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> None:
+        """Make room for a round's responses, beside rounds that go on; what any other left in the
+        buffer is dropped."""
+        await self._buffer().open_round(key, beside)
+
+    async def announce(self, version: int) -> None:
+        """Tell rounds that overlap the training of others that all engines have this version."""
+        await self._buffer().announce(version)
+
+    async def abort_rounds(self, reason: str) -> None:
+        """End every round that is open, for all its coordinators. Without a buffer nobody waits."""
+        with suppress(ActorLost, TimeoutError):
+            await self._buffer().abort(reason)
 
     async def replace_lost(self) -> tuple[str, ...]:
         """Make every actor anew that is lost; the names that were replaced. All learners count as

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from artifacts.journal import Journal
 from artifacts.records import WeightsRef
 from artifacts.store import Store
+from tasks.rounds.records import InFlight
 from tasks.run_context import RunContext
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
@@ -22,6 +23,8 @@ class StepPlan:
     round: RoundPlan
     weights: WeightsRef
     attempt: int  # 1, and one more after each recovery
+    adopted: tuple[InFlight, ...] = ()  # what the round before left on the engines
+    leaves_running: bool = False  # whether what the round carries may run on when it is over
 
     @property
     def step(self) -> int:
@@ -29,12 +32,20 @@ class StepPlan:
 
     @property
     def versions(self) -> range:
-        """Weight versions whose tokens the round may train: the one that the engines hold."""
+        """Weight versions whose tokens the round may train: the one that the engines hold, and in a
+        round that overlaps the training of others those within the bound."""
+        if self.round.admission is not None:
+            return self.round.admission.versions(self.step)
         return range(self.weights.version, self.weights.version + 1)
 
     @property
     def is_evaluation(self) -> bool:
         return self.round.is_evaluation
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the engines generate while other steps train."""
+        return self.round.admission is not None
 
     def scheduler(self) -> RoundScheduler:
         """Who decides within the round; an evaluation waits for all that it asks."""

@@ -103,6 +103,7 @@ def step_metrics(
         **report.rollout.acceptance,
         **{f"ledger/{column}_tokens": float(count) for column, count in report.ledger.items()},
         **_bubble_metrics(report),
+        **_lag_metrics(report, groups),
         **_domain_rewards(groups),
         **_judge_metrics(report),
         **_learner_metrics(report),
@@ -209,6 +210,27 @@ def running_totals(
 def reward_exposed_s(report: StepReport) -> float:
     """Seconds of the step in which its round waited for verdicts alone (`reward_waits`)."""
     return length(within(report.rollout.reward_waits, *report.window))
+
+
+def _lag_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str, float]:
+    """How old the weights were that sampled what the step trains, in versions behind those that it
+    trains, by the oldest token of each response; only of steps that overlap others."""
+    if not report.plan.overlaps:
+        return {}
+    versions = [
+        [span.version for span in response.generated.versions]
+        for group in groups
+        for response in group.responses
+    ]
+    lags = [report.plan.step - 1 - min(spans) for spans in versions if spans]
+    num_mixed = sum(len(spans) > 1 for spans in versions)
+    return {
+        "lag/mean_versions": sum(lags) / max(1, len(lags)),
+        "lag/max_versions": float(max(lags, default=0)),
+        "lag/mixed_fraction": num_mixed / max(1, len(versions)),
+        "queue/carried_prompts": float(len(report.rollout.carried)),
+        "round/left_running": float(len(report.rollout.in_flight)),
+    }
 
 
 def _domain_rewards(groups: tuple[Group, ...]) -> dict[str, float]:

@@ -35,7 +35,13 @@ from tasks.rounds.report import (
 )
 from tasks.rounds.rows import response_rows
 from tasks.sample_buffer import GENERATED, GROUPED
-from tasks.sample_stream import SampleStream, StreamFeed, aborting, round_key
+from tasks.sample_stream import (
+    SampleStream,
+    StreamFeed,
+    StreamPublications,
+    aborting,
+    round_key,
+)
 from tasks.scheduling.stream_training import (
     ScaleDown,
     StreamTrainer,
@@ -63,7 +69,8 @@ async def roll_out(plan: StepPlan, stream: SampleStream) -> RolloutReport:
     if report is None:
         report = await play_round(plan, stream)
     else:
-        await rest_engines(plan.run, plan.run.engines)
+        if not plan.overlaps:
+            await rest_engines(plan.run, plan.run.engines)
         for group in journal_of(plan).read_groups(plan.step):
             await stream.put(GROUPED, [group])
     await stream.close(GENERATED)
@@ -77,7 +84,7 @@ async def play_round(plan: StepPlan, stream: SampleStream) -> RolloutReport:
     prompts = prompts_of(run, plan.round.candidates)
     async with shown_progress(plan) as progress:
         result = await drive_round(round_inputs(plan, prompts, stream, progress))
-    if not plan.is_evaluation:
+    if not (plan.is_evaluation or plan.overlaps):
         await rest_engines(run, run.engines)
     if is_streamed(plan):  # nobody generates any more, and writing the records takes a moment
         await stream.put(GROUPED, [ScaleDown(engines=run.engines, learners=run.learners)])
@@ -118,6 +125,9 @@ def round_inputs(
         stream_trainer=_stream_trainer(plan),
         on_freed=free,
         attempt=round_key(plan),
+        adopted=plan.adopted,
+        leaves_running=plan.leaves_running,
+        publications=StreamPublications(stream) if plan.overlaps else None,
     )
 
 
@@ -131,7 +141,9 @@ def _stream_trainer(plan: StepPlan) -> StreamTrainer:
     run = plan.run
     if not is_streamed(plan):
         return StreamTrainer(StreamTrainerConfig(), groups=(), accept_prompts=0)
-    engines = {name: frozenset(run.devices_of(name)) for name in run.engines}
+    # where training overlaps generation, no engine makes room for it
+    generating = () if plan.overlaps else run.engines
+    engines = {name: frozenset(run.devices_of(name)) for name in generating}
     learners = {name: frozenset(run.devices_of(name)) for name in run.learners}
     data_parallel = [(name,) for name in run.learners]  # a rank accumulates alone
     return StreamTrainer(
@@ -160,7 +172,18 @@ async def _reading(plan: StepPlan, name: str) -> EngineStats | None:
 def _record(
     plan: StepPlan, prompts: Mapping[str, Prompt], result: RoundResult, report: RolloutReport
 ) -> None:
-    """The round's tables, and after them the file that closes it."""
+    """The round's tables, and after them the file that closes it; before them, what it carries into
+    the next round, as the first of that one's records."""
+    carried = [
+        ResponseRow(
+            step=plan.step + 1,
+            kind=plan.round.kind,
+            prompt=prompts[response.generated.prompt_id],
+            response=response,
+        )
+        for response in result.carried_responses
+    ]
+    journal_of(plan).append(plan.step + 1, carried)
     rows = rows_of(plan, prompts, result)
     journal_of(plan).finalise(plan.step, rows, result.groups, report.spans)
     close_round(store_of(plan), plan.step, report)

@@ -6,10 +6,10 @@ actor.
     publish_weights ─▶ PUBLISHED of every round that is open, and of those that open later
 
 A round is an attempt at a step or at an evaluation, told by its key; later rounds have larger keys.
-Rounds that overlap are open side by side, each with stages of its own. Records are opaque here. All methods are async and run on one event loop, so nothing locks across
-threads. Callers pass tuples of bytes, never bare lists: Dask would serialise every element on its
-own. Leaves out durability (see `journal`) and any opinion on order: each stage is first in, first
-out.
+Rounds that overlap are open side by side, each with stages of its own. Records are opaque here. All
+methods are async and run on one event loop, so nothing locks across threads. Callers pass tuples of
+bytes, never bare lists: Dask would serialise every element on its own. Leaves out durability (see
+`journal`) and any opinion on order: each stage is first in, first out.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from tasks.engines.base import Running
 from tasks.learner.collective import Accumulated, RoundToTrain, accumulate_round, update_all
 from tasks.learner.publication import publish_version
 from tasks.learner.reports import UpdateReport
@@ -75,10 +76,20 @@ async def update(plan: StepPlan) -> list[UpdateReport]:
 )
 async def publish_weights(plan: StepPlan, policy: PolicyReport) -> PublishReport:
     """Export the new version, load it into every engine, and let the gate compare."""
-    return await publish(plan.run)
+    return await publish_and_tell(plan)
 
 
-async def publish(run: RunContext) -> PublishReport:
+async def publish_and_tell(plan: StepPlan) -> PublishReport:
+    """Publish; where a round goes on meanwhile, so does what it runs, and it hears of the
+    version."""
+    if not plan.overlaps:
+        return await publish(plan.run)
+    published = await publish(plan.run, "recompute")
+    await SampleStream.connect(plan).announce(published.weights.version)
+    return published
+
+
+async def publish(run: RunContext, running: Running = "drop") -> PublishReport:
     """The learner's version into all engines, see `publish_version`."""
     started_s = time.time()
     published = await publish_version(
@@ -88,6 +99,7 @@ async def publish(run: RunContext) -> PublishReport:
         gate=run.gate,
         probes=run.probes,
         ranks_in_step=run.learner.ranks_in_step,
+        running=running,
     )
     busy = dict.fromkeys((run.learners[0], *run.engines), ((started_s, time.time()),))
     return PublishReport(

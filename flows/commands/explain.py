@@ -117,10 +117,7 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         else "not corrected: the loss treats them as the learner's own",
     )
     yield "sequence gate", config.learner.gate.explain()
-    yield (
-        "largest staleness",
-        "0 steps: every trained token was sampled by the weights that the update starts from",
-    )
+    yield "largest staleness", _staleness(config.scheduling.algebra(config.batch))
 
 
 def _scored(algebra: BatchAlgebra, reward_workers: int) -> str:
@@ -169,6 +166,15 @@ def _launched(counts: Sequence[tuple[str, int, int]]) -> str:
         + (f" ({kept} kept)" if kept != launched else "")
         for place, (kind, launched, kept) in enumerate(counts)
     )
+
+
+def _staleness(algebra: BatchAlgebra) -> str:
+    """In words: how old the weights may be that sampled a trained token."""
+    if not algebra.overlaps:
+        return "0 steps: every trained token was sampled by the weights that the update starts from"
+    bound = "without a bound" if algebra.max_lag is None else f"{algebra.max_lag} steps"
+    mean = f"{algebra.mean_lag:g} on average while training is what generation waits for"
+    return f"{bound}; {mean}, fewer where training waits for generation"
 
 
 def _pace(algebra: BatchAlgebra) -> str:

@@ -16,6 +16,7 @@ from tasks.learner.overlong import SoftPunishment
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.batch import BatchConfig
+from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.policies.registry import SchedulingConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 
@@ -31,6 +32,8 @@ class Parts(Protocol):
     def engine(self) -> EngineConfig: ...
     @property
     def learner(self) -> LearnerConfig: ...
+    @property
+    def planner(self) -> PlannerConfig: ...
     @property
     def rewards(self) -> Mapping[str, RewardConfig]: ...
     @property
@@ -50,6 +53,7 @@ def check_parts(config: Parts) -> None:
     _check_stream_trainer(config)
     _check_shards(config)
     _check_judge(config)
+    _check_overlap(config)
 
 
 def _check_lengths(config: Parts) -> None:
@@ -140,6 +144,28 @@ def _check_shards(config: Parts) -> None:
             "learner.parameters=sharded cannot train in mid-round: a rank computes with the shards"
             " of all others, whose devices still generate; disable stream_trainer, or leave"
             " learner.parameters=replicated"
+        )
+
+
+def _check_overlap(config: Parts) -> None:
+    """Engines that generate while others train cannot be rebuilt, and give no memory away."""
+    if not config.scheduling.algebra(config.batch).overlaps:
+        return
+    if config.planner.enabled:
+        raise ValueError(
+            "planner needs engines that are idle between rounds, scheduling.kind"
+            f" {config.scheduling.kind!r} keeps them busy; disable planner"
+        )
+    if not config.learner.loss.corrects_staleness:
+        raise ValueError(
+            "learner.loss must correct for older weights beside scheduling.kind"
+            f" {config.scheduling.kind!r}, got {config.learner.loss.kind!r}, which takes their"
+            " tokens for the learner's own; choose another loss"
+        )
+    if config.engine.rests:
+        raise ValueError(
+            "engine.sleep_mode needs engines that rest while the learner trains, scheduling.kind"
+            f" {config.scheduling.kind!r} keeps them busy; leave it out"
         )
 
 

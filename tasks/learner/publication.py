@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.records import WeightsRef
-from tasks.engines.base import Attestation, Engine
+from tasks.engines.base import Attestation, Engine, Running
 from tasks.engines.loading import load_all
 from tasks.learner.remote import KEPT_VERSIONS, RemoteLearner
 from tasks.learner.weight_sync import GateConfig, check_gate, check_tensors
@@ -45,6 +45,7 @@ async def publish_version(
     gate: GateConfig,
     probes: Probes,
     ranks_in_step: bool,
+    running: Running = "drop",
 ) -> Publication:
     """The learner's version -> file -> all engines -> gate, which is off without probes.
 
@@ -52,7 +53,7 @@ async def publish_version(
     all of them. Raises GateFailed with the tensor's name.
     """
     hand_over = _in_step if ranks_in_step else _side_by_side
-    weights, loaded, attested = await hand_over(learners, engines, directory, probes)
+    weights, loaded, attested = await hand_over(learners, engines, directory, probes, running)
     expected = attested.get(learners[-1].name)
     gate_started_s = time.time()
     if expected is not None:
@@ -65,7 +66,11 @@ async def publish_version(
 
 
 async def _side_by_side(
-    learners: Sequence[RemoteLearner], engines: Sequence[Engine], directory: Path, probes: Probes
+    learners: Sequence[RemoteLearner],
+    engines: Sequence[Engine],
+    directory: Path,
+    probes: Probes,
+    running: Running,
 ) -> HandedOver:
     """The first rank writes, and engines load, while all others, whose devices are free, attest.
 
@@ -73,27 +78,35 @@ async def _side_by_side(
     """
     asked = learners[1:] or learners[:1]
     (weights, loaded), attested = await asyncio.gather(
-        _handed_over(learners[0], engines, directory, probes),
+        _handed_over(learners[0], engines, directory, probes, running),
         _attestations([*((learner, ()) for learner in asked[:-1]), (asked[-1], probes)]),
     )
     return weights, loaded, attested
 
 
 async def _handed_over(
-    learner: RemoteLearner, engines: Sequence[Engine], directory: Path, probes: Probes
+    learner: RemoteLearner,
+    engines: Sequence[Engine],
+    directory: Path,
+    probes: Probes,
+    running: Running,
 ) -> tuple[WeightsRef, dict[str, Attestation]]:
     """The version that this rank writes, and what every engine attests that has loaded it."""
     weights = await _exported([learner], directory)
-    return weights, await load_all(engines, weights, probes)
+    return weights, await load_all(engines, weights, probes, running)
 
 
 async def _in_step(
-    learners: Sequence[RemoteLearner], engines: Sequence[Engine], directory: Path, probes: Probes
+    learners: Sequence[RemoteLearner],
+    engines: Sequence[Engine],
+    directory: Path,
+    probes: Probes,
+    running: Running,
 ) -> HandedOver:
     """All ranks export, of which the first one writes; all attest while engines load."""
     weights = await _exported(learners, directory)
     loaded, attested = await asyncio.gather(
-        load_all(engines, weights, probes),
+        load_all(engines, weights, probes, running),
         _attestations([(learner, probes) for learner in learners]),
     )
     return weights, loaded, attested

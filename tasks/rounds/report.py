@@ -25,8 +25,9 @@ from tasks.rounds.figures import (
     rollout_spans,
     trained_ids,
 )
-from tasks.rounds.records import RoundResult
+from tasks.rounds.records import InFlight, RoundResult
 from tasks.scheduling.acceptance import acceptance_figures, launched_of
+from tasks.scheduling.events import Carry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,9 @@ class RolloutReport:
     num_migrated: int = 0  # responses that went on in another engine
     freed: tuple[str, ...] = ()  # learners whose devices were freed in mid-round
     reward_waits: tuple[Interval, ...] = ()  # when it waited for verdicts alone
+    carried: tuple[Carry, ...] = ()  # prompts for the next round, in its order
+    # what it left on the engines; of a round that is read back nothing, they may have been lost
+    in_flight: tuple[InFlight, ...] = ()
 
 
 def round_report(
@@ -78,6 +82,8 @@ def round_report(
         num_migrated=len(result.migrated),
         freed=result.freed,
         reward_waits=reward_waits(result),
+        carried=result.carried,
+        in_flight=result.in_flight,
         started_s=min((response.submitted_s for response in result.generated), default=0.0),
         finished_s=max((response.finished_s for response in result.generated), default=0.0),
     )
@@ -96,7 +102,9 @@ def read_round(store: Store, step: int) -> RolloutReport | None:
     lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
     spans = tuple(Span(**span) for span in raw["spans"])
     waits = tuple((start_s, end_s) for start_s, end_s in raw.get("reward_waits", ()))
-    return RolloutReport(**(raw | lists | {"spans": spans, "reward_waits": waits}))
+    carried = tuple(Carry(**carry) for carry in raw.get("carried", ()))
+    read = {"spans": spans, "reward_waits": waits, "carried": carried, "in_flight": ()}
+    return RolloutReport(**(raw | lists | read))
 
 
 def lengths_before(store: Store, step: int, num_rounds: int) -> tuple[int, ...]:

@@ -48,9 +48,17 @@ class BatchAlgebra:
     reserve_prompts: int  # further prompts that may take the place of groups whose rewards agree
     max_drain_steps: int = 0  # most steps after the last planned one
     scores_last: bool = False  # whether no response is scored before the last one is generated
-    overlaps: bool = False  # whether a round begins while the step before it trains
+    # mean lag of trained groups in weight versions while their number is what bounds generation; 0
+    # where no round begins before the step before it is trained
+    mean_lag: float = 0.0
+    max_lag: int | None = 0  # of any token; None if there is no bound
     # setting without which no group is accepted while the rollout runs; empty if some are
     streaming_needs: str = ""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a round begins while the step before it trains."""
+        return self.mean_lag > 0
 
     @property
     def ordinary(self) -> RoundShape:

@@ -8,7 +8,7 @@ import math
 import random
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -187,7 +187,7 @@ class World:
         for decision in decisions:
             match decision:
                 case Launch(prompt_id=prompt, index=index):
-                    self._launch((prompt, index), played.plan.step)
+                    self._launch((prompt, index), played.plan)
                 case Abort(prompt_id=prompt, indices=indices):
                     for index in indices:
                         self._running.pop((prompt, index), None)
@@ -210,12 +210,12 @@ class World:
                     is_closed = True
         return is_closed
 
-    def _launch(self, name: Name, step: int) -> None:
+    def _launch(self, name: Name, plan: RoundPlan) -> None:
         """Replay what is recorded of weights that are allowed, go on with what runs, begin the
         rest."""
-        policy = self._scenario.policy
-        is_old = self._begun.get(name, step) < step - 1 - math.ceil(policy.async_ratio)
-        if is_old and policy.at_deadline != "train_anyway":
+        step, admission = plan.step, plan.admission
+        allowed = admission.versions(step) if admission else range(step - 1, step)
+        if name in self._begun and self._begun[name] not in allowed:
             self._records.pop(name, None)
             self._unscored.pop(name, None)
         if name in self._records:
@@ -364,7 +364,9 @@ def test_its_scheduler_decides_like_the_synchronous_one_without_a_ratio(
     plan = AsynchronousConfig(async_ratio=0).plan_round(turn)
     assert plan is not None
     names = {f"p{place}": ref.prompt_id for place, ref in enumerate(plan.prompts)}
-    overlapped, plain = AsynchronousScheduler(plan, "wait"), WaitForAll(plan)
+    admission = Admission(async_ratio=0, prompts_per_step=4, num_steps=5, num_before=0, version=0)
+    overlapped = AsynchronousScheduler(replace(plan, admission=admission), "wait")
+    plain = WaitForAll(plan)
     assert overlapped.start() == plain.start()
     for place, (prompt, index) in enumerate(order):
         prompt_id, reward = names[prompt], None if place in failing else 1.0

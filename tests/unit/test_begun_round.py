@@ -91,7 +91,7 @@ def test_what_a_round_with_more_room_leaves_waiting_goes_when_it_does_not_fit() 
     narrow = replace(plan, round=round_plan, run=replace(CONTEXT, unfit=frozenset({3})))
     report = make_report((), plan=narrow)
     rollout = replace(report.rollout, deferred=("0/3",), filtered=())
-    after = train.state_after(QueueState(), replace(report, rollout=rollout))
+    after = train.state_after(QueueState(), report.plan, rollout)
     assert (after.queue, after.num_unfit) == ((), 1)
 
 

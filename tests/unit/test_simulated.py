@@ -268,3 +268,38 @@ def test_a_simulated_round_takes_the_virtual_time_of_its_longest_response() -> N
         return asyncio.get_running_loop().time()
 
     assert 1.0 <= run_virtual(generate()) < 40.0
+
+
+def test_what_runs_at_a_load_may_go_on_with_the_new_version() -> None:
+    """A response that has finished and one that waits for room are kept, too; what was computed is
+    computed again."""
+    prefilling = PLAIN.model_copy(update={"prefill_s_per_token": 0.001, "max_batch": 1})
+
+    async def load() -> list[Generated]:
+        engine = SimulatedEngine("engine-0", prefilling)
+        await engine.submit([request(0), request(1), request(2)])
+        await asyncio.sleep(1.5)
+        await engine.load_weights(WeightsRef(version=1, path="", digest=""), (), "recompute")
+        return await collect_all(engine, 3)
+
+    finished, running, waiting = run_virtual(load())
+    assert [
+        [(span.version, span.num_tokens) for span in response.versions]
+        for response in (finished, running, waiting)
+    ] == [[(0, 100)], [(0, 48), (1, 52)], [(1, 100)]]
+    assert finished.finished_s == pytest.approx(1.01)
+    assert running.finished_s == pytest.approx(2.02 + 0.01 + 0.048)
+
+
+def test_an_abort_of_nothing_ends_the_wait_for_a_response() -> None:
+    async def wait() -> float:
+        engine = SimulatedEngine("engine-0", PLAIN)
+        await engine.submit([request(0)])
+        waiting = asyncio.create_task(engine.collect(1000.0))
+        await asyncio.sleep(0.2)
+        await engine.abort(())
+        assert await waiting == []
+        assert (await collect_all(engine, 1))[0].finish_reason == "stop"
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(wait()) == pytest.approx(1.0)

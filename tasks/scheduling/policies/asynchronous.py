@@ -63,7 +63,8 @@ class AsynchronousConfig(BaseModel):
             rounds=(_shape(batch),),
             reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
             max_drain_steps=math.ceil(most_parked / batch.prompts_per_step),
-            overlaps=self.async_ratio > 0,
+            mean_lag=self.async_ratio,
+            max_lag=None if self._is_unbounded else math.ceil(self.async_ratio),
         )
 
     def plan_round(self, turn: Turn) -> RoundPlan | None:
@@ -93,14 +94,17 @@ class AsynchronousConfig(BaseModel):
             launch_per_prompt=shape.launch_per_prompt,
             accept_prompts=shape.accept_prompts,
             accept_per_prompt=shape.accept_per_prompt,
-            admission=admission,
+            admission=admission if self.async_ratio else None,
         )
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
         """Without a ratio, and after the last step, everything launched is waited for."""
-        if self.async_ratio == 0 or plan.is_drain:
-            return WaitForAll(plan)
-        return AsynchronousScheduler(plan, self.at_deadline)
+        overlaps = plan.admission is not None
+        return AsynchronousScheduler(plan, self.at_deadline) if overlaps else WaitForAll(plan)
+
+    @property
+    def _is_unbounded(self) -> bool:
+        return self.async_ratio > 0 and self.at_deadline == "train_anyway"
 
     def _admission(self, turn: Turn) -> Admission:
         prompts_per_step = turn.batch.prompts_per_step
@@ -110,7 +114,7 @@ class AsynchronousConfig(BaseModel):
             num_steps=turn.num_steps,
             num_before=(turn.step - 1) * prompts_per_step + len(turn.state.carried),
             version=turn.version,
-            is_bounded=self.at_deadline != "train_anyway",
+            is_bounded=not self._is_unbounded,
             carried=tuple(carried.dispatched for carried in turn.state.carried),
         )
 

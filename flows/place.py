@@ -1,0 +1,43 @@
+"""A step among others that overlap it.
+
+its round closes ──▶ closed: the next round begins
+every step before it is committed ──▶ turn: it trains
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tasks.rounds.report import RolloutReport
+
+
+class Place:
+    """One step's. It has no public fields but two futures, and Prefect shows it by its name."""
+
+    __slots__ = ("_telling", "closed", "turn")
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        # the report of its round, or why there is none
+        self.closed: asyncio.Future[RolloutReport] = loop.create_future()
+        self.turn: asyncio.Future[bool] = loop.create_future()  # whether it may train
+        self._telling: asyncio.Task[None] | None = None
+
+    async def may_train(self, rollout: Any) -> bool:  # Any: a Prefect future of the round's report
+        """Wait for the step's turn, and say meanwhile when its round is closed. False when nothing
+        is to be trained any more, or the round has failed."""
+        self._telling = asyncio.create_task(self._tell(rollout))
+        await asyncio.wait((self._telling, self.turn), return_when=asyncio.FIRST_COMPLETED)
+        if not self.turn.done() and self.closed.exception() is not None:
+            return False
+        return await self.turn
+
+    async def _tell(self, rollout: Any) -> None:  # Any: as above
+        try:
+            report = await asyncio.to_thread(rollout.result)
+        except BaseException as error:
+            self.closed.set_exception(error)
+            self.closed.exception()  # whoever waits hears of it; nobody has to
+        else:
+            self.closed.set_result(report)

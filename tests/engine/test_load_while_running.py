@@ -1,0 +1,112 @@
+"""Weights loaded while responses run: what runs goes on from its tokens as in a fresh engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from transformers import LlamaForCausalLM
+
+from artifacts.records import Generated, Request, WeightsRef
+from tasks.engines.base import Attestation
+from tasks.engines.vllm.core import VllmCore
+from tasks.engines.vllm.engine import VllmEngine
+from tests.engine.conftest import collect_all, generate, make_batch, make_request
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning"),
+]
+
+PROBES = ((5, 9, 30, 41, 7, 22), (3, 4, 5, 6))
+NUM_STEPS = 9  # before the load
+Versions = dict[int, tuple[WeightsRef, LlamaForCausalLM]]
+
+
+@pytest.fixture(scope="module")
+def engine(start_engine: Callable[[str], VllmEngine]) -> VllmEngine:
+    return start_engine("engine-l")
+
+
+async def interrupted(
+    engine: VllmEngine, requests: Sequence[Request], weights: WeightsRef
+) -> tuple[Attestation, dict[str, Generated]]:
+    """These requests with weights that are loaded after a few steps."""
+
+    def load(core: VllmCore) -> Attestation:
+        core.add(requests)
+        for _ in range(NUM_STEPS):
+            engine._thread.deliver(core.step())
+        return core.load(weights, PROBES, "recompute")
+
+    attested = await engine._thread.call("test", load, 30)
+    return attested, await collect_all(engine, len(requests))
+
+
+async def test_the_same_weights_under_another_name_change_no_draw(
+    engine: VllmEngine, versions: Versions
+) -> None:
+    """More responses than decode together: some have finished, some run, some wait."""
+    requests = make_batch(24, max_new_tokens=40)
+    requests[0] = replace(requests[0], max_new_tokens=2)
+    alone = await engine.load_weights(versions[1][0], PROBES)
+    plain = await generate(engine, requests)
+    again = replace(versions[1][0], version=5)
+    attested, done = await interrupted(engine, requests, again)
+    assert attested == replace(alone, version=5)
+    assert {name: response.token_ids for name, response in done.items()} == {
+        name: response.token_ids for name, response in plain.items()
+    }
+    kinds = set()
+    for response in done.values():
+        spans = response.versions
+        assert sum(span.num_tokens for span in spans) == len(response.token_ids)
+        kinds.add(tuple(span.version for span in spans))
+    assert kinds == {(1,), (1, 5), (5,)}
+    assert (await engine.stats()).progress == {}
+
+
+async def test_a_running_response_goes_on_as_a_fresh_engine_would_have_it(
+    engine: VllmEngine, versions: Versions
+) -> None:
+    await engine.load_weights(versions[1][0], probes=())
+    request = make_request("0/1", max_new_tokens=30, seed=3)
+    _, done = await interrupted(engine, [request], versions[2][0])
+    mixed = done["0/1:0"]
+    assert [span.version for span in mixed.versions] == [1, 2]
+    num_old = mixed.versions[0].num_tokens
+    assert 0 < num_old < len(mixed.token_ids)
+    kept = replace(
+        request,
+        kept_tokens=mixed.token_ids[:num_old],
+        kept_logprobs=mixed.logprobs[:num_old],
+        kept_versions=mixed.versions[:1],
+    )
+    resumed = (await generate(engine, [kept]))["0/1:0"]
+    assert resumed.token_ids == mixed.token_ids
+    assert resumed.versions == mixed.versions
+    assert resumed.logprobs == pytest.approx(mixed.logprobs, abs=0.02)
+    await engine.load_weights(versions[1][0], probes=())
+    plain = (await generate(engine, [request]))["0/1:0"]
+    assert plain.token_ids[:num_old] == mixed.token_ids[:num_old]
+    assert plain.token_ids != mixed.token_ids, "the new weights say something else"
+
+
+async def test_a_load_preempts_nothing_that_is_counted(
+    engine: VllmEngine, versions: Versions
+) -> None:
+    await engine.load_weights(versions[1][0], probes=())
+    await engine.submit(make_batch(8, max_new_tokens=40))
+    await engine.load_weights(replace(versions[1][0], version=6), (), "recompute")
+    assert len(await collect_all(engine, 8)) == 8
+    assert (await engine.stats()).num_preemptions == 0
+
+
+async def test_an_abort_of_nothing_ends_the_wait_for_a_response(engine: VllmEngine) -> None:
+    waiting = asyncio.create_task(engine.collect(60.0))
+    await asyncio.sleep(0.1)
+    await engine.abort(())
+    async with asyncio.timeout(5):
+        assert await waiting == []

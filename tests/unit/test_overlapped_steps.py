@@ -1,0 +1,215 @@
+"""Steps that overlap, over stages that take virtual time: who begins when, and what a failure
+leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from plan_factories import make_report, make_step_plan
+
+from artifacts.records import WeightsRef
+from flows.overlapped_steps import OverlappedSteps, Planned, Played
+from flows.place import Place
+from tasks.engines.base import EngineLost
+from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.plan import StepPlan
+from tasks.report import StepReport
+from tasks.rounds.records import InFlight
+from tasks.rounds.report import RolloutReport
+from tasks.sample_buffer import RoundAborted
+from tasks.scheduling.admission import Admission
+from tasks.scheduling.queue_state import QueueState
+
+ADMISSION = Admission(async_ratio=1, prompts_per_step=1, num_steps=9, num_before=0, version=0)
+LEFT = (InFlight(engine="engine-0", prompt_id="0/0", index=0, attempt=1, num_kept=0),)
+ROLLOUT_S, TRAIN_S = 10.0, 4.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Staged:
+    """A course whose rounds take ten seconds and whose training takes four."""
+
+    num_steps: int = 4
+    barriers: tuple[int, ...] = ()
+    fails: Callable[[str, StepPlan], BaseException | None] = lambda what, plan: None
+    max_recoveries: int = 2
+    recoverable: tuple[type[BaseException], ...] = (EngineLost,)
+    said: list[str] = field(default_factory=list)
+    plans: list[StepPlan] = field(default_factory=list)
+    _aborted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def say(self, what: str) -> None:
+        self.said.append(f"{asyncio.get_running_loop().time():g} {what}")
+
+    def plan(self, state: QueueState, step: int, weights: WeightsRef) -> Planned | None:
+        if step > self.num_steps:
+            return None
+        assert state.num_trained == step - 1, "a round is planned from the one before"
+        plan = make_step_plan(step, kind="any")
+        overlapping = replace(plan.round, admission=ADMISSION)
+        return Planned(before=state, plan=replace(plan, round=overlapping, weights=weights))
+
+    def after(self, before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
+        return replace(before, num_trained=before.num_trained + 1)
+
+    def is_barrier(self, step: int) -> bool:
+        return step in self.barriers
+
+    async def open(self, plan: StepPlan, beside: Sequence[StepPlan]) -> None:
+        self._aborted = self._aborted if beside else asyncio.Event()
+        self.plans.append(plan)
+        others = ",".join(str(other.step) for other in beside)
+        self.say(f"open {plan.step} attempt {plan.attempt} beside {others or 'none'}")
+
+    async def play(self, plan: StepPlan, place: Place) -> Played:
+        rollout = replace(make_report(()).rollout, in_flight=LEFT)
+        telling = asyncio.create_task(place.may_train(Answer(self._roll_out(plan, rollout))))
+        if not await telling:
+            raise RoundAborted("another step failed")
+        await place.closed
+        await asyncio.sleep(TRAIN_S)
+        self._fail("train", plan)
+        self.say(f"trained {plan.step}")
+        weights = WeightsRef(version=plan.step, path="", digest="")
+        report = make_report((), plan=plan)
+        return replace(report, published=replace(report.published, weights=weights)), None
+
+    async def _roll_out(self, plan: StepPlan, rollout: RolloutReport) -> RolloutReport:
+        try:
+            async with asyncio.timeout(ROLLOUT_S):
+                await self._aborted.wait()
+        except TimeoutError:
+            self._fail("roll out", plan)
+            return rollout
+        raise RoundAborted("aborted")
+
+    def _fail(self, what: str, plan: StepPlan) -> None:
+        error = self.fails(what, plan)
+        if error is not None:
+            self.say(f"failed {what} {plan.step}")
+            raise error
+
+    async def commit(self, report: StepReport, state: QueueState, checkpoint: str | None) -> None:
+        assert state.num_trained == report.plan.step
+        self.say(f"commit {report.plan.step}")
+
+    async def abort(self, reason: str) -> None:
+        self._aborted.set()
+
+    async def recover(self, step: int) -> WeightsRef:
+        self.say(f"recover {step}")
+        return WeightsRef(version=step, path="", digest="")
+
+
+class Answer:
+    """A future as Prefect has it, of what is awaited in this loop."""
+
+    def __init__(self, work: object) -> None:
+        self._task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+
+    async def waited(self) -> RolloutReport:
+        report: RolloutReport = await self._task
+        return report
+
+
+@pytest.fixture(autouse=True)
+def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits in a thread for Prefect waits in the loop here: its clock is virtual."""
+
+    async def tell(self: Place, rollout: Answer) -> None:
+        try:
+            self.closed.set_result(await rollout.waited())
+        except BaseException as error:
+            self.closed.set_exception(error)
+            self.closed.exception()
+
+    monkeypatch.setattr(Place, "_tell", tell)
+
+
+def begin() -> WeightsRef:
+    return WeightsRef(version=0, path="", digest="")
+
+
+async def play(course: Staged) -> OverlappedSteps:
+    steps = OverlappedSteps(course, QueueState(), 0, begin())
+    while await steps.play():
+        course.say(f"barrier {steps.step}")
+    return steps
+
+
+def test_a_round_begins_when_the_one_before_it_closes_and_steps_train_in_order() -> None:
+    course = Staged(num_steps=3)
+    steps = run_virtual(play(course))
+    assert course.said == [
+        "0 open 1 attempt 1 beside none",
+        "10 open 2 attempt 1 beside 1",
+        "14 trained 1",
+        "14 commit 1",
+        "20 open 3 attempt 1 beside 2",
+        "24 trained 2",
+        "24 commit 2",
+        "34 trained 3",
+        "34 commit 3",
+        "34 barrier 3",
+    ]
+    assert (steps.step, steps.weights.version) == (3, 3)
+    assert [plan.adopted for plan in course.plans] == [(), LEFT, LEFT]
+    assert [plan.weights.version for plan in course.plans] == [0, 0, 1]
+
+
+def test_nothing_overlaps_a_barrier() -> None:
+    course = Staged(num_steps=3, barriers=(2,))
+    run_virtual(play(course))
+    assert course.said[2:7] == [
+        "14 trained 1",
+        "14 commit 1",
+        "24 trained 2",
+        "24 commit 2",
+        "24 barrier 2",
+    ]
+    assert [plan.leaves_running for plan in course.plans] == [True, False, True]
+    assert [plan.adopted for plan in course.plans] == [(), LEFT, ()]
+
+
+def once(what: str, step: int, error: BaseException) -> Callable[..., BaseException | None]:
+    def fails(where: str, plan: StepPlan) -> BaseException | None:
+        is_now = (where, plan.step, plan.attempt) == (what, step, 1)
+        return error if is_now else None
+
+    return fails
+
+
+@pytest.mark.parametrize("what", ["train", "roll out"])
+def test_after_a_loss_the_steps_since_the_last_commit_begin_again(what: str) -> None:
+    course = Staged(num_steps=3, fails=once(what, 2, EngineLost("engine-0 is gone")))
+    steps = run_virtual(play(course))
+    assert steps.step == 3
+    failed = next(place for place, said in enumerate(course.said) if "failed" in said)
+    assert course.said[failed + 1].endswith("recover 1")
+    assert course.said[failed + 2].endswith("open 2 attempt 2 beside none")
+    assert next(plan.adopted for plan in course.plans if plan.attempt > 1) == ()
+    commits = [said.split()[1:] for said in course.said if "commit" in said]
+    assert commits == [["commit", "1"], ["commit", "2"], ["commit", "3"]]
+    last = max(plan.attempt for plan in course.plans if plan.step == 3)
+    assert last == (2 if what == "train" else 1)
+
+
+def test_it_recovers_as_often_as_it_may_without_a_commit_in_between() -> None:
+    def fails(what: str, plan: StepPlan) -> BaseException | None:
+        return EngineLost("again") if (what, plan.step) == ("train", 2) else None
+
+    course = Staged(num_steps=3, fails=fails, max_recoveries=2)
+    with pytest.raises(EngineLost, match="again"):
+        run_virtual(play(course))
+    assert sum("recover" in said for said in course.said) == 2
+
+
+def test_the_failure_that_made_the_others_fail_is_raised() -> None:
+    """The round of step 3 is called off when that of step 2 trains in vain."""
+    course = Staged(num_steps=3, fails=once("train", 2, ValueError("the loss is broken")))
+    with pytest.raises(ValueError, match="the loss is broken"):
+        run_virtual(play(course))
+    assert not any("recover" in said for said in course.said)
