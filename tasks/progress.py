@@ -22,7 +22,9 @@ class RoundProgress:
     """Counts the responses of a round that have finished."""
 
     def __init__(self, plan: StepPlan) -> None:
-        self.num_launched = len(plan.round.prompts) * plan.round.launch_per_prompt
+        # an asynchronous round may begin with less than it will bring home
+        num_prompts = max(len(plan.round.prompts), plan.round.accept_prompts)
+        self.num_launched = num_prompts * plan.round.launch_per_prompt
         self.num_finished = 0
 
     def hear(self, finished: Sequence[Generated]) -> None:

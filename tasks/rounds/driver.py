@@ -56,9 +56,9 @@ async def drive_round(inputs: RoundInputs) -> RoundResult:
     """Play the round to its end. Recorded responses stand in for their launches.
 
     However it ends, nothing of it runs on an engine afterwards, but what it carries into the next
-    round and may leave there. Raises TimeoutError when nothing
-    happens for deadline_s, and EngineLost when the last engine is gone; one that generates with
-    weights that the round does not allow counts as gone.
+    round and may leave there. Raises TimeoutError when nothing happens for deadline_s, and
+    EngineLost when the last engine is gone; one that generates with weights that the round does not
+    allow counts as gone.
     """
     return await _Round(inputs).play()
 
@@ -232,7 +232,9 @@ class _Round:
             lost = self._dispatch.remove(name)
             if not self._dispatch.alive and not self._closed:
                 raise EngineLost(f"no engine is left, {name} was the last: {error}") from error
-            self._migration.stay(request.response_id for request in lost)
+            names = [request.response_id for request in lost]
+            self._migration.stay(names)
+            self._unclaimed.difference_update(names)
             for request in lost:
                 self._events.append(Lost(prompt_id=request.prompt_id, index=request.index))
 
