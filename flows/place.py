@@ -13,7 +13,7 @@ from tasks.rounds.report import RolloutReport
 
 
 class Place:
-    """One step's. It has no public fields but two futures, and Prefect shows it by its name."""
+    """One step's, in the process of the flow alone."""
 
     __slots__ = ("_telling", "closed", "turn")
 
@@ -23,6 +23,10 @@ class Place:
         self.closed: asyncio.Future[RolloutReport] = loop.create_future()
         self.turn: asyncio.Future[bool] = loop.create_future()  # whether it may train
         self._telling: asyncio.Task[None] | None = None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Prefect takes a flow's parameters along to its tasks; none of them needs this one."""
+        return type(None), ()
 
     async def may_train(self, rollout: Any) -> bool:  # Any: a Prefect future of the round's report
         """Wait for the step's turn, and say meanwhile when its round is closed. False when nothing
