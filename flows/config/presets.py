@@ -148,6 +148,19 @@ def tiny_sync() -> Values:
     return overlay(tiny(), {"preset": "tiny-sync", "scheduling": {"kind": "sync"}})
 
 
+def tiny_async() -> Values:
+    """The tiny preset with generation on one core and training on the other, at the same time and
+    at most one step apart."""
+    return overlay(
+        tiny(),
+        {
+            "preset": "tiny-async",
+            "scheduling": {"kind": "asynchronous"},
+            "cluster": {"roles": "rollout: 0, learner: 1"},
+        },
+    )
+
+
 def tiny_judged() -> Values:
     """The tiny preset with a second tiny Llama as the judge of everything: the plumbing alone,
     nothing is learned from it."""
@@ -218,6 +231,7 @@ PRESETS: Mapping[str, Callable[[], Values]] = {
     "rollpacker-mixed": rollpacker_mixed,
     "tiny": tiny,
     "tiny-sync": tiny_sync,
+    "tiny-async": tiny_async,
     "tiny-judged": tiny_judged,
     "one-gpu": one_gpu,
     "eight-gpu": eight_gpu,

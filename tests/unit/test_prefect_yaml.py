@@ -20,7 +20,8 @@ DEPLOYMENTS: dict[str, Json] = {one["name"]: one for one in FILE["deployments"]}
 
 
 def test_there_is_a_deployment_for_every_profile() -> None:
-    assert list(DEPLOYMENTS) == ["laptop", "laptop-sync", *CPU_JOBS, "tiny", "one-gpu", "eight-gpu"]
+    tiny, gpu = ("tiny", "tiny-async"), ("one-gpu", "eight-gpu")
+    assert list(DEPLOYMENTS) == ["laptop", "laptop-sync", *CPU_JOBS, *tiny, *gpu]
     assert len(FILE["deployments"]) == len(DEPLOYMENTS)
 
 

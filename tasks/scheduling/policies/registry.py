@@ -6,11 +6,13 @@ from typing import Annotated, get_args
 
 from pydantic import BaseModel, Field
 
+from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 
 SchedulingConfig = Annotated[
     SyncConfig  # every step waits for all that it launched
+    | AsynchronousConfig  # rounds that overlap the training of earlier steps
     | TailBatchingConfig,  # short rounds that keep the first to finish, long ones for the rest
     Field(discriminator="kind"),
 ]
