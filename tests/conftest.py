@@ -6,6 +6,7 @@ from hypothesis import settings
 from tasks.engines.vllm.attention import attention_path
 
 settings.register_profile("rollflow", deadline=None)
+settings.register_profile("thorough", deadline=None, max_examples=10_000)
 settings.load_profile("rollflow")
 
 
