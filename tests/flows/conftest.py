@@ -178,6 +178,15 @@ def wait_for(found: Path, process: subprocess.Popen[str], deadline_s: float = 20
         time.sleep(0.05)
 
 
+def moment(run: Path, name: str) -> Path:
+    """The file to wait for: a table of the run, or weights on their way to the engines."""
+    return (
+        Path("/dev/shm") / f"rollflow-{run.name}" / name
+        if name.endswith(".safetensors")
+        else run / name
+    )
+
+
 def worker_of(process: subprocess.Popen[str], name: str) -> psutil.Process:
     """The process of this Dask worker of a run: its output goes to a log of that name."""
     for child in psutil.Process(process.pid).children(recursive=True):

@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.flows.conftest import SIMULATED, Launcher, wait_for, worker_of
+from tests.flows.conftest import SIMULATED, Launcher, moment, wait_for, worker_of
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(600)]
 
@@ -66,15 +66,6 @@ def trained_prompts(run: Path) -> list[list[str]]:
     chance decides."""
     groups = [pq.read_table(path).to_pylist() for path in sorted((run / "groups").glob("step=*"))]
     return [sorted(group["prompt_id"] for group in step) for step in groups]
-
-
-def moment(run: Path, name: str) -> Path:
-    """The file to wait for: a table of the run, or weights on their way to the engines."""
-    return (
-        Path("/dev/shm") / f"rollflow-{run.name}" / name
-        if name.endswith(".safetensors")
-        else run / name
-    )
 
 
 def test_a_flow_that_is_killed_at_every_point_resumes(

@@ -78,6 +78,18 @@ def test_the_same_seed_gives_the_same_tables_and_the_same_weights(
     assert digests(tmp_path / "again") == digests(run)
 
 
+def test_without_an_async_ratio_the_records_are_those_of_synchronous_steps(
+    launcher: Launcher, plain: tuple[Finished, Path], tmp_path: Path
+) -> None:
+    _, run = plain
+    scheduling = 'scheduling={"kind": "asynchronous", "async_ratio": 0}'
+    finished = launcher.run(tmp_path, *SIMULATED, scheduling, 'run_name="without"')
+    assert finished.code == 0, finished.err
+    for step in (1, 2):
+        assert said(tmp_path / "without", step) == said(run, step)
+    assert digests(tmp_path / "without") == digests(run)
+
+
 @pytest.fixture(scope="module")
 def drained(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
     """Three planned steps of tail batching: each leaves a prompt behind, and a drain asks them."""

@@ -1,0 +1,68 @@
+"""Kill -9 of the flow, of an engine, of a learner and of the coordinators while rounds overlap
+training and requests are in flight across a version change: whatever dies, every prompt is trained
+once and within the bound."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.flows.asynchronous_records import check, commits, num_mixed
+from tests.flows.conftest import SIMULATED, Launcher, moment, wait_for, worker_of
+
+pytestmark = [pytest.mark.flow, pytest.mark.timeout(600)]
+
+RATIO = 1.5
+SETTINGS = (
+    *SIMULATED,
+    f"scheduling.async_ratio={RATIO}",
+    'cluster.roles="rollout: 0-1, learner: 1"',
+    "keep.checkpoint_every_steps=2",
+    # generation takes longer than training: requests run whenever weights are published
+    "engine.step_s=0.05",
+    "engine.max_batch=6",
+)
+
+
+def test_a_flow_that_is_killed_while_steps_overlap_resumes(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    run, num_steps, resume = tmp_path / "flow-kills", 5, ""
+    for name in ("rounds/00002.json", "00003.safetensors"):
+        settings = () if resume else (*SETTINGS, f"num_steps={num_steps}", f'run_name="{run.name}"')
+        process = launcher.start(tmp_path, *settings, preset="tiny-async", resume=resume)
+        wait_for(moment(run, name), process)
+        before = commits(run)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        resume = run.name
+        assert commits(run)[: len(before)] == before
+    finished = launcher.run(tmp_path, f"num_steps={num_steps}", preset="tiny-async", resume=resume)
+    assert finished.code == 0, finished.err
+    check(run, RATIO, num_steps)
+    assert num_mixed(run, num_steps) > 0
+
+
+def test_workers_that_are_killed_while_steps_overlap_are_got_over(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """One of two engines while a step trains and a round goes on, the learner while its weights are
+    being published, and the coordinators of both rounds."""
+    run, num_steps = tmp_path / "worker-kills", 7
+    settings = (*SETTINGS, f"num_steps={num_steps}", f'run_name="{run.name}"')
+    process = launcher.start(tmp_path, *settings, preset="tiny-async")
+    for name, victim in (
+        ("rounds/00002.json", "engine-0"),
+        ("00004.safetensors", "learner-0"),
+        ("steps/00005.json", "control"),
+    ):
+        wait_for(moment(run, name), process)
+        worker_of(process, victim).send_signal(signal.SIGKILL)
+    _, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    check(run, RATIO, num_steps)
+    assert num_mixed(run, num_steps) > 0
+    assert sum(commit["metrics"]["round/attempts"] > 1 for commit in commits(run)) >= 3
