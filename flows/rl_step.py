@@ -54,6 +54,7 @@ async def rl_step(plan: StepPlan, place: Place | None = None) -> StepReport:
     if place is not None and not await place.may_train(rollout):
         await all_results(result_of(rollout), result_of(reward))
         raise RoundAborted("a step that overlaps this one failed")
+    turn_s = time.time()
     with dask.annotate(resources=SLOT):
         gradients = accumulate_gradients.submit(plan)
     rolled_out, scored, (accumulated, policy, published) = await all_results(
@@ -67,6 +68,7 @@ async def rl_step(plan: StepPlan, place: Place | None = None) -> StepReport:
         policy=policy,
         published=published,
         started_s=started_s,
+        turn_s=turn_s,
         finished_s=time.time(),
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -33,6 +33,12 @@ COLUMNS = (
     ("publish s", "time/publish_s", "{:.1f}"),
     ("step s", "time/step_s", "{:.1f}"),
     ("queue", "queue/long_prompts", "{:.0f}"),
+)
+OVERLAPPED = (  # of steps that overlap: how old the weights were, and who waited for whom
+    ("lag", "lag/mean_versions", "{:.1f}"),
+    ("carried", "queue/carried_prompts", "{:.0f}"),
+    ("rollout waits s", "stall/rollout_s", "{:.1f}"),
+    ("learner waits s", "stall/learner_s", "{:.1f}"),
 )
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -103,7 +109,8 @@ class TerminalView:
         self._rewards.append(metrics["reward/mean"])
         if self._live is None:
             figures = "  ".join(
-                f"{title} {form.format(metrics.get(name, 0.0))}" for title, name, form in COLUMNS
+                f"{title} {form.format(metrics.get(name, 0.0))}"
+                for title, name, form in columns_of([metrics])
             )
             told = f"step {step}/{self._num_steps} {kind:<5} {figures}  {update_told(metrics)}"
             say(told.rstrip())
@@ -117,10 +124,11 @@ class TerminalView:
     def _picture(self, progress: tuple[int, int] | None) -> Group:
         elapsed_s = time.monotonic() - self._started_s
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for title in ("step", "round", *(title for title, _, _ in COLUMNS)):
+        columns = columns_of([metrics for _, _, metrics in self._rows])
+        for title in ("step", "round", *(title for title, _, _ in columns)):
             table.add_column(title, justify="right" if title != "round" else "left")
         for step, kind, metrics in self._rows:
-            figures = (form.format(metrics.get(name, 0.0)) for _, name, form in COLUMNS)
+            figures = (form.format(metrics.get(name, 0.0)) for _, name, form in columns)
             table.add_row(str(step), kind, *figures, update_told(metrics))
         head = Text(
             f"{self._run_id}   step {self._step} of {self._num_steps}   {elapsed_s / 60:.1f} min  "
@@ -135,6 +143,12 @@ class TerminalView:
             finished, launched = progress
             lines.append(Text(f"this round: {finished} of {launched} responses", style="cyan"))
         return Group(*lines, *(Text(note, style="dim") for note in self._notes[-3:]))
+
+
+def columns_of(steps: Sequence[Mapping[str, float]]) -> tuple[tuple[str, str, str], ...]:
+    """Title, metric and form of what is shown of these steps."""
+    overlaps = any("lag/mean_versions" in metrics for metrics in steps)
+    return (*COLUMNS, *OVERLAPPED) if overlaps else COLUMNS
 
 
 def update_told(metrics: Mapping[str, float]) -> str:

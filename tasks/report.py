@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate
 from operator import add
 
-from artifacts.records import Fate, Group, Span
+from artifacts.records import Fate, Generated, Group, Span
 from artifacts.reports.timeline import (
     bubble_shares,
     device_times,
@@ -39,6 +40,7 @@ class StepReport:
     published: PublishReport
     started_s: float  # Unix seconds
     finished_s: float  # Unix seconds
+    turn_s: float = 0.0  # Unix seconds: from when on it might train
     # when the engines were rebuilt for this step, as "wake" of their devices
     relayout: tuple[Span, ...] = ()
 
@@ -217,20 +219,31 @@ def _lag_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str, flo
     trains, by the oldest token of each response; only of steps that overlap others."""
     if not report.plan.overlaps:
         return {}
-    versions = [
-        [span.version for span in response.generated.versions]
-        for group in groups
-        for response in group.responses
-    ]
+    responses = [response.generated for group in groups for response in group.responses]
+    versions = [[span.version for span in response.versions] for response in responses]
     lags = [report.plan.step - 1 - min(spans) for spans in versions if spans]
     num_mixed = sum(len(spans) > 1 for spans in versions)
     return {
         "lag/mean_versions": sum(lags) / max(1, len(lags)),
         "lag/max_versions": float(max(lags, default=0)),
         "lag/mixed_fraction": num_mixed / max(1, len(versions)),
+        "lag/recomputed_tokens": float(sum(map(_recomputed_tokens, responses))),
+        "stall/rollout_s": report.rollout.awaited_weights_s,
+        "stall/learner_s": _learner_stall_s(report),
         "queue/carried_prompts": float(len(report.rollout.carried)),
         "round/left_running": float(len(report.rollout.in_flight)),
     }
+
+
+def _recomputed_tokens(response: Generated) -> int:
+    """Its tokens that were computed again because newer weights were loaded, once for each load."""
+    return sum(accumulate(span.num_tokens for span in response.versions[:-1]))
+
+
+def _learner_stall_s(report: StepReport) -> float:
+    """From when on the learners might have trained the step until they did."""
+    begun_s = min((span.start_s for span in report.gradients.spans), default=report.turn_s)
+    return max(0.0, begun_s - report.turn_s)
 
 
 def _domain_rewards(groups: tuple[Group, ...]) -> dict[str, float]:

@@ -46,6 +46,19 @@ def smollm2_sync() -> Values:
     return overlay(main_job, {"preset": "smollm2-sync", "scheduling": scheduling})
 
 
+def smollm2_async() -> Values:
+    """The main job with generation on one core and training on the other, at the same time and at
+    most one step apart."""
+    scheduling = {
+        "kind": "asynchronous",
+        "dynamic_sampling": smollm2()["scheduling"]["dynamic_sampling"],
+    }
+    cluster = {"roles": "rollout: 0, learner: 1"}
+    return overlay(
+        smollm2(), {"preset": "smollm2-async", "scheduling": scheduling, "cluster": cluster}
+    )
+
+
 def tinycode() -> Values:
     """SmolLM2-135M-Instruct writes small functions, which are executed in a sandbox."""
     return overlay(
@@ -223,6 +236,7 @@ def eight_gpu() -> Values:
 PRESETS: Mapping[str, Callable[[], Values]] = {
     "smollm2": smollm2,
     "smollm2-sync": smollm2_sync,
+    "smollm2-async": smollm2_async,
     "tinycode": tinycode,
     "smollm2-mixed": smollm2_mixed,
     "smollm2-judged": smollm2_judged,

@@ -100,7 +100,12 @@ class _Round:
         left = {response.response_id for response in in_flight}
         kept = (held for name, held in self._migration.kept.items() if name not in left)
         result = self._arrivals.result(kept, self._migration.moved)
-        return replace(result, freed=tuple(self._freed), in_flight=in_flight)
+        return replace(
+            result,
+            freed=tuple(self._freed),
+            in_flight=in_flight,
+            awaited_weights_s=self._sources.awaited_weights_s,
+        )
 
     def _adopt(self) -> None:
         """What the round before left on its engines runs for this one."""

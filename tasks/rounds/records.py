@@ -124,3 +124,4 @@ class RoundResult:
     # whole responses of carried prompts, for the next round to count
     carried_responses: tuple[Response, ...] = ()
     in_flight: tuple[InFlight, ...] = ()  # responses of carried prompts that run on
+    awaited_weights_s: float = 0.0  # in which only newer weights could help it on

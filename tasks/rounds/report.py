@@ -52,6 +52,7 @@ class RolloutReport:
     carried: tuple[Carry, ...] = ()  # prompts for the next round, in its order
     # what it left on the engines; of a round that is read back nothing, they may have been lost
     in_flight: tuple[InFlight, ...] = ()
+    awaited_weights_s: float = 0.0  # in which its engines stood still until newer weights came
 
 
 def round_report(
@@ -84,6 +85,7 @@ def round_report(
         reward_waits=reward_waits(result),
         carried=result.carried,
         in_flight=result.in_flight,
+        awaited_weights_s=result.awaited_weights_s,
         started_s=min((response.submitted_s for response in result.generated), default=0.0),
         finished_s=max((response.finished_s for response in result.generated), default=0.0),
     )

@@ -48,6 +48,7 @@ class Sources:
         stuck: Callable[[], str],
     ) -> None:
         """stuck: the words of the TimeoutError that ends a wait of deadline_s."""
+        self.awaited_weights_s = 0.0  # in which only newer weights could help
         self._dispatch = dispatch
         self._feed = feed
         self._publications = publications
@@ -63,14 +64,18 @@ class Sources:
         their training, which has deadlines of its own.
         """
         self._ask(verdicts)
-        if self._publications is not None and not (verdicts or self._dispatch.running):
-            self._progress.heard(self._clock())
+        began_s = self._clock()
+        awaits_weights = self._publications is not None and not (verdicts or self._dispatch.running)
+        if awaits_weights:
+            self._progress.heard(began_s)
         try:
-            source, answer = await self._polls.next(self._progress.wait_s(self._clock()))
+            source, answer = await self._polls.next(self._progress.wait_s(began_s))
         except TimeoutError:
             if self._progress.is_over(self._clock()):
                 raise TimeoutError(self._stuck()) from None
             return Heard()
+        finally:
+            self.awaited_weights_s += self._clock() - began_s if awaits_weights else 0.0
         heard = self._heard(source, answer)
         if heard.arrived or heard.scores or heard.published or heard.lost:
             self._progress.heard(self._clock())

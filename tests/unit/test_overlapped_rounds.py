@@ -259,9 +259,12 @@ def test_the_wait_for_newer_weights_has_the_deadline_of_their_training() -> None
         half = AsynchronousConfig(async_ratio=0.5)
         run = make_run([CountingEngine("engine-0")], half, train_s=5000.0, num_steps=3)
         inputs, _ = await second_round(run)
-        quick = replace(inputs, deadline_s=100.0)
-        assert len((await drive_round(quick)).groups) == BATCH.prompts_per_step
-        assert asyncio.get_running_loop().time() > 5000.0
+        quick, began_s = replace(inputs, deadline_s=100.0), asyncio.get_running_loop().time()
+        result = await drive_round(quick)
+        assert len(result.groups) == BATCH.prompts_per_step
+        ended_s = asyncio.get_running_loop().time()
+        assert ended_s > 5000.0
+        assert 4000.0 < result.awaited_weights_s < ended_s - began_s
 
     run_virtual(play())
 

@@ -45,3 +45,14 @@ async def test_without_a_terminal_every_step_is_a_line(capsys: pytest.CaptureFix
     note, step = capsys.readouterr().out.splitlines()
     assert note == "a note"
     assert step.startswith("step 1/2 short reward 0.25  tokens 7")
+    assert "lag" not in step
+
+
+async def test_steps_that_overlap_tell_their_lag_and_who_waited(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    waits = {"lag/mean_versions": 0.75, "stall/rollout_s": 2.5, "queue/carried_prompts": 3.0}
+    async with TerminalView("tiny-1", 2, lambda: None) as view:
+        view.stepped(1, "asynchronous", {**STEP, **waits})
+    (step,) = capsys.readouterr().out.splitlines()
+    assert step.endswith("lag 0.8  carried 3  rollout waits s 2.5  learner waits s 0.0")

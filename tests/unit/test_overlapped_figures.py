@@ -1,0 +1,71 @@
+"""A step that overlaps others in figures: how old its weights were, what loads made engines compute
+again, and who waited for whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from learner_factories import make_group
+from plan_factories import make_report, make_step_plan, span
+
+from artifacts.records import Group, VersionSpan
+from tasks.report import StepReport, step_metrics
+from tasks.scheduling.admission import Admission
+from tasks.scheduling.queue_state import QueueState
+
+ADMISSION = Admission(async_ratio=2, prompts_per_step=1, num_steps=9, num_before=0, version=2)
+
+
+def overlapped_report() -> StepReport:
+    """Step 4, whose round waited 1.5 s for weights and whose training might have begun at 3 s."""
+    plan = make_step_plan(4, kind="any")
+    plan = replace(plan, round=replace(plan.round, admission=ADMISSION))
+    report = make_report((span("rollout", 0, 3),), plan=plan)
+    return replace(
+        report,
+        rollout=replace(report.rollout, awaited_weights_s=1.5),
+        gradients=replace(report.gradients, spans=(span("train", 5, 8), span("train", 6, 8))),
+        turn_s=3.0,
+    )
+
+
+def group_of(*versions: tuple[tuple[int, int], ...]) -> Group:
+    """A group of responses, each with its spans as (version, tokens)."""
+    lengths = [sum(count for _, count in spans) for spans in versions]
+    tokens = [tuple(range(length)) for length in lengths]
+    group = make_group((1, 2), tokens, [1.0] * len(versions))
+    spans = [
+        tuple(VersionSpan(version=version, num_tokens=count) for version, count in response)
+        for response in versions
+    ]
+    responses = tuple(
+        replace(response, generated=replace(response.generated, versions=sampled))
+        for response, sampled in zip(group.responses, spans, strict=True)
+    )
+    return replace(group, responses=responses)
+
+
+def test_the_lag_is_that_of_the_oldest_token_of_each_response() -> None:
+    group = group_of(((1, 4), (2, 3), (3, 2)), ((3, 5),))
+    metrics = step_metrics(overlapped_report(), QueueState(), (group,))
+    assert metrics["lag/mean_versions"] == 1.0
+    assert metrics["lag/max_versions"] == 2.0
+    assert metrics["lag/mixed_fraction"] == 0.5
+
+
+def test_a_load_has_the_tokens_before_it_computed_again() -> None:
+    group = group_of(((1, 4), (2, 3), (3, 2)), ((3, 5),), ((2, 1), (3, 1)))
+    metrics = step_metrics(overlapped_report(), QueueState(), (group,))
+    assert metrics["lag/recomputed_tokens"] == 4 + (4 + 3) + 1
+
+
+def test_who_waited_for_whom_is_told() -> None:
+    metrics = step_metrics(overlapped_report(), QueueState(), (group_of(((3, 5),)),))
+    assert metrics["stall/rollout_s"] == 1.5
+    assert metrics["stall/learner_s"] == pytest.approx(2.0)
+
+
+def test_of_a_synchronous_step_nothing_of_it_is_told() -> None:
+    metrics = step_metrics(make_report(()), QueueState(), (group_of(((0, 5),)),))
+    assert not [name for name in metrics if name.startswith(("lag/", "stall/"))]
