@@ -32,8 +32,9 @@ def test_a_flow_that_is_killed_while_steps_overlap_resumes(
 ) -> None:
     run, num_steps, resume = tmp_path / "flow-kills", 5, ""
     for name in ("rounds/00002.json", "00003.safetensors"):
-        settings = () if resume else (*SETTINGS, f"num_steps={num_steps}", f'run_name="{run.name}"')
-        process = launcher.start(tmp_path, *settings, preset="tiny-async", resume=resume)
+        settings = () if resume else (*SETTINGS, f'run_name="{run.name}"')
+        steps = f"num_steps={num_steps}"
+        process = launcher.start(tmp_path, *settings, steps, preset="tiny-async", resume=resume)
         wait_for(moment(run, name), process)
         before = commits(run)
         os.kill(process.pid, signal.SIGKILL)
