@@ -12,6 +12,9 @@ class Healthy:
 
     async def ping(self) -> None: ...
 
+    async def process(self) -> int:
+        return os.getpid()
+
     async def die(self, number: int) -> None:
         print("the last thing I say", flush=True)
         os.kill(os.getpid(), number)

@@ -3,12 +3,14 @@ words, what to try."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from distributed import Client
 
@@ -74,3 +76,21 @@ async def test_an_actor_that_dies_in_a_call_is_accounted_for(registry: ActorRegi
     assert said.startswith("learner-0 is lost: its process was killed by SIGKILL; it wrote last: ")
     assert "the last thing I say" in said
     assert "want of memory" in said
+
+
+async def test_a_killed_fork_server_takes_the_workers_along_and_all_come_back(
+    registry: ActorRegistry,
+) -> None:
+    recipes = dict.fromkeys(WORKERS, (Healthy, ()))
+    registry.create_all(WORKERS, recipes, deadline_s=120)
+    before = await registry.remote("learner-0").call("process", deadline_s=60)
+    server = psutil.Process(before).parent()
+    assert server is not None
+    assert server.pid != os.getpid()
+    server.kill()
+    await asyncio.to_thread(psutil.wait_procs, [psutil.Process(before)], 60)
+    assert set(await registry.lost()) == set(WORKERS)
+    await asyncio.to_thread(registry.restart_living, list(WORKERS), 120)
+    await asyncio.to_thread(registry.create_all, WORKERS, recipes, 120)
+    assert await registry.lost() == ()
+    assert await registry.remote("learner-0").call("process", deadline_s=60) != before
