@@ -251,6 +251,7 @@ def test_one_rank_goes_on_from_the_shards_of_two(played: Played, tmp_path: Path)
 
 def _read(rank: int, path: str, model: str, config: LearnerConfig, told: Told) -> None:
     """And two ranks from what one has saved."""
+    torch.set_num_threads(1)
     learner = joined(rank, Path(path) / "meeting", model, config, "sharded")
     assert learner.load_checkpoint(path) == 3
     assert learner.fingerprints() == told[0]["sharded"]["third"]
