@@ -25,6 +25,8 @@ NAMES = (
     "tiny",
     "one-gpu",
     "eight-gpu",
+    "tiny-async",
+    "laptop-async",
 )
 Json = dict[str, Any]  # Any: JSON values
 
