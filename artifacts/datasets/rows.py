@@ -81,20 +81,21 @@ def generate(
     heldout_prompts: int,
 ) -> Dataset:
     """A dataset drawn row by row. A question's hash says on which side it belongs, so the split
-    depends on no count or seed.
+    depends on no count or seed; what is held out is the same for every seed, so that the scores of
+    seeds can be compared.
 
     Both sides follow the source's own mix, so a frequent question may come twice on either. Raises
     ValueError when a side finds no question, because the source knows too few.
     """
 
-    def side(which: str, count: int) -> tuple[Row, ...]:
-        rng = random.Random(f"{seed}/{name}/{which}")
-        return tuple(
-            _draw_one(name, draw, rng, is_heldout=which == "heldout") for _ in range(count)
-        )
+    def side(key: str, count: int, is_heldout: bool) -> tuple[Row, ...]:
+        rng = random.Random(key)
+        return tuple(_draw_one(name, draw, rng, is_heldout) for _ in range(count))
 
     return Dataset(
-        name=name, rows=side("rows", num_prompts), heldout=side("heldout", heldout_prompts)
+        name=name,
+        rows=side(f"{seed}/{name}/rows", num_prompts, is_heldout=False),
+        heldout=side(f"{name}/heldout", heldout_prompts, is_heldout=True),
     )
 
 

@@ -42,6 +42,7 @@ def test_a_dataset_is_a_function_of_configuration_and_seed(
     assert first == again
     assert first.digest == again.digest != other.digest
     assert random.getstate() == state
+    assert first.heldout == other.heldout, "the scores of seeds can be compared"
 
 
 @pytest.mark.parametrize("config", GENERATED, ids=lambda config: config.kind)
