@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from artifacts.models.importing import importing_transformers
+from artifacts.models.importing import building_model, importing_transformers
 from artifacts.records import Generated, Prompt, VersionSpan
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 
@@ -38,7 +38,9 @@ class PlainModel:
         transformers_logging.set_verbosity_error()
         self.name = name
         self.tokenizer: PreTrainedTokenizerBase = read_tokenizer(str(directory))
-        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        with building_model():
+            model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        self._model = model.eval()
         self._stop_ids = read_stop_ids(str(directory), self.tokenizer)
 
     def answer(
