@@ -176,14 +176,14 @@ class ActorRegistry:
         ends = time.monotonic() + NOTICED_WITHIN_S
         while True:
             now = worker_addresses(self._client)
-            gone = [
-                name
-                for name in self._futures
-                if now.get(self._workers[name]) != self._addresses[name]
-            ]
+            gone = [name for name in self._futures if not self._is_there(name, now)]
             if gone or time.monotonic() >= ends:
                 return gone
             time.sleep(0.05)
+
+    def _is_there(self, name: str, addresses: Mapping[str, str]) -> bool:
+        """Whether the process that the actor was put into is among these workers."""
+        return addresses.get(self._workers[name]) == self._addresses[name]
 
     def _finish(self, name: str, recipe: Recipe, ends: float) -> None:
         """Wait until the actor is built, by a second process when the first one dies of it."""
@@ -206,7 +206,7 @@ class ActorRegistry:
                 except (KilledWorker, FutureCancelledError):
                     return False
                 return True
-            if worker_addresses(self._client).get(self._workers[name], "") != self._addresses[name]:
+            if not self._is_there(name, worker_addresses(self._client)):
                 return False
         raise TimeoutError(f"{name} was not ready in time on worker {self._workers[name]}")
 
@@ -294,7 +294,7 @@ class ActorRegistry:
         nanny has given them another one."""
         now = worker_addresses(self._client)
         made = [name for name in names if name in self._futures]
-        living = [name for name in made if now.get(self._workers[name]) == self._addresses[name]]
+        living = [name for name in made if self._is_there(name, now)]
         self.restart([self._workers[name] for name in living], deadline_s)
 
     def discard(self, name: str) -> None:

@@ -145,13 +145,14 @@ def open_cluster(
     its workers has its log in the directory `logs`, and where they are forked, they have imported
     these modules."""
     specs = worker_specs(config)
-    with dask.config.set(SETTINGS | {METHOD: start_method(specs)}):
+    method = start_method(specs)
+    with dask.config.set(SETTINGS | {METHOD: method}):
         if config.scheduler_address is not None:
             with _joined(config) as client:
                 yield client
             return
         _check_port(config.dashboard_port)
-        if start_method(specs) == "forkserver":
+        if method == "forkserver":
             start_fork_server((__name__, *imports), _environment_of(specs[0]))
         cluster = BoundedCluster(
             deadline_s=config.start_deadline_s + KILLED_WITHIN_S,
