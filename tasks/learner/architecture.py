@@ -41,7 +41,7 @@ CHANGED_NUMBERS = {
 def check_architecture(path: Path) -> Path:
     """The model's directory again, if packed training computes what the model does and engines can
     load what is published. ValueError names what stands in the way."""
-    config = _config(path)
+    config = read_config(path)
     _refuse(path, config, [*_obstacles(config), *_engine_obstacles(config)])
     if config.model_type not in TESTED:
         logger.warning(
@@ -55,11 +55,12 @@ def check_architecture(path: Path) -> Path:
 
 def check_packed(path: Path) -> None:
     """The same without the engines: whether packed training computes what the model does."""
-    config = _config(path)
+    config = read_config(path)
     _refuse(path, config, list(_obstacles(config)))
 
 
-def _config(path: Path) -> Any:  # Any: transformers' configurations carry no types
+def read_config(path: Path) -> Any:  # Any: transformers' configurations carry no types
+    """Of a Hugging Face directory."""
     with importing_transformers():
         from transformers import AutoConfig
 
@@ -97,13 +98,18 @@ def _obstacles(config: Any) -> Iterator[str]:  # Any: transformers' configuratio
 
 def _unusual_ends(config: Any) -> Iterator[str]:  # Any: as above
     """Embedding and head that are more than a table each; built without memory to look at them."""
-    with importing_transformers():
-        from transformers import AutoModelForCausalLM
-
-    with building_model(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    model = empty_model(config)
     embedding = model.get_input_embeddings()
     if type(embedding) is not nn.Embedding and not hasattr(embedding, "scalar_embed_scale"):
         yield f"an embedding of its own ({type(embedding).__name__})"
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         yield "a head with a bias"
+
+
+def empty_model(config: Any) -> Any:  # Any: as above, and models
+    """A model that takes no memory: shapes without numbers."""
+    with importing_transformers():
+        from transformers import AutoModelForCausalLM
+
+    with building_model(), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)

@@ -91,7 +91,8 @@ class ReplicatedParameters(FlatParameters):
         )
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._drain(name))  # type: ignore[no-untyped-call]
+                drain = self._drain(name)
+                parameter.register_post_accumulate_grad_hook(drain)  # type: ignore[no-untyped-call]
 
     @property
     def shapes(self) -> Mapping[str, torch.Size]:

@@ -16,9 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from artifacts.models.importing import building_model, importing_transformers
+from tasks.learner.architecture import empty_model, read_config
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.sharded_parameters import units_of
 
@@ -39,13 +37,7 @@ class ModelSize:
 
 def model_size(path: Path) -> ModelSize:
     """Of a Hugging Face directory, by its config.json alone."""
-    with importing_transformers():
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-    with building_model(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(path, local_files_only=True)
-        )
+    model = empty_model(read_config(path))
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tables = {id(embedding.weight), id(head.weight)}
     layers = [

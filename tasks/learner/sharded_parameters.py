@@ -46,7 +46,6 @@ class ShardedParameters:
         }
         for parameter in model.parameters():
             parameter.data = parameter.data.to(kept)
-        self._checksum = sum(fingerprint(parameter) for parameter in model.parameters())
         units = [(modules, _names(model, modules)) for modules in units_of(model)]
         self._names: dict[FSDPModule, list[str]] = {}
         self._unit_of: dict[str, FSDPModule] = {}
@@ -78,6 +77,7 @@ class TrainedShards(ShardedParameters):
     def __init__(
         self, model: Any, compute: torch.dtype, ranks: Ranks
     ) -> None:  # Any: transformers models carry no types
+        self._checksum = sum(fingerprint(parameter) for parameter in model.parameters())
         super().__init__(model, compute, ranks, kept=torch.float32)
         self.pieces = tuple(self._owned())
         self._gathered = list(self._meet_gathered())
@@ -166,8 +166,8 @@ class TrainedShards(ShardedParameters):
                 )
 
 
-class _Gather(AllGather):
-    """torch's all-gather, with a type for the failure of a peer."""
+class _Together:
+    """What torch asks of either: the ranks do it, in new memory."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -176,6 +176,10 @@ class _Gather(AllGather):
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _Gather(_Together, AllGather):
+    """torch's all-gather, with a type for the failure of a peer."""
 
     def __call__(
         self,
@@ -189,16 +193,8 @@ class _Gather(AllGather):
         self._ranks.all_gather(output_tensor, queued=True)
 
 
-class _Reduce(ReduceScatter):
+class _Reduce(_Together, ReduceScatter):
     """The same for torch's reduce-scatter: a sum, whatever else it is asked."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self,
