@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from distributed import KilledWorker, performance_report
 from distributed.client import FutureCancelledError
-from prefect import flow
+from prefect import flow, runtime
 from prefect_dask import DaskTaskRunner
 
 from artifacts import layout
@@ -42,6 +42,7 @@ from flows.place import Place
 from flows.reporter import RunReporter
 from flows.rl_step import rl_step
 from flows.run import OpenRun, open_run
+from flows.run_log import told_in_prefect
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.dask_cluster import open_cluster
 from tasks.cluster.devices import worker_specs
@@ -75,6 +76,7 @@ async def train(config: RunConfig) -> RunSummary:
     """Post-train a model. Starts a local Dask cluster unless the configuration names a
     scheduler."""
     with ExitStack() as stack:
+        stack.enter_context(told_in_prefect(str(runtime.flow_run.id)))
         run = stack.enter_context(open_run(config))
         keep_log_in(run.logs)
         say(f"run: {run.store.url}")

@@ -46,7 +46,7 @@ def prefect_environment(home: Path, port: int) -> dict[str, str]:
         "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "500",
         "PREFECT_LOGGING_LEVEL": os.environ.get("PREFECT_LOGGING_LEVEL", "INFO"),
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": os.environ.get(
-            "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL"
+            "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING"
         ),
         "PREFECT_CLIENT_METRICS_ENABLED": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import signal
+import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -170,22 +172,69 @@ def exported(run: Path) -> torch.Tensor:
     )
 
 
-def test_sharded_parameters_are_trained_like_replicated_ones_and_survive_a_killed_rank(
-    launcher: Launcher, plain: tuple[Finished, Path], tmp_path: Path
-) -> None:
-    """A rank is killed in the second step, without a checkpoint: all are made anew, and replay the
-    first step to its very weights, or the run ends."""
-    replicated, run = plain[1], tmp_path / "sharded"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A run that went on after a kill."""
+
+    run: Path
+    out: str  # what the terminal showed
+
+    def check_that_it_recovered(self) -> None:
+        """A kill that came too late leaves nothing to look at."""
+        if commits(self.run)[1]["metrics"]["round/attempts"] == 1:
+            pytest.skip("the kill came after the step")
+
+
+@pytest.fixture(scope="module")
+def recovered(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Recovered:
+    """A rank of sharded parameters is killed in the second step, without a checkpoint."""
+    run = tmp_path_factory.mktemp("runs") / "sharded"
     settings = ("learner.parameters=sharded", "keep.checkpoint_every_steps=10")
-    process = launcher.start(tmp_path, *SIMULATED, *settings, f'run_name="{run.name}"')
+    process = launcher.start(run.parent, *SIMULATED, *settings, f'run_name="{run.name}"')
     wait_for(run / "rounds" / "00002.json", process)
     worker_of(process, "learner-0").send_signal(signal.SIGKILL)
-    _, err = process.communicate(timeout=280)
+    out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
+    return Recovered(run=run, out=out + err)
+
+
+def test_sharded_parameters_are_trained_like_replicated_ones_and_survive_a_killed_rank(
+    recovered: Recovered, plain: tuple[Finished, Path]
+) -> None:
+    """All ranks are made anew, and replay the first step to its very weights, or the run ends."""
+    replicated, run = plain[1], recovered.run
     for step, (got, expected) in enumerate(zip(commits(run), commits(replicated), strict=True), 1):
         assert said(run, step) == said(replicated, step)
         norm = pytest.approx(expected["metrics"]["train/grad_norm"], rel=1e-4)
         assert got["metrics"]["train/grad_norm"] == norm
     assert (exported(run) != exported(replicated)).float().mean() < ROUNDED_OTHERWISE
-    if commits(run)[1]["metrics"]["round/attempts"] == 1:
-        pytest.skip("the kill came after the step")
+    recovered.check_that_it_recovered()
+
+
+def logs_in_prefect(launcher: Launcher, run: Path) -> list[str]:
+    """What Prefect has of the flow run of a run."""
+    (flow_run,) = json.loads((run / "manifest.json").read_text())["prefect_flow_run_ids"]
+    asked = {"logs": {"flow_run_id": {"any_": [flow_run]}}}
+    request = urllib.request.Request(
+        f"{launcher.environment['PREFECT_API_URL']}/logs/filter",
+        json.dumps(asked).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        return [line["message"] for line in json.load(answer)]
+
+
+def test_a_loss_is_told_in_the_log_of_the_run_and_in_prefect_not_on_the_terminal(
+    recovered: Recovered, launcher: Launcher
+) -> None:
+    recovered.check_that_it_recovered()
+    log = (recovered.run / "log" / "flow.log").read_text()
+    in_prefect = "\n".join(logs_in_prefect(launcher, recovered.run))
+    for told in (
+        "step=2 attempt=1 reason=",
+        "replacing lost actors names=learner-0,learner-1: learner-0 is lost: its process was"
+        " killed by SIGKILL",
+    ):
+        assert log.count(told) == 1
+        assert in_prefect.count(told) == 1
+        assert told not in recovered.out

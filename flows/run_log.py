@@ -1,0 +1,45 @@
+"""Warnings of Rollflow's own loggers, told in Prefect as well: whoever looks for what happened to a
+run at night finds them among the logs of its flow run.
+
+    tasks.*, artifacts.*, flows.* ─ warnings ─┬─▶ Prefect: the logs of the train flow
+                                              └─▶ the error stream, runs/ID/log/flow.log
+
+Leaves out the loggers of workers: what they say is in the logs of their processes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prefect.logging.handlers import APILogHandler
+
+ROOMS = ("artifacts", "flows", "tasks")  # the packages whose loggers speak of runs
+
+
+class FlowRunHandler(APILogHandler):
+    """Sends records to one flow run, from whatever thread or subflow they come."""
+
+    def __init__(self, flow_run_id: str) -> None:
+        super().__init__(level=logging.WARNING)
+        self._flow_run_id = flow_run_id
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a record, with the run that it belongs to."""
+        record.flow_run_id = self._flow_run_id
+        super().emit(record)
+
+
+@contextmanager
+def told_in_prefect(flow_run_id: str) -> Iterator[None]:
+    """For the length of the block, warnings of this process are in the logs of this flow run."""
+    handler = FlowRunHandler(flow_run_id)
+    loggers = [logging.getLogger(room) for room in ROOMS]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
