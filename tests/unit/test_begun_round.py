@@ -12,7 +12,7 @@ from plan_factories import CONTEXT, make_report, make_step_plan
 
 from artifacts import layout
 from artifacts.store import Store
-from flows import train
+from flows import course
 from flows.begun_round import BegunRound
 from flows.config.run_config import RunConfig
 from flows.run import OpenRun
@@ -26,7 +26,7 @@ BEFORE = QueueState(queue=QUEUE, num_drawn=40, num_trained=39)
 
 @pytest.fixture(autouse=True)
 def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "dataset_of", lambda run: SimpleNamespace(domains=("add",) * 100))
+    monkeypatch.setattr(course, "dataset_of", lambda run: SimpleNamespace(domains=("add",) * 100))
 
 
 def open_run(root: Path, num_steps: int, unfit: tuple[int, ...] = ()) -> OpenRun:
@@ -38,7 +38,7 @@ def open_run(root: Path, num_steps: int, unfit: tuple[int, ...] = ()) -> OpenRun
 
 
 def begin(run: OpenRun, step: int = 5) -> BegunRound:
-    begun = train.next_round(run, BEFORE, step)
+    begun = course.next_round(run, BEFORE, step, published=step - 1)
     assert begun is not None
     return begun
 
@@ -91,7 +91,7 @@ def test_what_a_round_with_more_room_leaves_waiting_goes_when_it_does_not_fit() 
     narrow = replace(plan, round=round_plan, run=replace(CONTEXT, unfit=frozenset({3})))
     report = make_report((), plan=narrow)
     rollout = replace(report.rollout, deferred=("0/3",), filtered=())
-    after = train.state_after(QueueState(), report.plan, rollout)
+    after = course.state_after(QueueState(), report.plan, rollout)
     assert (after.queue, after.num_unfit) == ((), 1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 
 from artifacts.commit import StepCommit
-from artifacts.records import Span
+from artifacts.records import Span, WeightsRef
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
-from flows import engine_layout, train
+from flows import course, engine_layout
 from flows.config.run_config import RunConfig
 from flows.engine_layout import EngineLayouts, demand_of, with_relayout
+from flows.place import Place
 from flows.run import OpenRun
+from flows.steps import Planned, Steps
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import engine_members
 from tasks.plan import StepPlan
 from tasks.report import StepReport, step_metrics
+from tasks.rounds.report import RolloutReport
 from tasks.run_context import RunContext
 from tasks.scheduling.parallelism import LayoutState, PlannerState
 from tasks.scheduling.queue_state import QueueState
@@ -40,8 +43,8 @@ class RecordingFleet:
         self.run = self.run.with_engines(members)
         self.layouts.append(tuple(members))
 
-    async def open_round(self, key: int) -> None:
-        pass
+    async def open_round(self, key: int, beside: Sequence[int]) -> None:
+        assert not beside
 
 
 @pytest.fixture
@@ -220,14 +223,31 @@ def test_rebuilding_is_part_of_the_step_it_delays() -> None:
     assert metrics["bubble/sleep_wake_fraction"] == pytest.approx(4 / 14)
 
 
+class OneStep(course.RunCourse):
+    """The course of a run of one step, which says what it commits."""
+
+    committed: tuple[int, str | None]  # attempt and checkpoint
+
+    def plan(self, state: QueueState, step: int, weights: WeightsRef) -> Planned | None:
+        return Planned(before=state, plan=make_step_plan()) if step == 1 else None
+
+    def after(self, before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
+        return before
+
+    async def commit(self, report: StepReport, state: QueueState, checkpoint: str | None) -> None:
+        self.committed = (report.plan.attempt, checkpoint)
+
+
 async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, fleet = open_run(model, planner={"enabled": False}, keep={"checkpoint_every_steps": 1})
     done: list[str] = []
+    begin = WeightsRef(version=0, path="", digest="")
 
-    async def step_flow(plan: StepPlan) -> StepReport:
-        done.append(f"step, attempt {plan.attempt}")
+    async def step_flow(plan: StepPlan, place: Place | None) -> StepReport:
+        assert place is None, "it overlaps no other"
+        done.append(f"step, attempt {plan.attempt}, weights {plan.weights.version}")
         return make_report((), plan=plan)
 
     async def save_checkpoint(context: RunContext, step: int, keep: int) -> str:
@@ -236,24 +256,24 @@ async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(
             raise ActorLost("learner-1 was lost during save_checkpoint")
         return "checkpoints/00001"
 
-    async def recover(run: OpenRun, fleet: object, committed: int) -> None:
+    async def recover(run: OpenRun, fleet: object, committed: int) -> WeightsRef:
         done.append(f"recover to step {committed}")
+        return replace(begin, version=1)  # the step had been updated
 
-    monkeypatch.setattr(train, "save_checkpoint", save_checkpoint)
-    monkeypatch.setattr(train, "recover", recover)
-
-    async def work(plan: StepPlan) -> tuple[StepReport, str | None]:
-        return await train.play_step(step_flow, run, fleet, EngineLayouts(run), plan)  # type: ignore[arg-type]
-
-    report, checkpoint = await train.with_recovery(run, fleet, make_step_plan(), work)  # type: ignore[arg-type]
+    monkeypatch.setattr(course, "save_checkpoint", save_checkpoint)
+    monkeypatch.setattr(course, "recover", recover)
+    one = OneStep(run, fleet, EngineLayouts(run), step_flow, reporter=None)  # type: ignore[arg-type]
+    steps = Steps(one, QueueState(), 0, begin)
+    assert await steps.play()
+    assert not await steps.play()
     assert done == [
-        "step, attempt 1",
+        "step, attempt 1, weights 0",
         "checkpoint",
         "recover to step 0",
-        "step, attempt 2",
+        "step, attempt 2, weights 0",
         "checkpoint",
     ]
-    assert (report.plan.attempt, checkpoint) == (2, "checkpoints/00001")
+    assert one.committed == (2, "checkpoints/00001")
 
 
 async def test_a_resumed_run_goes_on_with_the_sizes_it_had(model: str) -> None:

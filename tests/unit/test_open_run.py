@@ -13,7 +13,8 @@ from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from flows.config.presets import preset_values
 from flows.config.run_config import RunConfig
-from flows.run import OpenRun, _start_tracker, effective_config
+from flows.run import OpenRun, effective_config
+from flows.run_record import record_beginning
 from flows.train import evaluations_until
 from tasks.plan import EVALUATION
 
@@ -157,7 +158,7 @@ def test_the_manifest_records_what_was_changed_after_which_step(tmp_path: Path) 
         engine={"max_model_len": 300},
         keep={"tracking_uri": "sqlite:///" + str(tmp_path / "m.db")},
     )
-    _start_tracker(config, "run", store, step=4).end("FINISHED")
+    record_beginning(config, "run", store, step=4).end("FINISHED")
     changes = {change["field"]: change for change in read_manifest(store).changes}
     assert changes["num_steps"] == {
         "after_step": 4,
@@ -167,7 +168,7 @@ def test_the_manifest_records_what_was_changed_after_which_step(tmp_path: Path) 
     }
     assert changes["engine.max_model_len"]["after"] == "300"
     assert "seed" not in changes
-    _start_tracker(resumed(tmp_path, num_steps=21), "run", store, step=20).end("FINISHED")
+    record_beginning(resumed(tmp_path, num_steps=21), "run", store, step=20).end("FINISHED")
     found = [
         (change["after_step"], change["after"])
         for change in read_manifest(store).changes

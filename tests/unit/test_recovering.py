@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from artifacts.records import Request, VersionSpan, WeightsRef
-from flows import train
+from flows import recovery
 from tasks import durable
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost
@@ -66,11 +66,11 @@ async def test_a_worker_lost_while_weights_are_restored_is_replaced(
         done.append("replaced")
         return ("learner-0", "learner-1")
 
-    monkeypatch.setattr(train, "restore_policy", restore_policy)
+    monkeypatch.setattr(recovery, "restore_policy", restore_policy)
     config = SimpleNamespace(max_recoveries=1, keep=SimpleNamespace(checkpoints=2))
     run = SimpleNamespace(config=config, weights_of=lambda step: f"committed-{step}")
     fleet = SimpleNamespace(run="run", start=start, replace_lost=replace_lost)
-    assert await train.start_at(run, fleet, 4) == "weights-4"  # type: ignore[arg-type, comparison-overlap]
+    assert await recovery.start_at(run, fleet, 4) == "weights-4"  # type: ignore[arg-type, comparison-overlap]
     restored = "run to step 4 as committed-4"
     assert done == ["started", restored, "replaced", restored]
 
@@ -91,10 +91,10 @@ async def test_a_worker_lost_while_the_actors_start_is_replaced(
     async def restore(run: object, fleet: object, step: int) -> str:
         return f"weights-{step}"
 
-    monkeypatch.setattr(train, "restore", restore)
+    monkeypatch.setattr(recovery, "restore", restore)
     run: Any = SimpleNamespace(config=SimpleNamespace(max_recoveries=1))
     fleet: Any = SimpleNamespace(run="run", start=start, replace_lost=replace_lost)
-    assert str(await train.start_at(run, fleet, 4)) == "weights-4"
+    assert str(await recovery.start_at(run, fleet, 4)) == "weights-4"
     assert done == ["started", "replaced"]
 
 
@@ -115,12 +115,12 @@ def test_recovering_ends_what_a_lost_coordinator_left_in_the_engines(
         async def replace_lost() -> tuple[str, ...]:
             return (BUFFER,)
 
-        monkeypatch.setattr(train, "restore_policy", durable.restore_policy.fn)
+        monkeypatch.setattr(recovery, "restore_policy", durable.restore_policy.fn)
         monkeypatch.setattr(durable, "learners_of", lambda run: [learner_at(3)])
         monkeypatch.setattr(durable, "publish", publish)
         await engine.submit([SAMPLED])
         fleet = SimpleNamespace(run=CONTEXT, replace_lost=replace_lost)
-        await train.recover(RUN, fleet, 3)  # type: ignore[arg-type]
+        await recovery.recover(RUN, fleet, 3)  # type: ignore[arg-type]
         left = (await engine.stats()).progress
         await engine.submit([SAMPLED])
         (response,) = await engine.collect(1e6)
@@ -150,12 +150,12 @@ async def test_learners_that_an_earlier_attempt_left_without_their_replay_are_re
         told.append("publish")
         return SimpleNamespace(weights=WeightsRef(version=3, path="", digest="committed"))
 
-    monkeypatch.setattr(train, "restore_policy", durable.restore_policy.fn)
+    monkeypatch.setattr(recovery, "restore_policy", durable.restore_policy.fn)
     monkeypatch.setattr(durable, "learners_of", lambda run: [learner_at(0)])
     monkeypatch.setattr(durable, "replay_training", replay_training)
     monkeypatch.setattr(durable, "publish", publish)
     fleet = SimpleNamespace(run=CONTEXT, replace_lost=replace_lost)
-    await train.recover(RUN, fleet, 3)  # type: ignore[arg-type]
+    await recovery.recover(RUN, fleet, 3)  # type: ignore[arg-type]
     assert told == ["replay to step 3", "publish"]
 
 
@@ -177,7 +177,7 @@ async def test_weights_of_the_step_must_be_the_committed_ones_and_later_ones_may
 
 
 def test_a_lost_peer_is_recovered_from_as_a_lost_actor_is() -> None:
-    assert {ActorLost, EngineLost, PeerLost} <= set(train.RECOVERABLE)
+    assert {ActorLost, EngineLost, PeerLost} <= set(recovery.RECOVERABLE)
 
 
 async def test_after_the_last_recovery_the_loss_is_raised_and_other_errors_at_once() -> None:
@@ -192,7 +192,7 @@ async def test_after_the_last_recovery_the_loss_is_raised_and_other_errors_at_on
         raise ValueError("not the cluster's fault")
 
     with pytest.raises(EngineLost, match="attempt 3"):
-        await train.retry(lost, 2, "step=1")
+        await recovery.retry(lost, 2, "step=1")
     with pytest.raises(ValueError, match="fault"):
-        await train.retry(wrong, 2, "step=1")
+        await recovery.retry(wrong, 2, "step=1")
     assert attempts == [1, 2, 3, 1]

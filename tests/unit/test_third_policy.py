@@ -19,7 +19,7 @@ from artifacts.commit import StepCommit, commit_step, read_commits
 from artifacts.reports import canvas, plots
 from artifacts.store import Store
 from benchmarks.simulated_round import SimulatedRound
-from flows import train
+from flows import course
 from flows.commands.explain import algebra_rows
 from flows.config.run_config import RunConfig
 from flows.engine_layout import demand_of
@@ -207,13 +207,13 @@ def test_a_round_of_it_that_was_begun_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = SimpleNamespace(domains=("add",) * 40)
-    monkeypatch.setattr(train, "dataset_of", lambda run: dataset)
+    monkeypatch.setattr(course, "dataset_of", lambda run: dataset)
     run = replace(opened(tmp_path, 0), config=configured())
-    begun = train.next_round(run, QueueState(), 1)
+    begun = course.next_round(run, QueueState(), 1, published=0)
     assert begun is not None
     assert begun.plan.kind == "relay"
     later = replace(run, config=configured(num_steps=NUM_STEPS + 1))
-    assert train.next_round(later, QueueState(), 1) == begun
+    assert course.next_round(later, QueueState(), 1, published=0) == begun
 
 
 def test_it_is_explained_and_its_engines_are_planned_by_its_own_numbers() -> None:

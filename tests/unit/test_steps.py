@@ -1,5 +1,5 @@
-"""Steps that overlap, over stages that take virtual time: who begins when, and what a failure
-leaves."""
+"""The steps of a run, over stages that take virtual time: who begins when, where they overlap and
+where they do not, and what a failure leaves."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from plan_factories import make_report, make_step_plan
 
 from artifacts.records import WeightsRef
-from flows.overlapped_steps import OverlappedSteps, Planned, Played
 from flows.place import Place
+from flows.steps import Planned, Played, Steps
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.plan import StepPlan
@@ -32,6 +32,7 @@ ROLLOUT_S, TRAIN_S = 10.0, 4.0
 class Staged:
     """A course whose rounds take ten seconds and whose training takes four."""
 
+    overlaps: bool = True
     num_steps: int = 4
     barriers: tuple[int, ...] = ()
     fails: Callable[[str, StepPlan], BaseException | None] = lambda what, plan: None
@@ -49,14 +50,14 @@ class Staged:
             return None
         assert state.num_trained == step - 1, "a round is planned from the one before"
         plan = make_step_plan(step, kind="any")
-        overlapping = replace(plan.round, admission=ADMISSION)
-        return Planned(before=state, plan=replace(plan, round=overlapping, weights=weights))
+        planned = replace(plan.round, admission=ADMISSION if self.overlaps else None)
+        return Planned(before=state, plan=replace(plan, round=planned, weights=weights))
 
     def after(self, before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
         return replace(before, num_trained=before.num_trained + 1)
 
     def is_barrier(self, step: int) -> bool:
-        return step in self.barriers
+        return not self.overlaps or step in self.barriers
 
     async def open(self, plan: StepPlan, beside: Sequence[StepPlan]) -> None:
         self._aborted = self._aborted if beside else asyncio.Event()
@@ -66,10 +67,13 @@ class Staged:
 
     async def play(self, plan: StepPlan, place: Place) -> Played:
         rollout = replace(make_report(()).rollout, in_flight=LEFT)
-        telling = asyncio.create_task(place.may_train(Answer(self._roll_out(plan, rollout))))
-        if not await telling:
-            raise RoundAborted("another step failed")
-        await place.closed
+        if self.overlaps:
+            telling = asyncio.create_task(place.may_train(Answer(self._roll_out(plan, rollout))))
+            if not await telling:
+                raise RoundAborted("another step failed")
+            await place.closed
+        else:  # nobody else has a use for its place
+            await self._roll_out(plan, rollout)
         await asyncio.sleep(TRAIN_S)
         self._fail("train", plan)
         self.say(f"trained {plan.step}")
@@ -97,11 +101,13 @@ class Staged:
         self.say(f"commit {report.plan.step}")
 
     async def abort(self, reason: str) -> None:
+        self.say("abort")
         self._aborted.set()
 
-    async def recover(self, step: int) -> WeightsRef:
+    async def recover(self, step: int, committed: WeightsRef) -> WeightsRef:
+        assert committed.version == step
         self.say(f"recover {step}")
-        return WeightsRef(version=step, path="", digest="")
+        return committed
 
 
 class Answer:
@@ -133,8 +139,8 @@ def begin() -> WeightsRef:
     return WeightsRef(version=0, path="", digest="")
 
 
-async def play(course: Staged) -> OverlappedSteps:
-    steps = OverlappedSteps(course, QueueState(), 0, begin())
+async def play(course: Staged) -> Steps:
+    steps = Steps(course, QueueState(), 0, begin())
     while await steps.play():
         course.say(f"barrier {steps.step}")
     return steps
@@ -174,6 +180,23 @@ def test_nothing_overlaps_a_barrier() -> None:
     assert [plan.adopted for plan in course.plans] == [(), LEFT, ()]
 
 
+def test_steps_that_do_not_overlap_are_played_one_at_a_time() -> None:
+    course = Staged(num_steps=2, overlaps=False)
+    steps = run_virtual(play(course))
+    assert course.said == [
+        "0 open 1 attempt 1 beside none",
+        "14 trained 1",
+        "14 commit 1",
+        "14 barrier 1",
+        "14 open 2 attempt 1 beside none",
+        "28 trained 2",
+        "28 commit 2",
+        "28 barrier 2",
+    ]
+    assert (steps.step, steps.weights.version) == (2, 2)
+    assert [(plan.adopted, plan.leaves_running) for plan in course.plans] == [((), False)] * 2
+
+
 def once(what: str, step: int, error: BaseException) -> Callable[..., BaseException | None]:
     def fails(where: str, plan: StepPlan) -> BaseException | None:
         is_now = (where, plan.step, plan.attempt) == (what, step, 1)
@@ -183,13 +206,46 @@ def once(what: str, step: int, error: BaseException) -> Callable[..., BaseExcept
 
 
 @pytest.mark.parametrize("what", ["train", "roll out"])
+def test_a_step_alone_that_is_lost_begins_again_and_there_is_no_round_to_end(what: str) -> None:
+    course = Staged(
+        num_steps=2, overlaps=False, fails=once(what, 2, EngineLost("engine-0 is gone"))
+    )
+    run_virtual(play(course))
+    at_s = {"roll out": 24, "train": 28}[what]
+    assert course.said[5:8] == [
+        f"{at_s} failed {what} 2",
+        f"{at_s} recover 1",
+        f"{at_s} open 2 attempt 2 beside none",
+    ]
+    assert "abort" not in " ".join(course.said)
+
+
+async def stop(course: Staged, after_s: float) -> Sequence[str]:
+    """What is still going on in the loop when a run is stopped."""
+    playing = asyncio.create_task(play(course))
+    await asyncio.sleep(after_s)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    return [str(task) for task in asyncio.all_tasks() - {asyncio.current_task()}]
+
+
+def test_a_run_that_is_stopped_waits_for_no_step() -> None:
+    course = Staged(num_steps=2, overlaps=False)
+    assert run_virtual(stop(course, after_s=12)) == []
+    assert course.said == ["0 open 1 attempt 1 beside none"]
+
+
+@pytest.mark.parametrize("what", ["train", "roll out"])
 def test_after_a_loss_the_steps_since_the_last_commit_begin_again(what: str) -> None:
     course = Staged(num_steps=3, fails=once(what, 2, EngineLost("engine-0 is gone")))
     steps = run_virtual(play(course))
     assert steps.step == 3
     failed = next(place for place, said in enumerate(course.said) if "failed" in said)
-    assert course.said[failed + 1].endswith("recover 1")
-    assert course.said[failed + 2].endswith("open 2 attempt 2 beside none")
+    is_beside_another = what == "train"  # the round of step 3 is open by then
+    then = [said.split(maxsplit=1)[1] for said in course.said[failed + 1 :]]
+    assert then[:is_beside_another] == ["abort"] * is_beside_another
+    assert then[is_beside_another:][:2] == ["recover 1", "open 2 attempt 2 beside none"]
     assert next(plan.adopted for plan in course.plans if plan.attempt > 1) == ()
     commits = [said.split()[1:] for said in course.said if "commit" in said]
     assert commits == [["commit", "1"], ["commit", "2"], ["commit", "3"]]

