@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -51,6 +51,15 @@ VARIANTS = {
     "half, 50-90 %": StreamTrainerConfig(enabled=True, first_milestone=0.5, last_milestone=0.9),
     "all but one, 20-50 %": StreamTrainerConfig(enabled=True, max_freed_share=1),
 }
+COLUMNS = (
+    "freed at most, milestones",
+    "step s",
+    "of off",
+    "rollout s",
+    "tail",
+    "streamed groups",
+    "migrated",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,70 +213,76 @@ def mean(figures: Sequence[StepFigures], name: str) -> float:
     return sum(float(getattr(seen, name)) for seen in figures) / len(figures)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    made.add_argument(
         "--devices", type=int, default=16, help="simulated devices (default: %(default)s)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--prompts",
         type=int,
         default=128,
         help="prompts of a step, 8 responses each (default: %(default)s)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--train-share",
         type=float,
         default=0.25,
         help="of a plain step that is training (default: %(default)s)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--seeds",
         type=int,
         default=3,
         help="rounds that are played, and averaged (default: %(default)s)",
     )
-    options = parser.parse_args()
+    return made
+
+
+def checked(options: argparse.Namespace) -> argparse.Namespace:
+    """ValueError for numbers that leave nothing to compare."""
     if not 0 < options.train_share < 1 or options.devices < 2 or options.seeds < 1:
-        parser.error(
+        raise ValueError(
             "--train-share must lie between 0 and 1, --devices be >= 2 and --seeds >= 1, got"
             f" {options}"
         )
-    machine = Machine(num_devices=options.devices, num_prompts=options.prompts)
-    cost_s = token_cost_s(machine, options.train_share)
-    title = (
-        f"{options.devices} devices, {options.prompts} prompts, {options.train_share:.0%} training,"
-        f" {options.seeds} rounds"
-    )
-    table = Table(
-        "freed at most, milestones",
-        "step s",
-        "of off",
-        "rollout s",
-        "tail",
-        "streamed groups",
-        "migrated",
-        title=title,
-    )
-    plain_s = 0.0
+    return options
+
+
+def compared(machine: Machine, train_share: float, num_seeds: int) -> Iterator[tuple[str, ...]]:
+    """A row of the table for every variant, as they are played."""
+    cost_s, plain_s = token_cost_s(machine, train_share), 0.0
     for name, config in VARIANTS.items():
         figures = [
-            run_virtual(play_step(machine, config, cost_s, seed)) for seed in range(options.seeds)
+            run_virtual(play_step(machine, config, cost_s, seed)) for seed in range(num_seeds)
         ]
         step_s = mean(figures, "step_s")
         plain_s = plain_s or step_s
-        cells = (
+        yield (
+            name,
             f"{step_s:.1f}",
             f"{step_s / plain_s:.3f}",
             f"{mean(figures, 'rollout_s'):.1f}",
             f"{mean(figures, 'tail'):.3f}",
-        )
-        table.add_row(
-            name,
-            *cells,
             f"{mean(figures, 'num_streamed'):.0f}",
             f"{mean(figures, 'num_migrated'):.0f}",
         )
+
+
+def main() -> None:
+    reader = parser()
+    try:
+        options = checked(reader.parse_args())
+    except ValueError as error:
+        reader.error(str(error))
+    title = (
+        f"{options.devices} devices, {options.prompts} prompts, {options.train_share:.0%} training,"
+        f" {options.seeds} rounds"
+    )
+    table = Table(*COLUMNS, title=title)
+    machine = Machine(num_devices=options.devices, num_prompts=options.prompts)
+    for row in compared(machine, options.train_share, options.seeds):
+        table.add_row(*row)
     Console().print(table)
 
 

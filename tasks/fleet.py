@@ -16,9 +16,10 @@ from types import TracebackType
 
 from distributed import Client
 
-from tasks.cluster.actors import ActorLost, ActorRegistry
+from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.ownership import check_scheduler
+from tasks.cluster.registry import ActorRegistry
 from tasks.engines.remote import EngineActor
 from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.rewards.judges.remote import JudgeActor

@@ -14,9 +14,10 @@ import psutil
 import pytest
 from distributed import Client
 
-from tasks.cluster.actors import ActorLost, ActorRegistry
+from tasks.cluster.actors import ActorLost
 from tasks.cluster.dask_cluster import open_cluster
 from tasks.cluster.devices import ClusterConfig
+from tasks.cluster.registry import ActorRegistry
 from tests.flows.dying_actors import Doomed, Healthy, Unlucky
 
 pytestmark = pytest.mark.flow

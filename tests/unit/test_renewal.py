@@ -10,9 +10,10 @@ import pytest
 from dask.utils import parse_timedelta
 from distributed import KilledWorker
 
-from tasks.cluster.actors import ActorLost, ActorRegistry
+from tasks.cluster.actors import ActorLost
 from tasks.cluster.dask_cluster import SETTINGS, ClusterTooSmall
 from tasks.cluster.deaths import Death
+from tasks.cluster.registry import ActorRegistry
 from tasks.cluster.renewal import renew_workers
 
 

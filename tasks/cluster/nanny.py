@@ -1,0 +1,110 @@
+"""Who starts the process of a worker, starts another when it ends, and remembers how it ended.
+
+Leaves out workers of a cluster that a run joins: those are started elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from distributed import Client, Nanny
+
+from tasks.cluster.deaths import Death
+from tasks.cluster.devices import WorkerSpec
+from tasks.cluster.worker_output import LoggedWorker, WorkerOutput
+
+KILLED_WITHIN_S = 20.0  # a killed process is gone by then, however busy the machine
+
+
+class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
+    """Waits for a worker that it has killed, and remembers how its processes ended.
+
+    Dask's own gives up a second after the kill, and a finished run then ends as a failed one.
+    """
+
+    def __init__(
+        self, *args: Any, output: WorkerOutput, **options: Any
+    ) -> None:  # Any: Dask's options
+        self.deaths: list[Death] = []
+        self._output = output
+        super().__init__(*args, worker_class=LoggedWorker, log=str(output.path), **options)
+
+    async def start_unsafe(self) -> Any:  # Any: the nanny itself
+        self._output.open()
+        return await super().start_unsafe()
+
+    def _on_worker_exit_sync(self, exitcode: int) -> None:
+        """Dask's hook: the process is gone, and another one is about to be started."""
+        self.deaths.append(
+            Death(
+                exit_code=exitcode,
+                lines=self._output.last_lines(),
+                log=str(self._output.path),
+                at_s=time.time(),
+            )
+        )
+        self._output.forget()
+        super()._on_worker_exit_sync(exitcode)
+
+    async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
+        """Asks the worker to end, kills it after 0.8 of the timeout, and returns when it is
+        gone."""
+        try:
+            await super().kill(timeout=timeout, reason=reason)
+        except TimeoutError:
+            async with asyncio.timeout(KILLED_WITHIN_S):
+                await self.process.stopped.wait()
+
+
+def nanny_of(
+    spec: WorkerSpec, scratch: Path, logs: Path, deadline_s: float
+) -> dict[str, Any]:  # Any: Dask's worker specification
+    """How a worker of a cluster that is started here is started, and started again when its process
+    ends."""
+    options: dict[str, Any] = {
+        "name": spec.name,
+        "nthreads": spec.num_threads,
+        "resources": dict(spec.resources),
+        "env": spec.environment | python_path(),
+        "memory_limit": 0,
+        "local_directory": str(scratch),
+        "output": WorkerOutput(logs, spec.name),
+        "death_timeout": deadline_s,
+        "silence_logs": 40,
+    }
+    if spec.device is not None and spec.device.startswith("cuda:"):
+        options |= _cuda_options(spec.device.removeprefix("cuda:"))
+    return {"cls": PatientNanny, "options": options}
+
+
+def python_path() -> dict[str, str]:
+    """Workers find the modules that the flow finds."""
+    path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path}
+
+
+def _cuda_options(gpu: str) -> dict[str, Any]:
+    """What dask_cuda adds to a worker of one GPU: NUMA affinity and its preload. No RMM pool: vLLM
+    and torch own the memory."""
+    from dask_cuda.worker_spec import worker_spec
+
+    (spec,) = worker_spec(
+        interface=None, protocol="tcp", CUDA_VISIBLE_DEVICES=gpu, threads_per_worker=2
+    ).values()
+    return {key: spec["options"][key] for key in ("preload", "plugins") if key in spec["options"]}
+
+
+def death_of(client: Client, worker: str, since_s: float) -> Death | None:
+    """How the worker's process ended after this time; None if it did not, or if the cluster was
+    joined.
+
+    A worker of a joined cluster is started elsewhere, and how its process ended is known there
+    alone.
+    """
+    nanny = getattr(client.cluster, "workers", {}).get(worker)
+    deaths: list[Death] = nanny.deaths if nanny is not None else []
+    return next((death for death in reversed(deaths) if death.at_s >= since_s), None)
