@@ -94,9 +94,11 @@ def test_without_an_async_ratio_the_records_are_those_of_synchronous_steps(
 
 @pytest.fixture(scope="module")
 def drained(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
-    """Three planned steps of tail batching: each leaves a prompt behind, and a drain asks them."""
+    """Three planned steps of tail batching: each leaves a prompt behind, and a drain asks them. The
+    model is registered."""
     root = tmp_path_factory.mktemp("runs")
-    settings = ("num_steps=3", 'run_name="drained"')
+    registered = ("keep.log_model=true", "keep.registered_model=adder")
+    settings = ("num_steps=3", 'run_name="drained"', *registered)
     return launcher.run(root, *SIMULATED, *settings, preset="tiny"), root / "drained"
 
 
@@ -129,6 +131,18 @@ def test_mlflow_has_every_step_of_a_simulated_run(drained: tuple[Finished, Path]
     assert tracked.data.params["engine.kind"] == "simulated"
 
 
+def test_the_trained_model_of_a_run_is_registered(drained: tuple[Finished, Path]) -> None:
+    finished, run = drained
+    client = MlflowClient(f"sqlite:///{run.parent}/mlflow.db")
+    (version,) = client.search_model_versions("name = 'adder'")
+    assert version.run_id == json.loads((run / "manifest.json").read_text())["mlflow_run_id"]
+    kept = Path(version.source.removeprefix("file://")) / "model" / "model.safetensors"
+    registered, trained = dict(read_weights(kept)), dict(read_weights(run / "model" / kept.name))
+    assert registered.keys() == trained.keys()
+    assert all(torch.equal(registered[name], trained[name]) for name in trained)
+    assert "MLflow did not take the model" not in finished.out
+
+
 REWARD = """
 import os
 
@@ -141,24 +155,52 @@ def reward(prompt, response, gold):
 """
 
 
-def test_a_run_that_an_exception_ended_goes_on_as_if_it_had_not(
-    launcher: Launcher, plain: tuple[Finished, Path], tmp_path: Path
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mended:
+    """A run that an exception ended, and that was resumed."""
+
+    run: Path
+    stopped: Finished  # the first attempt
+    committed: list[str]  # digests of the weights that it left
+    resumed: Finished
+
+
+@pytest.fixture(scope="module")
+def mended(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Mended:
     """A reward of one's own that agrees with the plain run's raises after the first evaluation and
     the first step, 20 responses in all, until it is mended."""
-    calls, mended = tmp_path / "calls", tmp_path / "mended"
-    source = tmp_path / "mine.py"
-    source.write_text(REWARD.format(calls=str(calls), mended=str(mended)))
+    folder = tmp_path_factory.mktemp("mended")
+    calls, cure, source = folder / "calls", folder / "cure", folder / "mine.py"
+    source.write_text(REWARD.format(calls=str(calls), mended=str(cure)))
     rewards = json.dumps({"*": {"kind": "custom", "path": f"{source}:reward"}})
-    root, run = tmp_path / "runs", tmp_path / "runs" / "mended"
+    root, run = folder / "runs", folder / "runs" / "mended"
     stopped = launcher.run(root, *SIMULATED, f"rewards={rewards}", 'run_name="mended"')
-    assert stopped.code != 0
-    assert "no verdict today" in stopped.err
-    assert digests(run) == digests(plain[1])[:1], "a step whose verdicts are missing is not kept"
-    mended.touch()
+    committed = digests(run)
+    cure.touch()
     resumed = launcher.run(root, resume="mended")
-    assert resumed.code == 0, resumed.err
-    assert digests(run) == digests(plain[1])
+    return Mended(run=run, stopped=stopped, committed=committed, resumed=resumed)
+
+
+def test_a_run_that_an_exception_ended_goes_on_as_if_it_had_not(
+    mended: Mended, plain: tuple[Finished, Path]
+) -> None:
+    assert mended.stopped.code != 0
+    assert "no verdict today" in mended.stopped.err
+    expected = digests(plain[1])
+    assert mended.committed == expected[:1], "a step whose verdicts are missing is not kept"
+    assert mended.resumed.code == 0, mended.resumed.err
+    assert digests(mended.run) == expected
+
+
+def test_the_page_of_a_resumed_run_tells_of_the_steps_before_it_too(mended: Mended) -> None:
+    page = " ".join((mended.run / "report" / "index.html").read_text().split())
+    assert "finished, 2 steps" in page
+    for commit in commits(mended.run):
+        reward = commit["metrics"]["reward/mean"]
+        row = f"<tr><td>{commit['step']}</td><td>sync</td>"
+        assert f'{row}<td class="number">{reward:.3f}</td>' in page
+    assert "asked before training and after step 2" in page
+    assert page.count("<article>") == 4, "the held-out questions, with both answers"
 
 
 # share of elements: the last bits of a gradient may decide about a rounding to bf16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,27 @@ def test_the_starting_model_answers_beside_the_trained_one_and_both_are_scored(
     assert told.index("--- before") < told.index("--- after")
     assert told.count(f"expected {asked.row.gold}") == 2
     assert told.count("reward 0 (") == 2
+
+
+@pytest.fixture
+def remote(run: OpenRun) -> Iterator[str]:
+    """The root of a copy of the run in an object store."""
+    root = "memory://asked"
+    Store.open(root).upload(run.store.local_path(""), "run")
+    run.store.delete("")
+    yield root
+    Store.open(root).delete("")
+
+
+@pytest.mark.parametrize("named", [["run", "--root", "memory://asked"], ["memory://asked/run"]])
+def test_a_run_under_a_remote_root_is_asked_by_its_name_or_its_url(
+    remote: str, named: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask.main([*named, "--task", "3", "--before"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("tokens in") == 2
+    assert ask.main(["nobody", "--root", remote]) == 2
+    assert "the latest there: run" in capsys.readouterr().err
 
 
 def test_without_a_question_every_line_is_one(
