@@ -7,15 +7,17 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from distributed import get_client
-from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
+from prefect.artifacts import ProgressArtifact, aupdate_progress_artifact
 from prefect.client.orchestration import get_client as prefect_client
 
 from artifacts.records import Generated
 from tasks.plan import StepPlan
 
 PROGRESS_EVERY_S = 2.0
+FIRST_AFTER_S = 0.5  # the engines have got their first requests by then, and come first
 
 
 class RoundProgress:
@@ -30,6 +32,11 @@ class RoundProgress:
     def hear(self, finished: Sequence[Generated]) -> None:
         """These have finished."""
         self.num_finished += len(finished)
+
+    @property
+    def percentage(self) -> float:
+        """How much of what was planned has finished; a round may launch more than that."""
+        return min(100.0, 100.0 * self.num_finished / self.num_launched)
 
 
 @asynccontextmanager
@@ -46,26 +53,22 @@ async def shown_progress(plan: StepPlan) -> AsyncIterator[RoundProgress]:
 
 
 async def _show(plan: StepPlan, counted: RoundProgress) -> None:
-    dask_client = get_client()
-    launched = counted.num_launched
-    # one client for all updates: making one takes an engine's core for 20 ms
+    tell = partial(get_client().set_metadata, progress_key(plan.run.run_id))
+    await asyncio.to_thread(tell, (counted.num_finished, counted.num_launched))
+    await asyncio.sleep(FIRST_AFTER_S)
+    # one client for all: making one takes time of a core that an engine may be on
     async with prefect_client() as api:
-        artifact = await acreate_progress_artifact(
-            progress=0.0,
+        artifact = await ProgressArtifact(
+            progress=counted.percentage,
             key=f"rollout-{artifact_key(plan.run.run_id)}",
-            description=f"Step {plan.step}: responses of {launched} that have finished",
-        )
+            description=f"Step {plan.step}: responses of {counted.num_launched} that have finished",
+        ).acreate(client=api)
         while True:
-            finished = counted.num_finished
-            await asyncio.to_thread(
-                dask_client.set_metadata, progress_key(plan.run.run_id), (finished, launched)
-            )
-            await aupdate_progress_artifact(
-                artifact_id=artifact,
-                progress=min(100.0, 100.0 * finished / launched),
-                client=api,
-            )
+            await asyncio.to_thread(tell, (counted.num_finished, counted.num_launched))
             await asyncio.sleep(PROGRESS_EVERY_S)
+            await aupdate_progress_artifact(
+                artifact_id=artifact.id, progress=counted.percentage, client=api
+            )
 
 
 def artifact_key(run_id: str) -> str:

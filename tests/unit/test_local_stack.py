@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -20,6 +21,16 @@ from flows.commands.local_stack import (
     wait_until_served,
 )
 from flows.commands.ui import main
+
+
+def test_clients_of_the_server_read_one_authority_and_ask_for_no_token(
+    tmp_path: Path,
+) -> None:
+    local_stack.keep_one_authority(tmp_path / "home")
+    settings = prefect_environment(tmp_path / "home", 4321)
+    authority = settings["PREFECT_API_SSL_CERT_FILE"]
+    assert len(ssl.create_default_context(cafile=authority).get_ca_certs()) == 1
+    assert settings["PREFECT_CLIENT_CSRF_SUPPORT_ENABLED"] == "false"
 
 
 def test_a_port_in_use_is_named_with_its_cure() -> None:
