@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from itertools import accumulate
 from operator import add
 
-from artifacts.records import Fate, Generated, Group, Span
+from artifacts.records import Fate, Group, Span
 from artifacts.reports.timeline import (
     bubble_shares,
     device_times,
@@ -18,12 +17,15 @@ from artifacts.reports.timeline import (
     stage_s,
     within,
 )
+from tasks.lag import lag_figures
 from tasks.learner.reports import AccumulateReport, Skipped, token_means, update_figures
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
+from tasks.learner.version_sums import figures_by_lag
 from tasks.plan import StepPlan
 from tasks.rewards.report import RewardReport
 from tasks.rounds.report import RolloutReport
 from tasks.scheduling.queue_state import QueueState
+from tasks.trained_lengths import TOTALS, length_figures
 
 STAGES = ("rollout", "reward", "train", "update", "publish", "orchestration")
 
@@ -71,6 +73,11 @@ class StepReport:
         )
 
     @property
+    def trained(self) -> AccumulateReport:
+        """What accumulation did, of all ranks together."""
+        return reduce(add, self.gradients.ranks, AccumulateReport())
+
+    @property
     def ledger(self) -> dict[str, int]:
         """Tokens by fate: what engines generated, and what judges wrote."""
         return {**self.rollout.tokens, Fate.JUDGED: self.reward.judging.new_tokens}
@@ -100,12 +107,13 @@ def step_metrics(
         **_time_metrics(report),
         **_round_metrics(report, state),
         **_rollout_metrics(report),
+        **length_figures(report.rollout, groups),
         **_reward_metrics(report, groups),
         **_publication_metrics(report),
         **report.rollout.acceptance,
         **{f"ledger/{column}_tokens": float(count) for column, count in report.ledger.items()},
         **_bubble_metrics(report),
-        **_lag_metrics(report, groups),
+        **_overlap_metrics(report, groups),
         **_domain_rewards(groups),
         **_judge_metrics(report),
         **_learner_metrics(report),
@@ -128,6 +136,8 @@ def _time_metrics(report: StepReport) -> dict[str, float]:
 
 
 def _round_metrics(report: StepReport, state: QueueState) -> dict[str, float]:
+    rollout = report.rollout
+    late = frozenset(rollout.late)
     return {
         "round/is_long": float(report.plan.round.is_long),
         "round/attempts": float(report.plan.attempt),
@@ -135,7 +145,11 @@ def _round_metrics(report: StepReport, state: QueueState) -> dict[str, float]:
         "queue/dropped_prompts": float(state.num_dropped),
         "queue/unfit_prompts": float(state.num_unfit),
         "queue/filtered_prompts": float(state.num_filtered),
-        "round/filtered_prompts": float(len(report.rollout.filtered)),
+        "round/filtered_prompts": float(len(rollout.filtered)),
+        "round/dropped_unscored_prompts": float(len({*rollout.dropped} - late)),
+        "round/dropped_late_prompts": float(len(late.intersection(rollout.dropped))),
+        "round/parked_late_prompts": float(len(late.intersection(rollout.deferred))),
+        "round/deferred_prompts": float(len({*rollout.deferred} - late)),
     }
 
 
@@ -192,6 +206,7 @@ COUNTED = {  # counters of a run, and the figures of a step that add to them
     "updates_made": "train/applied",
     **{f"updates_skipped_{reason}": f"train/skipped_{reason}" for reason in Skipped},
     **{f"tokens_{fate}": f"ledger/{fate}_tokens" for fate in Fate},
+    **TOTALS,
 }
 
 
@@ -214,30 +229,19 @@ def reward_exposed_s(report: StepReport) -> float:
     return length(within(report.rollout.reward_waits, *report.window))
 
 
-def _lag_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str, float]:
-    """How old the weights were that sampled what the step trains, in versions behind those that it
-    trains, by the oldest token of each response; only of steps that overlap others."""
+def _overlap_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str, float]:
+    """How old the weights were, and who waited for whom; only of steps that overlap others."""
     if not report.plan.overlaps:
         return {}
-    responses = [response.generated for group in groups for response in group.responses]
-    versions = [[span.version for span in response.versions] for response in responses]
-    lags = [report.plan.step - 1 - min(spans) for spans in versions if spans]
-    num_mixed = sum(len(spans) > 1 for spans in versions)
+    step, total = report.plan.step, report.trained
     return {
-        "lag/mean_versions": sum(lags) / max(1, len(lags)),
-        "lag/max_versions": float(max(lags, default=0)),
-        "lag/mixed_fraction": num_mixed / max(1, len(versions)),
-        "lag/recomputed_tokens": float(sum(map(_recomputed_tokens, responses))),
+        **lag_figures(step, groups),
+        **figures_by_lag(total.by_version, step - 1, can_cut=total.can_cut),
         "stall/rollout_s": report.rollout.awaited_weights_s,
         "stall/learner_s": _learner_stall_s(report),
         "queue/carried_prompts": float(len(report.rollout.carried)),
         "round/left_running": float(len(report.rollout.in_flight)),
     }
-
-
-def _recomputed_tokens(response: Generated) -> int:
-    """Its tokens that were computed again because newer weights were loaded, once for each load."""
-    return sum(accumulate(span.num_tokens for span in response.versions[:-1]))
 
 
 def _learner_stall_s(report: StepReport) -> float:
@@ -281,7 +285,7 @@ def _judge_metrics(report: StepReport) -> dict[str, float]:
 
 
 def _learner_metrics(report: StepReport) -> dict[str, float]:
-    total = reduce(add, report.gradients.ranks, AccumulateReport())
+    total = report.trained
     return (
         token_means(total)
         | update_figures(report.policy.update)

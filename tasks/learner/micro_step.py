@@ -16,7 +16,8 @@ from tasks.learner.packing import PackedBatch
 from tasks.learner.policy import Decoder, Policy
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.token_loss import TokenBatch
-from tasks.learner.whole_responses import Lengths
+from tasks.learner.version_sums import sums_by_version
+from tasks.learner.whole_responses import Lengths, spread
 
 IDLE = PackedBatch(
     tokens=(0,),
@@ -102,6 +103,9 @@ class MicroStep:
         importance = torch.exp(logp - tokens.behaviour)
         completed = objective.completed(logp, tokens, lengths)
         explained = objective.loss.token_loss(logp, completed)
+        dropped = objective.dropped(logp, tokens, lengths)
+        gated = spread(dropped, lengths, logp.device)
+        mismatch = k3(tokens.behaviour, logp)
         return AccumulateReport(
             num_tokens_scored=len(batch.targets),
             num_tokens_computed=len(batch.tokens),
@@ -116,7 +120,8 @@ class MicroStep:
             num_tokens_truncated=int(explained.truncated.sum()),
             num_tokens_clippable=len(logp) if objective.loss.clips else 0,
             num_tokens_clipped=int(explained.clipped.sum()),
-            num_responses_gated=int(objective.dropped(logp, tokens, lengths).sum()),
+            num_responses_gated=int(dropped.sum()),
+            num_tokens_gated=int(gated.sum()),
             num_responses_gateable=len(lengths) if objective.gate.drops else 0,
             num_tokens_nonfinite=int((~(logp.isfinite() & tokens.behaviour.isfinite())).sum()),
             entropy_sum=float(result.entropy.double().sum()),
@@ -124,7 +129,13 @@ class MicroStep:
             if tokens.reference is None
             else float(k3(logp, tokens.reference).double().sum()),
             mismatch_abs_sum=float((logp - tokens.behaviour).abs().double().sum()),
-            mismatch_k3_sum=float(k3(tokens.behaviour, logp).double().sum()),
+            mismatch_k3_sum=float(mismatch.double().sum()),
+            by_version=sums_by_version(
+                (span for sample in batch.samples for span in sample.versions),
+                explained.clipped | gated,
+                importance,
+                mismatch,
+            ),
         )
 
     def _loss_sum(self, completed: TokenBatch, result: HeadResult) -> float:

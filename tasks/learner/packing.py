@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from artifacts.records import VersionSpan
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -27,6 +29,7 @@ class Sample:
     advantage: float  # what its reward is worth among the others
     reward: float  # as training sees it
     weight: float  # of each of its token losses in the sum
+    versions: tuple[VersionSpan, ...] = ()  # the weight versions that sampled its tokens
 
     @property
     def computed(self) -> tuple[int, ...]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+
+from tasks.learner.version_sums import TokenSums, VersionSums
 
 
 class Skipped(StrEnum):
@@ -59,19 +61,21 @@ class AccumulateReport:
     num_tokens_clipped: int = 0
     num_responses_gateable: int = 0  # computed responses that came before a sequence gate
     num_responses_gated: int = 0  # of these, responses that it dropped
+    num_tokens_gated: int = 0  # their tokens
     num_tokens_nonfinite: int = 0  # scored tokens without a finite log-probability on either side
     entropy_sum: float = 0.0  # nats, over scored tokens
     # k3 estimate to the reference, over scored tokens; 0 without a KL term
     reference_kl_sum: float = 0.0
     mismatch_abs_sum: float = 0.0  # |learner - engine| log-probability, over scored tokens
     mismatch_k3_sum: float = 0.0  # k3 estimate of KL(engine || learner), over scored tokens
+    # scored tokens by the weights that sampled them
+    by_version: VersionSums = field(default_factory=VersionSums)
     busy: tuple[tuple[float, float], ...] = ()  # when the device worked: Unix seconds, (start, end)
 
     def __add__(self, other: AccumulateReport) -> AccumulateReport:
         """Sums of sums, the larger maximum, and all busy times."""
         total = {
-            field.name: getattr(self, field.name) + getattr(other, field.name)
-            for field in fields(self)
+            each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)
         }
         largest = max(self.importance_max, other.importance_max)
         return AccumulateReport(**(total | {"importance_max": largest}))
@@ -80,6 +84,22 @@ class AccumulateReport:
     def busy_s(self) -> float:
         """Seconds of device work."""
         return sum(end - start for start, end in self.busy)
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether something may take its gradient from a scored token."""
+        return self.num_tokens_clippable > 0 or self.num_responses_gateable > 0
+
+    @property
+    def scored(self) -> TokenSums:
+        """The scored tokens, whatever sampled them."""
+        return TokenSums(
+            num_tokens=self.num_tokens_scored,
+            num_tokens_cut=self.num_tokens_clipped + self.num_tokens_gated,
+            importance_sum=self.importance_sum,
+            importance_square_sum=self.importance_square_sum,
+            mismatch_k3_sum=self.mismatch_k3_sum,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,32 +168,23 @@ def update_figures(update: UpdateReport) -> dict[str, float]:
     }
 
 
-def effective_fraction(report: AccumulateReport) -> float:
-    """The effective sample size over the number of scored tokens: (sum u)^2 / (N sum u^2) of their
-    importance weights u = learner over engine.
-
-    1 for equal weights; a few tokens that outweigh the rest push it towards 0, earlier than the KL
-    shows them (M2PO). 0 where a weight is infinite or none is there.
-    """
-    total, squares = report.importance_sum, report.importance_square_sum
-    if not squares or not math.isfinite(squares):
-        return 0.0
-    return total**2 / (report.num_tokens_scored * squares)
-
-
 def token_means(report: AccumulateReport) -> dict[str, float]:
     """The per-token metrics by name, ready for tracking; 0 where nothing was scored.
 
-    The shares of clipped tokens and of gated responses are left out where nothing clips or gates.
+    The shares of clipped tokens, of gated responses, and of tokens that lost their gradient to
+    either are left out where nothing clips or gates.
     """
     count = max(1, report.num_tokens_scored)
     cut = {}
+    if report.can_cut:
+        cut["train/cut_fraction"] = report.scored.num_tokens_cut / count
     if report.num_tokens_clippable:
         cut["train/clip_fraction"] = report.num_tokens_clipped / report.num_tokens_clippable
     if report.num_responses_gateable:
         cut["train/gated_fraction"] = report.num_responses_gated / report.num_responses_gateable
     return cut | {
-        "train/effective_sample_fraction": effective_fraction(report),
+        "train/tokens_scored": float(report.num_tokens_scored),
+        "train/effective_sample_fraction": report.scored.effective_fraction,
         "train/importance_mean": report.importance_sum / count,
         "train/importance_max": report.importance_max,
         "train/truncated_fraction": report.num_tokens_truncated / count,

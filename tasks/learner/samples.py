@@ -70,6 +70,7 @@ def training_set(
                     advantage=value,
                     reward=reward,
                     weight=weight,
+                    versions=generated.versions,
                 )
             )
     return TrainingSet(

@@ -30,6 +30,7 @@ class Arrivals:
         self._deferred: list[str] = []
         self._dropped: list[str] = []
         self._filtered: list[str] = []
+        self._late: list[str] = []
         self._carried: list[Carry] = []
         for response in inputs.recorded:
             self._keep_recorded(response, inputs)
@@ -99,6 +100,9 @@ class Arrivals:
     def note(self, decision: Decision) -> None:
         """Remember what became of a prompt that is not trained; other decisions change nothing."""
         match decision:
+            case Defer(prompt_id=late, is_late=True) | Drop(prompt_id=late, is_late=True):
+                self._late.append(late)
+        match decision:
             case Defer(prompt_id=prompt_id):
                 self._deferred.append(prompt_id)
             case Drop(prompt_id=prompt_id):
@@ -129,6 +133,7 @@ class Arrivals:
             deferred=tuple(self._deferred),
             dropped=tuple(self._dropped),
             filtered=tuple(self._filtered),
+            late=tuple(self._late),
             generated=(
                 *(held for name, held in self._generated.items() if name not in later),
                 *kept,

@@ -24,6 +24,20 @@ def filtered_ids(result: RoundResult) -> frozenset[str]:
     )  # fmt: skip
 
 
+def lengths_of_decided(result: RoundResult) -> tuple[int, ...]:
+    """Tokens of every response to a prompt that the round trained, filtered or gave up for good; of
+    one that was stopped half-way those that it had.
+
+    What is deferred or carried is left to the round that decides it: counted by the age that it has
+    when a round closes, the long ones would be too many.
+    """
+    trained = {group.prompt.prompt_id for group in result.groups}
+    decided = trained | {*result.filtered, *result.dropped}
+    return tuple(
+        len(response.token_ids) for response in result.generated if response.prompt_id in decided
+    )
+
+
 def ledger_of(result: RoundResult, *, is_evaluation: bool) -> dict[Fate, int]:
     """Every token that its engines generated, in one column."""
     return account_tokens(

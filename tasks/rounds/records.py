@@ -119,6 +119,7 @@ class RoundResult:
     migrated: tuple[Generated, ...]
     scores: tuple[Score, ...]  # every verdict that came in time
     stale_tokens: int = 0  # of responses that another attempt asked for, or of weights not allowed
+    late: tuple[str, ...] = ()  # of the deferred and dropped ones, those whose deadline had come
     freed: tuple[str, ...] = ()  # learners whose devices the round freed, in this order
     carried: tuple[Carry, ...] = ()  # prompts for the next round, in its order
     # whole responses of carried prompts, for the next round to count

@@ -21,6 +21,7 @@ from tasks.engines.base import EngineStats
 from tasks.rounds.figures import (
     filtered_ids,
     ledger_of,
+    lengths_of_decided,
     reward_waits,
     rollout_spans,
     trained_ids,
@@ -53,6 +54,10 @@ class RolloutReport:
     # what it left on the engines; of a round that is read back nothing, they may have been lost
     in_flight: tuple[InFlight, ...] = ()
     awaited_weights_s: float = 0.0  # in which its engines stood still until newer weights came
+    late: tuple[str, ...] = ()  # of the deferred and dropped prompts, those whose deadline had come
+    # responses to the prompts that it trained, filtered or dropped, and their tokens
+    num_decided_responses: int = 0
+    num_decided_tokens: int = 0
 
 
 def round_report(
@@ -69,6 +74,7 @@ def round_report(
         result.generated, rewards, trained=trained_ids(result), filtered=filtered_ids(result)
     )
     ledger = ledger_of(result, is_evaluation=is_evaluation)
+    decided = lengths_of_decided(result)
     return RolloutReport(
         accepted=tuple(group.prompt.prompt_id for group in result.groups),
         deferred=result.deferred,
@@ -86,6 +92,9 @@ def round_report(
         carried=result.carried,
         in_flight=result.in_flight,
         awaited_weights_s=result.awaited_weights_s,
+        late=result.late,
+        num_decided_responses=len(decided),
+        num_decided_tokens=sum(decided),
         started_s=min((response.submitted_s for response in result.generated), default=0.0),
         finished_s=max((response.finished_s for response in result.generated), default=0.0),
     )

@@ -183,8 +183,8 @@ class AsynchronousScheduler:
     def _leave(self, undecided: _Undecided) -> list[Decision]:
         name, is_late = undecided.group.ref.prompt_id, undecided.deadline <= self._plan.step
         if is_late and self._at_deadline == "drop":
-            return [*undecided.group.close(), Drop(prompt_id=name)]
+            return [*undecided.group.close(), Drop(prompt_id=name, is_late=True)]
         if is_late and self._at_deadline == "park":
-            return [*undecided.group.close(), Defer(prompt_id=name)]
+            return [*undecided.group.close(), Defer(prompt_id=name, is_late=True)]
         assert not (is_late and undecided.is_due), "what is due is trained before the round closes"
         return [Carry(prompt_id=name, version=undecided.version)]

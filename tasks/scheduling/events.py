@@ -97,13 +97,16 @@ class Defer:
     """Put this prompt at the end of the long-prompt queue."""
 
     prompt_id: str
+    is_late: bool = False  # whether it is because its deadline has come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """Give this prompt up: too few of its responses can be scored. It leaves the run, counted."""
+    """Give this prompt up: too few of its responses can be scored, or it is too late to train
+    them. It leaves the run, counted."""
 
     prompt_id: str
+    is_late: bool = False  # whether it is because its deadline has come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

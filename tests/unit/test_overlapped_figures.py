@@ -10,6 +10,8 @@ from learner_factories import make_group
 from plan_factories import make_report, make_step_plan, span
 
 from artifacts.records import Group, VersionSpan
+from tasks.learner.reports import AccumulateReport
+from tasks.learner.version_sums import TokenSums, VersionSums
 from tasks.report import StepReport, step_metrics
 from tasks.scheduling.admission import Admission
 from tasks.scheduling.queue_state import QueueState
@@ -69,3 +71,31 @@ def test_who_waited_for_whom_is_told() -> None:
 def test_of_a_synchronous_step_nothing_of_it_is_told() -> None:
     metrics = step_metrics(make_report(()), QueueState(), (group_of(((0, 5),)),))
     assert not [name for name in metrics if name.startswith(("lag/", "stall/"))]
+
+
+def test_what_lost_its_gradient_is_told_by_lag_over_all_ranks() -> None:
+    def rank(version: int, num_cut: int) -> AccumulateReport:
+        sums = TokenSums(num_tokens=10, num_tokens_cut=num_cut, mismatch_k3_sum=0.5)
+        return AccumulateReport(num_tokens_clippable=10, by_version=VersionSums({version: sums}))
+
+    report = overlapped_report()
+    ranks = (rank(3, 0), rank(1, 4), rank(1, 2))
+    report = replace(report, gradients=replace(report.gradients, ranks=ranks))
+    metrics = step_metrics(report, QueueState(), (group_of(((3, 5),)),))
+    assert metrics["lag/cut_fraction_at_0"] == 0.0
+    assert metrics["lag/cut_fraction_at_2"] == pytest.approx(0.3)
+    assert metrics["lag/mismatch_k3_at_2"] == pytest.approx(0.05)
+    assert metrics["lag/tokens_fraction_at_2"] == pytest.approx(2 / 3)
+
+
+def test_prompts_that_leave_a_round_untrained_are_told_by_reason() -> None:
+    report = overlapped_report()
+    rollout = replace(
+        report.rollout, dropped=("a", "b", "c"), deferred=("d", "e"), late=("b", "c", "d")
+    )
+    metrics = step_metrics(replace(report, rollout=rollout), QueueState(), ())
+    told = {name: count for name, count in metrics.items() if name.endswith("_prompts")}
+    assert told["round/dropped_unscored_prompts"] == 1
+    assert told["round/dropped_late_prompts"] == 2
+    assert told["round/parked_late_prompts"] == 1
+    assert told["round/deferred_prompts"] == 1

@@ -194,6 +194,10 @@ def test_counters_are_the_totals_of_the_run_up_to_the_step() -> None:
         "tokens_stale": 0,
         "tokens_evaluated": 0,
         "tokens_judged": 0,
+        "tokens_learned": 0,
+        "responses_learned": 0,
+        "tokens_decided": 0,
+        "responses_decided": 0,
     }
 
 

@@ -1,0 +1,120 @@
+"""What the learner says of its tokens by the weights that sampled them, as sums, so that rows and
+ranks add up.
+
+    versions of tokens, what each says ─▶ VersionSums + VersionSums ─▶ figures by lag
+
+A token has a version; its lag depends on the step that trains it, which the step's report knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from artifacts.records import VersionSpan
+
+LAST_LAG = 8  # tokens that lag more are told with those that lag so much
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSums:
+    """Scored tokens that have something in common."""
+
+    num_tokens: int = 0
+    num_tokens_cut: int = 0  # of these, tokens without gradient: clipped, masked, or gated
+    importance_sum: float = 0.0  # weights learner over engine before truncation
+    importance_square_sum: float = 0.0  # of the squares of these weights
+    mismatch_k3_sum: float = 0.0  # k3 estimate of KL(engine || learner)
+
+    def __add__(self, other: TokenSums) -> TokenSums:
+        return TokenSums(
+            num_tokens=self.num_tokens + other.num_tokens,
+            num_tokens_cut=self.num_tokens_cut + other.num_tokens_cut,
+            importance_sum=self.importance_sum + other.importance_sum,
+            importance_square_sum=self.importance_square_sum + other.importance_square_sum,
+            mismatch_k3_sum=self.mismatch_k3_sum + other.mismatch_k3_sum,
+        )
+
+    @property
+    def effective_fraction(self) -> float:
+        """The effective sample size over the number of tokens: (sum u)^2 / (N sum u^2) of their
+        importance weights u = learner over engine.
+
+        1 for equal weights; a few tokens that outweigh the rest push it towards 0, earlier than the
+        KL shows them (M2PO). 0 where a weight is infinite or none is there.
+        """
+        squares = self.importance_square_sum
+        if not squares or not math.isfinite(squares):
+            return 0.0
+        return self.importance_sum**2 / (self.num_tokens * squares)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSums:
+    """Sums by the weight version that sampled the tokens."""
+
+    of: Mapping[int, TokenSums] = field(default_factory=dict)
+
+    def __add__(self, other: VersionSums) -> VersionSums:
+        versions = sorted({*self.of, *other.of})
+        none = TokenSums()
+        pairs = ((self.of.get(version, none), other.of.get(version, none)) for version in versions)
+        return VersionSums(dict(zip(versions, (one + two for one, two in pairs), strict=True)))
+
+    def by_lag(self, version: int) -> dict[int, TokenSums]:
+        """The same by how many versions the tokens are behind this one, the learner's."""
+        sums: dict[int, TokenSums] = {}
+        for sampled_by, tokens in self.of.items():
+            lag = min(LAST_LAG, version - sampled_by)
+            sums[lag] = sums.get(lag, TokenSums()) + tokens
+        return dict(sorted(sums.items()))
+
+
+def sums_by_version(
+    versions: Iterable[VersionSpan], is_cut: Tensor, importance: Tensor, mismatch_k3: Tensor
+) -> VersionSums:
+    """Sums of a row's tokens, whose versions are given in their order; the rest is (tokens,)."""
+    spans = tuple(versions)
+    if not spans:
+        return VersionSums()
+    counts = torch.tensor([span.num_tokens for span in spans])
+    of_token = torch.tensor([span.version for span in spans]).repeat_interleave(counts)
+    found, place = of_token.unique(return_inverse=True)
+    weights = importance.double().cpu()
+    told = [torch.ones_like(weights), is_cut.cpu(), weights, weights.square(), mismatch_k3.cpu()]
+    sums = torch.zeros(len(found), len(told), dtype=torch.float64)
+    sums.index_add_(0, place, torch.stack([values.double() for values in told], 1))
+    return VersionSums(
+        {int(version): _token_sums(row) for version, row in zip(found, sums.tolist(), strict=True)}
+    )
+
+
+def figures_by_lag(sums: VersionSums, version: int, *, can_cut: bool) -> dict[str, float]:
+    """The metrics of tokens by their lag behind this version, by name, ready for tracking; the
+    share of those without gradient only where something clips, masks or gates."""
+    by_lag = sums.by_lag(version)
+    total = sum((tokens.num_tokens for tokens in by_lag.values()), 0)
+    figures: dict[str, float] = {}
+    for lag, tokens in by_lag.items():
+        count = tokens.num_tokens
+        figures[f"lag/tokens_fraction_at_{lag}"] = count / total
+        figures[f"lag/mismatch_k3_at_{lag}"] = tokens.mismatch_k3_sum / count
+        figures[f"lag/effective_sample_fraction_at_{lag}"] = tokens.effective_fraction
+        if can_cut:
+            figures[f"lag/cut_fraction_at_{lag}"] = tokens.num_tokens_cut / count
+    return figures
+
+
+def _token_sums(row: list[float]) -> TokenSums:
+    num_tokens, num_cut, importance, squares, mismatch = row
+    return TokenSums(
+        num_tokens=int(num_tokens),
+        num_tokens_cut=int(num_cut),
+        importance_sum=importance,
+        importance_square_sum=squares,
+        mismatch_k3_sum=mismatch,
+    )
