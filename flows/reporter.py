@@ -35,13 +35,16 @@ from flows.output import screen
 from flows.results import RunResults
 from flows.run import OpenRun
 from flows.terminal import TerminalView
+from tasks.alarm import alarms_of
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.progress import artifact_key, progress_key
 from tasks.report import StepReport, running_totals, stage_times, step_metrics
 from tasks.rewards.programs.adaptive_timeout import Anchor, merged, to_record
 from tasks.rewards.registry import learns_timeouts, timeouts_of
+from tasks.rounds.filling import Filling
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
+from tasks.trained_lengths import lengths_so_far
 
 TABLE_COLUMNS = (
     "reward/mean",
@@ -51,6 +54,8 @@ TABLE_COLUMNS = (
     "time/step_s",
     "queue/long_prompts",
 )
+
+ALARM_TAG = "rollflow.alarm"  # MLflow's tag of a run that raised one
 
 logger = logging.getLogger(__name__)
 
@@ -134,14 +139,15 @@ class RunReporter:
     ) -> StepCommit:
         """The step as it is committed."""
         metrics = step_metrics(report, state, tuple(self._journal.read_groups(report.plan.step)))
+        totals = running_totals(self._counters, metrics, state)
         return StepCommit(
             step=report.plan.step,
             kind=report.plan.round.kind,
             weights=report.published.weights,
             queue=state.to_json(),
             seeds={"seed": self._run.config.seed},
-            counters=running_totals(self._counters, metrics, state),
-            metrics=metrics,
+            counters=totals,
+            metrics=metrics | lengths_so_far(totals),
             timings=stage_times(report)
             | {
                 "started_s": report.started_s,
@@ -188,20 +194,33 @@ class RunReporter:
         if (skipped := skipped_of(commit.metrics)) is not None:
             told = f"step={commit.step} update={skipped}: no update, because {REASONS[skipped]}"
             get_run_logger().warning(told)
+        self._warn(commit)
         await acreate_table_artifact(
             table=self._rows,
             key=f"steps-{self._key}",
             description=f"Steps of {self._run.context.run_id}",
         )
 
+    def _warn(self, commit: StepCommit) -> None:
+        """Tell the alarms that the step raised: on the terminal, in the log, and as a tag that has
+        those of the whole run."""
+        steps = [(made.step, made.metrics) for made in self._commits]
+        alarms = alarms_of(steps, self._run.config.alarm)
+        raised = [alarm for alarm in alarms if alarm.step == commit.step]
+        for alarm in raised:
+            self._view.warn(str(alarm))
+            get_run_logger().warning("step=%d alarm: %s", commit.step, alarm)
+        if raised:
+            self._run.tracker.tag(ALARM_TAG, "\n".join(map(str, alarms)))
+
     def _show(self, commit: StepCommit) -> None:
         figures = {name: round(commit.metrics.get(name, 0.0), 3) for name in TABLE_COLUMNS}
         self._rows.append({"step": commit.step, "round": commit.kind, **figures})
         self._view.stepped(commit.step, commit.kind, commit.metrics)
 
-    def _progress(self) -> tuple[int, int] | None:
+    def _progress(self) -> Filling | None:
         found = self._client.get_metadata(progress_key(self._run.context.run_id), default=None)
-        return None if found is None else (int(found[0]), int(found[1]))
+        return None if found is None else Filling(**found)
 
     async def _redraw(self, step: int) -> None:
         """Begin to write the page as of now, beside the steps that follow."""

@@ -20,6 +20,7 @@ from artifacts.journal import Journal
 from artifacts.reports import canvas, plots
 from artifacts.reports.answers import Question, questions_of, spread
 from artifacts.reports.page import Picture, RunPage, Setting, StepLine, render
+from artifacts.reports.staleness_plot import LAG, staleness
 from artifacts.reports.summary import (
     RunSummary,
     mean_interval,
@@ -31,6 +32,7 @@ from flows.config.run_config import RunConfig
 from flows.evaluate import EvaluationReport
 from flows.resume import OF_THE_ATTEMPT, differences
 from flows.run import OpenRun
+from tasks.alarm import alarms_of
 from tasks.plan import EVALUATION
 from tasks.report import STAGES
 
@@ -77,7 +79,13 @@ class RunResults:
             time_s={stage: sum(commit.timings[stage] for commit in commits) for stage in STAGES},
             ledger_tokens=_ledger(commits, evaluations),
             links=links,
+            warnings=self.warnings(commits),
         )
+
+    def warnings(self, commits: Sequence[StepCommit]) -> tuple[str, ...]:
+        """The alarms of these steps, in words."""
+        steps = [(commit.step, commit.metrics) for commit in commits]
+        return tuple(map(str, alarms_of(steps, self._run.config.alarm)))
 
     def pictures(
         self, commits: Sequence[StepCommit], evaluations: Evaluations
@@ -96,6 +104,9 @@ class RunResults:
             "step_times": plots.step_times(steps, [commit.kind for commit in commits], stages),
             "response_lengths": plots.response_lengths(self._lengths_by_kind(commits)),
         }
+        told = [(commit.step, commit.metrics) for commit in commits]
+        if any(LAG in figures for _, figures in told):
+            pictures["staleness"] = staleness(told)
         devices = sorted({*self._run.context.devices.values()})
         for kind in dict.fromkeys(commit.kind for commit in commits):
             typical = typical_step(commits, kind)

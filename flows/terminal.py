@@ -22,6 +22,7 @@ from rich.text import Text
 
 from flows.output import say, screen
 from tasks.learner.reports import REASONS, skipped_of
+from tasks.rounds.filling import Filling
 
 SHOWN_STEPS = 8
 COLUMNS = (
@@ -34,8 +35,12 @@ COLUMNS = (
     ("step s", "time/step_s", "{:.1f}"),
     ("queue", "queue/long_prompts", "{:.0f}"),
 )
-OVERLAPPED = (  # of steps that overlap: how old the weights were, and who waited for whom
+# of steps that overlap: how old the weights were, what it costs, and who waited for whom
+OVERLAPPED = (
     ("lag", "lag/mean_versions", "{:.1f}"),
+    ("ess", "train/effective_sample_fraction", "{:.2f}"),
+    ("k3", "train/mismatch_k3", "{:.3f}"),
+    ("cut", "train/cut_fraction", "{:.2f}"),
     ("carried", "queue/carried_prompts", "{:.0f}"),
     ("rollout waits s", "stall/rollout_s", "{:.1f}"),
     ("learner waits s", "stall/learner_s", "{:.1f}"),
@@ -44,18 +49,18 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class TerminalView:
-    """Shows a run; `read_progress` tells (finished, launched) responses of the round that runs, or
-    None between rounds."""
+    """Shows a run; `read_progress` tells how the last round that began is filled, None before there
+    is one."""
 
     def __init__(
-        self, run_id: str, num_steps: int, read_progress: Callable[[], tuple[int, int] | None]
+        self, run_id: str, num_steps: int, read_progress: Callable[[], Filling | None]
     ) -> None:
         self._run_id = run_id
         self._num_steps = num_steps
         self._read_progress = read_progress
         self._rows: deque[tuple[int, str, Mapping[str, float]]] = deque(maxlen=SHOWN_STEPS)
         self._rewards: list[float] = []
-        self._notes: list[str] = []
+        self._notes: list[Text] = []
         self._started_s = time.monotonic()
         self._step = 0
         self._live = (
@@ -98,7 +103,14 @@ class TerminalView:
 
     def note(self, text: str) -> None:
         """Something worth a line of its own."""
-        self._notes.append(text)
+        self._say(text, "dim")
+
+    def warn(self, text: str) -> None:
+        """Something that should be looked at."""
+        self._say(f"warning: {text}", "yellow")
+
+    def _say(self, text: str, style: str) -> None:
+        self._notes.append(Text(text, style=style))
         if self._live is None:
             say(text)
 
@@ -121,7 +133,7 @@ class TerminalView:
             self._live.update(self._picture(await asyncio.to_thread(self._read_progress)))
             await asyncio.sleep(0.5)
 
-    def _picture(self, progress: tuple[int, int] | None) -> Group:
+    def _picture(self, filling: Filling | None) -> Group:
         elapsed_s = time.monotonic() - self._started_s
         table = Table(box=None, pad_edge=False, header_style="dim")
         columns = columns_of([metrics for _, _, metrics in self._rows])
@@ -139,10 +151,29 @@ class TerminalView:
             ProgressBar(total=self._num_steps, completed=self._step, width=80),
             table,
         ]
-        if progress is not None:
-            finished, launched = progress
-            lines.append(Text(f"this round: {finished} of {launched} responses", style="cyan"))
-        return Group(*lines, *(Text(note, style="dim") for note in self._notes[-3:]))
+        if filling is not None:
+            lines.append(Text(round_told(filling), style="cyan"))
+        return Group(*lines, *self._notes[-3:])
+
+
+def round_told(filling: Filling) -> str:
+    """How a round is filled, and who waits for whom, in a line."""
+    parts = [f"{filling.num_accepted} of {filling.num_wanted} groups accepted"]
+    if filling.num_undecided:
+        carried = f" ({filling.num_carried} carried)" if filling.num_carried else ""
+        parts.append(f"{filling.num_undecided} under way{carried}")
+    if filling.num_complete:
+        parts.append(f"{filling.num_complete} complete and waiting")
+    parts.append(f"{filling.num_running} responses running")
+    if filling.num_unscored:
+        parts.append(f"{filling.num_unscored} unscored")
+    if filling.lag is not None and filling.version is not None:
+        parts.append(f"lag {filling.lag:.1f}")
+    if filling.do_engines_wait:
+        parts.append(f"engines wait for the weights after step {(filling.version or 0) + 1}")
+    if filling.does_learner_wait:
+        parts.append("the learner waits for these groups")
+    return f"round {filling.step}: {', '.join(parts)}"
 
 
 def columns_of(steps: Sequence[Mapping[str, float]]) -> tuple[tuple[str, str, str], ...]:

@@ -1,5 +1,8 @@
 """How far the round that runs has come: a progress bar in the Prefect UI, and metadata on the Dask
-scheduler for the terminal."""
+scheduler for the terminal.
+
+    scheduler, finished responses, accepted groups ─▶ RoundProgress ─▶ scheduler's metadata ─▶ view
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,28 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import asdict, replace
 
-from distributed import get_client
+from distributed import Client, get_client
 from prefect.artifacts import ProgressArtifact, aupdate_progress_artifact
 from prefect.client.orchestration import get_client as prefect_client
 
-from artifacts.records import Generated
+from artifacts.records import Generated, Group
+from tasks.lag import lag_of
 from tasks.plan import StepPlan
+from tasks.rounds.filling import Filling, WatchedScheduler
 
 PROGRESS_EVERY_S = 2.0
 FIRST_AFTER_S = 0.5  # the engines have got their first requests by then, and come first
 
 
 class RoundProgress:
-    """Counts the responses of a round that have finished."""
+    """Hears of what a round does."""
 
     def __init__(self, plan: StepPlan) -> None:
+        self.scheduler = WatchedScheduler(plan.scheduler(), plan.round)  # the round's
+        self._step = plan.step
+        self._lags: list[int] = []
         # an asynchronous round may begin with less than it will bring home
         num_prompts = max(len(plan.round.prompts), plan.round.accept_prompts)
         self.num_launched = num_prompts * plan.round.launch_per_prompt
@@ -38,10 +46,21 @@ class RoundProgress:
         """How much of what was planned has finished; a round may launch more than that."""
         return min(100.0, 100.0 * self.num_finished / self.num_launched)
 
+    def accept(self, group: Group) -> None:
+        """This group is accepted."""
+        lags = (lag_of(response.generated, self._step) for response in group.responses)
+        self._lags += [lag for lag in lags if lag is not None]
+
+    @property
+    def filling(self) -> Filling:
+        """Where the round stands."""
+        lag = sum(self._lags) / len(self._lags) if self._lags else None
+        return replace(self.scheduler.filling, lag=lag)
+
 
 @asynccontextmanager
 async def shown_progress(plan: StepPlan) -> AsyncIterator[RoundProgress]:
-    """What is counted inside the block is shown until the block ends."""
+    """What is counted inside the block is shown until the block ends, and after it as it ended."""
     counted = RoundProgress(plan)
     showing = asyncio.create_task(_show(plan, counted))
     try:
@@ -53,22 +72,31 @@ async def shown_progress(plan: StepPlan) -> AsyncIterator[RoundProgress]:
 
 
 async def _show(plan: StepPlan, counted: RoundProgress) -> None:
-    tell = partial(get_client().set_metadata, progress_key(plan.run.run_id))
-    await asyncio.to_thread(tell, (counted.num_finished, counted.num_launched))
-    await asyncio.sleep(FIRST_AFTER_S)
-    # one client for all: making one takes time of a core that an engine may be on
-    async with prefect_client() as api:
-        artifact = await ProgressArtifact(
-            progress=counted.percentage,
-            key=f"rollout-{artifact_key(plan.run.run_id)}",
-            description=f"Step {plan.step}: responses of {counted.num_launched} that have finished",
-        ).acreate(client=api)
-        while True:
-            await asyncio.to_thread(tell, (counted.num_finished, counted.num_launched))
-            await asyncio.sleep(PROGRESS_EVERY_S)
-            await aupdate_progress_artifact(
-                artifact_id=artifact.id, progress=counted.percentage, client=api
-            )
+    dask_client = get_client()
+    try:
+        await _tell(dask_client, plan, counted.filling)
+        await asyncio.sleep(FIRST_AFTER_S)
+        # one client for all: making one takes time of a core that an engine may be on
+        async with prefect_client() as api:
+            artifact = await ProgressArtifact(
+                progress=counted.percentage,
+                key=f"rollout-{artifact_key(plan.run.run_id)}",
+                description=f"Step {plan.step}: responses of {counted.num_launched} that have"
+                " finished",
+            ).acreate(client=api)
+            while True:
+                await _tell(dask_client, plan, counted.filling)
+                await asyncio.sleep(PROGRESS_EVERY_S)
+                await aupdate_progress_artifact(
+                    artifact_id=artifact.id, progress=counted.percentage, client=api
+                )
+    finally:
+        await _tell(dask_client, plan, counted.filling)
+
+
+async def _tell(client: Client, plan: StepPlan, filling: Filling) -> None:
+    key = progress_key(plan.run.run_id)
+    await asyncio.to_thread(client.set_metadata, key, asdict(filling))
 
 
 def artifact_key(run_id: str) -> str:
@@ -78,5 +106,5 @@ def artifact_key(run_id: str) -> str:
 
 
 def progress_key(run_id: str) -> list[str]:
-    """Where the scheduler's metadata has (finished, launched) of the round that runs."""
+    """Where the scheduler's metadata has the filling of the round that runs, field by field."""
     return ["rollflow", run_id, "progress"]

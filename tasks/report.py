@@ -168,6 +168,7 @@ def _rollout_metrics(report: StepReport) -> dict[str, float]:
         "rollout/freed_learners": float(len(rollout.freed)),
         "engine/preemptions": float(rollout.num_preemptions),
         "engine/kv_usage_max": rollout.kv_usage_max,
+        "engine/unclaimed_responses": float(rollout.num_unclaimed),
         "engine/replicas": float(len(report.plan.run.engines)),
         "engine/relayout_s": stage_s(report.relayout, "wake", *report.window),
     }

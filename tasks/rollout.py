@@ -102,6 +102,7 @@ def round_inputs(
     """What the round is played with."""
 
     async def accept(group: Group) -> None:
+        progress.accept(group)
         if not plan.is_evaluation:  # nobody trains on those
             await stream.put(GROUPED, [group])
 
@@ -113,7 +114,7 @@ def round_inputs(
         plan=plan.round,
         versions=plan.versions,
         prompts=prompts,
-        scheduler=plan.scheduler(),
+        scheduler=progress.scheduler,
         engines=engines_of(plan.run, plan.run.engines),
         feed=StreamFeed(stream),
         sampling=plan.run.sampling,

@@ -51,6 +51,7 @@ class RunSummary:
     time_s: Mapping[str, float]  # seconds by stage over all steps; shares are of their sum
     ledger_tokens: Mapping[str, int]  # generated tokens by ledger column; they sum to all tokens
     links: Mapping[str, str]  # name -> URL or path
+    warnings: tuple[str, ...] = ()  # limits that its figures passed
 
 
 def paired_difference(
@@ -123,6 +124,8 @@ def markdown(summary: RunSummary) -> str:
         "",
         headline(summary),
         "",
+        *(f"* Warning: {warning}" for warning in summary.warnings),
+        *([""] if summary.warnings else []),
         "| stage | seconds | share |",
         "|---|---:|---:|",
     ]
@@ -157,7 +160,9 @@ def rich_summary(summary: RunSummary) -> Group:
         for column in table.columns[1:]:
             column.justify = "right"
     links = [Text(f"{name}: {link}") for name, link in summary.links.items()]
-    return Group(Text(summary.run_id, style="bold"), Text(headline(summary)), times, tokens, *links)
+    warnings = [Text(f"warning: {warning}", style="yellow") for warning in summary.warnings]
+    head = Text(summary.run_id, style="bold"), Text(headline(summary))
+    return Group(*head, *warnings, times, tokens, *links)
 
 
 def headline(summary: RunSummary) -> str:

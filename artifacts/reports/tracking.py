@@ -150,6 +150,10 @@ class RunTracker:
         """Make this Markdown the description of the run."""
         return self._outbox.put("the description", lambda: self._send_tags({NOTE_TAG: note}))
 
+    def tag(self, name: str, text: str) -> bool:
+        """Give the run this tag, in place of an earlier one of the name."""
+        return self._outbox.put(f"the tag {name}", lambda: self._send_tags({name: text}))
+
     def log_model(self, store: Store, digest: str, registered_name: str) -> str:
         """Log the model that the run's store holds, and register it where a name is given; once for
         weights of this digest. Returns why MLflow did not take it, or "": it waits in no queue."""

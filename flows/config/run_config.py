@@ -32,6 +32,7 @@ from flows.config.keep import KeepConfig
 from flows.config.overlay import overlay
 from flows.config.prefect_form import leave_to_preset
 from flows.config.presets import preset_values
+from tasks.alarm import AlarmConfig
 from tasks.cluster.devices import ClusterConfig
 from tasks.deadlines import DeadlineConfig
 from tasks.engines.choice import EngineConfig
@@ -116,6 +117,10 @@ class RunConfig(BaseModel):
     )
     gate: GateConfig = Field(
         default_factory=GateConfig, description="The sync gate between learner and engines."
+    )
+    alarm: AlarmConfig = Field(
+        default_factory=AlarmConfig,
+        description="Limits on the figures of steps beyond which the run warns.",
     )
     reward_workers: int = Field(
         2,

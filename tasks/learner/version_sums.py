@@ -83,7 +83,7 @@ def sums_by_version(
         return VersionSums()
     counts = torch.tensor([span.num_tokens for span in spans])
     of_token = torch.tensor([span.version for span in spans]).repeat_interleave(counts)
-    found, place = of_token.unique(return_inverse=True)
+    found, place = torch.unique(of_token, return_inverse=True)
     weights = importance.double().cpu()
     told = [torch.ones_like(weights), is_cut.cpu(), weights, weights.square(), mismatch_k3.cpu()]
     sums = torch.zeros(len(found), len(told), dtype=torch.float64)

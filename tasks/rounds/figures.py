@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from artifacts.records import Fate, Span, response_id
 from artifacts.reports.timeline import Interval, difference, generating
+from tasks.engines.base import EngineStats
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.ledger import account_tokens
 
@@ -36,6 +37,13 @@ def lengths_of_decided(result: RoundResult) -> tuple[int, ...]:
     return tuple(
         len(response.token_ids) for response in result.generated if response.prompt_id in decided
     )
+
+
+def unclaimed(result: RoundResult, readings: Sequence[EngineStats]) -> frozenset[str]:
+    """Ids of the responses that engines go on with after the round, though nobody is to have them;
+    there ought to be none."""
+    left = {response.response_id for response in result.in_flight}
+    return frozenset(name for reading in readings for name in reading.progress) - left
 
 
 def ledger_of(result: RoundResult, *, is_evaluation: bool) -> dict[Fate, int]:

@@ -25,6 +25,7 @@ from tasks.rounds.figures import (
     reward_waits,
     rollout_spans,
     trained_ids,
+    unclaimed,
 )
 from tasks.rounds.records import InFlight, RoundResult
 from tasks.scheduling.acceptance import acceptance_figures, launched_of
@@ -58,6 +59,7 @@ class RolloutReport:
     # responses to the prompts that it trained, filtered or dropped, and their tokens
     num_decided_responses: int = 0
     num_decided_tokens: int = 0
+    num_unclaimed: int = 0  # responses that ran on in its engines though nobody was to have them
 
 
 def round_report(
@@ -95,6 +97,7 @@ def round_report(
         late=result.late,
         num_decided_responses=len(decided),
         num_decided_tokens=sum(decided),
+        num_unclaimed=len(unclaimed(result, readings)),
         started_s=min((response.submitted_s for response in result.generated), default=0.0),
         finished_s=max((response.finished_s for response in result.generated), default=0.0),
     )

@@ -10,9 +10,13 @@ from learner_factories import make_group
 from plan_factories import make_report, make_step_plan, span
 
 from artifacts.records import Group, VersionSpan
+from tasks.engines.base import EngineStats
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.version_sums import TokenSums, VersionSums
 from tasks.report import StepReport, step_metrics
+from tasks.rounds.figures import unclaimed
+from tasks.rounds.records import InFlight, RoundResult
+from tasks.rounds.report import round_report
 from tasks.scheduling.admission import Admission
 from tasks.scheduling.queue_state import QueueState
 
@@ -99,3 +103,29 @@ def test_prompts_that_leave_a_round_untrained_are_told_by_reason() -> None:
     assert told["round/dropped_late_prompts"] == 2
     assert told["round/parked_late_prompts"] == 1
     assert told["round/deferred_prompts"] == 1
+
+
+def test_what_engines_go_on_with_and_nobody_is_to_have_is_counted() -> None:
+    left = InFlight(engine="engine-0", prompt_id="0/7", index=1, attempt=1, num_kept=0)
+    result = RoundResult(
+        groups=(),
+        deferred=(),
+        dropped=(),
+        filtered=(),
+        generated=(),
+        migrated=(),
+        scores=(),
+        in_flight=(left,),
+    )
+    reading = EngineStats(
+        engine="engine-0",
+        kv_usage_max=0.0,
+        kv_tokens=1,
+        progress={"0/7:1": 4, "0/8:0": 2},
+        num_preemptions=0,
+        tokens_generated=6,
+    )
+    assert unclaimed(result, [reading]) == {"0/8:0"}
+    report = overlapped_report()
+    report = replace(report, rollout=round_report(result, [reading], {}, is_evaluation=False))
+    assert step_metrics(report, QueueState(), ())["engine/unclaimed_responses"] == 1

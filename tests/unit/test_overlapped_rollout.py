@@ -23,6 +23,7 @@ from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineCon
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.plan import StepPlan, journal_of, store_of
+from tasks.progress import RoundProgress
 from tasks.rounds.report import RolloutReport, read_round
 from tasks.sample_buffer import GENERATED, GROUPED, SCORED, SampleBuffer
 from tasks.sample_stream import CAPACITIES, RemoteBuffer, SampleStream, round_key
@@ -132,8 +133,8 @@ class Stage:
 
 
 @asynccontextmanager
-async def unshown(plan: StepPlan) -> AsyncIterator[SimpleNamespace]:
-    yield SimpleNamespace(hear=lambda finished: None)
+async def unshown(plan: StepPlan) -> AsyncIterator[RoundProgress]:
+    yield RoundProgress(plan)
 
 
 def after(plan: StepPlan, report: RolloutReport, before: QueueState) -> QueueState:

@@ -13,6 +13,7 @@ from rich.console import Console
 from artifacts.records import Span
 from artifacts.reports import canvas, plots
 from artifacts.reports.comparison_plot import RunCurves, comparison
+from artifacts.reports.staleness_plot import LAG, staleness
 from artifacts.reports.summary import (
     Estimate,
     RunSummary,
@@ -207,3 +208,17 @@ def test_a_gain_that_may_be_none_is_called_that() -> None:
 
 def test_shares_of_nothing_are_zero() -> None:
     assert shares({"a": 0.0}) == {"a": 0.0}
+
+
+def test_staleness_is_drawn_by_lag_of_the_steps_that_know_it() -> None:
+    steps = [
+        (1, {LAG: 0.0, "lag/mismatch_k3_at_0": 0.001}),
+        (2, {LAG: 1.0, "lag/mismatch_k3_at_0": 0.001, "lag/mismatch_k3_at_10": 0.01}),
+        (3, {LAG: 1.5, "lag/mismatch_k3_at_2": 0.02}),
+    ]
+    lag, cost, divergence = staleness(steps).axes
+    assert [list(line.get_ydata()) for line in lag.lines] == [[0.0, 1.0, 1.5]]
+    assert not cost.lines
+    labels = [line.get_label() for line in divergence.lines]
+    assert labels == ["lag 0", "lag 2", "lag 10"]
+    assert list(divergence.lines[2].get_xdata()) == [2]

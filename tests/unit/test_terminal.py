@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from flows import terminal
-from flows.terminal import TerminalView
+from flows.terminal import TerminalView, round_told
+from tasks.rounds.filling import Filling
 
+FILLING = Filling(
+    step=4,
+    num_wanted=8,
+    num_accepted=3,
+    num_complete=2,
+    num_undecided=6,
+    num_carried=1,
+    num_running=14,
+    num_unscored=0,
+    version=2,
+    lag=0.75,
+)
 STEP: Mapping[str, float] = {"reward/mean": 0.25, "rollout/tokens": 7.0}
 
 
@@ -25,7 +39,7 @@ async def test_the_last_picture_stands_above_what_is_printed_afterwards(
 ) -> None:
     screen = Screen()
     monkeypatch.setattr(terminal, "screen", lambda: screen)
-    async with TerminalView("tiny-1", 2, lambda: (3, 8)) as view:
+    async with TerminalView("tiny-1", 2, lambda: FILLING) as view:
         view.note("a note")
         view.stepped(1, "short", STEP)
         await view.close()
@@ -35,7 +49,7 @@ async def test_the_last_picture_stands_above_what_is_printed_afterwards(
     last = shown[shown.rindex("step 1 of 2") :]
     assert "0.25" in last
     assert "a note" in last
-    assert "3 of 8 responses" not in last
+    assert "3 of 8 groups" not in last
 
 
 async def test_without_a_terminal_every_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,8 +65,39 @@ async def test_without_a_terminal_every_step_is_a_line(capsys: pytest.CaptureFix
 async def test_steps_that_overlap_tell_their_lag_and_who_waited(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    waits = {"lag/mean_versions": 0.75, "stall/rollout_s": 2.5, "queue/carried_prompts": 3.0}
+    waits = {
+        "lag/mean_versions": 0.75,
+        "train/effective_sample_fraction": 0.9,
+        "train/mismatch_k3": 0.002,
+        "stall/rollout_s": 2.5,
+        "queue/carried_prompts": 3.0,
+    }
     async with TerminalView("tiny-1", 2, lambda: None) as view:
         view.stepped(1, "asynchronous", {**STEP, **waits})
     (step,) = capsys.readouterr().out.splitlines()
-    assert step.endswith("lag 0.8  carried 3  rollout waits s 2.5  learner waits s 0.0")
+    assert "lag 0.8  ess 0.90  k3 0.002  cut 0.00  carried 3" in step
+    assert step.endswith("rollout waits s 2.5  learner waits s 0.0")
+
+
+def test_the_line_of_a_round_tells_its_filling_and_who_waits_for_whom() -> None:
+    told = round_told(FILLING)
+    expected = (
+        "round 4: 3 of 8 groups accepted, 6 under way (1 carried), 2 complete and waiting,"
+        " 14 responses running, lag 0.8"
+    )
+    assert told == expected
+    quiet = replace(FILLING, num_running=0)
+    assert round_told(quiet).endswith("lag 0.8, engines wait for the weights after step 3")
+    served = replace(FILLING, version=3)
+    assert round_told(served).endswith("the learner waits for these groups")
+    full = replace(served, num_accepted=8)
+    assert "wait for" not in round_told(full)
+    synchronous = replace(FILLING, version=None, lag=0.0, num_running=0)
+    assert "lag" not in round_told(synchronous)
+    assert "wait for" not in round_told(synchronous)
+
+
+async def test_a_warning_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    async with TerminalView("tiny-1", 2, lambda: None) as view:
+        view.warn("k3 is too large")
+    assert capsys.readouterr().out.splitlines() == ["warning: k3 is too large"]
