@@ -1,5 +1,5 @@
-"""An architecture with windows, scaled embeddings and two kinds of layers goes through engine and
-sync gate; `python -m benchmarks.architectures` tries all of them."""
+"""Architectures with windows, scaled embeddings, scaled logits and two kinds of layers go through
+engine and sync gate; `python -m benchmarks.architectures` tries all of them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ pytestmark = [
 ]
 
 
-async def test_a_published_gemma_is_what_the_engine_computes_with(
-    slot: Slot, tmp_path: Path
+@pytest.mark.parametrize("name", ["gemma3_text", "granite"])
+async def test_a_published_model_is_what_the_engine_computes_with(
+    slot: Slot, tmp_path: Path, name: str
 ) -> None:
     slot.take()
     for folder, seed in (("learner", 0), ("engine", 1)):
-        save_tiny("gemma3_text", tmp_path / folder, VOCABULARY_SIZE, torch.bfloat16, seed)
+        save_tiny(name, tmp_path / folder, VOCABULARY_SIZE, torch.bfloat16, seed)
         character_tokenizer().save_pretrained(tmp_path / folder)
     difference = await through_engine_and_gate(
         tmp_path / "learner", tmp_path / "engine", tmp_path / "weights.safetensors"
