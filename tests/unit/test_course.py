@@ -1,0 +1,116 @@
+"""What a run does with its steps: where it waits, what it goes on with after a loss, and what a
+commit keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from plan_factories import CONTEXT, make_report, make_step_plan
+from report_factories import make_commit
+
+from artifacts.commit import StepCommit, read_commits
+from artifacts.records import WeightsRef
+from artifacts.reports.tracking import RunTracker
+from artifacts.store import Store
+from flows import course
+from flows.config.run_config import RunConfig
+from flows.course import RunCourse
+from flows.run import OpenRun
+from tasks.learner.reports import GradientsNotFinite
+from tasks.scheduling.parallelism import PlannerState
+from tasks.scheduling.queue_state import QueueState
+
+COMMITTED, HELD = (WeightsRef(version=version, path="", digest="") for version in (2, 3))
+
+
+def course_of(
+    root: Path, preset: str, reporter: object = None, **values: object
+) -> tuple[OpenRun, RunCourse]:
+    """A run of six steps and its course, which evaluates after every fourth."""
+    config = RunConfig.model_validate(
+        {"preset": preset, "num_steps": 6, "evaluation": {"every_steps": 4}} | values
+    )
+    store = Store.open(str(root)).child("run")
+    tracker = RunTracker("")
+    run = OpenRun(
+        config=config, context=CONTEXT, store=store, tracker=tracker, commits=(), links={}
+    )
+    layouts: Any = SimpleNamespace(observe=lambda report: PlannerState())
+    fleet: Any = SimpleNamespace(run=CONTEXT)
+    step_flow: Any = None
+    return run, RunCourse(run, fleet, layouts, step_flow, reporter)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("preset", "barriers"), [("tiny-sync", [1, 2, 3, 4, 5, 6, 7]), ("tiny-async", [4, 6, 7])]
+)
+def test_steps_that_overlap_wait_for_evaluations_and_the_end_all_others_for_each(
+    tmp_path: Path, preset: str, barriers: list[int]
+) -> None:
+    _, made = course_of(tmp_path, preset)
+    assert [step for step in range(1, 8) if made.is_barrier(step)] == barriers
+
+
+@pytest.mark.parametrize(("preset", "expected"), [("tiny-sync", COMMITTED), ("tiny-async", HELD)])
+async def test_after_a_loss_a_step_that_overlaps_none_keeps_the_weights_it_was_asked_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preset: str, expected: WeightsRef
+) -> None:
+    """Step 3 was updated before it was lost: its tokens are of version 2, and read back."""
+
+    async def recover(run: OpenRun, fleet: object, committed: int) -> WeightsRef:
+        assert committed == 2
+        return HELD
+
+    monkeypatch.setattr(course, "recover", recover)
+    _, made = course_of(tmp_path, preset)
+    assert await made.recover(2, COMMITTED) == expected
+
+
+def test_a_step_is_planned_with_the_weights_that_engines_hold_and_planned_alike_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course, "dataset_of", lambda run: SimpleNamespace(domains=("add",) * 100))
+    _, made = course_of(tmp_path, "tiny-sync")
+    planned = made.plan(QueueState(), 1, COMMITTED)
+    assert planned is not None
+    assert (planned.before, planned.plan.step, planned.plan.weights) == (
+        QueueState(),
+        1,
+        COMMITTED,
+    )
+    assert made.plan(replace(QueueState(), num_drawn=50), 1, COMMITTED) == planned
+    assert made.plan(QueueState(), 7, COMMITTED) is None
+
+
+class Reporter:
+    """Makes the commit's record, and keeps the steps that it is told."""
+
+    figures = ({"train/nonfinite_tokens": 9.0},)
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def commit_record(self, report: object, *_: object) -> StepCommit:
+        return make_commit(1)
+
+    async def tell_step(self, report: object, record: StepCommit) -> None:
+        self.told.append(record.step)
+
+
+async def test_a_step_is_committed_and_told_before_its_gradients_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_updates(figures: object, most: int) -> None:
+        assert figures == Reporter.figures
+        raise GradientsNotFinite("nothing was learned")
+
+    monkeypatch.setattr(course, "check_updates", check_updates)
+    reporter = Reporter()
+    run, made = course_of(tmp_path, "tiny-sync", reporter)
+    with pytest.raises(GradientsNotFinite):
+        await made.commit(make_report((), plan=make_step_plan()), QueueState(), None)
+    assert [commit.step for commit in read_commits(run.store)] == reporter.told == [1]
