@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import random
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -121,16 +119,3 @@ def live_tensors() -> list[Tensor]:
     gc.collect()
     objects = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
     return [found for found in objects if not issubclass(type(found), DTensor)]
-
-
-def run_processes(target: Callable[..., None], arguments: Sequence[tuple[object, ...]]) -> None:
-    """The same function in one fresh process per argument list, side by side; all must end well."""
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=target, args=each) for each in arguments]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        if process.is_alive():
-            process.kill()
-        assert process.exitcode == 0

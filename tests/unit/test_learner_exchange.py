@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import pytest
 import torch
+from rank_processes import run_processes
 
 from tasks.learner import exchange
 from tasks.learner.gradient_norm import squared_norm
@@ -40,16 +40,7 @@ def _meet(rank: int, world_size: int, out: str) -> None:
 def met(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Met]:
     """What every rank of two or three has in the end."""
     out, world_size = tmp_path_factory.mktemp("ranks"), request.param
-    context = multiprocessing.get_context("spawn")
-    processes = [
-        context.Process(target=_meet, args=(rank, world_size, str(out)))
-        for rank in range(world_size)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        process.kill()
+    run_processes(_meet, [(rank, world_size, str(out)) for rank in range(world_size)])
     return [torch.load(Path(out) / f"{rank}.pt") for rank in range(world_size)]
 
 

@@ -4,7 +4,6 @@ one of them dies."""
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import pickle
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from rank_processes import exit_codes
 
 from tasks.learner.ranks import PeerLost, Ranks
 
@@ -50,13 +50,7 @@ def _failure(ranks: Ranks, what: str) -> list[str]:
 @pytest.fixture(scope="module")
 def met(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
     out = tmp_path_factory.mktemp("ranks")
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_rank, args=(rank, str(out))) for rank in (0, 1)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        process.kill()
+    exit_codes(_rank, [(rank, str(out)) for rank in range(2)])
     found: dict[str, list[object]] = json.loads((out / "met.json").read_text())
     return found
 

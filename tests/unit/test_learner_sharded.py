@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from learner_factories import live_tensors, make_group, make_model, random_groups, run_processes
+from learner_factories import live_tensors, make_group, make_model, random_groups
+from rank_processes import run_processes
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 

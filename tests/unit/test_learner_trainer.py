@@ -14,8 +14,8 @@ from learner_factories import (
     naive_logp,
     naive_model,
     random_groups,
-    run_processes,
 )
+from rank_processes import run_processes
 from safetensors.torch import save_file
 
 from artifacts.records import pack

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from learner_factories import make_group, make_model, random_groups, run_processes
+from learner_factories import make_group, make_model, random_groups
 from plan_factories import make_report
+from rank_processes import run_processes
 from rich.console import Console
 
 from artifacts.commit import StepCommit, read_commits
