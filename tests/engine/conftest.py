@@ -94,6 +94,13 @@ def slot() -> Iterator[Slot]:
     slot.take()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def freed_slot(slot: Slot) -> Iterator[None]:
+    """No engine outlives its file: what runs next, or beside it, has its memory."""
+    yield
+    slot.take()
+
+
 @pytest.fixture(scope="session")
 def start_engine(model_path: str, slot: Slot) -> Callable[..., VllmEngine]:
     """Starts a named engine and frees the one before it."""

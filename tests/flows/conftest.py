@@ -34,6 +34,7 @@ SIMULATED = (  # engines that answer the questions of the tiny preset and hold n
     "engine.says=chain_sums",
     "engine.max_model_len=256",
 )
+ENDS_WITHIN_S = 400.0  # a run, beside another one on two cores
 PIPE_BYTES = 1 << 20  # a run that goes on after kills has much to say
 
 
@@ -46,6 +47,16 @@ class Finished:
     err: str  # stderr
 
 
+def train_words(
+    root: Path, *assignments: str, preset: str = "tiny-sync", resume: str = ""
+) -> list[str]:
+    """What stands behind `rollflow train` for a small run."""
+    words = ["--preset", preset, "--set", f"keep.artifact_root={root}"]
+    for assignment in (*SMALL, *assignments):
+        words += ["--set", assignment]
+    return words + (["--resume", resume] if resume else [])
+
+
 class Launcher:
     """Starts `python -m flows.commands.train` as a user would."""
 
@@ -56,18 +67,8 @@ class Launcher:
         self, root: Path, *assignments: str, preset: str = "tiny-sync", resume: str = ""
     ) -> subprocess.Popen[str]:
         """A run in the background, its artifacts under root."""
-        command = [
-            sys.executable,
-            "-m",
-            "flows.commands.train",
-            "--preset",
-            preset,
-            "--set",
-            f"keep.artifact_root={root}",
-        ]
-        for assignment in (*SMALL, *assignments):
-            command += ["--set", assignment]
-        command += ["--resume", resume] if resume else []
+        words = train_words(root, *assignments, preset=preset, resume=resume)
+        command = [sys.executable, "-m", "flows.commands.train", *words]
         process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -86,7 +87,7 @@ class Launcher:
     ) -> Finished:
         """A run from beginning to end."""
         process = self.start(root, *assignments, preset=preset, resume=resume)
-        out, err = process.communicate(timeout=280)
+        out, err = process.communicate(timeout=ENDS_WITHIN_S)
         return Finished(code=process.returncode, out=out, err=err)
 
 
@@ -164,7 +165,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
         yield Launcher(environment)
 
 
-def wait_for(found: Path, process: subprocess.Popen[str], deadline_s: float = 200.0) -> None:
+def wait_for(found: Path, process: subprocess.Popen[str], deadline_s: float = 300.0) -> None:
     """Until a file is there; fails with the run's own words when it ends before."""
     ends = time.monotonic() + deadline_s
     while not found.exists():

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.flows.asynchronous_records import check, commits, num_mixed
-from tests.flows.conftest import SIMULATED, Launcher, moment, wait_for, worker_of
+from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, moment, wait_for, worker_of
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
 RATIO = 1.5
 SETTINGS = (
@@ -30,7 +30,7 @@ SETTINGS = (
 def test_a_flow_that_is_killed_while_steps_overlap_resumes(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    run, num_steps, resume = tmp_path / "flow-kills", 5, ""
+    run, num_steps, resume = tmp_path / "overlapped-flow-kills", 5, ""
     for name in ("rounds/00002.json", "00003.safetensors"):
         settings = () if resume else (*SETTINGS, f'run_name="{run.name}"')
         steps = f"num_steps={num_steps}"
@@ -52,7 +52,7 @@ def test_workers_that_are_killed_while_steps_overlap_are_got_over(
 ) -> None:
     """One of two engines while a step trains and a round goes on, the learner while its weights are
     being published, and the coordinators of both rounds."""
-    run, num_steps = tmp_path / "worker-kills", 7
+    run, num_steps = tmp_path / "overlapped-worker-kills", 7
     settings = (*SETTINGS, f"num_steps={num_steps}", f'run_name="{run.name}"')
     process = launcher.start(tmp_path, *settings, preset="tiny-async")
     for name, victim in (
@@ -62,7 +62,7 @@ def test_workers_that_are_killed_while_steps_overlap_are_got_over(
     ):
         wait_for(moment(run, name), process)
         worker_of(process, victim).send_signal(signal.SIGKILL)
-    _, err = process.communicate(timeout=280)
+    _, err = process.communicate(timeout=ENDS_WITHIN_S)
     assert process.returncode == 0, err
     check(run, RATIO, num_steps)
     assert num_mixed(run, num_steps) > 0

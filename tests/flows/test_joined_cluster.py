@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.conftest import SIMULATED, Launcher, joined_cluster, wait_for
+from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, joined_cluster, wait_for
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
@@ -36,11 +36,11 @@ def test_a_cluster_serves_run_after_run_and_a_dead_scheduler_costs_a_resume(
         process.communicate()
         resumed = launcher.run(root, address, resume=run.name)
         assert resumed.code == 0, resumed.err
-        patience = "cluster.start_deadline_s=30"  # for how long a lost scheduler is looked for
+        patience = "cluster.start_deadline_s=60"  # for how long a lost scheduler is looked for
         longer = launcher.start(root, address, "num_steps=4", patience, resume=run.name)
         wait_for(run / "steps" / "00003.json", longer)
         cluster.scheduler.kill()
-        _, err = longer.communicate(timeout=280)
+        _, err = longer.communicate(timeout=ENDS_WITHIN_S)
         assert longer.returncode != 0
         assert "start the cluster again and resume the run" in err, err
     with joined_cluster(launcher.environment, tmp_path / "second") as cluster:

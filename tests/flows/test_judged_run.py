@@ -16,9 +16,9 @@ import pytest
 
 from artifacts.judgements import JudgementCache
 from artifacts.store import Store
-from tests.flows.conftest import SIMULATED, Launcher, wait_for
+from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, wait_for
 
-pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
 
 # so that no engine is on the core of the judge
 APART = 'cluster.roles="rollout: 0, learner: 0-1, judge: 1"'
@@ -59,7 +59,7 @@ def test_a_judged_run_gets_over_a_killed_judge_and_every_response_has_a_verdict(
     )
     wait_for(run / "steps" / "00001.json", process)
     judge_of(process).send_signal(signal.SIGKILL)
-    _, err = process.communicate(timeout=400)
+    _, err = process.communicate(timeout=ENDS_WITHIN_S)
     assert process.returncode == 0, err
     metrics = metrics_of(run)
     assert [step["reward/judge_infra"] for step in metrics] == [0] * 6

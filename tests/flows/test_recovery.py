@@ -19,9 +19,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.flows.conftest import SIMULATED, Launcher, moment, wait_for, worker_of
+from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, moment, wait_for, worker_of
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
 NUM_STEPS = 5
 MOMENTS = (
@@ -36,13 +36,14 @@ NUM_CLOSED = 3
 
 @pytest.fixture(scope="module")
 def uninterrupted(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return whole_run(launcher, tmp_path_factory.mktemp("whole"), *SIMULATED)
+    return whole_run(launcher, tmp_path_factory.mktemp("whole") / "uninterrupted", *SIMULATED)
 
 
-def whole_run(launcher: Launcher, root: Path, *assignments: str) -> Path:
-    finished = launcher.run(root, 'run_name="run"', f"num_steps={NUM_STEPS}", *assignments)
+def whole_run(launcher: Launcher, run: Path, *assignments: str) -> Path:
+    settings = (f'run_name="{run.name}"', f"num_steps={NUM_STEPS}")
+    finished = launcher.run(run.parent, *settings, *assignments)
     assert finished.code == 0, finished.err
-    return root / "run"
+    return run
 
 
 def digests(run: Path) -> list[str]:
@@ -96,7 +97,7 @@ def kill_at_every_point(launcher: Launcher, root: Path, victim: str, *assignment
     for name in MOMENTS:
         wait_for(moment(run, name), process)
         worker_of(process, victim).send_signal(signal.SIGKILL)
-    _, err = process.communicate(timeout=280)
+    _, err = process.communicate(timeout=ENDS_WITHIN_S)
     assert process.returncode == 0, err
     return run
 
@@ -114,7 +115,7 @@ def test_a_worker_that_is_killed_at_every_point_is_got_over(
 def test_a_real_engine_that_is_killed_at_every_point_is_got_over(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    whole = whole_run(launcher, tmp_path)
+    whole = whole_run(launcher, tmp_path / "real-uninterrupted")
     run = kill_at_every_point(launcher, tmp_path, "engine-0")
     assert digests(run)[:NUM_CLOSED] == digests(whole)[:NUM_CLOSED]
     assert trained_prompts(run) == trained_prompts(whole)
@@ -132,7 +133,7 @@ def test_a_learner_that_dies_before_the_checkpoint_is_got_over(
     victim = worker_of(process, "learner-0")
     wait_for(moment(run, "00002.safetensors"), process)
     victim.send_signal(signal.SIGKILL)
-    _, err = process.communicate(timeout=280)
+    _, err = process.communicate(timeout=ENDS_WITHIN_S)
     assert process.returncode == 0, err
     assert digests(run) == digests(uninterrupted)[:2]
     if attempts(run) == [1, 1]:
@@ -163,7 +164,7 @@ def test_a_streamed_run_replays_who_trained_what_bit_by_bit(
     wait_for(run / "steps" / "00002.json", process)
     committed = digests(run)
     worker_of(process, "learner-0").send_signal(signal.SIGKILL)
-    _, err = process.communicate(timeout=280)
+    _, err = process.communicate(timeout=ENDS_WITHIN_S)
     assert process.returncode == 0, err
     assert digests(run)[: len(committed)] == committed
     assert [len(prompts) for prompts in trained_prompts(run)] == [8, 8, 8]

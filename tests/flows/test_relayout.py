@@ -37,11 +37,10 @@ def test_the_engines_are_rebuilt_over_both_devices_before_the_round(
 ) -> None:
     profile = tmp_path / "profile.json"
     profile.write_text(FASTER_TOGETHER.to_json())
-    finished = launcher.run(
-        tmp_path, 'run_name="run"', f'planner={{"enabled": true, "profile": "{profile}"}}'
-    )
+    run = tmp_path / "relayout"
+    planner = f'planner={{"enabled": true, "profile": "{profile}"}}'
+    finished = launcher.run(tmp_path, f'run_name="{run.name}"', planner)
     assert finished.code == 0, finished.err
-    run = tmp_path / "run"
     commits = [json.loads(path.read_text()) for path in sorted((run / "steps").glob("*.json"))]
     assert [commit["metrics"]["engine/replicas"] for commit in commits] == [1.0, 1.0]
     rebuilding_s = [commit["metrics"]["engine/relayout_s"] for commit in commits]
