@@ -1,6 +1,7 @@
 # Everything runs in one environment, made on first use: .venv beside this file.
 PYTHON ?= python3
 PRESET ?= smollm2
+TEST_PROCESSES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -9,12 +10,16 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps
 
+# uv leaves compiling to the first import; what it compiles is kept, or every process compiles it again
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo ui test unit lint doctor explain bench clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  PRESET=smollm2|tiny|...  the run of demo and explain ($(BIN)/rollflow explain --list)"
+	@echo "  TEST_PROCESSES=2         how many processes share out the files of test"
 	@echo "  $(BIN)/rollflow --help   the same and more, without make"
 
 $(READY): requirements/cpu.txt pyproject.toml
@@ -41,9 +46,12 @@ demo: $(READY) ## run the main job (or PRESET=...) with its own servers, from no
 ui: $(READY) ## serve the Prefect, MLflow and Dask pages of what was run
 	$(BIN)/rollflow ui $(ARGS)
 
+# whole files go to the process that is free, in the order that tests/conftest.py gives them; a thread
+# for each process, because threads that wait for a core of their neighbours spin
 test: $(READY) ## ruff, mypy and the whole test suite
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
-	$(BIN)/python -m pytest --durations=12 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+		--durations=12 $(ARGS)
 
 unit: $(READY) ## the tests that take seconds
 	$(BIN)/python -m pytest tests/unit tests/properties tests/test_layers.py $(ARGS)

@@ -1,6 +1,9 @@
 """Settings of all tests: a property is judged by its examples, not by how long a loaded machine
-takes for one of them."""
+takes for one of them; and which files are begun first where processes share them out."""
 
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 from tasks.engines.vllm.attention import attention_path
@@ -9,8 +12,32 @@ settings.register_profile("rollflow", deadline=None)
 settings.register_profile("thorough", deadline=None, max_examples=10_000)
 settings.load_profile("rollflow")
 
+TESTS = Path(__file__).parent
+# minutes each, so that none is begun last; the second one needs nothing that the first one builds
+SLOW = (
+    "flows/test_recovery.py",
+    "engine/test_attention.py",
+    "flows/test_simulated_run.py",
+    "flows/test_joined_cluster.py",
+    "flows/test_asynchronous_recovery.py",
+    "flows/test_relayout.py",
+    "engine/test_vllm_engine.py",
+    "flows/test_run.py",
+    "engine/test_vllm_draws.py",
+    "flows/test_judged_run.py",
+    "flows/test_bad_input.py",
+)
+PLACES = {TESTS / name: place for place, name in enumerate(SLOW)}
+assert all(path.is_file() for path in PLACES), "SLOW names a file that is not there"
+
 
 def pytest_report_header() -> str:
     """The kernel that real engines run on here: its faults are one kind of machine's and not
     another's."""
     return f"attention path of the cores: {attention_path() or 'unknown'}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One of several processes (pytest-xdist) that take whole files in this order."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: PLACES.get(item.path, len(PLACES)))

@@ -448,7 +448,11 @@ def test_arguments_that_a_program_does_not_take_end_with_its_time(isolation: Iso
 
 
 @pytest.mark.parametrize("isolation", Isolation)
-def test_a_sandbox_in_the_background_yields_to_everything_else(isolation: Isolation) -> None:
+def test_a_sandbox_in_the_background_yields_to_everything_else(
+    isolation: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also to the tests beside this one, so that it may take long to start."""
+    monkeypatch.setattr("tasks.rewards.programs.sandbox.sandbox.START_S", 240.0)
     sandbox = Sandbox(isolation, SandboxLimits(niceness=19))
     sandbox.warm()
     assert sandbox.pid is not None
