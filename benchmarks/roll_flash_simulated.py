@@ -1,0 +1,263 @@
+"""What ROLL-Flash publishes of asynchronous training, beside what the simulated system does under
+stated assumptions.
+
+    python -m benchmarks.roll_flash_simulated --plot docs/images/roll_flash.png
+
+Published (arXiv 2510.11345 and the talk's slides): asynchronous training of Qwen3-8B on 128 GPUs
+makes 2.24 times the steps of synchronous training in the same time; eight times the GPUs make 7.6
+times the steps; and the async ratio from which on more gains nothing, by model, length and prompts
+a step (`BEST_RATIOS`).
+
+Assumed, because it is not published or was not readable to us: a step has 256 prompts of 16
+responses of at most 32k tokens for 8B parameters on 128 devices, where nothing else is said;
+lengths are log-normal (median 9k, sigma 0.8, 70 % of the variance the prompt's) and cut at the
+bound; a device decodes a token of all its sequences in 5 ms, the time to read the weights at 3.35
+TB/s, and 0.06 ms for each sequence of 8B, in proportion to the square root of the size; training
+takes 10 operations a parameter and token (forward, backward, recomputation, the pass for the old
+log-probabilities) at 250 TFLOP/s; weights load at once. Synchronous steps have all devices generate
+and then all train. Asynchronous ones share the devices out in the way that makes the slower side
+fastest, with as many responses under way as a ratio of two admits.
+
+Played at an eighth of the size (devices and prompts), 32 tokens as one, in steps after the sixth.
+The best ratio is the smallest whose steps take at most 5 % longer than the fastest ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from artifacts.reports.canvas import legend, new_figure, png
+from benchmarks.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.scheduling.batch import BatchConfig
+from tasks.scheduling.policies.asynchronous import AsynchronousConfig
+from tasks.scheduling.policies.base import Policy
+from tasks.scheduling.policies.sync import SyncConfig
+
+SCALE, TOKENS_AS_ONE, RESPONSES = 8, 32, 16
+NUM_STEPS, FIRST_MEASURED = 16, 6
+RATIOS = (1.0, 2.0, 4.0)
+CLOSE = 1.05  # times as long as the fastest counts as no slower
+HEADLINE, SCALING = 2.24, 7.6
+DEVICES = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is trained on what."""
+
+    devices: int = 128
+    prompts: int = 256
+    most_tokens: int = 32_768
+    billions: float = 8.0  # parameters
+
+    @property
+    def num_devices(self) -> int:
+        """Simulated ones."""
+        return self.devices // SCALE
+
+    @property
+    def batch(self) -> BatchConfig:
+        return BatchConfig(
+            prompts_per_step=self.prompts // SCALE, responses_per_prompt=RESPONSES
+        )
+
+    @property
+    def lengths(self) -> LengthModel:
+        """Of tokens that stand for many."""
+        return LengthModel(median_tokens=9000 / TOKENS_AS_ONE, sigma=0.8)
+
+    @property
+    def engine(self) -> SimulatedEngineConfig:
+        weights_s = self.billions * 2e9 / 3.35e12
+        sequence_s = 0.06e-3 * math.sqrt(self.billions / 8)
+        return SimulatedEngineConfig(
+            max_batch=1024,
+            step_s=(0.005 + weights_s) * TOKENS_AS_ONE,
+            step_s_per_sequence=sequence_s * TOKENS_AS_ONE,
+            prefill_s_per_token=0.0,
+            kv_capacity_tokens=1_000_000_000,
+            max_model_len=1_000_000,
+            lengths=self.lengths,
+        )
+
+    @property
+    def mean_tokens(self) -> float:
+        """Of a response, real ones."""
+        draws = np.random.default_rng(0).normal(size=100_000)
+        return float(np.minimum(self.most_tokens, 9000 * np.exp(0.8 * draws)).mean())
+
+    def train_s(self, num_devices: int) -> float:
+        """Seconds to train a step on so many simulated devices."""
+        tokens = self.prompts / SCALE * RESPONSES * self.mean_tokens
+        return tokens * 10 * self.billions * 1e9 / (250e12 * num_devices)
+
+    def generation_s(self, num_devices: int) -> float:
+        """Seconds to generate a step's tokens with three steps' responses under way."""
+        responses = self.prompts / SCALE * RESPONSES
+        beside = min(1024.0, 3 * responses / num_devices)
+        step_s = self.engine.step_s + beside * self.engine.step_s_per_sequence
+        return responses * self.mean_tokens / TOKENS_AS_ONE * step_s / (beside * num_devices)
+
+    @property
+    def num_training(self) -> int:
+        """Devices that train in asynchronous runs."""
+        return min(
+            range(1, self.num_devices),
+            key=lambda num: max(self.train_s(num), self.generation_s(self.num_devices - num)),
+        )
+
+
+# the published best ratio by what is varied, and each of its values
+BEST_RATIOS: Mapping[str, tuple[tuple[str, Setting, int], ...]] = {
+    "model": tuple(
+        (f"{billions:g}B", Setting(billions=billions), 2) for billions in (0.6, 1.7, 4.0, 8.0)
+    ),
+    "length": tuple(
+        (f"{tokens // 1024}k", Setting(most_tokens=tokens), best)
+        for tokens, best in ((4096, 1), (8192, 1), (16_384, 1), (32_768, 2))
+    ),
+    "prompts a step": tuple(
+        (str(prompts), Setting(prompts=prompts), best)
+        for prompts, best in ((32, 4), (64, 2), (128, 2), (256, 2))
+    ),
+}
+
+
+def step_s(setting: Setting, policy: Policy) -> float:
+    """Virtual seconds of a step."""
+    overlaps = policy.algebra(setting.batch).overlaps
+    num_training = setting.num_training if overlaps else setting.num_devices
+    num_engines = setting.num_devices - num_training if overlaps else setting.num_devices
+
+    async def simulate() -> list[float]:
+        engines = [
+            SimulatedEngine(f"engine-{place}", setting.engine) for place in range(num_engines)
+        ]
+        run = OverlappedRun(
+            policy=policy,
+            batch=setting.batch,
+            num_steps=NUM_STEPS,
+            domains=("any",) * 100_000,
+            engines=engines,
+            learner=SimulatedLearner(engines, setting.train_s(num_training)),
+            feed=lambda: SimulatedFeed(SimulatedRewardConfig(median_s=0.0)),
+            max_response_tokens=setting.most_tokens // TOKENS_AS_ONE,
+        )
+        clock = asyncio.get_running_loop()
+        return [clock.time() async for _ in play_overlapped(run)]
+
+    closed_s = run_virtual(simulate())
+    return (closed_s[-1] - closed_s[FIRST_MEASURED - 1]) / (NUM_STEPS - FIRST_MEASURED)
+
+
+class Simulated:
+    """Step times, each simulated once."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._seconds: dict[tuple[Setting, float], float] = {}
+        self._tell = tell
+
+    def seconds(self, setting: Setting, ratio: float) -> float:
+        """Of a step with this async ratio; 0 is synchronous."""
+        key = setting, ratio
+        if key not in self._seconds:
+            policy: Policy = AsynchronousConfig(async_ratio=ratio) if ratio else SyncConfig()
+            self._seconds[key] = step_s(setting, policy)
+            self._tell(f"{setting} ratio={ratio:g} step_s={self._seconds[key]:.1f}")
+        return self._seconds[key]
+
+    def speedup(self, setting: Setting, ratio: float) -> float:
+        return self.seconds(setting, 0.0) / self.seconds(setting, ratio)
+
+    def best_ratio(self, setting: Setting) -> float:
+        fastest = min(self.seconds(setting, ratio) for ratio in RATIOS)
+        return next(
+            ratio for ratio in RATIOS if self.seconds(setting, ratio) <= CLOSE * fastest
+        )
+
+
+def rows_of_devices(simulated: Simulated) -> Iterator[tuple[str, ...]]:
+    first = Setting(devices=DEVICES[0])
+    for devices in DEVICES:
+        setting = Setting(devices=devices)
+        scaling = simulated.seconds(first, 2.0) / simulated.seconds(setting, 2.0)
+        published = f"{HEADLINE:g}" if devices == DEVICES[-1] else ""
+        published_scaling = f"{SCALING:g}" if devices == DEVICES[-1] else ""
+        yield (
+            str(devices),
+            f"{setting.num_training * SCALE} of {devices}",
+            f"{simulated.seconds(setting, 0.0):.0f}",
+            f"{simulated.seconds(setting, 2.0):.0f}",
+            published,
+            f"{simulated.speedup(setting, 2.0):.2f}",
+            published_scaling,
+            f"{scaling:.1f}",
+        )
+
+
+def rows_of_ratios(simulated: Simulated) -> Iterator[tuple[str, ...]]:
+    for varied, settings in BEST_RATIOS.items():
+        for value, setting, published in settings:
+            gains = (f"{simulated.speedup(setting, ratio):.2f}" for ratio in RATIOS)
+            best = f"{simulated.best_ratio(setting):g}"
+            yield varied, value, *gains, str(published), best
+
+
+def picture(simulated: Simulated) -> bytes:
+    """Speed-up over synchronous steps by devices, a line for each ratio, and the published one."""
+    figure, axes = new_figure(7.0, 3.8, "Steps a second over synchronous ones")
+    for ratio, colour in zip(RATIOS, ("#88bb88", "#4477aa", "#882255"), strict=True):
+        gains = [simulated.speedup(Setting(devices=devices), ratio) for devices in DEVICES]
+        axes.plot(DEVICES, gains, color=colour, marker="o", label=f"async ratio {ratio:g}")
+    axes.plot([128], [HEADLINE], "*", color="#cc6677", markersize=12, label="published, 8B")
+    axes.set(xlabel="devices (assumed: 8B, 256 × 16 responses of at most 32k)", ylabel="times")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(DEVICES, [str(devices) for devices in DEVICES])
+    axes.set_ylim(0, None)
+    legend(axes)
+    return png(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plot", type=Path, help="where to draw the speed-up by devices")
+    arguments = parser.parse_args()
+    console = Console(width=120)
+    simulated = Simulated(lambda told: console.print(told, style="dim"))
+    devices = Table(
+        "devices",
+        "train",
+        "sync s a step",
+        "ratio 2",
+        "published speedup",
+        "ours",
+        "published scaling",
+        "ours",
+    )
+    for row in rows_of_devices(simulated):
+        devices.add_row(*row)
+    console.print(devices)
+    gains = [f"speedup at {ratio:g}" for ratio in RATIOS]
+    ratios = Table("varied", "value", *gains, "published best", "ours")
+    for row in rows_of_ratios(simulated):
+        ratios.add_row(*row)
+    console.print(ratios)
+    if arguments.plot:
+        arguments.plot.write_bytes(picture(simulated))
+
+
+if __name__ == "__main__":
+    main()
