@@ -16,6 +16,7 @@ from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -137,8 +138,10 @@ class TerminalView:
         elapsed_s = time.monotonic() - self._started_s
         table = Table(box=None, pad_edge=False, header_style="dim")
         columns = columns_of([metrics for _, _, metrics in self._rows])
-        for title in ("step", "round", *(title for title, _, _ in columns)):
-            table.add_column(title, justify="right" if title != "round" else "left")
+        table.add_column("step", justify="right")
+        table.add_column("round", no_wrap=True)
+        for title, _, _ in columns:
+            table.add_column(title, justify="right")
         for step, kind, metrics in self._rows:
             figures = (form.format(metrics.get(name, 0.0)) for _, name, form in columns)
             table.add_row(str(step), kind, *figures, update_told(metrics))
@@ -146,9 +149,10 @@ class TerminalView:
             f"{self._run_id}   step {self._step} of {self._num_steps}   {elapsed_s / 60:.1f} min  "
             f" reward {sparkline(self._rewards)}"
         )
+        bar = ProgressBar(total=self._num_steps, completed=self._step, width=80)
         lines: list[RenderableType] = [
             head,
-            ProgressBar(total=self._num_steps, completed=self._step, width=80),
+            Padding(bar, 0),  # which ends its line; a bar alone does not
             table,
         ]
         if filling is not None:
@@ -173,7 +177,8 @@ def round_told(filling: Filling) -> str:
         parts.append(f"engines wait for the weights after step {(filling.version or 0) + 1}")
     if filling.does_learner_wait:
         parts.append("the learner waits for these groups")
-    return f"round {filling.step}: {', '.join(parts)}"
+    what = "evaluation after step" if filling.is_evaluation else "round"
+    return f"{what} {filling.step}: {', '.join(parts)}"
 
 
 def columns_of(steps: Sequence[Mapping[str, float]]) -> tuple[tuple[str, str, str], ...]:

@@ -44,6 +44,7 @@ class Filling:
     num_unscored: int  # finished responses that wait for their verdict
     # the newest version in all engines; None of a round during which none is published
     version: int | None = None
+    is_evaluation: bool = False  # whether it asks held-out prompts, after the step
     lag: float | None = None  # mean lag of the accepted responses, versions; None before there are
 
     @property
@@ -109,6 +110,7 @@ class WatchedScheduler:
             num_running=len(self._running),
             num_unscored=len(self._unscored),
             version=self._version,
+            is_evaluation=plan.is_evaluation,
         )
 
     def _hear(self, event: Event) -> None:

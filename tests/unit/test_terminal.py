@@ -50,6 +50,8 @@ async def test_the_last_picture_stands_above_what_is_printed_afterwards(
     assert "0.25" in last
     assert "a note" in last
     assert "3 of 8 groups" not in last
+    (bar,) = (line for line in last.splitlines() if "━" in line)
+    assert "reward" not in bar  # the table's head has a line of its own
 
 
 async def test_without_a_terminal_every_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,6 +97,8 @@ def test_the_line_of_a_round_tells_its_filling_and_who_waits_for_whom() -> None:
     synchronous = replace(FILLING, version=None, lag=0.0, num_running=0)
     assert "lag" not in round_told(synchronous)
     assert "wait for" not in round_told(synchronous)
+    asked = replace(synchronous, is_evaluation=True)
+    assert round_told(asked).startswith("evaluation after step 4: 3 of 8 groups")
 
 
 async def test_a_warning_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
