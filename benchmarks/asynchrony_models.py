@@ -11,7 +11,7 @@ mean and longest time mu and L, and a learner of its own that takes t_train:
     asynchronous  max(N mu / K + L / (async ratio + 1), t_train)
 
 The simulated system is that of `asynchronous_simulated`: driver, policies and handover are the real
-ones. L is the mean of the largest of N draws.
+ones. L is the mean of the longest of all responses that may be under way, N (async ratio + 1).
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ MODEL: Mapping[tuple[str, AtDeadline], Mapping[float, Modelled]] = {
 }
 
 
-def longest_s(long_share: float, num_draws: int = 20_000) -> float:
-    """The mean of the longest of a step's responses, seconds."""
+def longest_s(num_responses: int, long_share: float, num_draws: int = 10_000) -> float:
+    """The mean of the longest of so many responses, seconds."""
     draws = np.random.default_rng(0)
-    seconds = MEAN_S * draws.exponential(size=(num_draws, NUM_RESPONSES))
+    seconds = MEAN_S * draws.exponential(size=(num_draws, num_responses))
     seconds *= np.where(draws.random(seconds.shape) < long_share, 10, 1)
     return float(seconds.max(axis=1).mean())
 
@@ -106,7 +106,7 @@ def bound_s(ratio: float, long_share: float) -> float:
     """The bound on a step's seconds by the formulas."""
     mean_s = MEAN_S * (1 + 9 * long_share)
     generation = NUM_RESPONSES * mean_s / SLOTS
-    longest = longest_s(long_share)
+    longest = longest_s(round(NUM_RESPONSES * (ratio + 1)), long_share)
     if not ratio:
         return generation + longest + TRAIN_S
     return max(generation + longest / (ratio + 1), TRAIN_S)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped]  # it has no stubs
 from rich.console import Console
 from rich.table import Table
 
@@ -121,7 +121,9 @@ def watched(root: Path, arguments: argparse.Namespace) -> tuple[int, Readings]:
         prefect_server(root / "prefect", free_port()) as environment,
         (root / "output.txt").open("wb") as output,
     ):
-        process = subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, env=os.environ | environment, stdout=output, stderr=output
+        )
         try:
             while process.poll() is None:
                 num_steps = len([*(root / "soak" / layout.STEPS).glob("[0-9]*.json")])

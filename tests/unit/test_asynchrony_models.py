@@ -1,0 +1,45 @@
+"""The published and modelled figures that simulated asynchrony is held against."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.asynchronous_simulated import TRAIN_S, play
+from benchmarks.asynchrony_models import bound_s
+from benchmarks.roll_flash_simulated import RATIOS, Setting, Simulated
+from tasks.scheduling.policies.asynchronous import AsynchronousConfig
+
+
+def test_the_bound_of_a_step_follows_from_mean_longest_and_training() -> None:
+    """32 responses of 2 s over 16 slots take 4 s; the longest of them is 2 (1 + 1/2 + ... + 1/32)
+    s, of twice as many 2 (1 + ... + 1/64)."""
+    longest, of_two_steps = (2 * sum(1 / n for n in range(1, most + 1)) for most in (32, 64))
+    assert bound_s(0.0, 0.0) == pytest.approx(4 + longest + TRAIN_S, rel=0.01)
+    assert bound_s(1.0, 0.0) == pytest.approx(4 + of_two_steps / 2, rel=0.01)
+
+
+def test_no_simulated_step_takes_longer_than_its_bound() -> None:
+    found = play(AsynchronousConfig(async_ratio=1.0), 20, long_share=0.0)
+    assert TRAIN_S <= found.seconds <= bound_s(1.0, 0.0)
+
+
+def test_the_best_ratio_is_the_smallest_that_is_about_as_fast_as_any() -> None:
+    setting = Setting()
+    simulated = Simulated(lambda told: None)
+    for seconds, best in (((10.0, 9.9, 9.8), 1.0), ((20.0, 10.2, 10.0), 2.0), ((9, 8, 5), 4.0)):
+        simulated._seconds = {
+            (setting, ratio): value for ratio, value in zip(RATIOS, seconds, strict=True)
+        }
+        assert simulated.best_ratio(setting) == best
+
+
+def test_devices_are_shared_out_so_that_the_slower_side_is_fastest() -> None:
+    setting = Setting()
+    num = setting.num_training
+    assert 0 < num < setting.num_devices
+
+    def slower(training: int) -> float:
+        generating = setting.num_devices - training
+        return max(setting.train_s(training), setting.generation_s(generating))
+
+    assert slower(num) == min(slower(each) for each in range(1, setting.num_devices))
