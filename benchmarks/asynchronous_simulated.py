@@ -5,7 +5,8 @@ simulated engines and a simulated learner.
 
 One engine decodes 16 responses at a time, each token in the same time; a learner of its own takes
 4 s a step; a step trains 8 groups of 4. Lengths are exponential with a mean of 2 s ("light"); in
-"heavy" a response in twenty takes ten times as long. Loading takes no time.
+"heavy" a response in twenty takes ten times as long. Loading takes no time. A second table has tail
+batching, asynchrony, and asynchrony that launches more responses than it trains.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tasks.scheduling.events import Decision, Event, Launch, Published, RoundPla
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.seeds import derive_seed
 
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=4)
@@ -102,6 +104,9 @@ class Outcome:
     lag_max: int
     length_share: float  # mean trained length over mean sampled length; 1 is without bias
     lost_share: float  # dropped or parked prompts, of those that were trained
+    groups_per_s: float  # trained ones
+    tokens_per_s: float  # trained ones
+    untrained_share: float  # of all tokens that were generated
 
 
 def play(policy: Policy, num_steps: int, long_share: float, seed: int = 0) -> Outcome:
@@ -152,12 +157,17 @@ def play(policy: Policy, num_steps: int, long_share: float, seed: int = 0) -> Ou
     ]
     num_lost = sum(len(played.result.dropped) + len(played.result.deferred) for played in rounds)
     sampled = MEAN_S / STEP_S * (1 + 9 * long_share)
+    generated = [response for played in rounds for response in played.result.generated]
+    num_generated = sum(len(response.token_ids) for response in generated)
     return Outcome(
         seconds=seconds / len(rounds),
         lag_mean=float(np.mean(lags)),
         lag_max=max(lags),
         length_share=float(np.mean(lengths)) / sampled,
         lost_share=num_lost / len(lags),
+        groups_per_s=len(lags) / seconds,
+        tokens_per_s=sum(lengths) / seconds,
+        untrained_share=1 - sum(lengths) / num_generated,
     )
 
 
@@ -183,6 +193,36 @@ def rows(num_steps: int) -> Iterator[tuple[str, ...]]:
                 )
 
 
+def compositions() -> Iterator[tuple[str, Policy]]:
+    """Policies that choose what they train, with their names; first the one that does not."""
+    yield "sync", SyncConfig()
+    for eta_r in (1.0, 1.5):
+        yield f"tail batching, eta_R {eta_r:g}", TailBatchingConfig(response_overprovision=eta_r)
+    for ratio in (0.5, 1.0, 2.0):
+        for eta_r in (1.0, 1.25, 1.5):
+            policy = AsynchronousConfig(async_ratio=ratio, response_overprovision=eta_r)
+            yield f"asynchronous {ratio:g}, eta_R {eta_r:g}", policy
+
+
+def composition_rows(num_steps: int) -> Iterator[tuple[str, ...]]:
+    """A row of the second table for every tail and composition."""
+    for tail, long_share in (("light", 0.0), ("heavy", 0.05)):
+        plain: Outcome | None = None
+        for name, policy in compositions():
+            found = play(policy, num_steps, long_share)
+            plain = plain or found
+            yield (
+                tail,
+                name,
+                f"{found.groups_per_s / plain.groups_per_s:.2f}",
+                f"{found.tokens_per_s:.0f}",
+                f"{found.untrained_share:.0%}",
+                f"{found.length_share:.2f}",
+                f"{found.lag_mean:.2f}",
+                str(found.lag_max),
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
@@ -190,7 +230,12 @@ def main() -> None:
     table = Table("lengths", "at deadline", "ratio", "speedup", "lag", "max lag", "length", "lost")
     for row in rows(arguments.steps):
         table.add_row(*row)
-    Console().print(table)
+    composed = Table(
+        "lengths", "policy", "speedup", "trained tokens/s", "untrained", "length", "lag", "max lag"
+    )
+    for row in composition_rows(arguments.steps):
+        composed.add_row(*row)
+    Console().print(table, "", composed)
 
 
 if __name__ == "__main__":

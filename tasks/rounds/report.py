@@ -116,7 +116,9 @@ def read_round(store: Store, step: int) -> RolloutReport | None:
     lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
     spans = tuple(Span(**span) for span in raw["spans"])
     waits = tuple((start_s, end_s) for start_s, end_s in raw.get("reward_waits", ()))
-    carried = tuple(Carry(**carry) for carry in raw.get("carried", ()))
+    carried = tuple(
+        Carry(**(carry | {"indices": tuple(carry["indices"])})) for carry in raw.get("carried", ())
+    )
     read = {"spans": spans, "reward_waits": waits, "carried": carried, "in_flight": ()}
     return RolloutReport(**(raw | lists | read))
 

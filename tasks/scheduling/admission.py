@@ -29,6 +29,8 @@ class Dispatched:
 
     version: int  # the newest that every engine had then
     is_returned: bool = False  # whether it had been parked before
+    # the responses that it will be trained on, once it is complete
+    indices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,15 @@
 
     start ── what the round before left undecided, then new prompts ─▶ launched
     Published(version) ─▶ more prompts may be dispatched (`admission`)
-    a group is complete ─▶ filtered, or accepted, or held while its slot is another's
+    a group has R0 verdicts ─▶ its siblings are aborted; filtered, or accepted, or held while its
+                               slot is another's
     all slots taken ─▶ carry what is undecided into the next round, close
 
 A slot is another's if a group of a nearer deadline will need it. Groups that are held are accepted
-in the order in which they were completed. At the deadline of a group that is not complete
+in the order in which they were completed. What a short round defers goes on here: as many groups
+as are dispatched ahead of a step compete for its slots, and those that come too late are carried,
+tokens and all. Within a prompt eta_R is that of `short_round`; a prompt that was parked is asked
+for no more than is trained, as in a long round. At the deadline of a group that is not complete
 
     wait          the round waits for it: no token lags more than the bound, and none is lost
     drop          it is given up as soon as the slots are filled without it, which favours short
@@ -22,7 +26,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.scheduling.admission import can_all_be_trained
+from tasks.scheduling.admission import Dispatched, can_all_be_trained
 from tasks.scheduling.dynamic_sampling import Reserve
 from tasks.scheduling.events import (
     AcceptGroup,
@@ -75,8 +79,7 @@ class AsynchronousScheduler:
         decisions: list[Decision] = []
         carried = self._plan.prompts[: self._plan.num_carried]
         for ref, before in zip(carried, self._admission.carried, strict=True):
-            group = GroupProgress(ref, self._plan)
-            decisions += self._dispatch(group, before.version, before.is_returned)
+            decisions += self._dispatch(GroupProgress(ref, self._plan), before)
         return [*decisions, *self._admit(), *self._settle()]
 
     def handle(self, event: Event) -> list[Decision]:
@@ -111,19 +114,23 @@ class AsynchronousScheduler:
         while self._upcoming and self._num_dispatched < self._admission.limit(self._version):
             ref = self._upcoming.popleft()
             self._num_dispatched += 1
-            is_returned = ref.prompt_id in self._queued
-            group = GroupProgress(ref, self._plan)
-            decisions += self._dispatch(group, self._version, is_returned)
+            now = Dispatched(version=self._version, is_returned=ref.prompt_id in self._queued)
+            decisions += self._dispatch(GroupProgress(ref, self._plan), now)
         return decisions
 
-    def _dispatch(self, group: GroupProgress, version: int, is_returned: bool) -> list[Decision]:
+    def _dispatch(self, group: GroupProgress, dispatched: Dispatched) -> list[Decision]:
+        waits_for = self._at_deadline == "park" and dispatched.is_returned
         self._undecided[group.ref.prompt_id] = _Undecided(
             group=group,
-            version=version,
-            deadline=self._admission.deadline(version),
-            is_due=self._at_deadline == "wait" or (self._at_deadline == "park" and is_returned),
+            version=dispatched.version,
+            deadline=self._admission.deadline(dispatched.version),
+            is_due=self._at_deadline == "wait" or waits_for,
         )
-        return [*group.launch(self._plan.launch_per_prompt)]
+        if dispatched.indices:
+            return [*group.go_on(dispatched.indices)]
+        plan = self._plan
+        num = plan.accept_per_prompt if dispatched.is_returned else plan.launch_per_prompt
+        return [*group.launch(num)]
 
     def _hold_or_filter(self, group: GroupProgress) -> list[Decision]:
         """A complete group waits for a slot, unless another is dispatched in its place."""
@@ -135,7 +142,7 @@ class AsynchronousScheduler:
         return [
             *group.close(),
             Filter(prompt_id=group.ref.prompt_id),
-            *self._dispatch(further, self._version, is_returned=False),
+            *self._dispatch(further, Dispatched(version=self._version)),
         ]
 
     def _give_up(self, group: GroupProgress) -> list[Decision]:
@@ -150,6 +157,8 @@ class AsynchronousScheduler:
         decisions: list[Decision] = []
         while (name := self._next_to_accept()) is not None:
             decisions += self._accept(name)
+        for name in self._complete:
+            decisions += self._undecided[name].group.close()
         can_come = bool(self._undecided or self._upcoming)
         return decisions if self._num_free and can_come else [*decisions, *self._close()]
 
@@ -187,4 +196,5 @@ class AsynchronousScheduler:
         if is_late and self._at_deadline == "park":
             return [*undecided.group.close(), Defer(prompt_id=name, is_late=True)]
         assert not (is_late and undecided.is_due), "what is due is trained before the round closes"
-        return [Carry(prompt_id=name, version=undecided.version)]
+        indices = undecided.group.accepted_indices() if name in self._complete else ()
+        return [Carry(prompt_id=name, version=undecided.version, indices=indices)]

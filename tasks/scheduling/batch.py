@@ -40,6 +40,25 @@ class RoundShape:
         return self.launch_prompts * self.launch_per_prompt
 
 
+def round_shape(
+    kind: str,
+    batch: BatchConfig,
+    *,
+    prompt_overprovision: float = 1.0,
+    response_overprovision: float = 1.0,
+    frequency: float = 1.0,
+) -> RoundShape:
+    """A round that trains a step, and launches so many times as many prompts and responses."""
+    return RoundShape(
+        kind=kind,
+        launch_prompts=times(prompt_overprovision, batch.prompts_per_step),
+        launch_per_prompt=times(response_overprovision, batch.responses_per_prompt),
+        accept_prompts=batch.prompts_per_step,
+        accept_per_prompt=batch.responses_per_prompt,
+        frequency=frequency,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAlgebra:
     """The counts that follow from a policy and a batch."""

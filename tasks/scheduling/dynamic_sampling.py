@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from tasks.scheduling.events import Decision, Event, Launch, RoundPlan
+from tasks.scheduling.events import Decision, Event, RoundPlan
 from tasks.scheduling.groups import GroupProgress
 
 # probability of being needed from which on a prompt is asked early: where every token costs its own
@@ -55,11 +55,13 @@ class Reserve:
         """Whether the round has no use for this group."""
         return bool(self._plan.reserve) and group.is_flat
 
-    def handle(self, event: Event) -> list[Launch]:
-        """Note what happened to a stand-in; events of what is none any more change nothing."""
+    def handle(self, event: Event) -> list[Decision]:
+        """Note what happened to a stand-in, and abort what a complete one has too many of; events
+        of what is none any more change nothing."""
         for stand_in in self._standing_by:
             if stand_in.ref.prompt_id == event.prompt_id:
-                return stand_in.handle(event)
+                launches = stand_in.handle(event)
+                return [*launches, *stand_in.close()] if stand_in.is_complete else [*launches]
         return []
 
     def foresee(self, undecided: Sequence[GroupProgress]) -> list[Decision]:

@@ -123,6 +123,8 @@ class Carry:
 
     prompt_id: str
     version: int  # the newest that every engine had when it was dispatched
+    # the responses that it will be trained on, if it is complete: nothing else of it is wanted
+    indices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

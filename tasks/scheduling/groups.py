@@ -10,7 +10,7 @@ Leaves out which groups a round takes; that is the scheduler's decision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from tasks.scheduling.events import (
@@ -48,8 +48,12 @@ class GroupProgress:
 
     def launch(self, num_responses: int) -> list[Launch]:
         """Start this many further responses, under indices not used before."""
-        indices = range(self._next_index, self._next_index + num_responses)
-        self._next_index += num_responses
+        return self.go_on(range(self._next_index, self._next_index + num_responses))
+
+    def go_on(self, indices: Sequence[int]) -> list[Launch]:
+        """Start these responses, which are all that an earlier round has left of the group; those
+        that may follow get larger indices."""
+        self._next_index = max(indices) + 1
         self._running.update(dict.fromkeys(indices))
         return [Launch(prompt_id=self.ref.prompt_id, index=index) for index in indices]
 

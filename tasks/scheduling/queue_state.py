@@ -65,9 +65,11 @@ class QueueState:
         carried = tuple(
             Carried(
                 ref=PromptRef(prompt_id=prompt_id, domain=domain),
-                dispatched=Dispatched(version=version, is_returned=is_returned),
+                dispatched=Dispatched(
+                    version=version, is_returned=is_returned, indices=tuple(indices)
+                ),
             )
-            for prompt_id, domain, version, is_returned in raw.get("carried", ())
+            for prompt_id, domain, version, is_returned, indices in raw.get("carried", ())
         )
         return cls(**(dict(raw) | refs | {"carried": carried}))
 
@@ -111,7 +113,9 @@ def finish_round(
             Carried(
                 ref=refs[prompt.prompt_id],
                 dispatched=Dispatched(
-                    version=prompt.version, is_returned=prompt.prompt_id in returned
+                    version=prompt.version,
+                    is_returned=prompt.prompt_id in returned,
+                    indices=prompt.indices,
                 ),
             )
             for prompt in carried

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.records import Outcome
-from tasks.scheduling.admission import Admission, can_all_be_trained
+from tasks.scheduling.admission import Admission, Dispatched, can_all_be_trained
 from tasks.scheduling.asynchronous_round import AsynchronousScheduler, AtDeadline
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import (
@@ -36,6 +36,7 @@ from tasks.scheduling.events import (
     Finished,
     Launch,
     Lost,
+    PromptRef,
     Published,
     RoundPlan,
     RoundScheduler,
@@ -43,8 +44,9 @@ from tasks.scheduling.events import (
 )
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import Turn
-from tasks.scheduling.queue_state import QueueState, finish_round
-from tasks.scheduling.wait_for_all import WaitForAll
+from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
+from tasks.scheduling.queue_state import Carried, QueueState, finish_round
 
 DOMAINS = ("add", "letters", "rare") * 20
 Name = tuple[str, int]  # a response: its prompt and its index
@@ -96,6 +98,8 @@ class World:
         self._begun: dict[Name, int] = {}  # the version of each response's first token
         self._records: dict[Name, list[Event]] = {}
         self._events: deque[Event] = deque()
+        self._asked: set[Name] = set()  # by this attempt at the round
+        self._wanted: dict[str, tuple[int, ...]] = {}  # responses of complete carried groups
         self._version = 0
 
     def play(self) -> Iterator[Played]:
@@ -127,7 +131,10 @@ class World:
                 break
             self._recover(plan.step)
         carried = {carry.prompt_id for carry in played.carried}
-        assert {prompt for prompt, _ in self._running} <= carried
+        self._wanted = {carry.prompt_id: carry.indices for carry in played.carried if carry.indices}
+        assert {prompt for prompt, _ in self._running} <= carried - self._wanted.keys()
+        for name in [name for name in self._unscored if name[0] in self._wanted]:
+            del self._unscored[name]
         left = {prompt for prompt, _ in self._unscored} - carried
         assert not left or plan.admission is None, "synchronous rounds ask early, some in vain"
         for prompt in left:
@@ -155,6 +162,7 @@ class World:
 
     def _go_on(self, scheduler: RoundScheduler, played: Played) -> bool:
         """Whether the round came to its end."""
+        self._asked.clear()
         is_closed = self._carry_out(scheduler.start(), played)
         if isinstance(scheduler, AsynchronousScheduler):  # an earlier attempt may have heard more
             newest = Published(version=self._version)
@@ -175,8 +183,25 @@ class World:
                     return False
                 decisions = happened
             is_closed = self._carry_out(decisions, played)
+            if not self._events:
+                self._check_surplus(played.plan)
         self._events.clear()
         return True
+
+    def _check_surplus(self, plan: RoundPlan) -> None:
+        """Of a group that has all of its verdicts nothing runs any more; stand-ins of synchronous
+        rounds aside, which may have answered in an earlier step."""
+        if plan.admission is None:
+            return
+        valid = Counter(
+            prompt
+            for (prompt, index), events in self._records.items()
+            if (prompt, index) in self._asked
+            and isinstance(events[-1], Scored)
+            and events[-1].reward is not None
+        )
+        running = {prompt for prompt, _ in self._running}
+        assert not [prompt for prompt in running if valid[prompt] >= plan.accept_per_prompt]
 
     def _die(self) -> None:
         """An engine is gone, and the scheduler hears of every response that went with it."""
@@ -255,11 +280,15 @@ class World:
     def _launch(self, name: Name, plan: RoundPlan) -> None:
         """Replay what is recorded of weights that are allowed, go on with what runs, begin the
         rest."""
+        self._asked.add(name)
         step, admission = plan.step, plan.admission
         allowed = admission.versions(step) if admission else range(step - 1, step)
         if name in self._begun and self._begun[name] not in allowed:
             self._records.pop(name, None)
             self._unscored.pop(name, None)
+        if name not in self._records:  # asked again, and perhaps not to be scored this time
+            self._wanted.pop(name[0], None)
+        assert name[0] not in self._wanted or name[1] in self._wanted[name[0]]
         if name in self._records:
             self._events += self._records[name]
             if len(self._records[name]) == 1:
@@ -286,6 +315,7 @@ def scenarios(
             else ratio,
             at_deadline=at_deadline
             or draw(st.sampled_from(["wait", "park", "drop", "train_anyway"])),
+            response_overprovision=draw(st.sampled_from([1, 1, 1.5, 2.5])),
             dynamic_sampling=draw(st.sampled_from([0.0, 0.0, 0.5, 2.0])),
         ),
         batch=BatchConfig(
@@ -394,25 +424,37 @@ def test_without_a_ratio_every_step_is_synchronous(scenario: Scenario) -> None:
     st.permutations([(f"p{prompt}", index) for prompt in range(4) for index in range(3)]),
     st.sets(st.integers(0, 11), max_size=5),
     st.sets(st.integers(0, 11)),
+    st.sampled_from([3, 2]),
 )
-def test_its_scheduler_decides_like_the_synchronous_one_without_a_ratio(
-    order: list[Name], failing: set[int], lost: set[int]
+def test_its_schedulers_decide_like_those_of_synchronous_policies_without_a_ratio(
+    order: list[Name], failing: set[int], lost: set[int], num_trained: int
 ) -> None:
+    """Three responses of each prompt, of which three are trained, or two: `sync`, or a short round
+    over as many prompts as it trains."""
     turn = Turn(
         state=QueueState(),
-        batch=BatchConfig(prompts_per_step=4, responses_per_prompt=3),
+        batch=BatchConfig(prompts_per_step=4, responses_per_prompt=num_trained),
         step=1,
         num_steps=5,
         domains=DOMAINS,
         seed=0,
     )
-    plan = AsynchronousConfig(async_ratio=0).plan_round(turn)
+    eta_r = 3 / num_trained
+    policy = AsynchronousConfig(async_ratio=0, response_overprovision=eta_r)
+    plan = policy.plan_round(turn)
+    other = (
+        SyncConfig()
+        if eta_r == 1
+        else TailBatchingConfig(prompt_overprovision=1, response_overprovision=eta_r)
+    )
+    plain_plan = other.plan_round(turn)
     assert plan is not None
+    assert plain_plan is not None
     names = {f"p{place}": ref.prompt_id for place, ref in enumerate(plan.prompts)}
     admission = Admission(async_ratio=0, prompts_per_step=4, num_steps=5, num_before=0, version=0)
     overlapped = AsynchronousScheduler(replace(plan, admission=admission), "wait")
-    plain = WaitForAll(plan)
-    assert overlapped.start() == plain.start()
+    alone, plain = policy.scheduler(plan), other.scheduler(plain_plan)
+    assert overlapped.start() == alone.start() == plain.start()
     for place, (prompt, index) in enumerate(order):
         prompt_id, reward = names[prompt], None if place in failing else 1.0
         outcome = Outcome.INFRA if reward is None else Outcome.OK
@@ -422,7 +464,82 @@ def test_its_scheduler_decides_like_the_synchronous_one_without_a_ratio(
             Scored(prompt_id=prompt_id, index=index, outcome=outcome, reward=reward),
         ]
         for event in events:
-            assert overlapped.handle(event) == plain.handle(event)
+            assert overlapped.handle(event) == alone.handle(event) == plain.handle(event)
+
+
+def test_the_surplus_of_a_complete_group_stops_while_its_slot_is_another_groups() -> None:
+    """One group a step: step 2 must train the one that was dispatched at version 0, and carries the
+    one that is complete before it."""
+    policy = AsynchronousConfig(async_ratio=1, response_overprovision=1.5)
+    old = Carried(ref=PromptRef(prompt_id="0/0", domain="add"), dispatched=Dispatched(version=0))
+
+    def plan_of(state: QueueState, step: int) -> RoundPlan:
+        turn = Turn(
+            state=QueueState.from_json(json.loads(json.dumps(state.to_json()))),
+            batch=BatchConfig(prompts_per_step=1, responses_per_prompt=2),
+            step=step,
+            num_steps=3,
+            domains=DOMAINS,
+            seed=0,
+            published=1,
+        )
+        plan = policy.plan_round(turn)
+        assert plan is not None
+        return plan
+
+    before = QueueState(carried=(old,), num_drawn=2, num_trained=1)
+    plan = plan_of(before, step=2)
+    first, second = (ref.prompt_id for ref in plan.prompts)
+    scheduler = policy.scheduler(plan)
+    assert scheduler.start() == [
+        Launch(prompt_id=name, index=index) for name in (first, second) for index in range(3)
+    ]
+    assert scored(scheduler, second, 2) == []
+    assert scored(scheduler, second, 0) == [Abort(prompt_id=second, indices=(1,))]
+    assert scored(scheduler, first, 0) == []
+    carry = Carry(prompt_id=second, version=1, indices=(0, 2))
+    assert scored(scheduler, first, 1) == [
+        AcceptGroup(prompt_id=first, indices=(0, 1)),
+        Abort(prompt_id=first, indices=(2,)),
+        carry,
+        CloseRound(),
+    ]
+    state = finish_round(before, plan, accepted=[first], deferred=[], dropped=[], carried=[carry])
+    assert policy.scheduler(plan_of(state, step=3)).start() == [
+        Launch(prompt_id=second, index=index) for index in (0, 2)
+    ]
+
+
+def scored(scheduler: RoundScheduler, prompt_id: str, index: int) -> list[Decision]:
+    """What is decided on the verdict on a response that finishes."""
+    decisions = scheduler.handle(Finished(prompt_id=prompt_id, index=index, num_tokens=1))
+    return decisions + scheduler.handle(
+        Scored(prompt_id=prompt_id, index=index, outcome=Outcome.OK, reward=float(index))
+    )
+
+
+def test_a_prompt_that_was_parked_is_asked_for_no_more_than_is_trained() -> None:
+    batch = BatchConfig(prompts_per_step=1, responses_per_prompt=2)
+    policy = AsynchronousConfig(async_ratio=1, at_deadline="park", response_overprovision=2)
+    parked = PromptRef(prompt_id="0/0", domain="add")
+    turn = Turn(
+        state=QueueState(queue=(parked,), num_drawn=1),
+        batch=batch,
+        step=1,
+        num_steps=3,
+        domains=DOMAINS,
+        seed=0,
+        published=0,
+    )
+    plan = policy.plan_round(turn)
+    assert plan is not None
+    launched = Counter(
+        decision.prompt_id
+        for decision in policy.scheduler(plan).start()
+        if isinstance(decision, Launch)
+    )
+    assert launched.pop("0/0") == 2
+    assert set(launched.values()) == {4}
 
 
 def test_a_step_keeps_slots_for_what_is_due_in_later_ones() -> None:

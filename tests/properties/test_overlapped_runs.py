@@ -46,6 +46,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         policy=AsynchronousConfig(
             async_ratio=draw(st.sampled_from([0.5, 1, 1.5, 2, 4])),
             at_deadline=draw(st.sampled_from(["wait", "wait", "park", "drop"])),
+            response_overprovision=draw(st.sampled_from([1, 1, 1.5, 2])),
             dynamic_sampling=draw(st.sampled_from([0.0, 0.0, 1.0])),
         ),
         batch=BatchConfig(

@@ -30,6 +30,7 @@ from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 
 BATCH = BatchConfig(prompts_per_step=4, responses_per_prompt=3)
 ONE_AHEAD = AsynchronousConfig(async_ratio=1.0)
@@ -114,6 +115,24 @@ def test_what_a_round_leaves_running_is_asked_once_and_counted_once() -> None:
         assert all(response.finish_reason != "aborted" for response in generated_in(rounds))
         assert [len(played.result.groups) for played in rounds] == [4] * 6
         assert (rounds[-1].state.carried, rounds[-1].result.in_flight) == ((), ())
+
+    run_virtual(play())
+
+
+def test_with_more_responses_than_are_trained_each_is_still_asked_once() -> None:
+    """What is left of a complete group is carried without its surplus."""
+
+    async def play() -> None:
+        engines = [CountingEngine("engine-0"), CountingEngine("engine-1")]
+        wide = AsynchronousConfig(async_ratio=1.5, response_overprovision=2)
+        rounds = await play_all(make_run(engines, wide, num_steps=8))
+        submitted = Counter(name for engine in engines for name in engine.submitted)
+        assert set(submitted.values()) == {1}
+        assert len(submitted) == 8 * 4 * 6
+        assert Counter(response.response_id for response in generated_in(rounds)) == submitted
+        assert any(carry.indices for played in rounds for carry in played.result.carried)
+        for played in rounds:
+            assert [len(group.responses) for group in played.result.groups] == [3] * 4
 
     run_virtual(play())
 
@@ -279,6 +298,19 @@ def test_without_a_ratio_a_run_gives_the_records_of_the_synchronous_one() -> Non
     assert [played.result for played in without] == [played.result for played in plain]
     assert [played.state for played in without] == [played.state for played in plain]
     assert [played.plan.prompts for played in without] == [played.plan.prompts for played in plain]
+
+
+def test_without_a_ratio_more_responses_are_those_of_short_rounds_that_defer_nothing() -> None:
+    async def play(policy: Policy) -> list[SimulatedRound]:
+        engines = [SimulatedEngine(f"engine-{place}", ENGINE) for place in range(2)]
+        return await play_all(make_run(engines, policy))
+
+    short = TailBatchingConfig(prompt_overprovision=1, response_overprovision=1.5)
+    plain = run_virtual(play(short))
+    found = AsynchronousConfig(async_ratio=0, response_overprovision=1.5)
+    without = run_virtual(play(found))
+    assert [played.result for played in without] == [played.result for played in plain]
+    assert [played.state for played in without] == [played.state for played in plain]
 
 
 @pytest.mark.parametrize(("ratio", "speedup"), [(0.5, 1.56), (1.0, 1.85), (2.0, 2.52)])

@@ -4,8 +4,9 @@
                └─▶ round s + 1 begins at once, over what round s left undecided and new prompts
 
 How far generation may be ahead is the async ratio, a real number: `admission` says what follows
-from it, and `asynchronous_round` who decides within a round. A ratio of 0 is the synchronous
-schedule, and is played by its scheduler.
+from it, and `asynchronous_round` who decides within a round. It plays the part of tail batching's
+eta_P, too: a step chooses among 1 + ratio times as many groups as it trains, and the others go on.
+A ratio of 0 is the synchronous schedule, and is played by its scheduler.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.scheduling.admission import Admission
 from tasks.scheduling.asynchronous_round import AsynchronousScheduler, AtDeadline
-from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, times
+from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_shape, times
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
-from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, Turn
+from tasks.scheduling.policies.base import (
+    DYNAMIC_SAMPLING,
+    RESPONSE_OVERPROVISION,
+    Turn,
+)
 from tasks.scheduling.wait_for_all import WaitForAll
 
 ASYNCHRONOUS, RETURNED = "asynchronous", "returned"
@@ -52,15 +57,16 @@ class AsynchronousConfig(BaseModel):
             " compare with."
         ),
     )
+    response_overprovision: float = Field(1.0, ge=1, le=4, description=RESPONSE_OVERPROVISION)
     dynamic_sampling: float = Field(0.0, ge=0, le=16, description=DYNAMIC_SAMPLING)
 
     def algebra(self, batch: BatchConfig) -> BatchAlgebra:
-        """One kind of round, which launches what it keeps in the long run."""
+        """One kind of round, which launches as many prompts as it keeps in the long run."""
         groups_ahead = math.ceil(self.async_ratio * batch.prompts_per_step)
         # what the last rounds park, and less than a step that was parked before
         most_parked = batch.prompts_per_step + groups_ahead if self.at_deadline == "park" else 0
         return BatchAlgebra(
-            rounds=(_shape(batch),),
+            rounds=(self._shape(batch),),
             reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
             max_drain_steps=math.ceil(most_parked / batch.prompts_per_step),
             mean_lag=self.async_ratio,
@@ -81,7 +87,7 @@ class AsynchronousConfig(BaseModel):
         turn.check_rows(len(carried) + num_new)
         fresh = turn.upcoming(num_new - len(queued) + num_reserve)
         asked = (*queued, *fresh[: num_new - len(queued)])
-        shape = _shape(turn.batch)
+        shape = self._shape(turn.batch)
         return RoundPlan(
             step=turn.step,
             kind=shape.kind,
@@ -102,6 +108,10 @@ class AsynchronousConfig(BaseModel):
         overlaps = plan.admission is not None
         return AsynchronousScheduler(plan, self.at_deadline) if overlaps else WaitForAll(plan)
 
+    def _shape(self, batch: BatchConfig) -> RoundShape:
+        eta_r = self.response_overprovision
+        return round_shape(ASYNCHRONOUS, batch, response_overprovision=eta_r)
+
     @property
     def _is_unbounded(self) -> bool:
         return self.async_ratio > 0 and self.at_deadline == "train_anyway"
@@ -117,16 +127,6 @@ class AsynchronousConfig(BaseModel):
             is_bounded=not self._is_unbounded,
             carried=tuple(carried.dispatched for carried in turn.state.carried),
         )
-
-
-def _shape(batch: BatchConfig) -> RoundShape:
-    return RoundShape(
-        kind=ASYNCHRONOUS,
-        launch_prompts=batch.prompts_per_step,
-        launch_per_prompt=batch.responses_per_prompt,
-        accept_prompts=batch.prompts_per_step,
-        accept_per_prompt=batch.responses_per_prompt,
-    )
 
 
 def _returning(turn: Turn, admission: Admission) -> tuple[PromptRef, ...]:

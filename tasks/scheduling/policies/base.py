@@ -29,6 +29,11 @@ DYNAMIC_SAMPLING = (
     " that it trains (dynamic sampling); 0 trains such groups as they are."
 )
 
+RESPONSE_OVERPROVISION = (
+    "Responses launched of a prompt that is asked for the first time, per response that is trained;"
+    " above 1 a step is faster and keeps the shorter ones."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:

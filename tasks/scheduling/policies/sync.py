@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, times
+from tasks.scheduling.batch import BatchAlgebra, BatchConfig, round_shape, times
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, Turn
 from tasks.scheduling.wait_for_all import WaitForAll
@@ -35,16 +35,9 @@ class SyncConfig(BaseModel):
 
     def algebra(self, batch: BatchConfig) -> BatchAlgebra:
         """One kind of round, which launches what it keeps."""
-        shape = RoundShape(
-            kind=SYNC,
-            launch_prompts=batch.prompts_per_step,
-            launch_per_prompt=batch.responses_per_prompt,
-            accept_prompts=batch.prompts_per_step,
-            accept_per_prompt=batch.responses_per_prompt,
-        )
         is_timed_last = self.reward_timing == "after_rollout"
         return BatchAlgebra(
-            rounds=(shape,),
+            rounds=(round_shape(SYNC, batch),),
             reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
             scores_last=is_timed_last,
             streaming_needs=(

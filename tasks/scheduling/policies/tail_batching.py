@@ -16,9 +16,13 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, times
+from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_shape, times
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
-from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, Turn
+from tasks.scheduling.policies.base import (
+    DYNAMIC_SAMPLING,
+    RESPONSE_OVERPROVISION,
+    Turn,
+)
 from tasks.scheduling.quotas import domain_quotas
 from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
@@ -43,15 +47,7 @@ class TailBatchingConfig(BaseModel):
             " deferred."
         ),
     )
-    response_overprovision: float = Field(
-        1.0,
-        ge=1,
-        le=4,
-        description=(
-            "Responses a short round launches per response it keeps; above 1 it is faster and keeps"
-            " the shorter ones."
-        ),
-    )
+    response_overprovision: float = Field(1.0, ge=1, le=4, description=RESPONSE_OVERPROVISION)
     dynamic_sampling: float = Field(0.0, ge=0, le=16, description=DYNAMIC_SAMPLING)
     drain: bool = Field(
         True,
@@ -74,7 +70,7 @@ class TailBatchingConfig(BaseModel):
         deferred."""
         short = self._short(batch)
         num_deferred = short.launch_prompts - short.accept_prompts
-        rounds = (short, _long(batch)) if num_deferred else (short,)
+        rounds = (short, round_shape(LONG, batch)) if num_deferred else (short,)
         # P0 - 1 prompts before the last short round, and those that it defers
         longest_queue = short.launch_prompts - 1 if num_deferred else 0
         return BatchAlgebra(
@@ -98,14 +94,13 @@ class TailBatchingConfig(BaseModel):
         return ShortRoundScheduler(plan) if plan.kind == SHORT else WaitForAll(plan)
 
     def _short(self, batch: BatchConfig) -> RoundShape:
-        launch_prompts = times(self.prompt_overprovision, batch.prompts_per_step)
-        num_deferred = launch_prompts - batch.prompts_per_step
-        return RoundShape(
-            kind=SHORT,
-            launch_prompts=launch_prompts,
-            launch_per_prompt=times(self.response_overprovision, batch.responses_per_prompt),
-            accept_prompts=batch.prompts_per_step,
-            accept_per_prompt=batch.responses_per_prompt,
+        num_launched = times(self.prompt_overprovision, batch.prompts_per_step)
+        num_deferred = num_launched - batch.prompts_per_step
+        return round_shape(
+            SHORT,
+            batch,
+            prompt_overprovision=self.prompt_overprovision,
+            response_overprovision=self.response_overprovision,
             frequency=batch.prompts_per_step / num_deferred if num_deferred else 1.0,
         )
 
@@ -126,16 +121,6 @@ class TailBatchingConfig(BaseModel):
             reserve=upcoming[shape.launch_prompts :],
             places=turn.places(len(upcoming)),
         )
-
-
-def _long(batch: BatchConfig) -> RoundShape:
-    return RoundShape(
-        kind=LONG,
-        launch_prompts=batch.prompts_per_step,
-        launch_per_prompt=batch.responses_per_prompt,
-        accept_prompts=batch.prompts_per_step,
-        accept_per_prompt=batch.responses_per_prompt,
-    )
 
 
 def _long_round(turn: Turn, num_reserve: int) -> RoundPlan:
