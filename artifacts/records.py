@@ -29,6 +29,15 @@ class Outcome(StrEnum):
     ABORTED = "aborted"
 
 
+class Running(StrEnum):
+    """What becomes of the responses that an engine runs when it loads newer weights."""
+
+    DROP = "drop"  # they are given up, with what nobody has collected: nobody waits for them
+    INTERRUPT = "interrupt"  # they go on from their tokens, whose KV cache is computed again
+    DRAIN = "drain"  # they are finished first, and nothing is begun meanwhile
+    KEEP = "keep"  # they go on, over the KV cache of the older weights
+
+
 class Fate(StrEnum):
     """What became of generated tokens: the columns of the token ledger."""
 

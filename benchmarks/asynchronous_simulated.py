@@ -202,6 +202,9 @@ def compositions() -> Iterator[tuple[str, Policy]]:
         for eta_r in (1.0, 1.25, 1.5):
             policy = AsynchronousConfig(async_ratio=ratio, response_overprovision=eta_r)
             yield f"asynchronous {ratio:g}, eta_R {eta_r:g}", policy
+    for extra in (1, 2, 4):
+        policy = AsynchronousConfig(async_ratio=1.0, extra_lag=extra)
+        yield f"asynchronous 1, extra lag {extra}", policy
 
 
 def composition_rows(num_steps: int) -> Iterator[tuple[str, ...]]:

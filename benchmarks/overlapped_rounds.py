@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from artifacts.records import Generated, WeightsRef
+from artifacts.records import Generated, Running, WeightsRef
 from benchmarks.simulated_round import SimulatedRound, round_inputs
-from tasks.engines.base import EngineLost
+from tasks.engines.base import Attestation, EngineLost
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundInputs, ScoreFeed
@@ -30,11 +30,18 @@ Watch = Callable[[RoundPlan, RoundScheduler], RoundScheduler]
 class SimulatedLearner:
     """Trains one step after the other, each for train_s, and publishes what it made."""
 
-    def __init__(self, engines: Sequence[SimulatedEngine], train_s: float) -> None:
+    def __init__(
+        self,
+        engines: Sequence[SimulatedEngine],
+        train_s: float,
+        at_update: Running = Running.INTERRUPT,
+    ) -> None:
         self.version = 0
+        self.drained_s = 0.0  # of the engine that took longest, summed over the loads
         self.busy_s = 0.0
         self._engines = engines
         self._train_s = train_s
+        self._at_update = at_update
         self._news: list[int] = []
         self._told = asyncio.Event()
         self._training: list[asyncio.Task[None]] = []
@@ -66,11 +73,13 @@ class SimulatedLearner:
         await asyncio.sleep(self._train_s)
         self.busy_s += self._train_s
         weights = WeightsRef(version=step, path="", digest="")
-        for engine in self._engines:
-            try:
-                await engine.load_weights(weights, (), "recompute")
-            except EngineLost:
-                continue
+        loads = (engine.load_weights(weights, (), self._at_update) for engine in self._engines)
+        attested = await asyncio.gather(*loads, return_exceptions=True)
+        failures = [held for held in attested if isinstance(held, BaseException)]
+        if unexpected := [error for error in failures if not isinstance(error, EngineLost)]:
+            raise unexpected[0]
+        loaded = [held for held in attested if isinstance(held, Attestation)]
+        self.drained_s += max((held.drained_s for held in loaded), default=0.0)
         self.version = step
         self._news.append(step)
         self._told.set()

@@ -9,8 +9,9 @@ from itertools import accumulate
 from artifacts.records import Generated, Group
 
 
-def lag_figures(step: int, groups: Iterable[Group]) -> dict[str, float]:
-    """The metrics of the groups that a step trains; a response counts by its oldest token."""
+def lag_figures(step: int, groups: Iterable[Group], *, recomputes: bool) -> dict[str, float]:
+    """The metrics of the groups that a step trains; a response counts by its oldest token.
+    recomputes: whether engines compute again what runs when newer weights are loaded."""
     responses = [response.generated for group in groups for response in group.responses]
     lags = [lag for response in responses if (lag := lag_of(response, step)) is not None]
     num_mixed = sum(len(response.versions) > 1 for response in responses)
@@ -18,7 +19,7 @@ def lag_figures(step: int, groups: Iterable[Group]) -> dict[str, float]:
         "lag/mean_versions": sum(lags) / max(1, len(lags)),
         "lag/max_versions": float(max(lags, default=0)),
         "lag/mixed_fraction": num_mixed / max(1, len(responses)),
-        "lag/recomputed_tokens": float(sum(map(_recomputed_tokens, responses))),
+        "lag/recomputed_tokens": float(sum(map(_recomputed_tokens, responses)) * recomputes),
     }
 
 

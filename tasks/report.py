@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
-from artifacts.records import Fate, Group, Span
+from artifacts.records import Fate, Group, Running, Span
 from artifacts.reports.timeline import (
     bubble_shares,
     device_times,
@@ -236,9 +236,9 @@ def _overlap_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str,
         return {}
     step, total = report.plan.step, report.trained
     return {
-        **lag_figures(step, groups),
+        **lag_figures(step, groups, recomputes=report.plan.round.at_update is Running.INTERRUPT),
         **figures_by_lag(total.by_version, step - 1, can_cut=total.can_cut),
-        "stall/rollout_s": report.rollout.awaited_weights_s,
+        "stall/rollout_s": report.rollout.awaited_weights_s + report.published.drained_s,
         "stall/learner_s": _learner_stall_s(report),
         "queue/carried_prompts": float(len(report.rollout.carried)),
         "round/left_running": float(len(report.rollout.in_flight)),

@@ -14,7 +14,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.engines.base import Running
+from artifacts.records import Running
 from tasks.learner.collective import Accumulated, RoundToTrain, accumulate_round, update_all
 from tasks.learner.publication import publish_version
 from tasks.learner.reports import UpdateReport
@@ -80,16 +80,15 @@ async def publish_weights(plan: StepPlan, policy: PolicyReport) -> PublishReport
 
 
 async def publish_and_tell(plan: StepPlan) -> PublishReport:
-    """Publish; where a round goes on meanwhile, so does what it runs, and it hears of the
-    version."""
+    """Publish; a round that goes on meanwhile hears of the version."""
+    published = await publish(plan.run, plan.round.at_update)
     if not plan.overlaps:
-        return await publish(plan.run)
-    published = await publish(plan.run, "recompute")
+        return published
     await SampleStream.connect(plan).announce(published.weights.version)
     return published
 
 
-async def publish(run: RunContext, running: Running = "drop") -> PublishReport:
+async def publish(run: RunContext, running: Running = Running.DROP) -> PublishReport:
     """The learner's version into all engines, see `publish_version`."""
     started_s = time.time()
     published = await publish_version(
@@ -106,5 +105,6 @@ async def publish(run: RunContext, running: Running = "drop") -> PublishReport:
         weights=published.weights,
         probe_difference_nats=published.probe_difference_nats,
         gate_s=published.gate_s,
+        drained_s=published.drained_s,
         spans=run.spans("publish", busy),
     )

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.records import Generated, Request, WeightsRef
+from artifacts.records import Generated, Request, Running, WeightsRef
 
-# what becomes of running responses when a version is loaded, see `Engine.load_weights`
-Running = Literal["drop", "recompute"]
+# longest wait for what runs to finish before a load; it runs at most to its bound of tokens, and a
+# replica that hangs or dies meanwhile is found by its other calls
+DRAIN_S = 3600.0
 
 
 class EngineLost(RuntimeError):
@@ -50,6 +51,7 @@ class Attestation:
     # log-probability of each token of each probe after its first, nats; None from an engine that
     # computes none, whose tensors alone can be compared
     probe_logprobs: tuple[tuple[float, ...], ...] | None
+    drained_s: float = 0.0  # before it loaded, in which it began nothing and finished what ran
 
 
 class Engine(Protocol):
@@ -74,14 +76,20 @@ class Engine(Protocol):
         ...
 
     async def load_weights(
-        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]], running: Running = "drop"
+        self,
+        weights: WeightsRef,
+        probes: Sequence[tuple[int, ...]],
+        running: Running = Running.DROP,
     ) -> Attestation:
-        """Load a version, forget the prefix cache, attest to what is loaded.
+        """Load a version, attest to what is loaded. No request that comes later is answered from
+        the KV cache of older weights.
 
-        running: "drop" what the replica runs and what nobody has collected, and end the waits of
-        `collect`: all of that belongs to an attempt that is over, and its caller may be dead. Or
-        "recompute" the KV cache of what runs, which goes on with the new version from its next
-        token on, under the same noise, as it would in an engine that never had another version.
+        running: DROP also ends the waits of `collect`: all of it belongs to an attempt that is
+        over, and its caller may be dead. INTERRUPT goes on with the new version from the next token
+        on, under the same noise, as an engine would that never had another version. So does KEEP,
+        but for what the cache says of the tokens before. DRAIN has what runs finish on the old
+        version; what has no token by then, and what is submitted meanwhile, waits for the new one.
+        A load that drops ends the wait of one that drains, which raises EngineLost.
         """
         ...
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from artifacts.records import Generated, Request, WeightsRef, pack, unpack
+from artifacts.records import Generated, Request, Running, WeightsRef, pack, unpack
 from tasks.cluster.actors import ActorLost, Remote
 from tasks.cluster.dask_cluster import pin_process
-from tasks.engines.base import Attestation, Engine, EngineLost, EngineStats, Running
+from tasks.engines.base import DRAIN_S, Attestation, Engine, EngineLost, EngineStats
 from tasks.engines.choice import EngineConfig, build_engine
 
 
@@ -88,10 +88,15 @@ class RemoteEngine(Engine):
         await self._call("abort", pack(tuple(response_ids)))
 
     async def load_weights(
-        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]], running: Running = "drop"
+        self,
+        weights: WeightsRef,
+        probes: Sequence[tuple[int, ...]],
+        running: Running = Running.DROP,
     ) -> Attestation:
+        payload = pack((weights, tuple(probes), running))
+        extra_s = DRAIN_S if running is Running.DRAIN else 0.0
         attestation: Attestation = unpack(
-            await self._call("load_weights", pack((weights, tuple(probes), running)))
+            await self._call("load_weights", payload, extra_s=extra_s)
         )
         return attestation
 

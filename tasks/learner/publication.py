@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifacts.records import WeightsRef
-from tasks.engines.base import Attestation, Engine, Running
+from artifacts.records import Running, WeightsRef
+from tasks.engines.base import Attestation, Engine
 from tasks.engines.loading import load_all
 from tasks.learner.remote import KEPT_VERSIONS, RemoteLearner
 from tasks.learner.weight_sync import GateConfig, check_gate, check_tensors
@@ -35,6 +35,7 @@ class Publication:
     # where no gate compares them
     probe_difference_nats: float | None
     gate_s: float  # the comparison; learner and engines attest while the engines load
+    drained_s: float  # longest that an engine finished what it ran before it loaded
 
 
 async def publish_version(
@@ -45,7 +46,7 @@ async def publish_version(
     gate: GateConfig,
     probes: Probes,
     ranks_in_step: bool,
-    running: Running = "drop",
+    running: Running = Running.DROP,
 ) -> Publication:
     """The learner's version -> file -> all engines -> gate, which is off without probes.
 
@@ -62,7 +63,12 @@ async def publish_version(
     difference = None if expected is None else _passed(gate, loaded, expected)
     _keep_last_versions(directory, weights.version)
     gate_s = time.time() - gate_started_s
-    return Publication(weights=weights, probe_difference_nats=difference, gate_s=gate_s)
+    return Publication(
+        weights=weights,
+        probe_difference_nats=difference,
+        gate_s=gate_s,
+        drained_s=max((held.drained_s for held in loaded.values()), default=0.0),
+    )
 
 
 async def _side_by_side(

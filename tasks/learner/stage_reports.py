@@ -39,3 +39,4 @@ class PublishReport:
     probe_difference_nats: float | None
     gate_s: float  # the comparison; what engines and learner attest is made while the engines load
     spans: tuple[Span, ...]
+    drained_s: float = 0.0  # longest that an engine finished what it ran before it loaded

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from artifacts.records import Outcome
+from artifacts.records import Outcome, Running
 from tasks.scheduling.admission import Admission
 
 
@@ -178,6 +178,8 @@ class RoundPlan:
     upcoming: tuple[PromptRef, ...] = ()
     # bounds what may be asked before more weights are published; None where nothing overlaps
     admission: Admission | None = None
+    # of what the engines run when the step's weights are loaded
+    at_update: Running = Running.DROP
 
     @property
     def num_carried(self) -> int:

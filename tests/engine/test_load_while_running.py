@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from transformers import LlamaForCausalLM
 
-from artifacts.records import Generated, Request, WeightsRef
+from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.base import Attestation
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine
@@ -31,7 +31,10 @@ def engine(start_engine: Callable[[str], VllmEngine]) -> VllmEngine:
 
 
 async def interrupted(
-    engine: VllmEngine, requests: Sequence[Request], weights: WeightsRef
+    engine: VllmEngine,
+    requests: Sequence[Request],
+    weights: WeightsRef,
+    running: Running = Running.INTERRUPT,
 ) -> tuple[Attestation, dict[str, Generated]]:
     """These requests with weights that are loaded after a few steps."""
 
@@ -39,14 +42,15 @@ async def interrupted(
         core.add(requests)
         for _ in range(NUM_STEPS):
             engine._thread.deliver(core.step())
-        return core.load(weights, PROBES, "recompute")
+        return core.load(weights, PROBES, running)
 
     attested = await engine._thread.call("test", load, 30)
     return attested, await collect_all(engine, len(requests))
 
 
+@pytest.mark.parametrize("running", [Running.INTERRUPT, Running.KEEP])
 async def test_the_same_weights_under_another_name_change_no_draw(
-    engine: VllmEngine, versions: Versions
+    engine: VllmEngine, versions: Versions, running: Running
 ) -> None:
     """More responses than decode together: some have finished, some run, some wait."""
     requests = make_batch(24, max_new_tokens=40)
@@ -54,7 +58,7 @@ async def test_the_same_weights_under_another_name_change_no_draw(
     alone = await engine.load_weights(versions[1][0], PROBES)
     plain = await generate(engine, requests)
     again = replace(versions[1][0], version=5)
-    attested, done = await interrupted(engine, requests, again)
+    attested, done = await interrupted(engine, requests, again, running)
     assert attested == replace(alone, version=5)
     assert {name: response.token_ids for name, response in done.items()} == {
         name: response.token_ids for name, response in plain.items()
@@ -94,12 +98,75 @@ async def test_a_running_response_goes_on_as_a_fresh_engine_would_have_it(
     assert plain.token_ids != mixed.token_ids, "the new weights say something else"
 
 
+async def test_after_a_load_that_keeps_nothing_new_is_of_the_older_cache(
+    engine: VllmEngine, versions: Versions
+) -> None:
+    """Siblings of what runs, one of which waited for its prompt when the weights came, answer as a
+    fresh engine does. What runs is not computed again."""
+    prompt = tuple(2 + (7 * step) % 90 for step in range(70))
+    running, waiting, new, other = (
+        make_request("0/1", index, prompt_tokens=prompt, max_new_tokens=24, seed=index)
+        for index in range(4)
+    )
+    await engine.load_weights(versions[2][0], probes=())
+    fresh = await generate(engine, [waiting, new, other])
+    attested = await engine.load_weights(versions[2][0], PROBES)
+    await engine.load_weights(versions[1][0], probes=())
+    computed: list[int] = []
+
+    def load(core: VllmCore) -> Attestation:
+        core.add([running])
+        for _ in range(NUM_STEPS):
+            engine._thread.deliver(core.step())
+        core.hold_new()
+        core.add([waiting])
+        held = core.load(versions[2][0], PROBES, Running.KEEP)
+        (live,) = (live for live in core._live.values() if live.request is running)
+        computed.append(live.scheduled.num_computed_tokens)
+        core.add([new, other])
+        return held
+
+    assert await engine._thread.call("test", load, 30) == attested
+    done = await collect_all(engine, 4)
+    assert [span.version for span in done["0/1:0"].versions] == [1, 2]
+    assert computed == [len(prompt) + done["0/1:0"].versions[0].num_tokens - 1]
+    for name, response in fresh.items():
+        assert done[name].versions == response.versions
+        assert done[name].token_ids == response.token_ids
+        assert done[name].logprobs == pytest.approx(response.logprobs, abs=0.02)
+    assert (await engine.stats()).num_preemptions == 0
+
+
+async def test_a_load_that_drains_leaves_no_response_of_two_versions(
+    engine: VllmEngine, versions: Versions
+) -> None:
+    """More responses than decode together, and some that come while the first are finished."""
+    await engine.load_weights(versions[1][0], probes=())
+    first = make_batch(24, max_new_tokens=40)
+    await engine.submit(first)
+    loading = asyncio.create_task(engine.load_weights(versions[2][0], PROBES, Running.DRAIN))
+    await asyncio.sleep(0)
+    late = [make_request("0/9", index, seed=90 + index) for index in range(3)]
+    await engine.submit(late)
+    await engine.abort(["0/9:2"])
+    attested = await loading
+    done = await collect_all(engine, len(first) + len(late))
+    kinds = {
+        name: tuple(span.version for span in response.versions) for name, response in done.items()
+    }
+    assert kinds.pop("0/9:2") in ((), (2,))
+    assert set(kinds.values()) == {(1,), (2,)}
+    assert {kinds["0/9:0"], kinds["0/9:1"]} == {(2,)}
+    assert attested.drained_s > 0
+    assert replace(attested, drained_s=0.0) == await engine.load_weights(versions[2][0], PROBES)
+
+
 async def test_a_load_preempts_nothing_that_is_counted(
     engine: VllmEngine, versions: Versions
 ) -> None:
     await engine.load_weights(versions[1][0], probes=())
     await engine.submit(make_batch(8, max_new_tokens=40))
-    await engine.load_weights(replace(versions[1][0], version=6), (), "recompute")
+    await engine.load_weights(replace(versions[1][0], version=6), (), Running.INTERRUPT)
     assert len(await collect_all(engine, 8)) == 8
     assert (await engine.stats()).num_preemptions == 0
 
@@ -110,3 +177,25 @@ async def test_an_abort_of_nothing_ends_the_wait_for_a_response(engine: VllmEngi
     await engine.abort(())
     async with asyncio.timeout(5):
         assert await waiting == []
+
+
+async def test_probes_find_room_beside_what_is_kept(
+    start_engine: Callable[..., VllmEngine], versions: Versions
+) -> None:
+    """Ten blocks of 32 tokens, nine of them in use: one response is computed again."""
+    small = start_engine("engine-s", kv_cache_gb=10.5 * 32 * 512 / 2**30)
+    assert (await small.stats()).kv_tokens == 10 * 32
+    await small.load_weights(versions[1][0], probes=())
+    requests = [make_request(f"0/{row}", max_new_tokens=72, seed=row) for row in range(3)]
+
+    def load(core: VllmCore) -> Attestation:
+        core.add(requests)
+        while min(core.stats().progress.values()) < 50:
+            assert core.step() == []
+        return core.load(versions[2][0], PROBES, Running.KEEP)
+
+    attested = await small._thread.call("test", load, 60)
+    done = await collect_all(small, 3)
+    assert {tuple(span.version for span in each.versions) for each in done.values()} == {(1, 2)}
+    assert (await small.load_weights(versions[2][0], PROBES)).probe_logprobs is not None
+    assert attested.version == 2

@@ -313,6 +313,7 @@ def scenarios(
             async_ratio=draw(st.sampled_from([0, 0.25, 0.5, 0.7, 1, 1.5, 2, 2.3, 4]))
             if ratio is None
             else ratio,
+            extra_lag=draw(st.sampled_from([0, 0, 1, 3])),
             at_deadline=at_deadline
             or draw(st.sampled_from(["wait", "park", "drop", "train_anyway"])),
             response_overprovision=draw(st.sampled_from([1, 1, 1.5, 2.5])),
@@ -331,6 +332,11 @@ def scenarios(
         kill_share=draw(st.sampled_from([0.0, 0.02])),
         eager=draw(st.sampled_from([0.0, 0.05, 0.5, 1.0])),
     )
+
+
+def bound_of(policy: AsynchronousConfig) -> int:
+    """Versions by which a token may lag."""
+    return math.ceil(policy.async_ratio) + policy.extra_lag if policy.async_ratio else 0
 
 
 many = settings(max_examples=max(400, settings().max_examples))
@@ -369,14 +375,14 @@ def test_every_step_trains_its_groups_unless_prompts_were_dropped(scenario: Scen
 @given(st.one_of(scenarios(at_deadline="wait"), scenarios(at_deadline="park")))
 def test_no_token_lags_more_than_the_bound(scenario: Scenario) -> None:
     for played in World(scenario).play():
-        assert max(played.lags, default=0) <= math.ceil(scenario.policy.async_ratio)
+        assert max(played.lags, default=0) <= bound_of(scenario.policy)
 
 
 @many
 @given(scenarios(at_deadline="drop"))
 def test_what_is_dropped_at_its_deadline_is_replaced(scenario: Scenario) -> None:
     for played in World(scenario).play():
-        assert max(played.lags, default=0) <= math.ceil(scenario.policy.async_ratio)
+        assert max(played.lags, default=0) <= bound_of(scenario.policy)
         if scenario.infra_share == 0:
             assert len(played.accepted) == played.plan.accept_prompts
 
@@ -391,24 +397,26 @@ def test_under_wait_nothing_is_lost_but_what_cannot_be_scored(scenario: Scenario
 
 @given(
     ratio=st.sampled_from([0.25, 0.5, 1, 1.5, 2, 4]),
+    extra_lag=st.sampled_from([0, 2]),
     prompts_per_step=st.sampled_from([4, 8]),
     seed=st.integers(0, 1000),
 )
 def test_mean_lag_is_the_ratio_while_admission_is_the_limit(
-    ratio: float, prompts_per_step: int, seed: int
+    ratio: float, extra_lag: int, prompts_per_step: int, seed: int
 ) -> None:
     """Little's law: whatever is generated is ready long before the next
     version is published."""
     scenario = Scenario(
-        policy=AsynchronousConfig(async_ratio=ratio),
+        policy=AsynchronousConfig(async_ratio=ratio, extra_lag=extra_lag),
         batch=BatchConfig(prompts_per_step=prompts_per_step, responses_per_prompt=2),
-        num_steps=16,
+        num_steps=32,
         seed=seed,
         eager=0.0,
     )
     rounds = list(World(scenario).play())[math.ceil(ratio) : -math.ceil(ratio)]
     lags = [lag for played in rounds for lag in played.lags]
-    assert sum(lags) / len(lags) == pytest.approx(ratio)
+    # a group of these rounds may have been passed over from before them, or into those after them
+    assert sum(lags) / len(lags) == pytest.approx(ratio, rel=0.15 if extra_lag else 1e-9)
 
 
 @many
@@ -556,3 +564,7 @@ def test_the_limit_grows_by_a_step_with_each_version_up_to_the_end_of_the_run() 
     )
     assert [admission.limit(version) for version in range(4)] == [33, 43, 50, 50]
     assert [admission.deadline(version) for version in range(3)] == [4, 5, 6]
+    patient = replace(admission, extra_lag=2)
+    assert [patient.limit(version) for version in range(4)] == [33, 43, 50, 50]
+    assert [patient.deadline(version) for version in range(3)] == [6, 7, 8]
+    assert patient.versions(7) == range(1, 7)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artifacts.records import response_id
+from artifacts.records import Running, response_id
 from benchmarks.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
 from benchmarks.simulated_round import SimulatedRound, make_engines
 from tasks.engines.simulation.lengths import LengthModel
@@ -35,6 +35,7 @@ class Scenario:
     lengths: LengthModel
     reward: SimulatedRewardConfig
     train_s: float
+    at_update: Running
     leaves_running: bool
     losses_s: tuple[float, ...]  # when engines die; one more than that lives on
 
@@ -45,6 +46,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     return Scenario(
         policy=AsynchronousConfig(
             async_ratio=draw(st.sampled_from([0.5, 1, 1.5, 2, 4])),
+            extra_lag=draw(st.sampled_from([0, 0, 2])),
             at_deadline=draw(st.sampled_from(["wait", "wait", "park", "drop"])),
             response_overprovision=draw(st.sampled_from([1, 1, 1.5, 2])),
             dynamic_sampling=draw(st.sampled_from([0.0, 0.0, 1.0])),
@@ -60,6 +62,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             seed=seed,
         ),
         train_s=draw(st.sampled_from([0.1, 1.0, 5.0])),
+        at_update=draw(st.sampled_from([Running.INTERRUPT, Running.DRAIN, Running.KEEP])),
         leaves_running=draw(st.booleans()),
         losses_s=tuple(draw(st.lists(st.floats(0, 20), max_size=2))),
     )
@@ -80,7 +83,7 @@ def run(scenario: Scenario) -> list[SimulatedRound]:
                 num_steps=scenario.num_steps,
                 domains=("a", "b", "c") * 20,
                 engines=engines,
-                learner=SimulatedLearner(engines, scenario.train_s),
+                learner=SimulatedLearner(engines, scenario.train_s, scenario.at_update),
                 feed=lambda: SimulatedFeed(scenario.reward),
                 max_response_tokens=2000,
                 leaves_running=scenario.leaves_running,
@@ -136,10 +139,12 @@ def test_every_token_is_booked_once_in_the_round_that_decides(scenario: Scenario
 @given(scenarios())
 def test_no_trained_token_is_older_than_the_bound(scenario: Scenario) -> None:
     for one in run(scenario):
-        oldest = one.plan.step - 1 - math.ceil(scenario.policy.async_ratio)
+        policy = scenario.policy
+        oldest = one.plan.step - 1 - math.ceil(policy.async_ratio) - policy.extra_lag
         for group in one.result.groups:
             assert len(group.responses) == one.plan.accept_per_prompt
             for response in group.responses:
                 spans = response.generated.versions
                 assert sum(span.num_tokens for span in spans) == len(response.generated.token_ids)
                 assert all(oldest <= span.version < one.plan.step for span in spans)
+                assert len(spans) == 1 or scenario.at_update is not Running.DRAIN

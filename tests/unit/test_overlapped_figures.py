@@ -9,7 +9,7 @@ import pytest
 from learner_factories import make_group
 from plan_factories import make_report, make_step_plan, span
 
-from artifacts.records import Group, VersionSpan
+from artifacts.records import Group, Running, VersionSpan
 from tasks.engines.base import EngineStats
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.version_sums import TokenSums, VersionSums
@@ -23,14 +23,17 @@ from tasks.scheduling.queue_state import QueueState
 ADMISSION = Admission(async_ratio=2, prompts_per_step=1, num_steps=9, num_before=0, version=2)
 
 
-def overlapped_report() -> StepReport:
-    """Step 4, whose round waited 1.5 s for weights and whose training might have begun at 3 s."""
+def overlapped_report(at_update: Running = Running.INTERRUPT) -> StepReport:
+    """Step 4, whose round waited 1.5 s for weights and whose training might have begun at 3 s;
+    engines took 2 s to finish what they ran before they loaded its weights."""
     plan = make_step_plan(4, kind="any")
-    plan = replace(plan, round=replace(plan.round, admission=ADMISSION))
+    overlapped = replace(plan.round, admission=ADMISSION, at_update=at_update)
+    plan = replace(plan, round=overlapped)
     report = make_report((span("rollout", 0, 3),), plan=plan)
     return replace(
         report,
         rollout=replace(report.rollout, awaited_weights_s=1.5),
+        published=replace(report.published, drained_s=2.0),
         gradients=replace(report.gradients, spans=(span("train", 5, 8), span("train", 6, 8))),
         turn_s=3.0,
     )
@@ -64,11 +67,14 @@ def test_a_load_has_the_tokens_before_it_computed_again() -> None:
     group = group_of(((1, 4), (2, 3), (3, 2)), ((3, 5),), ((2, 1), (3, 1)))
     metrics = step_metrics(overlapped_report(), QueueState(), (group,))
     assert metrics["lag/recomputed_tokens"] == 4 + (4 + 3) + 1
+    for other in (Running.KEEP, Running.DRAIN):
+        metrics = step_metrics(overlapped_report(other), QueueState(), (group,))
+        assert metrics["lag/recomputed_tokens"] == 0
 
 
 def test_who_waited_for_whom_is_told() -> None:
     metrics = step_metrics(overlapped_report(), QueueState(), (group_of(((3, 5),)),))
-    assert metrics["stall/rollout_s"] == 1.5
+    assert metrics["stall/rollout_s"] == 1.5 + 2.0
     assert metrics["stall/learner_s"] == pytest.approx(2.0)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from round_factories import ENGINE
 
-from artifacts.records import Generated, Request, Response, Score
+from artifacts.records import Generated, Request, Response, Running, Score
 from benchmarks import asynchronous_simulated
 from benchmarks.overlapped_rounds import (
     OverlappedRun,
@@ -80,6 +80,7 @@ def make_run(
     train_s: float = 2.0,
     leaves_running: bool = True,
     published: list[str] | None = None,
+    at_update: Running = Running.INTERRUPT,
 ) -> OverlappedRun:
     told = [] if published is None else published
     return OverlappedRun(
@@ -88,7 +89,7 @@ def make_run(
         num_steps=num_steps,
         domains=("a", "b") * 40,
         engines=engines,
-        learner=SimulatedLearner(engines, train_s),
+        learner=SimulatedLearner(engines, train_s, at_update),
         feed=lambda: CountingFeed(told),
         max_response_tokens=2000,
         leaves_running=leaves_running,
@@ -189,6 +190,26 @@ def test_a_response_says_which_versions_sampled_it() -> None:
                 assert set(versions) <= set(allowed)
                 mixed += len(versions) > 1
         assert mixed
+
+    run_virtual(play())
+
+
+@pytest.mark.parametrize("at_update", [Running.DRAIN, Running.KEEP])
+def test_engines_that_finish_what_they_run_give_no_response_of_two_versions(
+    at_update: Running,
+) -> None:
+    """They begin nothing meanwhile; those that keep it do not wait."""
+
+    async def play() -> None:
+        engines = [CountingEngine("engine-0"), CountingEngine("engine-1")]
+        run = make_run(engines, train_s=0.5, at_update=at_update)
+        rounds = await play_all(run)
+        assert [len(played.result.groups) for played in rounds] == [4] * 6
+        spans = [len(response.versions) for response in generated_in(rounds)]
+        assert (max(spans) > 1) == (at_update is Running.KEEP)
+        assert (run.learner.drained_s > 0) == (at_update is Running.DRAIN)
+        submitted = Counter(name for engine in engines for name in engine.submitted)
+        assert set(submitted.values()) == {1}
 
     run_virtual(play())
 
@@ -322,6 +343,24 @@ def test_the_gain_is_that_of_the_queueing_model(ratio: float, speedup: float) ->
     assert plain.seconds / found.seconds == pytest.approx(speedup, rel=0.05)
     assert found.lag_mean == pytest.approx(ratio, rel=0.05)
     assert found.lag_max == int(ratio + 0.5)
+
+
+def test_a_larger_bound_gains_where_lengths_have_a_heavy_tail_and_chooses_no_lengths() -> None:
+    """The mean lag stays; more responses than are trained gain more, and choose the short ones."""
+    patient = AsynchronousConfig(async_ratio=1.0, extra_lag=2)
+    wide = AsynchronousConfig(async_ratio=1.0, response_overprovision=1.5)
+    plain, patiently, widely = (
+        asynchronous_simulated.play(policy, 60, long_share=0.05)
+        for policy in (ONE_AHEAD, patient, wide)
+    )
+    assert patiently.groups_per_s > 1.25 * plain.groups_per_s
+    assert widely.groups_per_s > 2 * patiently.groups_per_s
+    assert (plain.lag_max, patiently.lag_max, widely.lag_max) == (1, 3, 1)
+    assert patiently.lag_mean == pytest.approx(1, rel=0.1)
+    assert patiently.length_share == pytest.approx(plain.length_share, rel=0.05)
+    assert patiently.untrained_share == 0
+    assert widely.length_share < 0.5 * plain.length_share
+    assert widely.untrained_share > 0.3
 
 
 def test_prompts_of_a_round_know_those_that_it_carries() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from round_factories import make_plan, play
 
-from artifacts.records import Generated, Request, VersionSpan, WeightsRef
+from artifacts.records import Generated, Request, Running, VersionSpan, WeightsRef
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
@@ -279,7 +279,7 @@ def test_what_runs_at_a_load_may_go_on_with_the_new_version() -> None:
         engine = SimulatedEngine("engine-0", prefilling)
         await engine.submit([request(0), request(1), request(2)])
         await asyncio.sleep(1.5)
-        await engine.load_weights(WeightsRef(version=1, path="", digest=""), (), "recompute")
+        await engine.load_weights(WeightsRef(version=1, path="", digest=""), (), Running.INTERRUPT)
         return await collect_all(engine, 3)
 
     finished, running, waiting = run_virtual(load())
@@ -289,6 +289,65 @@ def test_what_runs_at_a_load_may_go_on_with_the_new_version() -> None:
     ] == [[(0, 100)], [(0, 48), (1, 52)], [(1, 100)]]
     assert finished.finished_s == pytest.approx(1.01)
     assert running.finished_s == pytest.approx(2.02 + 0.01 + 0.048)
+
+
+def spans_of(response: Generated) -> list[tuple[int, int]]:
+    return [(span.version, span.num_tokens) for span in response.versions]
+
+
+def test_what_runs_at_a_load_may_go_on_over_the_cache_of_the_older_version() -> None:
+    prefilling = PLAIN.model_copy(update={"prefill_s_per_token": 0.001, "max_batch": 1})
+
+    async def load() -> list[Generated]:
+        engine = SimulatedEngine("engine-0", prefilling)
+        await engine.submit([request(0), request(1), request(2)])
+        await asyncio.sleep(1.5)
+        await engine.load_weights(WeightsRef(version=1, path="", digest=""), (), Running.KEEP)
+        return await collect_all(engine, 3)
+
+    responses = run_virtual(load())
+    assert [*map(spans_of, responses)] == [[(0, 100)], [(0, 48), (1, 52)], [(1, 100)]]
+    assert responses[1].finished_s == pytest.approx(2.02)
+
+
+def test_what_runs_at_a_load_may_be_finished_first() -> None:
+    """What waits for room then, and what is submitted meanwhile, has nothing of the old version."""
+
+    async def load() -> tuple[float, list[Generated]]:
+        engine = SimulatedEngine("engine-0", PLAIN.model_copy(update={"max_batch": 1}))
+        await engine.submit([request(0), request(1), request(2)])
+        await asyncio.sleep(1.5)
+        new = WeightsRef(version=1, path="", digest="")
+        loading = asyncio.create_task(engine.load_weights(new, (), Running.DRAIN))
+        await asyncio.sleep(0.1)
+        await engine.submit([request(3), request(4)])
+        await engine.abort(["0/1:3"])
+        return (await loading).drained_s, await collect_all(engine, 5)
+
+    drained_s, responses = run_virtual(load())
+    assert drained_s == pytest.approx(0.5)
+    whole = [response for response in responses if response.finish_reason == "stop"]
+    assert [*map(spans_of, whole)] == [[(0, 100)], [(0, 100)], [(1, 100)], [(1, 100)]]
+    (stopped,) = (response for response in responses if response.finish_reason == "aborted")
+    assert (stopped.index, stopped.token_ids) == (3, ())
+
+
+def test_a_load_that_drops_overtakes_one_that_drains() -> None:
+    async def load() -> list[Generated]:
+        engine = SimulatedEngine("engine-0", PLAIN)
+        await engine.submit([request(0)])
+        await asyncio.sleep(0.5)
+        late = WeightsRef(version=1, path="", digest="")
+        loading = asyncio.create_task(engine.load_weights(late, (), Running.DRAIN))
+        await asyncio.sleep(0.1)
+        await engine.load_weights(WeightsRef(version=2, path="", digest=""), ())
+        with pytest.raises(EngineLost, match="engine-0 has loaded other weights meanwhile"):
+            await loading
+        await engine.submit([request(1)])
+        return await collect_all(engine, 1)
+
+    (response,) = run_virtual(load())
+    assert spans_of(response) == [(2, 100)]
 
 
 def test_an_abort_of_nothing_ends_the_wait_for_a_response() -> None:

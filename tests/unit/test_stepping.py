@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
@@ -177,3 +178,37 @@ async def test_close_frees_the_core_and_refuses_calls() -> None:
     assert core.closed
     with pytest.raises(EngineLost, match="engine-0 was closed"):
         await stepping.collect(5)
+
+
+async def test_a_call_may_wait_until_the_core_has_nothing_to_do(thread: Thread) -> None:
+    """Others are answered meanwhile."""
+    go_on = threading.Event()
+
+    def hold(core: CountdownCore) -> None:
+        core.before_step = lambda: (core.steps < 2 or go_on.wait(5)) and None
+        core.add({0: 6})
+
+    await thread.call("add", hold, 5)
+    idle = asyncio.create_task(
+        thread.call("idle", lambda core: (core.steps, core.busy), 5, when_idle=True)
+    )
+    go_on.set()
+    assert await idle == (6, False)
+    assert await thread.call("steps", lambda core: core.steps, 5, when_idle=True) == 6
+
+
+async def test_a_clearing_and_a_death_end_the_wait_for_an_idle_core(thread: Thread) -> None:
+    def clear(core: CountdownCore) -> None:
+        thread.clear()
+
+    def die(core: CountdownCore) -> None:
+        raise RuntimeError("the device is gone")
+
+    await thread.call("add", lambda core: core.add({0: 10**9}), 5)
+    for end, error in ((clear, "has loaded other weights"), (die, "the device is gone")):
+        idle = asyncio.create_task(thread.call("idle", lambda core: None, 5, when_idle=True))
+        await asyncio.sleep(0)
+        with contextlib.suppress(EngineLost):
+            await thread.call("end", end, 5)
+        with pytest.raises(EngineLost, match=error):
+            await idle

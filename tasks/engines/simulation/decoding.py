@@ -50,6 +50,11 @@ class Decoding:
         return len(self.request.prompt_tokens) + self.num_tokens
 
     @property
+    def is_begun(self) -> bool:
+        """Whether this replica has generated any of it."""
+        return self.num_tokens > len(self.request.kept_tokens)
+
+    @property
     def whole_tokens(self) -> int:
         """Tokens that are there: the one that a step is at does not count."""
         return int(self.num_tokens + EPSILON)
@@ -67,11 +72,17 @@ class DecodingBatch:
         self.num_preemptions = 0
         self.kv_tokens_max = 0.0
         self.tokens_generated = 0.0
+        self.holds_new = False  # whether nothing is begun that has no token yet
         self._pace = pace
         self._running: list[Decoding] = []  # in the order of admission
         self._waiting: deque[Decoding] = deque()
         self._advanced_s = 0.0  # how far the simulation has come
         self._stall_s = 0.0  # prefill still to do before the batch decodes on
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing is half done."""
+        return not (self._running or any(sequence.is_begun for sequence in self._waiting))
 
     @property
     def sequences(self) -> tuple[Decoding, ...]:
@@ -91,12 +102,16 @@ class DecodingBatch:
         """Forget every sequence, and what was counted since the last time."""
         self._running.clear()
         self._waiting.clear()
-        self.recompute()
+        self.begin_version()
 
     def recompute(self) -> None:
-        """Prefill every sequence again, tokens and all, and forget what was counted."""
+        """Prefill every sequence again, tokens and all."""
         self._waiting.extendleft(reversed(self._running))
         self._running.clear()
+
+    def begin_version(self) -> None:
+        """Begin what waits again, and forget what was counted."""
+        self.holds_new = False
         self.num_preemptions = 0
         self.kv_tokens_max = 0.0
 
@@ -125,7 +140,7 @@ class DecodingBatch:
         while len(self._running) > 1 and self._kv_tokens() >= self._pace.kv_tokens - EPSILON:
             self.num_preemptions += 1
             self._waiting.appendleft(self._running.pop())
-        while self._waiting and self._has_room(self._waiting[0]):
+        while self._waiting and self._may_begin(self._waiting[0]):
             sequence = self._waiting.popleft()
             self._stall_s += self._pace.prefill_s_per_token * sequence.kv_tokens
             self._running.append(sequence)
@@ -152,6 +167,9 @@ class DecodingBatch:
             return to_end
         to_overflow = (self._pace.kv_tokens - self._kv_tokens()) / len(self._running)
         return min(to_end, max(to_overflow, 1.0))
+
+    def _may_begin(self, sequence: Decoding) -> bool:
+        return (sequence.is_begun or not self.holds_new) and self._has_room(sequence)
 
     def _has_room(self, sequence: Decoding) -> bool:
         """With a margin to grow into, so that a preempted sequence does not come back only to be

@@ -16,14 +16,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from artifacts.records import FinishReason, Generated, Request, WeightsRef
+from artifacts.records import FinishReason, Generated, Request, Running, WeightsRef
 from tasks.engines.base import (
     Attestation,
     EngineLost,
     EngineStats,
     Replica,
     ReplicaConfig,
-    Running,
 )
 from tasks.engines.model_files import read_tokenizer
 from tasks.engines.simulation.decoding import Decoding, DecodingBatch, Pace
@@ -136,6 +135,7 @@ class SimulatedEngine(Replica):
         self._batch = DecodingBatch(config.pace)
         self._done: list[Generated] = []
         self._arrived = asyncio.Event()
+        self._drained = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._is_lost = False
         self._num_loads = 0
@@ -188,23 +188,46 @@ class SimulatedEngine(Replica):
         self._schedule()
 
     async def load_weights(
-        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]], running: Running = "drop"
+        self,
+        weights: WeightsRef,
+        probes: Sequence[tuple[int, ...]],
+        running: Running = Running.DROP,
     ) -> Attestation:
         """Raises ValueError, and goes on as before, when the version is not there."""
         prints = await _fingerprints(weights)
         self._check_alive()
+        began_s = self._now()
         self._advance()
-        if running == "drop":
+        if running is Running.DRAIN:
+            await self._drain()
+        if running is Running.DROP:
             self._batch.clear()
             self._done = []
             self._num_loads += 1
             self._arrived.set()
+            self._drained.set()
         for sequence in self._batch.sequences:
             sequence.spans = sequence.spans_with(self._version)
-        self._batch.recompute()
+        if running is not Running.KEEP:
+            self._batch.recompute()
+        self._batch.begin_version()
         self._schedule()
         self._version = weights.version
-        return Attestation(version=self._version, fingerprints=prints, probe_logprobs=None)
+        drained_s = self._now() - began_s
+        return Attestation(
+            version=self._version, fingerprints=prints, probe_logprobs=None, drained_s=drained_s
+        )
+
+    async def _drain(self) -> None:
+        """Finish what is begun, and nothing else. Raises EngineLost when another load drops it."""
+        began = self._num_loads
+        self._batch.holds_new = True
+        while not self._batch.is_drained:
+            self._drained.clear()
+            await self._drained.wait()
+            self._check_alive()
+            if began != self._num_loads:
+                raise EngineLost(f"{self.name} has loaded other weights meanwhile")
 
     async def stats(self) -> EngineStats:
         self._check_alive()
@@ -236,6 +259,7 @@ class SimulatedEngine(Replica):
         if self._timer is not None:
             self._timer.cancel()
         self._arrived.set()
+        self._drained.set()
 
     def _advance(self) -> None:
         """Come up to now, and hand back what has ended on the way."""
@@ -245,6 +269,8 @@ class SimulatedEngine(Replica):
     def _schedule(self) -> None:
         """Give away the room there is, and set the timer for whatever happens next."""
         self._batch.fill()
+        if self._batch.is_drained:
+            self._drained.set()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -15,15 +15,16 @@ temperature 1 and top_p 1 they are the model's own; for greedy decoding (tempera
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from operator import xor
 from typing import TYPE_CHECKING, Any
 
-from artifacts.records import FinishReason, Generated, Request, VersionSpan, WeightsRef
+from artifacts.records import FinishReason, Generated, Request, Running, VersionSpan, WeightsRef
 from tasks.engines.admission import check_request, extend_spans
-from tasks.engines.base import Attestation, EngineStats, Running
+from tasks.engines.base import Attestation, EngineStats
 from tasks.engines.vllm.draws import own_draws
 from tasks.engines.vllm.siblings import Siblings, Waiting
 
@@ -67,9 +68,12 @@ class VllmCore:
         self._asleep = False
         self._seed_arguments = own_draws(engine)
         self._siblings = Siblings(self._scheduler)
+        self._holds_new = False
+        self._held: list[Waiting] = []  # until the next load
 
     @property
     def busy(self) -> bool:
+        """Whether a step would do something; what waits for the next load does nothing."""
         return bool(self._live or self._siblings.waiting)
 
     @property
@@ -84,8 +88,7 @@ class VllmCore:
         self._wake()
         now_s = time.time()
         for request in requests:
-            if not self._siblings.hold(request, now_s):
-                self._begin(request, now_s)
+            self._take_in(request, now_s)
 
     def step(self) -> list[Generated]:
         """One step of the batch; the responses that it finished."""
@@ -93,16 +96,36 @@ class VllmCore:
         self._note_kv_usage()
         self._note_first_tokens()
         self._admit(self._siblings.take_ready())
-        return [
-            self._finish(output.request_id, output.outputs[0].finish_reason)
-            for output in outputs
-            if output.finished
-        ]
+        return self._finished(outputs)
+
+    def settle(self) -> list[Generated]:
+        """Take in what vLLM has computed ahead of the last step, as it does on GPUs, so that none
+        of it is taken for a later version's; the responses that finished in it."""
+        ahead = self._engine.engine_core.engine_core.batch_queue
+        done: list[Generated] = []
+        with self._alone():
+            while ahead:
+                done += self._finished(self._engine.step())
+        return done
+
+    def hold_new(self) -> None:
+        """Begin nothing until the next load; what is not begun yet waits for it, too."""
+        self._holds_new = True
+        begun = {request.request_id for request in self._scheduler.running}
+        for live in [*self._live.values()]:
+            if not _new_tokens(live) and live.scheduled.request_id not in begun:
+                self._engine.abort_request([live.internal_id], internal=True)
+                self._forget(live)
+                self._held.append(Waiting(request=live.request, submitted_s=live.submitted_s))
+        self._held += self._siblings.take_all()
 
     def abort(self, response_ids: Sequence[str]) -> list[Generated]:
         """The partial responses, in the order asked; ids that are not running (any more) are
         skipped."""
-        self._admit(self._siblings.take(frozenset(response_ids)))
+        wanted = frozenset(response_ids)
+        held = [each for each in self._held if each.request.response_id in wanted]
+        self._held = [each for each in self._held if each not in held]
+        self._admit([*held, *self._siblings.take(wanted)])
         running = [response_id for response_id in response_ids if response_id in self._live]
         self._engine.abort_request(
             [self._live[response_id].internal_id for response_id in running], internal=True
@@ -112,27 +135,47 @@ class VllmCore:
         return partial
 
     def load(
-        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]], running: Running = "drop"
+        self,
+        weights: WeightsRef,
+        probes: Sequence[tuple[int, ...]],
+        running: Running = Running.DROP,
     ) -> Attestation:
-        """Load and attest. What still runs is dropped, or preempted and computed again: its next
-        token is of the new version."""
+        """Load and attest, with what runs as `Engine.load_weights` says; before it drains, nothing
+        must run any more."""
         self._check_probes(probes)
         self._wake()
-        if running == "drop":
+        try:
+            return self._load(weights, probes, running)
+        finally:
+            self._holds_new = False
+            held, self._held = self._held, []
+            for waiting in held:
+                self._take_in(waiting.request, waiting.submitted_s)
+
+    def _load(
+        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]], running: Running
+    ) -> Attestation:
+        keeps = running is Running.KEEP
+        if running is Running.DROP:
             self.abort([*self._live, *self._waiting_names()])
+        if keeps:
+            self.hold_new()
         for live in self._live.values():
             live.spans = self._spans(live)
         prints = self._engine.collective_rpc("load_version", args=(weights.path, weights.version))
         self._version = weights.version
+        if keeps:
+            self._siblings.salt = str(weights.version)
+        else:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
         self._num_preemptions, self._kv_usage_max = 0, 0.0
-        self._engine.reset_prefix_cache(reset_running_requests=True)
         for live in self._live.values():
             live.num_preemptions = live.scheduled.num_preemptions
-        held_back = self._hold_back()
-        logprobs = self._prompt_logprobs(probes)
-        if not self._engine.reset_prefix_cache():
-            raise RuntimeError("a prefix cache that nothing uses could not be emptied")
-        self._scheduler.waiting.extend(held_back)
+        self._make_room(probes)
+        with self._alone():
+            logprobs = self._prompt_logprobs(probes)
+            if not (keeps or self._engine.reset_prefix_cache()):
+                raise RuntimeError("a prefix cache that nothing uses could not be emptied")
         return Attestation(
             version=weights.version, fingerprints=_agreed(prints), probe_logprobs=logprobs
         )
@@ -174,7 +217,7 @@ class VllmCore:
             name: len(live.request.kept_tokens) + len(_new_tokens(live))
             for name, live in self._live.items()
         }
-        waiting = (each.request for each in self._siblings.waiting)
+        waiting = (each.request for each in (*self._siblings.waiting, *self._held))
         return begun | {request.response_id: len(request.kept_tokens) for request in waiting}
 
     def rest(self) -> None:
@@ -194,7 +237,8 @@ class VllmCore:
     def close(self) -> None:
         self._live.clear()
         self._without_token.clear()
-        self._siblings.take(frozenset(self._waiting_names()))
+        self._held.clear()
+        self._siblings.take_all()
         self._engine.engine_core.shutdown()
 
     # --- into vLLM
@@ -220,24 +264,46 @@ class VllmCore:
         self._without_token.append(live)
         self._siblings.enter(live.scheduled)
 
+    def _take_in(self, request: Request, submitted_s: float) -> None:
+        """Begin it, or have it wait for the next load or for a sibling."""
+        if self._holds_new:
+            self._held.append(Waiting(request=request, submitted_s=submitted_s))
+        elif not self._siblings.hold(request, submitted_s):
+            self._begin(request, submitted_s)
+
     def _admit(self, held: Sequence[Waiting]) -> None:
-        """Begin what has waited for a sibling."""
+        """Begin what has waited."""
         for waiting in held:
             self._begin(waiting.request, waiting.submitted_s)
 
     def _waiting_names(self) -> list[str]:
-        return [each.request.response_id for each in self._siblings.waiting]
+        return [each.request.response_id for each in (*self._siblings.waiting, *self._held)]
 
-    def _hold_back(self) -> list[Any]:  # Any: vLLM's requests
-        """Take out what waits, so that the probes are alone; nothing may run."""
-        waiting = list(self._scheduler.waiting)
-        self._scheduler.waiting.clear()
-        return waiting
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have vLLM schedule nothing of what runs and waits in it, blocks and tokens staying as
+        they are, so that probes are alone."""
+        scheduler = self._scheduler
+        running, waiting = list(scheduler.running), list(scheduler.waiting)
+        scheduler.running = []
+        scheduler.waiting.clear()
+        yield
+        scheduler.running = [request for request in running if not request.is_finished()]
+        scheduler.waiting.extend(waiting)
+
+    def _make_room(self, probes: Sequence[tuple[int, ...]]) -> None:
+        """Preempt the last of what runs until there are blocks for the probes beside the rest."""
+        scheduler, block_size = self._scheduler, self._engine.vllm_config.cache_config.block_size
+        num_needed = sum(len(probe) // block_size + 1 for probe in probes)
+        blocks = scheduler.kv_cache_manager.block_pool
+        while scheduler.running and blocks.get_num_free_blocks() < num_needed:
+            scheduler._preempt_request(scheduler.running.pop(), time.monotonic())
 
     def _enter(self, request_id: str, tokens: list[int], params: SamplingParams) -> str:
         from vllm.inputs.engine import tokens_input
 
-        internal_id: str = self._engine.add_request(request_id, tokens_input(tokens), params)
+        asked = tokens_input(tokens, cache_salt=self._siblings.salt)
+        internal_id: str = self._engine.add_request(request_id, asked, params)
         return internal_id
 
     def _sampling(self, request: Request) -> SamplingParams:
@@ -326,11 +392,24 @@ class VllmCore:
         num_closed = sum(span.num_tokens for span in live.spans)
         return extend_spans(live.spans, self._version, num_tokens - num_closed)
 
-    def _finish(self, response_id: str, reason: FinishReason) -> Generated:
-        live = self._live.pop(response_id)
+    def _finished(self, outputs: Sequence[Any]) -> list[Generated]:  # Any: vLLM's outputs
+        """The responses that ended in a step."""
+        return [
+            self._finish(output.request_id, output.outputs[0].finish_reason)
+            for output in outputs
+            if output.finished
+        ]
+
+    def _forget(self, live: _Live) -> None:
+        """vLLM has it no longer."""
+        del self._live[live.request.response_id]
         self._siblings.leave(live.scheduled)
         if live in self._without_token:
             self._without_token.remove(live)
+
+    def _finish(self, response_id: str, reason: FinishReason) -> Generated:
+        live = self._live[response_id]
+        self._forget(live)
         now_s = time.time()
         request, new = live.request, _new_tokens(live)
         self._num_tokens += len(new)

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
 
-from artifacts.records import Generated, Request, WeightsRef
-from tasks.engines.base import Attestation, EngineStats, Replica, ReplicaConfig, Running
+from artifacts.records import Generated, Request, Running, WeightsRef
+from tasks.engines.base import DRAIN_S, Attestation, EngineStats, Replica, ReplicaConfig
 from tasks.engines.model_files import check_model_directory, read_stop_ids, read_tokenizer
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
@@ -181,21 +183,33 @@ class VllmEngine(Replica):
         )
 
     async def load_weights(
-        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]], running: Running = "drop"
+        self,
+        weights: WeightsRef,
+        probes: Sequence[tuple[int, ...]],
+        running: Running = Running.DROP,
     ) -> Attestation:
         """Raises ValueError, the weights as they were, if the file's tensors are not the model's.
 
         Fingerprints are of what the engine holds as far as that can be read back; `worker`
         says how far.
         """
-        fixed = tuple(probes)
+        fixed, began_s = tuple(probes), time.monotonic()
+        drains = running is Running.DRAIN
+        if drains:
+            await self._thread.call(
+                "load_weights", lambda core: core.hold_new(), self._config.call_deadline_s
+            )
 
         def load(core: VllmCore) -> Attestation:
-            if running == "drop":
+            drained_s = time.monotonic() - began_s if drains else 0.0
+            if running is Running.DROP:
                 self._thread.clear()
-            return core.load(weights, fixed, running)
+            if running is Running.KEEP:
+                self._thread.deliver(core.settle())
+            return replace(core.load(weights, fixed, running), drained_s=drained_s)
 
-        return await self._thread.call("load_weights", load, self._config.load_deadline_s)
+        deadline_s = self._config.load_deadline_s + (DRAIN_S if drains else 0.0)
+        return await self._thread.call("load_weights", load, deadline_s, when_idle=drains)
 
     async def stats(self) -> EngineStats:
         return await self._thread.call(

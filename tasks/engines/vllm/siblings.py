@@ -5,7 +5,8 @@
 
 vLLM shares computed prefixes in whole blocks, so each sibling would compute again what its prompt
 has in a last, half-filled block: on CPUs, where a block has 32 tokens, about 16 tokens a response.
-A copy costs next to nothing. No draw changes: its noise belongs to the response.
+A copy costs next to nothing. No draw changes: its noise belongs to the response. What other
+weights computed is not shared: requests carry a cache salt, which changes when such blocks stay.
 
 Off where it was not tried or gains nothing: on GPUs (a few tokens of a prefill are nothing there),
 without prefix caching, and for models whose layers do not keep every token.
@@ -29,6 +30,7 @@ from tasks.engines.vllm.llm_engine import on_cpu
 # Any: vLLM's scheduler, requests and blocks
 
 Tokens = tuple[int, ...]
+Key = tuple[str | None, Tokens]  # of what is shared: cache salt and prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +38,12 @@ class Waiting:
     """A request that waits until a sibling has computed the prompt of both."""
 
     request: Request
-    tokens: Tokens  # of the prompt, kept ones included
     submitted_s: float  # Unix seconds
+
+    @property
+    def tokens(self) -> Tokens:
+        """Of the prompt, kept ones included."""
+        return (*self.request.prompt_tokens, *self.request.kept_tokens)
 
 
 class Siblings:
@@ -45,7 +51,9 @@ class Siblings:
 
     def __init__(self, scheduler: Any) -> None:
         self._can_share = _can_share(scheduler)
-        self._inside: dict[Tokens, list[Any]] = {}  # vLLM's requests by prompt, oldest first
+        # vLLM's cache salt of all that enters from now on; what has another is never shared with it
+        self.salt: str | None = None
+        self._inside: dict[Key, list[Any]] = {}  # vLLM's requests, oldest first
         self._waiting: list[Waiting] = []
         self._blocks = scheduler.kv_cache_manager
         self._whole_blocks = self._blocks.get_computed_blocks
@@ -60,12 +68,16 @@ class Siblings:
     def hold(self, request: Request, submitted_s: float) -> bool:
         """Whether this request waits for a sibling that computes their prompt; False where it may
         enter at once."""
-        tokens = (*request.prompt_tokens, *request.kept_tokens)
-        must_wait = self._is_computing(tokens)
+        waiting = Waiting(request=request, submitted_s=submitted_s)
+        must_wait = self._is_computing(waiting.tokens)
         if must_wait:
-            waiting = Waiting(request=request, tokens=tokens, submitted_s=submitted_s)
             self._waiting.append(waiting)
         return must_wait
+
+    def take_all(self) -> list[Waiting]:
+        """All that wait."""
+        taken, self._waiting = self._waiting, []
+        return taken
 
     def take_ready(self) -> list[Waiting]:
         """Those whose prompt a sibling has computed, or that have no sibling inside any more."""
@@ -84,19 +96,19 @@ class Siblings:
     def enter(self, request: Any) -> None:
         """vLLM has this request now, and has not begun it."""
         if self._can_share:
-            self._inside.setdefault(tuple(request.prompt_token_ids), []).append(request)
+            self._inside.setdefault(_key(request), []).append(request)
 
     def leave(self, request: Any) -> None:
         """The request is over."""
         if self._can_share:
-            tokens = tuple(request.prompt_token_ids)
-            self._inside[tokens].remove(request)
-            if not self._inside[tokens]:
-                del self._inside[tokens]
+            key = _key(request)
+            self._inside[key].remove(request)
+            if not self._inside[key]:
+                del self._inside[key]
 
     def _is_computing(self, tokens: Tokens) -> bool:
         """Whether siblings are inside, and none has the whole prompt yet."""
-        inside = self._inside.get(tokens, ())
+        inside = self._inside.get((self.salt, tokens), ())
         return bool(inside) and not any(request.num_output_tokens for request in inside)
 
     def _computed_blocks(self, request: Any) -> tuple[Any, int, int]:
@@ -120,8 +132,12 @@ class Siblings:
         preempted request computes what it has generated, too."""
         if request.num_output_tokens:
             return None
-        inside = self._inside.get(tuple(request.prompt_token_ids), ())
+        inside = self._inside.get(_key(request), ())
         return next((sibling for sibling in inside if _holds(sibling, num_tokens)), None)
+
+
+def _key(request: Any) -> Key:
+    return request.cache_salt, tuple(request.prompt_token_ids)
 
 
 def _can_share(scheduler: Any) -> bool:

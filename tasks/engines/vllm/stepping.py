@@ -51,6 +51,7 @@ C = TypeVar("C", bound=Core)
 class _Command:
     run: Callable[[Any], Any]  # Any: the core in, the call's answer out
     answer: Future[Any]
+    when_idle: bool = False  # whether it waits until the core has nothing to do
 
 
 class SteppingThread(Generic[C]):
@@ -61,6 +62,7 @@ class SteppingThread(Generic[C]):
         self._build = build
         self._changed = threading.Condition()
         self._commands: deque[_Command] = deque()
+        self._for_idle: deque[_Command] = deque()  # that wait until the core has nothing to do
         self._finished: deque[Generated] = deque()
         self._num_clearings = 0
         self._waiters: list[Future[None]] = []
@@ -81,12 +83,15 @@ class SteppingThread(Generic[C]):
         except TimeoutError as error:
             raise self._give_up("start", deadline_s) from error
 
-    async def call(self, what: str, run: Callable[[C], T], deadline_s: float) -> T:
-        """Run a function on the core between two steps. `what` names it in the deadline's error."""
+    async def call(
+        self, what: str, run: Callable[[C], T], deadline_s: float, *, when_idle: bool = False
+    ) -> T:
+        """Run a function on the core between two steps, or when_idle: before the next one that
+        finds it with nothing to do. `what` names it in the deadline's error."""
         answer: Future[T] = Future()
         with self._changed:
             self.check_alive()
-            self._commands.append(_Command(run=run, answer=answer))
+            self._commands.append(_Command(run=run, answer=answer, when_idle=when_idle))
             self._changed.notify()
         try:
             return await asyncio.wait_for(asyncio.wrap_future(answer), deadline_s)
@@ -123,7 +128,11 @@ class SteppingThread(Generic[C]):
         self.wake()
 
     def clear(self) -> None:
-        """Forget what nobody has collected, and end the waits for it: whoever asked is gone."""
+        """Forget what nobody has collected, and end the waits for it and for an idle core: whoever
+        asked is gone. Called in the thread."""
+        overtaken = EngineLost(f"{self._name} has loaded other weights meanwhile")
+        while self._for_idle:
+            _fail(self._for_idle.popleft().answer, overtaken)
         with self._changed:
             self._finished.clear()
             self._num_clearings += 1
@@ -170,7 +179,7 @@ class SteppingThread(Generic[C]):
     def _wait_for_work(self, core: C) -> bool:
         """False when the thread shall end."""
         with self._changed:
-            while not (self._commands or self._closing or core.busy):
+            while not (self._commands or self._for_idle or self._closing or core.busy):
                 self._changed.wait()
             return not self._closing
 
@@ -179,15 +188,23 @@ class SteppingThread(Generic[C]):
         undefined and ends the thread."""
         while self._commands:
             command = self._commands.popleft()
-            if not command.answer.set_running_or_notify_cancel():
-                continue
-            try:
-                command.answer.set_result(command.run(core))
-            except ValueError as error:
-                command.answer.set_exception(error)
-            except BaseException as error:
-                command.answer.set_exception(self._dead_of(error))
-                raise
+            if command.when_idle:
+                self._for_idle.append(command)
+            else:
+                self._carry_out(command, core)
+        while self._for_idle and not core.busy:
+            self._carry_out(self._for_idle.popleft(), core)
+
+    def _carry_out(self, command: _Command, core: C) -> None:
+        if not command.answer.set_running_or_notify_cancel():
+            return
+        try:
+            command.answer.set_result(command.run(core))
+        except ValueError as error:
+            command.answer.set_exception(error)
+        except BaseException as error:
+            command.answer.set_exception(self._dead_of(error))
+            raise
 
     def _step(self, core: C) -> None:
         self._step_began_s = time.monotonic()
@@ -206,12 +223,13 @@ class SteppingThread(Generic[C]):
         there is one)."""
         with self._changed:
             self._lost = self._lost or str(lost)
-            waiting = [command.answer for command in self._commands] + self._waiters
+            commands = (*self._commands, *self._for_idle)
+            waiting = [command.answer for command in commands] + self._waiters
             self._commands.clear()
+            self._for_idle.clear()
             self._waiters = []
         for future in waiting:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(for_waiting or EngineLost(self._lost))
+            _fail(future, for_waiting or EngineLost(self._lost))
 
     # --- deadlines
     # ----------------------------------------------------------------------------------------------
@@ -250,3 +268,9 @@ class SteppingThread(Generic[C]):
             if began_s is None
             else f"in one step for {time.monotonic() - began_s:.1f} s"
         )
+
+
+def _fail(answer: Future[Any], error: BaseException) -> None:  # Any: of any call
+    """End a wait with an error, unless it has been given up."""
+    if answer.set_running_or_notify_cancel():
+        answer.set_exception(error)

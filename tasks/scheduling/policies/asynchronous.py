@@ -4,9 +4,9 @@
                └─▶ round s + 1 begins at once, over what round s left undecided and new prompts
 
 How far generation may be ahead is the async ratio, a real number: `admission` says what follows
-from it, and `asynchronous_round` who decides within a round. It plays the part of tail batching's
-eta_P, too: a step chooses among 1 + ratio times as many groups as it trains, and the others go on.
-A ratio of 0 is the synchronous schedule, and is played by its scheduler.
+from it, and `asynchronous_round` who decides within a round. The ratio plays the part of tail
+batching's eta_P, too: 1 + ratio times as many groups as a step trains compete for it, and the
+others go on. A ratio of 0 is the synchronous schedule, and is played by its scheduler.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.records import Running
 from tasks.scheduling.admission import Admission
 from tasks.scheduling.asynchronous_round import AsynchronousScheduler, AtDeadline
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_shape, times
@@ -48,6 +49,16 @@ class AsynchronousConfig(BaseModel):
             " the synchronous schedule."
         ),
     )
+    extra_lag: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description=(
+            "Weight versions by which a token may lag beyond that bound. The mean lag stays the"
+            " ratio; a group that takes long is passed over for what is complete first, for so many"
+            " more steps."
+        ),
+    )
     at_deadline: AtDeadline = Field(
         "wait",
         description=(
@@ -55,6 +66,15 @@ class AsynchronousConfig(BaseModel):
             " 'wait' for it; 'park' it in the long-prompt queue, and wait for it the second time;"
             " 'drop' it, which favours short answers, or 'train_anyway', without a bound: both to"
             " compare with."
+        ),
+    )
+    at_update: Literal["interrupt", "drain", "keep"] = Field(
+        "interrupt",
+        description=(
+            "What becomes of running responses when newer weights are loaded: 'interrupt' goes on"
+            " from their tokens and computes their KV cache again; 'drain' finishes them first and"
+            " begins none meanwhile, so that no response is of two versions; 'keep' goes on with"
+            " the KV cache of the older weights, which no new response shares."
         ),
     )
     response_overprovision: float = Field(1.0, ge=1, le=4, description=RESPONSE_OVERPROVISION)
@@ -70,7 +90,7 @@ class AsynchronousConfig(BaseModel):
             reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
             max_drain_steps=math.ceil(most_parked / batch.prompts_per_step),
             mean_lag=self.async_ratio,
-            max_lag=None if self._is_unbounded else math.ceil(self.async_ratio),
+            max_lag=self._max_lag,
         )
 
     def plan_round(self, turn: Turn) -> RoundPlan | None:
@@ -101,6 +121,7 @@ class AsynchronousConfig(BaseModel):
             accept_prompts=shape.accept_prompts,
             accept_per_prompt=shape.accept_per_prompt,
             admission=admission if self.async_ratio else None,
+            at_update=Running(self.at_update) if self.async_ratio else Running.DROP,
         )
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
@@ -113,18 +134,23 @@ class AsynchronousConfig(BaseModel):
         return round_shape(ASYNCHRONOUS, batch, response_overprovision=eta_r)
 
     @property
-    def _is_unbounded(self) -> bool:
-        return self.async_ratio > 0 and self.at_deadline == "train_anyway"
+    def _max_lag(self) -> int | None:
+        """Weight versions by which a token lags at most; None if there is no bound."""
+        if self.async_ratio == 0:
+            return 0
+        is_unbounded = self.at_deadline == "train_anyway"
+        return None if is_unbounded else math.ceil(self.async_ratio) + self.extra_lag
 
     def _admission(self, turn: Turn) -> Admission:
         prompts_per_step = turn.batch.prompts_per_step
         return Admission(
             async_ratio=self.async_ratio,
+            extra_lag=self.extra_lag,
             prompts_per_step=prompts_per_step,
             num_steps=turn.num_steps,
             num_before=(turn.step - 1) * prompts_per_step + len(turn.state.carried),
             version=turn.version,
-            is_bounded=not self._is_unbounded,
+            is_bounded=self._max_lag is not None,
             carried=tuple(carried.dispatched for carried in turn.state.carried),
         )
 
