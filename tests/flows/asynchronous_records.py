@@ -25,7 +25,7 @@ def rows(run: Path, step: int, columns: str) -> list[tuple[Any, ...]]:  # Any: v
     return duckdb.sql(f"select {columns} from {table} order by prompt_id, index").fetchall()
 
 
-def check(run: Path, async_ratio: float, num_steps: int) -> None:
+def check(run: Path, async_ratio: float, num_steps: int, extra_lag: int = 0) -> None:
     """Every step trained its groups, every prompt that was drawn is trained once, and no token is
     older than the bound. Raises AssertionError."""
     done = commits(run)
@@ -34,7 +34,7 @@ def check(run: Path, async_ratio: float, num_steps: int) -> None:
     places = dispatch_places(run)
     whole: list[tuple[str, int]] = []
     for step in range(1, num_steps + 1):
-        oldest = step - 1 - math.ceil(async_ratio)
+        oldest = step - 1 - math.ceil(async_ratio) - extra_lag
         trained = []
         for prompt, index, fate, versions in rows(run, step, "prompt_id, index, fate, versions"):
             if fate == "trained":

@@ -8,7 +8,14 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tests.flows.asynchronous_records import check, commits
+from tests.flows.asynchronous_records import (
+    PROMPTS,
+    RESPONSES,
+    check,
+    commits,
+    num_mixed,
+    rows,
+)
 from tests.flows.conftest import SIMULATED, Finished, Launcher
 
 pytestmark = pytest.mark.flow
@@ -51,3 +58,45 @@ def test_a_round_begins_while_the_step_before_it_trains(overlapped: tuple[Finish
         " and rollout.start_s < train.end_s"
     ).fetchall()
     assert overlaps[0][0] > 0
+
+
+def test_engines_that_finish_what_they_run_before_they_load_mix_no_versions(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """A version more is allowed than the ratio makes necessary; the stall is told."""
+    settings = ('run_name="drained"', "scheduling.at_update=drain", "scheduling.extra_lag=1")
+    finished = launcher.run(tmp_path, *SETTINGS, *settings, preset="tiny-async")
+    assert finished.code == 0, finished.err
+    run = tmp_path / "drained"
+    check(run, async_ratio=1.0, num_steps=NUM_STEPS, extra_lag=1)
+    assert num_mixed(run, NUM_STEPS) == 0
+    figures = [commit["metrics"] for commit in commits(run)]
+    assert max(step["lag/mean_versions"] for step in figures) > 0
+    assert max(step["stall/rollout_s"] for step in figures) > 0.1
+    assert {step["lag/recomputed_tokens"] for step in figures} == {0}
+
+
+def test_what_is_carried_of_a_complete_group_is_what_is_trained(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """Six responses a prompt, of which four are trained, over the cache of older weights."""
+    settings = (
+        'run_name="wide"',
+        "scheduling.at_update=keep",
+        "scheduling.response_overprovision=1.5",
+    )
+    finished = launcher.run(tmp_path, *SETTINGS, *settings, preset="tiny-async")
+    assert finished.code == 0, finished.err
+    done = commits(tmp_path / "wide")
+    assert [commit["metrics"]["lag/max_versions"] <= 1 for commit in done] == [True] * NUM_STEPS
+    assert {commit["metrics"]["lag/recomputed_tokens"] for commit in done} == {0}
+    prompts = done[-1]["queue"]
+    assert prompts["num_drawn"] == prompts["num_trained"] == NUM_STEPS * PROMPTS
+    trained = [
+        row
+        for step in range(1, NUM_STEPS + 1)
+        for row in rows(tmp_path / "wide", step, "prompt_id, index, fate")
+        if row[2] == "trained"
+    ]
+    assert len(trained) == len(set(trained)) == NUM_STEPS * PROMPTS * RESPONSES
+    assert {index for _, index, _ in trained} > {0, 1, 2, 3}, "any of the six may be trained"
