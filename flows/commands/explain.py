@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from artifacts.records import Running
 from flows.commands.command_line import assemble, sentence
 from flows.commands.memory_rows import memory_rows
 from flows.commands.options import add_configuration
@@ -24,6 +25,12 @@ from flows.config.run_config import RunConfig
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.rewards.judges.reward import judge_engine_of, judge_of
 from tasks.scheduling.batch import BatchAlgebra
+
+AT_UPDATE = {
+    Running.INTERRUPT: "go on from their tokens, whose KV cache is computed again",
+    Running.DRAIN: "are finished first; none begins meanwhile, and none is of two versions",
+    Running.KEEP: "go on over the KV cache of the older weights, which no new response shares",
+}
 
 
 def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -117,7 +124,10 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         else "not corrected: the loss treats them as the learner's own",
     )
     yield "sequence gate", config.learner.gate.explain()
-    yield "largest staleness", _staleness(config.scheduling.algebra(config.batch))
+    algebra = config.scheduling.algebra(config.batch)
+    yield "largest staleness", _staleness(algebra)
+    if algebra.overlaps:
+        yield "responses that newer weights find running", AT_UPDATE[algebra.at_update]
 
 
 def _scored(algebra: BatchAlgebra, reward_workers: int) -> str:
@@ -162,7 +172,7 @@ def _launched(counts: Sequence[tuple[str, int, int]]) -> str:
     if len({number for _, *numbers in counts for number in numbers}) == 1:
         return f"{counts[0][1]}"
     return ", ".join(
-        f"{launched} in a {kind} {'one' if place else 'round'}"
+        f"{launched} in {'an' if kind[0] in 'aeiou' else 'a'} {kind} {'one' if place else 'round'}"
         + (f" ({kept} kept)" if kept != launched else "")
         for place, (kind, launched, kept) in enumerate(counts)
     )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.records import Running
+
 
 class BatchConfig(BaseModel):
     """What one step trains."""
@@ -71,6 +73,8 @@ class BatchAlgebra:
     # where no round begins before the step before it is trained
     mean_lag: float = 0.0
     max_lag: int | None = 0  # of any token; None if there is no bound
+    # of what the engines run when newer weights are loaded
+    at_update: Running = Running.DROP
     # setting without which no group is accepted while the rollout runs; empty if some are
     streaming_needs: str = ""
 

@@ -100,6 +100,22 @@ def test_whether_older_weights_are_corrected_is_told() -> None:
     assert dict(algebra_rows(plain))["tokens of older weights"].startswith("not corrected")
 
 
+def test_how_far_generation_goes_ahead_is_told() -> None:
+    ahead = {
+        "async_ratio": 1.5,
+        "extra_lag": 2,
+        "response_overprovision": 1.5,
+        "at_update": "drain",
+    }
+    rows = dict(algebra_rows(configured("tiny-async", scheduling=ahead)))
+    assert rows["largest staleness"].startswith("4 steps; 1.5 on average")
+    assert rows["responses launched per prompt"] == "12 in an asynchronous round (8 kept)"
+    assert rows["acceptance within a prompt"].startswith("the first 8 verdicts of 12")
+    update = "responses that newer weights find running"
+    assert rows[update].startswith("are finished first")
+    assert update not in dict(algebra_rows(configured("tiny-sync")))
+
+
 def test_evaluations_on_the_way_are_told() -> None:
     assert dict(algebra_rows(configured("one-gpu")))["evaluation"].endswith(
         "before, every 50 steps, and after"

@@ -3,8 +3,10 @@ no asyncio, no deadlines.
 
 Everything that touches vLLM's internals is here, and vLLM is imported only when a core is built
 (`engine.build_core`), after pinning. What is relied on, in vLLM 0.32: `LLMEngine` with its engine
-core in process, its output processor's request states (partial tokens at an abort) and its
-scheduler (counts, KV usage, preemptions, the queue of what waits).
+core in process and the batches it has computed ahead, its output processor's request states
+(partial tokens at an abort) and its scheduler (counts, KV usage, free blocks, preemptions, the
+queues of what runs and of what waits; a request that runs and is not scheduled in a step goes on in
+a later one).
 
 A response is one vLLM request (n = 1) with FINAL_ONLY output, token ids in and out, no
 detokenisation on the way: a step costs no Python of ours per token. Log-probabilities are those of

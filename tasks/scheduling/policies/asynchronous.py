@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from artifacts.records import Running
 from tasks.scheduling.admission import Admission
 from tasks.scheduling.asynchronous_round import AsynchronousScheduler, AtDeadline
-from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_shape, times
+from tasks.scheduling.batch import BatchAlgebra, BatchConfig, round_shape, times
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import (
     DYNAMIC_SAMPLING,
@@ -86,11 +86,16 @@ class AsynchronousConfig(BaseModel):
         # what the last rounds park, and less than a step that was parked before
         most_parked = batch.prompts_per_step + groups_ahead if self.at_deadline == "park" else 0
         return BatchAlgebra(
-            rounds=(self._shape(batch),),
+            rounds=(
+                round_shape(
+                    ASYNCHRONOUS, batch, response_overprovision=self.response_overprovision
+                ),
+            ),
             reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
             max_drain_steps=math.ceil(most_parked / batch.prompts_per_step),
             mean_lag=self.async_ratio,
             max_lag=self._max_lag,
+            at_update=Running(self.at_update) if self.async_ratio else Running.DROP,
         )
 
     def plan_round(self, turn: Turn) -> RoundPlan | None:
@@ -102,12 +107,13 @@ class AsynchronousConfig(BaseModel):
         num_now = max(0, admission.limit(turn.version) - admission.num_before)
         num_new = max(0, admission.limit(turn.step - 1) - admission.num_before)
         queued = _returning(turn, admission)[:num_new]
-        num_reserve = times(self.dynamic_sampling, turn.batch.prompts_per_step)
+        algebra = self.algebra(turn.batch)
+        num_reserve = algebra.reserve_prompts
         carried = tuple(carried.ref for carried in turn.state.carried)
         turn.check_rows(len(carried) + num_new)
         fresh = turn.upcoming(num_new - len(queued) + num_reserve)
         asked = (*queued, *fresh[: num_new - len(queued)])
-        shape = self._shape(turn.batch)
+        shape = algebra.ordinary
         return RoundPlan(
             step=turn.step,
             kind=shape.kind,
@@ -121,17 +127,13 @@ class AsynchronousConfig(BaseModel):
             accept_prompts=shape.accept_prompts,
             accept_per_prompt=shape.accept_per_prompt,
             admission=admission if self.async_ratio else None,
-            at_update=Running(self.at_update) if self.async_ratio else Running.DROP,
+            at_update=algebra.at_update,
         )
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
         """Without a ratio, and after the last step, everything launched is waited for."""
         overlaps = plan.admission is not None
         return AsynchronousScheduler(plan, self.at_deadline) if overlaps else WaitForAll(plan)
-
-    def _shape(self, batch: BatchConfig) -> RoundShape:
-        eta_r = self.response_overprovision
-        return round_shape(ASYNCHRONOUS, batch, response_overprovision=eta_r)
 
     @property
     def _max_lag(self) -> int | None:
