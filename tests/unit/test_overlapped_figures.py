@@ -4,20 +4,23 @@ again, and who waited for whom."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from learner_factories import make_group
 from plan_factories import make_report, make_step_plan, span
 
 from artifacts.records import Group, Running, VersionSpan
+from artifacts.store import Store
 from tasks.engines.base import EngineStats
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.version_sums import TokenSums, VersionSums
 from tasks.report import StepReport, step_metrics
 from tasks.rounds.figures import unclaimed
 from tasks.rounds.records import InFlight, RoundResult
-from tasks.rounds.report import round_report
+from tasks.rounds.report import close_round, read_round, round_report
 from tasks.scheduling.admission import Admission
+from tasks.scheduling.events import Carry
 from tasks.scheduling.queue_state import QueueState
 
 ADMISSION = Admission(async_ratio=2, prompts_per_step=1, num_steps=9, num_before=0, version=2)
@@ -135,3 +138,13 @@ def test_what_engines_go_on_with_and_nobody_is_to_have_is_counted() -> None:
     report = overlapped_report()
     report = replace(report, rollout=round_report(result, [reading], {}, is_evaluation=False))
     assert step_metrics(report, QueueState(), ())["engine/unclaimed_responses"] == 1
+
+
+def test_what_a_round_carries_is_read_back(tmp_path: Path) -> None:
+    carried = (
+        Carry(prompt_id="0/1", version=2, indices=(0, 4)),
+        Carry(prompt_id="0/2", version=3),
+    )
+    report = replace(overlapped_report().rollout, carried=carried)
+    close_round(Store.open(str(tmp_path)), 4, report)
+    assert read_round(Store.open(str(tmp_path)), 4) == report
