@@ -21,7 +21,10 @@ class DeadlineConfig(BaseModel):
     learner_call_s: float = Field(
         900.0,
         gt=0,
-        description="Bound on one call to a learner rank, an accumulation included, seconds.",
+        description=(
+            "Bound on one call to a learner rank, seconds: an accumulation, or all updates of a"
+            " step."
+        ),
     )
     start_s: float = Field(
         600.0,

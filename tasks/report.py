@@ -286,7 +286,7 @@ def _judge_metrics(report: StepReport) -> dict[str, float]:
 
 
 def _learner_metrics(report: StepReport) -> dict[str, float]:
-    total = report.trained
+    total = reduce(add, report.policy.ranks, report.trained)
     return (
         token_means(total)
         | update_figures(report.policy.update)

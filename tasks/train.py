@@ -1,8 +1,11 @@
-"""The training stages: accumulate gradients over accepted groups, update the policy once, publish
-its weights through the gate.
+"""The training stages: accumulate gradients over accepted groups, update the policy, publish its
+weights through the gate.
 
 sample buffer -> groups -> balanced over the ranks -> gradients (sums) -> one reduction, one update
 -> safetensors -> engines
+
+In a step of several updates the first stage scores the groups, and the second makes gradients and
+updates in turn (tasks.learner.several_updates).
 """
 
 from __future__ import annotations
@@ -57,15 +60,20 @@ async def accumulate(plan: StepPlan, stream: SampleStream) -> Accumulated:
 
 @task(name="update-policy", task_run_name="update-{plan.step}", cache_policy=NO_CACHE)
 async def update_policy(plan: StepPlan, gradients: GradientReport) -> PolicyReport:
-    """One synchronous update. Idempotent: the learners answer a repeated call with the report of
-    the update they made."""
-    updates = await update(plan)
-    busy = {rank: update.busy for rank, update in zip(plan.run.learners, updates, strict=True)}
-    return PolicyReport(update=updates[0], spans=plan.run.spans("update", busy))
+    """The step's synchronous updates. Idempotent: the learners answer a repeated call with the
+    report of the updates they made."""
+    updates = dict(zip(plan.run.learners, await update(plan), strict=True))
+    passes = {rank: made.computed.busy for rank, made in updates.items()}
+    busy = {rank: made.busy for rank, made in updates.items()}
+    return PolicyReport(
+        update=updates[plan.run.learners[0]],
+        spans=(*plan.run.spans("train", passes), *plan.run.spans("update", busy)),
+        ranks=tuple(made.computed for made in updates.values()),
+    )
 
 
 async def update(plan: StepPlan) -> list[UpdateReport]:
-    """The step's update, by rank."""
+    """The step's updates, by rank."""
     return await update_all(learners_of(plan.run), plan.step)
 
 

@@ -111,10 +111,7 @@ def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, 
 def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """When gradients are computed, and what the update is."""
     yield "training in mid-round", _streams(config)
-    yield (
-        "optimizer updates per step",
-        "1 (gradients summed over micro-batches and ranks, divided once)",
-    )
+    yield "optimizer updates per step", _updates(config)
     loss = config.learner.loss
     yield "policy loss", f"{loss.kind}: {loss.explain()}"
     yield (
@@ -128,6 +125,19 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "largest staleness", _staleness(algebra)
     if algebra.overlaps:
         yield "responses that newer weights find running", AT_UPDATE[algebra.at_update]
+
+
+def _updates(config: RunConfig) -> str:
+    """In words: how many, and of what."""
+    learner = config.learner
+    if learner.num_updates == 1:
+        return "1 (gradients summed over micro-batches and ranks, divided once)"
+    algebra = config.scheduling.algebra(config.batch)
+    groups = algebra.ordinary.accept_prompts / learner.mini_batches
+    return (
+        f"{learner.num_updates}: {learner.mini_batches} mini-batches of about {groups:.3g} groups,"
+        f" gone over {learner.passes} times; every response is scored once more before the first"
+    )
 
 
 def _scored(algebra: BatchAlgebra, reward_workers: int) -> str:

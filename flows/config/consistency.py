@@ -51,6 +51,7 @@ def check_parts(config: Parts) -> None:
     _check_distribution(config)
     _check_sleep(config)
     _check_stream_trainer(config)
+    _check_updates(config)
     _check_shards(config)
     _check_judge(config)
     _check_overlap(config)
@@ -125,6 +126,27 @@ def _check_stream_trainer(config: Parts) -> None:
             "stream_trainer needs a learner device that a round can do without, got roles"
             f" {config.cluster.roles!r}; give rollout a second device, or learner one of its own,"
             " or disable stream_trainer"
+        )
+
+
+def _check_updates(config: Parts) -> None:
+    """Several updates need the whole step before the first, and a group for each mini-batch."""
+    learner = config.learner
+    if learner.num_updates == 1:
+        return
+    if config.stream_trainer.enabled:
+        raise ValueError(
+            "stream_trainer needs steps of one update, got learner.mini_batches"
+            f" {learner.mini_batches} and learner.passes {learner.passes}: gradients that are made"
+            " in mid-round are of the policy before the first update; set both to 1, or disable"
+            " stream_trainer"
+        )
+    fewest = min(shape.accept_prompts for shape in config.scheduling.algebra(config.batch).rounds)
+    if learner.mini_batches > fewest:
+        raise ValueError(
+            f"learner.mini_batches must be at most the groups that a step trains ({fewest}), got"
+            f" {learner.mini_batches}: groups are not cut; lower it, or raise"
+            " batch.prompts_per_step"
         )
 
 

@@ -81,7 +81,8 @@ class RunConfig(BaseModel):
         ...,
         ge=1,
         description=(
-            "Optimizer updates of the policy; draining the long-prompt queue may add a few."
+            "Steps, each of learner.mini_batches * learner.passes optimizer updates; draining the"
+            " long-prompt queue may add a few."
         ),
     )
     model: ModelConfig = Field(..., description="The model that is trained.")

@@ -1,5 +1,6 @@
 """A step on all ranks of the learner: gradients of what a round accepts, or of its records again,
-and the update.
+and the update. In a step of several updates the groups are looked at instead, and the gradients
+belong to the updates (several_updates).
 
     round ── Group, ScaleDown ──▶ accumulate_round ─▶ sums on every rank ─▶ update_all
     records of the step ────────▶ replay_gradients ─┘
@@ -22,6 +23,7 @@ from tasks.learner.split import (
     GradientRank,
     Split,
     accumulate_split,
+    in_mini_batches,
     one_shot,
     read_split,
     write_split,
@@ -57,15 +59,16 @@ async def accumulate_round(
     """Train on what the round says, until it says no more, as far as the gradients.
 
     Follows the split of an earlier attempt if there is one, else makes one: as the groups come, or
-    of all of them where advantages span the step. What a lost attempt accumulated is dropped.
+    of all of them where advantages span the step or it makes several updates. What a lost attempt
+    accumulated is dropped.
     """
     ranks = await _fresh_ranks(learners, planned.step)
     checked = _checked(said, planned)
     split = read_split(store, planned.step)
-    if split is not None or config.advantage.spans_step:
+    if split is not None or config.advantage.spans_step or config.num_updates > 1:
         groups = [word async for word in checked if isinstance(word, Group)]
         if split is None:
-            split = one_shot(groups, len(ranks), config.flat_groups_cost)
+            split = _split_of(groups, len(ranks), planned.step, config)
             await asyncio.to_thread(write_split, store, planned.step, split)
         moments = moments_of(groups, config.advantage, config.overlong)
         return Accumulated(ranks=await accumulate_split(ranks, groups, split, moments))
@@ -126,9 +129,16 @@ async def replay_gradients(
     """The gradients of a recorded step again, bit by bit: every rank gets what it got then, call by
     call."""
     ranks = await _fresh_ranks(learners, step)
-    split = read_split(store, step) or one_shot(groups, len(ranks), config.flat_groups_cost)
+    split = read_split(store, step) or _split_of(groups, len(ranks), step, config)
     moments = moments_of(groups, config.advantage, config.overlong)
     await accumulate_split(ranks, groups, split, moments)
+
+
+def _split_of(groups: Sequence[Group], num_ranks: int, step: int, config: LearnerConfig) -> Split:
+    """How all groups of a step are dealt at once."""
+    if config.num_updates == 1:
+        return one_shot(groups, num_ranks, config.flat_groups_cost)
+    return in_mini_batches(groups, step, config.mini_batches, num_ranks, config.flat_groups_cost)
 
 
 async def _fresh_ranks(learners: Sequence[RemoteLearner], step: int) -> list[GradientRank]:
@@ -138,5 +148,5 @@ async def _fresh_ranks(learners: Sequence[RemoteLearner], step: int) -> list[Gra
 
 
 async def update_all(learners: Sequence[RemoteLearner], step: int) -> list[UpdateReport]:
-    """The step's update on every rank together; every rank reports the same numbers."""
+    """The step's updates on every rank together; every rank reports the same numbers."""
     return list(await asyncio.gather(*(learner.update(step) for learner in learners)))

@@ -65,6 +65,12 @@ class LearnerConfig(BaseModel):
         gt=0,
         description="Divides the logits; must be what the engine's log-probabilities used.",
     )
+    mini_batches: int = Field(
+        default=1,
+        ge=1,
+        description="Parts of a step's groups, each of which makes an optimizer update.",
+    )
+    passes: int = Field(default=1, ge=1, description="How often a step goes over its mini-batches.")
     max_tokens_per_microbatch: int = Field(
         default=2048, ge=1, description="Bound on computed tokens of a packed row; sets memory."
     )
@@ -96,6 +102,33 @@ class LearnerConfig(BaseModel):
                 " on average; change it, or set learner.kl_place=reward"
             )
         return self
+
+    @model_validator(mode="after")
+    def _loss_fits_the_updates(self) -> Self:
+        """What a loss needs several updates for, and what several updates need of a loss."""
+        if self.num_updates > 1 and not self.loss.corrects_staleness:
+            raise ValueError(
+                "learner.mini_batches * learner.passes must be 1 with learner.loss.kind"
+                f" {self.loss.kind!r}, got {self.num_updates}: from the second update on the policy"
+                " has moved away from what sampled, which this loss does not correct; take another"
+                " loss, or set both to 1"
+            )
+        loss = self.loss
+        if isinstance(loss, PpoClipLoss) and loss.dual_clip and not self._ratio_moves(loss):
+            raise ValueError(
+                "learner.loss.dual_clip needs a ratio that can move, got old_policy 'learner' and"
+                " one update a step, with which it is 1; set learner.loss.old_policy=engine, raise"
+                " learner.mini_batches or learner.passes, or leave it out"
+            )
+        return self
+
+    def _ratio_moves(self, loss: PpoClipLoss) -> bool:
+        return loss.clips or self.num_updates > 1
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer updates of a step."""
+        return self.mini_batches * self.passes
 
     @property
     def is_regularised(self) -> bool:

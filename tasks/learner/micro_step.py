@@ -1,10 +1,15 @@
-"""Forward, loss and backward of one packed row, and what there is to say of it."""
+"""Forward, loss and backward of one packed row, and what there is to say of it.
+
+run           a step of one update: forward, loss, backward
+look, train   a step of several: a forward pass before the first of them, then the same passes
+              with the proximal policy's log-probabilities kept
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +35,14 @@ IDLE = PackedBatch(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRow:
+    """A row that was looked at before the first update of its step."""
+
+    batch: PackedBatch
+    tokens: TokenBatch  # with the proximal policy's log-probabilities
+
+
 class MicroStep:
     """Adds one row's gradient sum to the policy's sums of gradients."""
 
@@ -47,8 +60,31 @@ class MicroStep:
         """Report of this row: its statistics and times, without groups, responses and
         normaliser."""
         started = time.time()
-        objective, lengths = self._objective, lengths_of(batch)
         tokens = self._token_batch(batch)
+        result = self._backward(batch, tokens)
+        report = self._statistics(batch, tokens, result, can_clip=self._objective.loss.clips)
+        return replace(report, busy=((started, time.time()),))
+
+    def look(self, batch: PackedBatch) -> tuple[ScoredRow, AccumulateReport]:
+        """The row as the policy and the reference score it now, for updates to come, and its
+        report; adds no gradient. No clip acts yet, so that none is counted."""
+        started = time.time()
+        tokens = self._token_batch(batch)
+        result = self._policy.score(batch, self._temperature)
+        report = self._statistics(batch, tokens, result, can_clip=False)
+        row = ScoredRow(batch=batch, tokens=replace(tokens, proximal=result.logp))
+        return row, replace(report, busy=((started, time.time()),))
+
+    def train(self, row: ScoredRow) -> AccumulateReport:
+        """Adds the gradient sum of a row that was looked at; what this pass cost, and how far the
+        policy has moved from the proximal one."""
+        started = time.time()
+        result = self._backward(row.batch, row.tokens)
+        report = self._movement(row, result)
+        return replace(report, busy=((started, time.time()),))
+
+    def _backward(self, batch: PackedBatch, tokens: TokenBatch) -> HeadResult:
+        objective, lengths = self._objective, lengths_of(batch)
 
         def by_logp(indices: Tensor, logp: Tensor) -> Tensor:
             if objective.needs_whole_responses:  # then these are all tokens, in their order
@@ -60,17 +96,27 @@ class MicroStep:
             needs_all=objective.needs_whole_responses,
             by_entropy=objective.by_entropy(tokens),
         )
-        result = self._policy.score_and_backward(batch, self._temperature, gradient)
-        report = self._statistics(batch, tokens, result)
-        return replace(report, busy=((started, time.time()),))
+        return self._policy.score_and_backward(batch, self._temperature, gradient)
 
     def idle(self) -> None:
-        """The same passes over one token without a loss: a rank that has nothing to train makes
+        """The passes of `run` over one token without a loss: a rank that has nothing to train makes
         them where parameters are sharded, because the others need its shards. Adds zero."""
-        if self._reference is not None:
-            self._reference.score(IDLE, self._temperature)
+        self._idle_reference()
+        self.idle_train()
+
+    def idle_look(self) -> None:
+        """The same for `look`."""
+        self._idle_reference()
+        self._policy.score(IDLE, self._temperature)
+
+    def idle_train(self) -> None:
+        """The same for `train`."""
         nothing = LossGradient(by_logp=lambda indices, logp: torch.zeros_like(logp))
         self._policy.score_and_backward(IDLE, self._temperature, nothing)
+
+    def _idle_reference(self) -> None:
+        if self._reference is not None:
+            self._reference.score(IDLE, self._temperature)
 
     def _token_batch(self, batch: PackedBatch) -> TokenBatch:
         lengths = torch.tensor(lengths_of(batch))
@@ -97,29 +143,25 @@ class MicroStep:
 
     @torch.no_grad()
     def _statistics(
-        self, batch: PackedBatch, tokens: TokenBatch, result: HeadResult
+        self, batch: PackedBatch, tokens: TokenBatch, result: HeadResult, *, can_clip: bool
     ) -> AccumulateReport:
         logp, objective, lengths = result.logp, self._objective, lengths_of(batch)
         importance = torch.exp(logp - tokens.behaviour)
         completed = objective.completed(logp, tokens, lengths)
         explained = objective.loss.token_loss(logp, completed)
+        clipped = explained.clipped & can_clip
         dropped = objective.dropped(logp, tokens, lengths)
         gated = spread(dropped, lengths, logp.device)
         mismatch = k3(tokens.behaviour, logp)
-        return AccumulateReport(
+        return _costs(batch) + AccumulateReport(
             num_tokens_scored=len(batch.targets),
-            num_tokens_computed=len(batch.tokens),
-            num_prompt_tokens_computed=batch.num_prompt_nodes,
-            num_prompt_tokens_saved=sum(len(sample.prompt) for sample in batch.samples)
-            - batch.num_prompt_nodes,
-            num_micro_batches=1,
             loss_sum=self._loss_sum(completed, result),
             importance_sum=float(importance.double().sum()),
             importance_square_sum=float(importance.double().square().sum()),
             importance_max=float(importance.max()),
             num_tokens_truncated=int(explained.truncated.sum()),
-            num_tokens_clippable=len(logp) if objective.loss.clips else 0,
-            num_tokens_clipped=int(explained.clipped.sum()),
+            num_tokens_clippable=len(logp) if can_clip else 0,
+            num_tokens_clipped=int(clipped.sum()),
             num_responses_gated=int(dropped.sum()),
             num_tokens_gated=int(gated.sum()),
             num_responses_gateable=len(lengths) if objective.gate.drops else 0,
@@ -132,10 +174,26 @@ class MicroStep:
             mismatch_k3_sum=float(mismatch.double().sum()),
             by_version=sums_by_version(
                 (span for sample in batch.samples for span in sample.versions),
-                explained.clipped | gated,
+                clipped | gated,
                 importance,
                 mismatch,
             ),
+        )
+
+    @torch.no_grad()
+    def _movement(self, row: ScoredRow, result: HeadResult) -> AccumulateReport:
+        """Of a pass in a step of several updates: a clip may act whatever the ratio is to."""
+        logp, tokens = result.logp, row.tokens
+        assert tokens.proximal is not None
+        completed = self._objective.completed(logp, tokens, lengths_of(row.batch))
+        explained = self._objective.loss.token_loss(logp, completed)
+        return _costs(row.batch) + AccumulateReport(
+            loss_sum=self._loss_sum(completed, result),
+            num_tokens_passed=len(logp),
+            num_tokens_clippable=len(logp),
+            num_tokens_clipped=int(explained.clipped.sum()),
+            num_tokens_nonfinite=int((~logp.isfinite()).sum()),
+            proximal_k3_sum=float(k3(tokens.proximal, logp).double().sum()),
         )
 
     def _loss_sum(self, completed: TokenBatch, result: HeadResult) -> float:
@@ -144,6 +202,17 @@ class MicroStep:
         if by_entropy is None:
             return total
         return total + float((by_entropy * result.entropy).double().sum())
+
+
+def _costs(batch: PackedBatch) -> AccumulateReport:
+    """What a pass over a row computes."""
+    num_prompt_tokens = sum(len(sample.prompt) for sample in batch.samples)
+    return AccumulateReport(
+        num_tokens_computed=len(batch.tokens),
+        num_prompt_tokens_computed=batch.num_prompt_nodes,
+        num_prompt_tokens_saved=num_prompt_tokens - batch.num_prompt_nodes,
+        num_micro_batches=1,
+    )
 
 
 def lengths_of(batch: PackedBatch) -> Lengths:

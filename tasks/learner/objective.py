@@ -45,20 +45,23 @@ class Objective:
 
         The KL penalty is the learner's own, not the sampler's: it is the learner that must stay
         near the reference, with whose numerics alone the reference's can be compared. A token
-        answers for its own penalty and those after it, as for every reward.
+        answers for its own penalty and those after it, as for every reward. As part of the reward
+        it is that of the proximal policy, the same in all updates of a step.
         """
         if not self.needs_whole_responses:
             return batch
         logp, advantage = logp.detach(), batch.advantage
+        proximal = logp if batch.proximal is None else batch.proximal
         ratios = spread(means(logp - batch.behaviour, lengths), lengths, logp.device)
         if batch.reference is not None and self._penalises("reward"):
-            penalty = ESTIMATORS[self.kl_estimator](logp, batch.reference)
+            penalty = ESTIMATORS[self.kl_estimator](proximal, batch.reference)
             advantage = advantage - self.kl_coefficient * sums_to_go(penalty, lengths)
         is_dropped = spread(self.dropped(logp, batch, lengths), lengths, logp.device)
         return replace(
             batch,
             # as if the policy had sampled it: no ratio of a dropped response is ever computed
             behaviour=torch.where(is_dropped, logp, batch.behaviour),
+            proximal=None if batch.proximal is None else torch.where(is_dropped, logp, proximal),
             advantage=advantage.masked_fill(is_dropped, 0.0),
             mean_log_ratio=ratios.masked_fill(is_dropped, 0.0).to(logp),
         )

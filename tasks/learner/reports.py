@@ -4,7 +4,7 @@ added."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
@@ -70,6 +70,10 @@ class AccumulateReport:
     mismatch_k3_sum: float = 0.0  # k3 estimate of KL(engine || learner), over scored tokens
     # scored tokens by the weights that sampled them
     by_version: VersionSums = field(default_factory=VersionSums)
+    # of a step that makes several updates: response tokens in them, in every pass again
+    num_tokens_passed: int = 0
+    # k3 estimate of KL(proximal || learner), over these
+    proximal_k3_sum: float = 0.0
     busy: tuple[tuple[float, float], ...] = ()  # when the device worked: Unix seconds, (start, end)
 
     def __add__(self, other: AccumulateReport) -> AccumulateReport:
@@ -92,7 +96,7 @@ class AccumulateReport:
 
     @property
     def scored(self) -> TokenSums:
-        """The scored tokens, whatever sampled them."""
+        """The scored tokens, whatever sampled them; of a step that makes one update."""
         return TokenSums(
             num_tokens=self.num_tokens_scored,
             num_tokens_cut=self.num_tokens_clipped + self.num_tokens_gated,
@@ -103,16 +107,39 @@ class AccumulateReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateReport:
-    """One `update`; the same on every rank but for `busy`."""
+class MadeUpdate:
+    """One optimizer update, or why there was none; the same on every rank but for `busy`."""
 
-    step: int  # the step it made
     skipped: Skipped | None  # why no update was made; None when it was
     normaliser: float  # divisor, summed over ranks
-    loss: float  # loss of the update, divided
+    loss: float  # divided
     grad_norm: float  # global norm after the division, before the clip
+    busy: tuple[float, float]  # when the device worked: Unix seconds, (start, end)
+    # of a step that makes several: share of tokens without gradient because their ratio was clipped
+    # or masked, and k3 estimate of KL(proximal || learner) a token, both before this update
+    clip_fraction: float = 0.0
+    proximal_k3: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """The updates of a step; the same on every rank but for `computed` and `busy`."""
+
+    step: int  # the step it made
+    skipped: Skipped | None  # why the step made no update; None when it made one or more
+    normaliser: float  # divisor, summed over ranks and updates
+    loss: float  # of an update, divided; the mean of several
+    grad_norm: float  # global norm after the division, before the clip; the mean of several
     learning_rate: float  # of the step
-    busy: tuple[tuple[float, float], ...]  # when the device worked: Unix seconds, (start, end)
+    busy: tuple[tuple[float, float], ...]  # when the device updated: Unix seconds, (start, end)
+    several: tuple[MadeUpdate, ...] = ()  # in their order, where a step makes several
+    # what this rank did for them between updates; all zero where a step makes one
+    computed: AccumulateReport = AccumulateReport()
+
+    @property
+    def reasons(self) -> tuple[Skipped | None, ...]:
+        """Why each of its updates was not made, None for one that was."""
+        return tuple(made.skipped for made in self.several) or (self.skipped,)
 
     @property
     def applied(self) -> bool:
@@ -131,7 +158,14 @@ def skip_reason(normaliser: float, loss: float, grad_norm: float) -> Skipped | N
 
 def skipped_of(figures: Mapping[str, float]) -> Skipped | None:
     """Why the step with these figures (`update_figures`) made no update; None if it made one."""
-    return next((reason for reason in Skipped if figures.get(f"train/skipped_{reason}")), None)
+    if figures.get("train/applied"):
+        return None
+    return most_telling(reason for reason in Skipped if figures.get(f"train/skipped_{reason}"))
+
+
+def most_telling(reasons: Iterable[Skipped]) -> Skipped | None:
+    """The one to tell of several: what is wrong before what is usual; None of none."""
+    return max(reasons, key=list(Skipped).index, default=None)
 
 
 def check_updates(steps: Sequence[Mapping[str, float]], max_nonfinite_steps: int) -> None:
@@ -158,14 +192,26 @@ def check_updates(steps: Sequence[Mapping[str, float]], max_nonfinite_steps: int
 
 
 def update_figures(update: UpdateReport) -> dict[str, float]:
-    """The metrics of an update by name, ready for tracking."""
+    """The metrics of a step's updates by name, ready for tracking; those of each one where there
+    are several."""
+    reasons = update.reasons
     return {
         "train/loss": update.loss,
         "train/grad_norm": update.grad_norm,
         "train/learning_rate": update.learning_rate,
-        "train/applied": float(update.applied),
-        **{f"train/skipped_{reason}": float(update.skipped is reason) for reason in Skipped},
+        "train/applied": float(reasons.count(None)),
+        **{f"train/skipped_{reason}": float(reasons.count(reason)) for reason in Skipped},
+        **_figures_of_each(update.several),
     }
+
+
+def _figures_of_each(several: Sequence[MadeUpdate]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for number, made in enumerate(several, 1):
+        figures[f"train/update_{number}_clip_fraction"] = made.clip_fraction
+        figures[f"train/update_{number}_proximal_k3"] = made.proximal_k3
+        figures[f"train/update_{number}_grad_norm"] = made.grad_norm
+    return figures
 
 
 def token_means(report: AccumulateReport) -> dict[str, float]:
@@ -175,11 +221,12 @@ def token_means(report: AccumulateReport) -> dict[str, float]:
     either are left out where nothing clips or gates.
     """
     count = max(1, report.num_tokens_scored)
+    clipped = report.num_tokens_clipped / max(1, report.num_tokens_clippable)
     cut = {}
     if report.can_cut:
-        cut["train/cut_fraction"] = report.scored.num_tokens_cut / count
+        cut["train/cut_fraction"] = clipped + report.num_tokens_gated / count
     if report.num_tokens_clippable:
-        cut["train/clip_fraction"] = report.num_tokens_clipped / report.num_tokens_clippable
+        cut["train/clip_fraction"] = clipped
     if report.num_responses_gateable:
         cut["train/gated_fraction"] = report.num_responses_gated / report.num_responses_gateable
     return cut | {

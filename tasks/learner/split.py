@@ -16,6 +16,7 @@ from artifacts.records import Group
 from artifacts.store import Store
 from tasks.learner.advantage import Moments
 from tasks.learner.dealing import GroupPart, balance
+from tasks.learner.mini_batches import mini_batches
 from tasks.learner.reports import AccumulateReport
 
 
@@ -42,6 +43,18 @@ Split = tuple[Share, ...]  # all calls of a step; those of one rank in the order
 def one_shot(groups: Sequence[Group], num_ranks: int, flat_costs: bool) -> Split:
     """The split of a round that freed no device; the same for the same groups in any order."""
     return shares_of(balance(groups, num_ranks, flat_costs=flat_costs))
+
+
+def in_mini_batches(
+    groups: Sequence[Group], step: int, number: int, num_ranks: int, flat_costs: bool
+) -> Split:
+    """The split of a step of several updates: every rank is called once for each mini-batch, in
+    their order, if with nothing."""
+    return tuple(
+        share_of(rank, parts)
+        for mini_batch in mini_batches(groups, step, number)
+        for rank, parts in enumerate(balance(mini_batch, num_ranks, flat_costs=flat_costs))
+    )
 
 
 async def accumulate_split(

@@ -23,10 +23,12 @@ class GradientReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyReport:
-    """What the update did."""
+    """What the updates did."""
 
     update: UpdateReport
     spans: tuple[Span, ...]
+    # by rank, the passes between the updates of a step that makes several
+    ranks: tuple[AccumulateReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

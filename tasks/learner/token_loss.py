@@ -28,10 +28,13 @@ class TokenBatch:
     # mean over its response of the log-probabilities' difference learner - engine, held constant;
     # None where nothing asks for it (`needs_whole_responses`)
     mean_log_ratio: Tensor | None
+    # log-probability under the learner as the step began with it; None in a step of one update,
+    # where that is the current one
+    proximal: Tensor | None = None
 
     def take(self, indices: Tensor) -> TokenBatch:
         """The tokens with these indices."""
-        reference, ratio = self.reference, self.mean_log_ratio
+        reference, ratio, proximal = self.reference, self.mean_log_ratio, self.proximal
         return TokenBatch(
             behaviour=self.behaviour[indices],
             advantage=self.advantage[indices],
@@ -40,6 +43,7 @@ class TokenBatch:
             num_tokens=self.num_tokens[indices],
             reference=None if reference is None else reference[indices],
             mean_log_ratio=None if ratio is None else ratio[indices],
+            proximal=None if proximal is None else proximal[indices],
         )
 
 

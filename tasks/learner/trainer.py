@@ -4,18 +4,17 @@
         sums of gradients,     reduce, divide once,
         normaliser, loss       clip, AdamW, gather
 
-With replicated parameters `accumulate` talks to no other rank, so that ranks may get different
-numbers of calls in any split (invariant 4, docs/architecture.md). With sharded ones ranks work in
-step: whatever computes or reads whole parameters is called on all ranks, as often and in the same
-order. All methods are synchronous and called from one thread; the Dask actor around it is
-`remote.LearnerActor`.
+In a step of several updates a call to `accumulate` is a mini-batch, and `update` makes all
+gradients and updates (several_updates). With replicated parameters `accumulate` talks to no other
+rank, so that ranks may get different numbers of calls in any split (invariant 4,
+docs/architecture.md). With sharded ones ranks work in step: whatever computes or reads whole
+parameters is called on all ranks, as often and in the same order. All methods are synchronous and
+called from one thread; the Dask actor around it is `remote.LearnerActor`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -25,16 +24,17 @@ from torch import Tensor
 from artifacts.records import Group, WeightsRef, unpack
 from artifacts.weights import fingerprint, write_weights
 from tasks.learner.dealing import GroupPart
-from tasks.learner.gradient_norm import squared_norm
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.packing import PackedBatch, Sample, micro_batches, pack_samples
 from tasks.learner.policy import load_policy, load_reference
 from tasks.learner.ranks import Ranks
-from tasks.learner.reports import AccumulateReport, UpdateReport, skip_reason
+from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.samples import training_set
+from tasks.learner.several_updates import SeveralUpdates
 from tasks.learner.sharding import ShardedAdamW
 from tasks.learner.shards import load_shards, save_shard
+from tasks.learner.updater import Updater
 
 
 class LearnerRank:
@@ -71,7 +71,11 @@ class LearnerRank:
             self._model_path, config.compute, self._ranks, where, config.recompute_layers
         )
         self._optimizer = ShardedAdamW(config.optimizer, self._policy.parameters.pieces)
+        self._updater = Updater(
+            config.optimizer.max_grad_norm, self._policy.parameters, self._optimizer, self._ranks
+        )
         self._micro_step = MicroStep(config.objective, config.temperature, self._policy, reference)
+        self._several = SeveralUpdates(config, self._ranks, self._micro_step, self._updater)
 
     def join(self, init_method: str, deadline_s: float) -> None:
         """Enter the group of all ranks; sharded parameters are loaded here. Collective; the
@@ -89,8 +93,8 @@ class LearnerRank:
 
     def accumulate(self, payload: bytes) -> AccumulateReport:
         """Add the gradients, loss and normaliser of these groups or parts of groups (packed
-        tuples). Collective where ranks work in step, then with any number of groups, none
-        included."""
+        tuples), or take them as the next mini-batch. Collective where ranks work in step, then with
+        any number of groups, none included."""
         groups: tuple[Group | GroupPart, ...] = unpack(payload)
         data = training_set(
             groups, self._config.advantage, self._config.normalisation, self._config.overlong
@@ -111,65 +115,50 @@ class LearnerRank:
             normaliser=data.normaliser,
         )
         rows = micro_batches(wanted, self._config.max_tokens_per_microbatch)
-        report += self._train_in_step(rows) if self._config.ranks_in_step else self._train(rows)
-        self._normaliser += report.normaliser
-        self._loss_sum += report.loss_sum
-        return report
+        if not self._config.ranks_in_step:
+            return report + self._train(rows, 0, data.normaliser)
+        with self._ranks.in_step():
+            num_idle = self._ranks.most(len(rows)) - len(rows)
+            return report + self._train(rows, num_idle, data.normaliser)
 
-    def _train(self, rows: Sequence[PackedBatch]) -> AccumulateReport:
+    def _train(
+        self, rows: Sequence[PackedBatch], num_idle: int, normaliser: float
+    ) -> AccumulateReport:
+        """Train these rows, with idle passes for every row that another rank has more."""
+        if self._config.num_updates > 1:
+            return self._several.take(rows, num_idle, normaliser)
         report = AccumulateReport()
         for row in rows:
             report += self._micro_step.run(row)
-        return report
-
-    def _train_in_step(self, rows: Sequence[PackedBatch]) -> AccumulateReport:
-        """The same, and idle passes for every row that another rank has more."""
-        with self._ranks.in_step():
-            num_idle = self._ranks.most(len(rows)) - len(rows)
-            report = self._train(rows)
-            for _ in range(num_idle):
-                self._micro_step.idle()
+        for _ in range(num_idle):
+            self._micro_step.idle()
+        self._normaliser += normaliser
+        self._loss_sum += report.loss_sum
         return report
 
     def discard(self) -> None:
         """Forget what was accumulated."""
         self._policy.parameters.discard()
+        self._several.forget()
         self._normaliser = self._loss_sum = 0.0
 
     def update(self, step: int) -> UpdateReport:
-        """Reduce over ranks, divide once, clip, AdamW, unless `skip_reason` has one. Collective."""
-        started = time.time()
-        normaliser, loss_sum = self._ranks.sum([self._normaliser, self._loss_sum])
-        rate, loss = self._config.optimizer.rate(step), loss_sum / normaliser if normaliser else 0.0
-        gradients, grad_norm = self._reduced(normaliser)
-        skipped = skip_reason(normaliser, loss, grad_norm)
-        if skipped is None:
-            self._apply(gradients, grad_norm, rate)
-        self.discard()
+        """The step's updates: of each, reduce over ranks, divide once, clip, AdamW, unless
+        `skip_reason` has one. Collective."""
+        if self._config.num_updates > 1:
+            return self._several.make(step)
+        rate = self._config.optimizer.rate(step)
+        made = self._updater.make(self._normaliser, self._loss_sum, rate)
+        self._normaliser = self._loss_sum = 0.0
         return UpdateReport(
             step=step,
-            skipped=skipped,
-            normaliser=normaliser,
-            loss=loss,
-            grad_norm=grad_norm,
+            skipped=made.skipped,
+            normaliser=made.normaliser,
+            loss=made.loss,
+            grad_norm=made.grad_norm,
             learning_rate=rate,
-            busy=((started, time.time()),),
+            busy=(made.busy,),
         )
-
-    def _reduced(self, normaliser: float) -> tuple[list[Tensor], float]:
-        """The gradients of what this rank owns, after the division, and the norm of all."""
-        gradients = self._policy.parameters.reduced()
-        for gradient in gradients:
-            gradient.div_(normaliser or 1.0)
-        squares = sum(squared_norm(gradient) for gradient in gradients)
-        return gradients, math.sqrt(self._ranks.sum([squares])[0])
-
-    def _apply(self, gradients: Sequence[Tensor], norm: float, rate: float) -> None:
-        if norm > self._config.optimizer.max_grad_norm:
-            for gradient in gradients:
-                gradient.mul_(self._config.optimizer.max_grad_norm / norm)
-        self._optimizer.step(gradients, rate)
-        self._policy.parameters.publish()
 
     def export_weights(self, version: int, path: str) -> WeightsRef | None:
         """Rank 0 writes the bf16 weights under the checkpoint's names; the others return None, and

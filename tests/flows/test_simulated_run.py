@@ -83,6 +83,46 @@ def test_without_an_async_ratio_the_records_are_those_of_synchronous_steps(
     assert digests(tmp_path / "without") == digests(run)
 
 
+SEVERAL = "learner.mini_batches=2", "learner.passes=2", "learner.optimizer.learning_rate=0.001"
+
+
+@pytest.fixture(scope="module")
+def updated(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
+    """Two synchronous steps of four updates each."""
+    root = tmp_path_factory.mktemp("runs")
+    return launcher.run(root, *SIMULATED, *SEVERAL, 'run_name="updated"'), root / "updated"
+
+
+def test_a_step_of_several_updates_tells_how_far_each_has_moved(
+    updated: tuple[Finished, Path],
+) -> None:
+    finished, run = updated
+    assert finished.code == 0, finished.err
+    for commit in commits(run):
+        figures = commit["metrics"]
+        assert figures["train/applied"] == 4
+        moved = [figures[f"train/update_{number}_proximal_k3"] for number in range(1, 5)]
+        assert moved[0] == 0 < min(moved[1:])
+        assert figures["train/update_1_clip_fraction"] == 0 <= figures["train/clip_fraction"]
+    assert commits(run)[-1]["counters"]["updates_made"] == 8
+
+
+def test_a_lost_learner_comes_back_to_the_weights_of_several_updates(
+    launcher: Launcher, updated: tuple[Finished, Path], tmp_path: Path
+) -> None:
+    """A rank is killed in the second step, without a checkpoint: the first is replayed."""
+    run = tmp_path / "killed"
+    settings = (*SIMULATED, *SEVERAL, "keep.checkpoint_every_steps=10", f'run_name="{run.name}"')
+    process = launcher.start(tmp_path, *settings)
+    wait_for(run / "rounds" / "00002.json", process)
+    worker_of(process, "learner-1").send_signal(signal.SIGKILL)
+    _, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    assert digests(run) == digests(updated[1])
+    if commits(run)[1]["metrics"]["round/attempts"] == 1:
+        pytest.skip("the kill came after the step")
+
+
 @pytest.fixture(scope="module")
 def drained(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
     """Three planned steps of tail batching: each leaves a prompt behind, and a drain asks them. The

@@ -79,7 +79,7 @@ def test_training_in_mid_round_is_told() -> None:
 def test_a_clip_that_cannot_act_is_told() -> None:
     told = dict(algebra_rows(configured()))["policy loss"]
     assert told.startswith("ppo_clip: weights learner/engine are truncated at 2; ")
-    assert told.endswith("clip_low and clip_high do nothing")
+    assert told.endswith("clipped to 0.8 to 1.28, and 1 in a step of one update")
     clipped = configured(learner={"loss": {"old_policy": "engine"}})
     assert "clipped to 0.8 to 1.28" in dict(algebra_rows(clipped))["policy loss"]
     reinforced = configured(learner={"loss": {"kind": "reinforce"}})
@@ -91,6 +91,13 @@ def test_a_clip_that_cannot_act_is_told() -> None:
     told = dict(algebra_rows(gated))["sequence gate"]
     assert told == "responses with a negative advantage are dropped above 0.1 of k1 drift"
     assert dict(algebra_rows(configured()))["sequence gate"] == "no response is dropped"
+
+
+def test_several_updates_are_told() -> None:
+    assert dict(algebra_rows(configured()))["optimizer updates per step"].startswith("1 (")
+    several = configured(learner={"mini_batches": 4, "passes": 2})
+    told = dict(algebra_rows(several))["optimizer updates per step"]
+    assert told.startswith("8: 4 mini-batches of about 4 groups, gone over 2 times; ")
 
 
 def test_whether_older_weights_are_corrected_is_told() -> None:

@@ -27,6 +27,7 @@ from tasks.learner.collective import Accumulated, replay_gradients
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.learner.split import one_shot, read_split, write_split
+from tasks.learner.stage_reports import GradientReport
 from tasks.learner.weight_sync import GateFailed
 from tasks.plan import StepPlan, store_of
 from tasks.sample_buffer import GROUPED, RoundAborted
@@ -212,6 +213,42 @@ def test_a_replay_comes_to_the_very_weights_of_the_streamed_step(
     again = new_learner(model_path)
     asyncio.run(replayed(again, plan, GROUPS[::-1]))
     assert weights(again) == expected
+
+
+def test_a_replay_of_several_updates_comes_to_the_very_weights(
+    model_path: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither a freed device nor the order of arrival changes which groups make which update."""
+    config = LearnerConfig(compute="fp32", mini_batches=3, passes=2)
+    plan = make_plan(tmp_path)
+    plan = replace(plan, run=replace(plan.run, learner=config))
+    trained, again = (LearnerActor(config, model_path, 0, 1, (), "cpu") for _ in range(2))
+    monkeypatch.setattr(train, "learners_of", lambda run: [remote("learner-0", trained)])
+    report = asyncio.run(play(plan, BufferActor(CAPACITIES), [*GROUPS[:3], FREED, *GROUPS[3:]]))
+    assert report.num_groups_streamed == 0
+    assert [len(share.parts) for share in read_split(store_of(plan), 1) or ()] == [3, 3, 2]
+    asyncio.run(replayed(again, plan, GROUPS[::-1]))
+    expected, before = weights(trained), again._rank.fingerprints()
+    assert weights(again) == expected != before
+    assert again._rank._optimizer.num_updates == 6
+
+
+def test_a_stage_reports_the_passes_between_its_updates(
+    model_path: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = LearnerConfig(compute="fp32", passes=3)
+    plan = make_plan(tmp_path)
+    plan = replace(plan, run=replace(plan.run, learner=config, learners=("learner-0",)))
+    actor = LearnerActor(config, model_path, 0, 1, (), "cpu")
+    monkeypatch.setattr(train, "learners_of", lambda run: [remote("learner-0", actor)])
+    looked = asyncio.run(play(plan, BufferActor(CAPACITIES), GROUPS)).ranks[0]
+    gradients = GradientReport(ranks=(looked,), spans=())
+    policy = asyncio.run(train.update_policy.fn(plan, gradients))
+    (passes,) = policy.ranks
+    assert passes.num_tokens_passed == 3 * looked.num_tokens_scored > 0
+    assert passes.num_tokens_computed == 3 * looked.num_tokens_computed
+    kinds = [span.kind for span in policy.spans]
+    assert (kinds.count("train"), kinds.count("update")) == (passes.num_micro_batches, 3)
 
 
 def test_a_replay_skips_the_update_that_was_skipped(

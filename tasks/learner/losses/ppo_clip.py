@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from tasks.learner.losses.clipping import clipped_surrogate
@@ -18,9 +18,9 @@ class PpoClipLoss(BaseModel):
 
     Decoupled PPO (Hilton et al. 2022; AReaL) is old_policy learner: r = policy/proximal is clipped,
     and the constant w = min(proximal/engine, importance_cap) corrects for who sampled. The proximal
-    policy is the one that the step's updates start from. A step makes one update, so that it is the
-    current policy: r is 1, the clip never acts, and what remains is the policy gradient with
-    truncated importance weights. With old_policy engine r = policy/engine does move; the clip then
+    policy is the one that the step's updates start from. In a step of one update it is the current
+    policy: r is 1, the clip never acts, and what remains is the policy gradient with truncated
+    importance weights. With old_policy engine r = policy/engine moves in any case; the clip then
     takes the truncation's place, and w is 1.
     """
 
@@ -33,18 +33,24 @@ class PpoClipLoss(BaseModel):
         default=0.2,
         gt=0,
         lt=1,
-        description="No gradient down for a ratio below 1 - clip_low; only with old_policy engine.",
+        description=(
+            "No gradient down for a ratio below 1 - clip_low; acts with old_policy engine, or with"
+            " several updates a step."
+        ),
     )
     clip_high: float = Field(
         default=0.28,
         gt=0,
-        description="No gradient up for a ratio above 1 + clip_high; only with old_policy engine.",
+        description=(
+            "No gradient up for a ratio above 1 + clip_high; acts with old_policy engine, or with"
+            " several updates a step."
+        ),
     )
     old_policy: Literal["learner", "engine"] = Field(
         default="learner",
         description=(
-            "Whose log-probabilities divide the ratio: the learner's own, which makes it 1 "
-            "as long as a step has one update, or the sampling engine's."
+            "Whose log-probabilities divide the ratio: the learner's own as the step began, which"
+            " makes it 1 in a step of one update, or the sampling engine's."
         ),
     )
     importance_cap: float = Field(
@@ -57,38 +63,31 @@ class PpoClipLoss(BaseModel):
         gt=1,
         description=(
             "Bound on the ratio of a token with a negative advantage, beyond which it has no"
-            " gradient; usually 3. None: it may grow without one. Only with old_policy engine."
+            " gradient; usually 3. None: it may grow without one. Needs old_policy engine, or"
+            " several updates a step."
         ),
     )
     corrects_staleness: ClassVar[bool] = True
     needs_whole_responses: ClassVar[bool] = False
 
-    @model_validator(mode="after")
-    def _dual_clip_acts(self) -> Self:
-        if self.dual_clip is not None and not self.clips:
-            raise ValueError(
-                "learner.loss.dual_clip needs old_policy engine, got old_policy learner: its ratio"
-                " is 1 and never comes near a bound; set old_policy=engine, or leave it out"
-            )
-        return self
-
     @property
     def clips(self) -> bool:
-        """Only where the ratio can differ from 1."""
+        """Whether the ratio can differ from 1 in a step of one update."""
         return self.old_policy == "engine"
 
     def explain(self) -> str:
+        dual = f", at {self.dual_clip:g} for negative advantages" if self.dual_clip else ""
+        bounds = f"clipped to {1 - self.clip_low:g} to {1 + self.clip_high:g}{dual}"
         if self.clips:
-            bounds = f"{1 - self.clip_low:g} to {1 + self.clip_high:g}"
-            dual = f", at {self.dual_clip:g} for negative advantages" if self.dual_clip else ""
-            return f"the ratio learner/engine is clipped to {bounds}{dual}; no importance_cap"
+            return f"the ratio learner/engine is {bounds}; no importance_cap"
         return (
-            f"weights learner/engine are truncated at {self.importance_cap:g}; with one update a"
-            " step the ratio is 1, clip_low and clip_high do nothing"
+            f"weights learner/engine are truncated at {self.importance_cap:g}; the ratio to the"
+            f" learner as the step began is {bounds}, and 1 in a step of one update"
         )
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
-        old = logp.detach() if self.old_policy == "learner" else batch.behaviour
+        proximal = logp.detach() if batch.proximal is None else batch.proximal
+        old = proximal if self.old_policy == "learner" else batch.behaviour
         ratio = torch.exp(logp - old)
         kept, clipped = clipped_surrogate(ratio, batch.advantage, self.clip_low, self.clip_high)
         correction = torch.exp(old - batch.behaviour)
