@@ -112,6 +112,8 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """When gradients are computed, and what the update is."""
     yield "training in mid-round", _streams(config)
     yield "optimizer updates per step", _updates(config)
+    if config.learner.has_critic:
+        yield "critic", config.learner.critic.explain()
     loss = config.learner.loss
     yield "policy loss", f"{loss.kind}: {loss.explain()}"
     yield (
@@ -130,14 +132,17 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 def _updates(config: RunConfig) -> str:
     """In words: how many, and of what."""
     learner = config.learner
-    if learner.num_updates == 1:
-        return "1 (gradients summed over micro-batches and ranks, divided once)"
-    algebra = config.scheduling.algebra(config.batch)
-    groups = algebra.ordinary.accept_prompts / learner.mini_batches
-    return (
-        f"{learner.num_updates}: {learner.mini_batches} mini-batches of about {groups:.3g} groups,"
-        f" gone over {learner.passes} times; every response is scored once more before the first"
-    )
+    told = "1 (gradients summed over micro-batches and ranks, divided once)"
+    if learner.num_updates > 1:
+        algebra = config.scheduling.algebra(config.batch)
+        groups = algebra.ordinary.accept_prompts / learner.mini_batches
+        told = (
+            f"{learner.num_updates}: {learner.mini_batches} mini-batches of about {groups:.3g}"
+            f" groups, gone over {learner.passes} times"
+        )
+    if learner.scores_first:
+        return f"{told}; every response is scored once more before the first"
+    return told
 
 
 def _scored(algebra: BatchAlgebra, reward_workers: int) -> str:

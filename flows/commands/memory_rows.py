@@ -18,7 +18,7 @@ def memory_rows(config: RunConfig, num_ranks: int) -> Iterator[tuple[str, str]]:
     size = None if found is None else model_size(found)
     learner = config.learner
     yield "learner memory", _memory(learner, num_ranks, size)
-    if num_ranks > 1:
+    if num_ranks > 1 and not learner.has_critic:
         other = "replicated" if learner.parameters == "sharded" else "sharded"
         changed = learner.model_copy(update={"parameters": other})
         yield f"if it were {other}", _memory(changed, num_ranks, size)

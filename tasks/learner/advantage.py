@@ -112,7 +112,43 @@ class ReinforcePlusPlusAdvantage(BaseModel):
         return [(value - mean) / spread for value in self.centred(rewards)]
 
 
-Advantage = GrpoAdvantage | DrGrpoAdvantage | ReinforcePlusPlusAdvantage
+class GaeAdvantage(BaseModel):
+    """Of tokens, from a critic's values: generalised advantage estimation (PPO as published, arXiv
+    1506.02438 and 1707.06347). The other responses of a group do not matter.
+
+    What `of` gives is the reward itself; the learner makes advantages of it when it has the values
+    (gae). Whitening needs all tokens of the step.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["gae"] = Field(
+        default="gae", description="Advantage of each token by the values of learner.critic."
+    )
+    gamma: float = Field(
+        default=1.0, gt=0, le=1, description="Discount of a reward for each token before it."
+    )
+    trace_decay: float = Field(
+        default=0.95,
+        ge=0,
+        le=1,
+        description=(
+            "GAE's lambda: 1 trusts the reward alone, with the value as a baseline; 0 the value of"
+            " the next token alone."
+        ),
+    )
+    whiten: bool = Field(
+        default=True,
+        description="Shift and scale the advantages of a step's tokens to mean 0, deviation 1.",
+    )
+    spans_step: ClassVar[bool] = True
+    leaves_flat_groups_out: ClassVar[bool] = False
+
+    def of(self, rewards: Sequence[float], moments: Moments | None) -> list[float]:
+        return list(rewards)
+
+
+Advantage = GrpoAdvantage | DrGrpoAdvantage | ReinforcePlusPlusAdvantage | GaeAdvantage
 AdvantageConfig = Annotated[Advantage, Field(discriminator="kind")]
 """`of(rewards, moments)`: one number per reward of a group, given the step's moments where they
 count (`spans_step`). `leaves_flat_groups_out`: equal rewards have no advantage."""

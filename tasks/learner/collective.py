@@ -65,7 +65,7 @@ async def accumulate_round(
     ranks = await _fresh_ranks(learners, planned.step)
     checked = _checked(said, planned)
     split = read_split(store, planned.step)
-    if split is not None or config.advantage.spans_step or config.num_updates > 1:
+    if split is not None or config.advantage.spans_step or config.scores_first:
         groups = [word async for word in checked if isinstance(word, Group)]
         if split is None:
             split = _split_of(groups, len(ranks), planned.step, config)
@@ -136,7 +136,7 @@ async def replay_gradients(
 
 def _split_of(groups: Sequence[Group], num_ranks: int, step: int, config: LearnerConfig) -> Split:
     """How all groups of a step are dealt at once."""
-    if config.num_updates == 1:
+    if not config.scores_first:
         return one_shot(groups, num_ranks, config.flat_groups_cost)
     return in_mini_batches(groups, step, config.mini_batches, num_ranks, config.flat_groups_cost)
 

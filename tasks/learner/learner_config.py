@@ -9,7 +9,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tasks.learner.advantage import AdvantageConfig, GrpoAdvantage
+from tasks.learner.advantage import AdvantageConfig, GaeAdvantage, GrpoAdvantage
+from tasks.learner.critic import CriticConfig
 from tasks.learner.divergence import Estimator
 from tasks.learner.gate import ALL_PASS, SequenceGateConfig
 from tasks.learner.loss import LossConfig
@@ -32,6 +33,9 @@ class LearnerConfig(BaseModel):
     )
     advantage: AdvantageConfig = Field(
         default=GrpoAdvantage(), description="What a reward is worth within its group."
+    )
+    critic: CriticConfig = Field(
+        default=CriticConfig(), description="The critic of learner.advantage.kind=gae."
     )
     overlong: OverlongConfig = Field(
         default=AS_SCORED, description="What training makes of responses that are too long."
@@ -122,6 +126,16 @@ class LearnerConfig(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _critic_is_replicated(self) -> Self:
+        if self.has_critic and self.parameters != "replicated":
+            raise ValueError(
+                "learner.parameters must be replicated with learner.advantage.kind=gae, got"
+                f" {self.parameters!r}: a critic cannot be sharded; change it, or take another"
+                " advantage"
+            )
+        return self
+
     def _ratio_moves(self, loss: PpoClipLoss) -> bool:
         return loss.clips or self.num_updates > 1
 
@@ -131,26 +145,38 @@ class LearnerConfig(BaseModel):
         return self.mini_batches * self.passes
 
     @property
-    def is_regularised(self) -> bool:
-        """Whether responses without an advantage have a gradient all the same."""
-        return self.kl_coefficient > 0 or self.entropy_coefficient > 0
+    def has_critic(self) -> bool:
+        """Whether a critic gives every token its advantage."""
+        return isinstance(self.advantage, GaeAdvantage)
+
+    @property
+    def scores_first(self) -> bool:
+        """Whether all responses of a step are scored before its first gradient."""
+        return self.num_updates > 1 or self.has_critic
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether responses whose group gives them no advantage have a gradient all the same."""
+        return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or self.has_critic
 
     @property
     def flat_groups_cost(self) -> bool:
         """Whether a group of equal rewards can have a gradient all the same."""
         return (
-            self.is_regularised
+            self.trains_all
             or isinstance(self.overlong, SoftPunishment)
             or not self.advantage.leaves_flat_groups_out
         )
 
     @property
     def objective(self) -> Objective:
-        """The loss with all its terms."""
+        """The loss with all its terms; a KL penalty in the reward is in the advantages of a critic
+        already."""
+        is_in_advantage = self.has_critic and self.kl_place == "reward"
         return Objective(
             loss=self.loss,
             gate=self.gate,
-            kl_coefficient=self.kl_coefficient,
+            kl_coefficient=0.0 if is_in_advantage else self.kl_coefficient,
             kl_estimator=self.kl_estimator,
             kl_place=self.kl_place,
             entropy_coefficient=self.entropy_coefficient,

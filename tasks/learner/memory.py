@@ -6,6 +6,7 @@
     masters      4 / n                         -
     moments      8 / n                         8 / n
     reference    c whole                       c / n
+    critic       as weights to moments again   refused
 
 bytes a parameter, c = 2 in bf16 and 4 in fp32; and, sharded, what is whole for a moment. Leaves out
 activations, which grow with `max_tokens_per_microbatch`, and what a backend takes for itself.
@@ -61,7 +62,8 @@ def bytes_per_parameter(config: LearnerConfig, num_ranks: int) -> float:
     reference = computed if config.kl_coefficient else 0
     if config.parameters == "sharded":
         return (FP32 + FP32 + MOMENTS + reference) / num_ranks
-    return computed + FP32 + (FP32 + MOMENTS) / num_ranks + reference
+    trained = computed + FP32 + (FP32 + MOMENTS) / num_ranks
+    return (2 * trained if config.has_critic else trained) + reference
 
 
 def whole_bytes(config: LearnerConfig, size: ModelSize) -> int:

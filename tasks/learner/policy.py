@@ -11,6 +11,7 @@ and nothing else. Leaves out where the parameters lie (parameters).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ from tasks.learner.tree_attention import TREE_BLOCKS, TREE_FLEX, TreePlan, regis
 
 ComputeDtype = Literal["bf16", "fp32"]
 Placement = Literal["replicated", "sharded"]
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class Decoder:
@@ -86,16 +87,27 @@ class Decoder:
     def _hidden(self, batch: PackedBatch, embedded: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states of the predicting nodes (R, hidden), and which of these rows predicts each
         target (P,)."""
-        nodes, rows = torch.unique(self._ids(batch.predictors), return_inverse=True)
-        positions = self._ids(batch.positions)
-        plan = TreePlan(self._ids(batch.subtree_ends), positions)
-        output = self._backbone(
-            inputs_embeds=embedded, position_ids=positions[None], use_cache=False, tree=plan
-        )
-        return output.last_hidden_state[0].index_select(0, nodes), rows
+        return predicting_states(self._backbone, batch, embedded, self._ids)
 
     def _ids(self, values: tuple[int, ...]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def predicting_states(
+    backbone: nn.Module,
+    batch: PackedBatch,
+    embedded: Tensor,
+    ids: Callable[[tuple[int, ...]], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Hidden states of the predicting nodes (R, hidden), and which of these rows predicts each
+    target (P,); `ids` puts integers on the device."""
+    nodes, rows = torch.unique(ids(batch.predictors), return_inverse=True)
+    positions = ids(batch.positions)
+    plan = TreePlan(ids(batch.subtree_ends), positions)
+    output = backbone(
+        inputs_embeds=embedded, position_ids=positions[None], use_cache=False, tree=plan
+    )
+    return output.last_hidden_state[0].index_select(0, nodes), rows
 
 
 class Policy(Decoder):
@@ -144,7 +156,7 @@ def load_policy(
 
     Raises ValueError for a path without a model, or one that packed training cannot run.
     """
-    model = _load(model_path, ranks, placement)
+    model = load_decoder(model_path, ranks, placement)
     model.requires_grad_(True)
     # embedding and head get their gradients by hand: rows, and sums over chunks
     for table in (model.get_input_embeddings(), model.get_output_embeddings()):
@@ -153,10 +165,10 @@ def load_policy(
     if recompute_layers:
         model.gradient_checkpointing_enable()
     if placement == "replicated":
-        return Policy(model, ReplicatedParameters(model, _DTYPES[compute], ranks))
+        return Policy(model, ReplicatedParameters(model, DTYPES[compute], ranks))
     from tasks.learner.sharded_parameters import TrainedShards  # brings FSDP, which few runs need
 
-    return Policy(model, TrainedShards(model, _DTYPES[compute], ranks))
+    return Policy(model, TrainedShards(model, DTYPES[compute], ranks))
 
 
 def load_reference(
@@ -164,16 +176,18 @@ def load_reference(
 ) -> Decoder:
     """The model the run started from, to score with: one copy of it in the compute dtype, whole or
     one shard of it."""
-    model = _load(model_path, ranks, placement)
+    model = load_decoder(model_path, ranks, placement)
     model.requires_grad_(False).eval()
     if placement == "replicated":
-        return Decoder(model, FlatParameters(model, _DTYPES[compute]))
+        return Decoder(model, FlatParameters(model, DTYPES[compute]))
     from tasks.learner.sharded_parameters import ShardedParameters
 
-    return Decoder(model, ShardedParameters(model, _DTYPES[compute], ranks, _DTYPES[compute]))
+    return Decoder(model, ShardedParameters(model, DTYPES[compute], ranks, DTYPES[compute]))
 
 
-def _load(model_path: str, ranks: Ranks, placement: Placement) -> Any:  # Any: untyped transformers
+def load_decoder(
+    model_path: str, ranks: Ranks, placement: Placement
+) -> Any:  # Any: untyped transformers
     """The model in fp32, with tree attention; on its device, or in the host's memory to be
     sharded."""
     with importing_transformers():

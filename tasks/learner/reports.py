@@ -16,12 +16,14 @@ class Skipped(StrEnum):
 
     EMPTY = "empty"  # nothing was in the loss
     FLAT = "flat"  # the gradient is exactly zero: momentum alone would move the weights
+    CRITIC_WARMUP = "critic_warmup"  # the critic alone learns
     NONFINITE = "nonfinite"  # the loss or the gradient is not a number, or infinite
 
 
 REASONS = {
     Skipped.EMPTY: "nothing was in its loss",
     Skipped.FLAT: "its gradient is zero, as of groups whose rewards agree",
+    Skipped.CRITIC_WARMUP: "its critic learns first",
     Skipped.NONFINITE: "its gradient is not finite",
 }
 
@@ -74,6 +76,7 @@ class AccumulateReport:
     num_tokens_passed: int = 0
     # k3 estimate of KL(proximal || learner), over these
     proximal_k3_sum: float = 0.0
+    value_loss_sum: float = 0.0  # weighted value losses of tokens; 0 without a critic
     busy: tuple[tuple[float, float], ...] = ()  # when the device worked: Unix seconds, (start, end)
 
     def __add__(self, other: AccumulateReport) -> AccumulateReport:
@@ -122,6 +125,18 @@ class MadeUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CriticReport:
+    """What the critic did in a step; the same on every rank."""
+
+    loss: float  # mean over its updates
+    grad_norm: float  # mean over its updates, before the clip
+    num_skipped: int  # updates that were left out
+    # 1 - variance of (return - value) over variance of the return, of all tokens, before the first
+    # update: 1 for a perfect critic, 0 for a constant one
+    explained_variance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
     """The updates of a step; the same on every rank but for `computed` and `busy`."""
 
@@ -135,6 +150,7 @@ class UpdateReport:
     several: tuple[MadeUpdate, ...] = ()  # in their order, where a step makes several
     # what this rank did for them between updates; all zero where a step makes one
     computed: AccumulateReport = AccumulateReport()
+    critic: CriticReport | None = None
 
     @property
     def reasons(self) -> tuple[Skipped | None, ...]:
@@ -202,6 +218,18 @@ def update_figures(update: UpdateReport) -> dict[str, float]:
         "train/applied": float(reasons.count(None)),
         **{f"train/skipped_{reason}": float(reasons.count(reason)) for reason in Skipped},
         **_figures_of_each(update.several),
+        **_critic_figures(update.critic),
+    }
+
+
+def _critic_figures(critic: CriticReport | None) -> dict[str, float]:
+    if critic is None:
+        return {}
+    return {
+        "train/value_loss": critic.loss,
+        "train/critic_grad_norm": critic.grad_norm,
+        "train/critic_skipped": float(critic.num_skipped),
+        "train/explained_variance": critic.explained_variance,
     }
 
 

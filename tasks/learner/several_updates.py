@@ -1,7 +1,10 @@
-"""A step that makes several updates: what a rank keeps of it, and how it goes over that.
+"""A step that makes several updates, or has a critic: what a rank keeps of it, and how it goes over
+that.
 
     take(rows)   once for each mini-batch: a forward pass with the weights of the step's beginning
-    make(step)   passes x mini-batches x (gradients ─▶ sums over ranks ─▶ one update)
+    make(step)   (advantages by the critic's values)
+                 passes x mini-batches x (gradients ─▶ sums over ranks ─▶ one update)
+                                         (the same for the critic)
 
 The forward pass gives the log-probabilities of the proximal policy, in the very rows that are
 trained, so that the first update meets ratios of exactly 1. The loss of an update is a mean over
@@ -12,20 +15,27 @@ Leaves out how groups become mini-batches (mini_batches, split).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
+from torch import Tensor
+
+from tasks.learner.critic import Critic
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep, ScoredRow
 from tasks.learner.packing import PackedBatch
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import (
     AccumulateReport,
+    CriticReport,
     MadeUpdate,
     Skipped,
     UpdateReport,
     most_telling,
 )
+from tasks.learner.token_estimates import estimates
 from tasks.learner.updater import Updater
 
 
@@ -36,15 +46,22 @@ class MiniBatch:
     rows: tuple[ScoredRow, ...]
     num_idle: int  # rows that another rank has more, where ranks work in step
     normaliser: float  # what it adds to the divisor of its updates
+    values: tuple[Tensor, ...] = ()  # of each row's tokens, by the critic if there is one
+    returns: tuple[Tensor, ...] = ()  # what the critic shall make of them
 
 
 class SeveralUpdates:
     """The mini-batches of a step on this rank."""
 
     def __init__(
-        self, config: LearnerConfig, ranks: Ranks, micro_step: MicroStep, updater: Updater
+        self,
+        config: LearnerConfig,
+        ranks: Ranks,
+        micro_step: MicroStep,
+        updater: Updater,
+        critic: Critic | None,
     ) -> None:
-        self._config, self._ranks = config, ranks
+        self._config, self._ranks, self._critic = config, ranks, critic
         self._micro_step, self._updater = micro_step, updater
         self._taken: list[MiniBatch] = []
 
@@ -60,12 +77,21 @@ class SeveralUpdates:
             report += said
         for _ in range(num_idle):
             self._micro_step.idle_look()
-        self._taken.append(MiniBatch(rows=tuple(scored), num_idle=num_idle, normaliser=normaliser))
+        self._taken.append(
+            MiniBatch(
+                rows=tuple(scored),
+                num_idle=num_idle,
+                normaliser=normaliser,
+                values=() if self._critic is None else tuple(map(self._critic.look, rows)),
+            )
+        )
         return report
 
     def forget(self) -> None:
         """Drop all mini-batches."""
         self._taken.clear()
+        if self._critic is not None:
+            self._critic.discard()
 
     def make(self, step: int) -> UpdateReport:
         """All updates of the step. Collective: every rank has taken as many mini-batches.
@@ -73,26 +99,58 @@ class SeveralUpdates:
         A rank that fails between two of them has weights of no version, and counts as lost.
         """
         assert len(self._taken) == self._config.mini_batches, "one call for each mini-batch"
-        rate = self._config.optimizer.rate(step)
         made: list[MadeUpdate] = []
+        by_critic: list[MadeUpdate] = []
         computed = AccumulateReport()
         with self._ranks.in_step():
+            explained = self._estimate()
             for mini_batch in self._taken * self._config.passes:
-                report = self._gradients(mini_batch)
-                made.append(self._update(mini_batch, report, rate))
+                report, update = self._learn(mini_batch, step)
+                made.append(update)
                 computed += report
-        self.forget()
-        return _report_of(step, made, rate, computed)
+                if self._critic is not None:
+                    report, update = self._learn_values(self._critic, mini_batch, step)
+                    by_critic.append(update)
+                    computed += report
+        self._taken.clear()
+        rate = self._config.optimizer.rate(step)
+        told = _report_of(step, made, rate, computed)
+        if self._critic is None:
+            return told
+        return replace(
+            told,
+            busy=(*told.busy, *(update.busy for update in by_critic)),
+            critic=_critic_report(by_critic, explained),
+        )
 
-    def _gradients(self, mini_batch: MiniBatch) -> AccumulateReport:
+    def _estimate(self) -> float:
+        """Give the tokens their advantages where a critic makes them; the share of the returns'
+        variance that its values explain."""
+        if self._critic is None:
+            return 0.0
+        rows = list(chain(*(mini_batch.rows for mini_batch in self._taken)))
+        values = list(chain(*(mini_batch.values for mini_batch in self._taken)))
+        estimated = estimates(rows, values, self._config, self._ranks)
+        whole, returns = iter(estimated.rows), iter(estimated.returns)
+        self._taken = [
+            replace(
+                mini_batch,
+                rows=tuple(next(whole) for _ in mini_batch.rows),
+                returns=tuple(next(returns) for _ in mini_batch.rows),
+            )
+            for mini_batch in self._taken
+        ]
+        return estimated.explained_variance
+
+    def _learn(self, mini_batch: MiniBatch, step: int) -> tuple[AccumulateReport, MadeUpdate]:
+        """The policy's part, unless its critic is to learn first."""
+        if self._critic is not None and step <= self._config.critic.warmup_steps:
+            return AccumulateReport(), _left_out(mini_batch)
         report = AccumulateReport()
         for row in mini_batch.rows:
             report += self._micro_step.train(row)
         for _ in range(mini_batch.num_idle):
             self._micro_step.idle_train()
-        return report
-
-    def _update(self, mini_batch: MiniBatch, report: AccumulateReport, rate: float) -> MadeUpdate:
         num_tokens, num_clipped, k3_sum = self._ranks.sum(
             [
                 float(report.num_tokens_passed),
@@ -100,11 +158,44 @@ class SeveralUpdates:
                 report.proximal_k3_sum,
             ]
         )
-        return replace(
-            self._updater.make(mini_batch.normaliser, report.loss_sum, rate),
+        rate = self._config.optimizer.rate(step)
+        update = self._updater.make(mini_batch.normaliser, report.loss_sum, rate)
+        return report, replace(
+            update,
             clip_fraction=num_clipped / max(1.0, num_tokens),
             proximal_k3=k3_sum / max(1.0, num_tokens),
         )
+
+    def _learn_values(
+        self, critic: Critic, mini_batch: MiniBatch, step: int
+    ) -> tuple[AccumulateReport, MadeUpdate]:
+        """The critic's part."""
+        report = AccumulateReport()
+        for row, values, returns in zip(
+            mini_batch.rows, mini_batch.values, mini_batch.returns, strict=True
+        ):
+            report += critic.train(row.batch, row.tokens.weight, values, returns)
+        return report, critic.update(step, mini_batch.normaliser, report.value_loss_sum)
+
+
+def _left_out(mini_batch: MiniBatch) -> MadeUpdate:
+    now = time.time()
+    return MadeUpdate(
+        skipped=Skipped.CRITIC_WARMUP,
+        normaliser=mini_batch.normaliser,
+        loss=0.0,
+        grad_norm=0.0,
+        busy=(now, now),
+    )
+
+
+def _critic_report(made: Sequence[MadeUpdate], explained: float) -> CriticReport:
+    return CriticReport(
+        loss=sum(update.loss for update in made) / len(made),
+        grad_norm=sum(update.grad_norm for update in made) / len(made),
+        num_skipped=sum(update.skipped is not None for update in made),
+        explained_variance=explained,
+    )
 
 
 def _report_of(

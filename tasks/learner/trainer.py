@@ -4,9 +4,9 @@
         sums of gradients,     reduce, divide once,
         normaliser, loss       clip, AdamW, gather
 
-In a step of several updates a call to `accumulate` is a mini-batch, and `update` makes all
-gradients and updates (several_updates). With replicated parameters `accumulate` talks to no other
-rank, so that ranks may get different numbers of calls in any split (invariant 4,
+In a step of several updates, or with a critic, a call to `accumulate` is a mini-batch, and `update`
+makes all gradients and updates (several_updates). With replicated parameters `accumulate` talks to
+no other rank, so that ranks may get different numbers of calls in any split (invariant 4,
 docs/architecture.md). With sharded ones ranks work in step: whatever computes or reads whole
 parameters is called on all ranks, as often and in the same order. All methods are synchronous and
 called from one thread; the Dask actor around it is `remote.LearnerActor`.
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from artifacts.records import Group, WeightsRef, unpack
 from artifacts.weights import fingerprint, write_weights
+from tasks.learner.critic import Critic
 from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep
@@ -75,7 +76,18 @@ class LearnerRank:
             config.optimizer.max_grad_norm, self._policy.parameters, self._optimizer, self._ranks
         )
         self._micro_step = MicroStep(config.objective, config.temperature, self._policy, reference)
-        self._several = SeveralUpdates(config, self._ranks, self._micro_step, self._updater)
+        self._critic = self._load_critic()
+        self._several = SeveralUpdates(
+            config, self._ranks, self._micro_step, self._updater, self._critic
+        )
+
+    def _load_critic(self) -> Critic | None:
+        config = self._config
+        if not config.has_critic:
+            return None
+        return Critic(
+            config.critic, self._model_path, config.compute, config.recompute_layers, self._ranks
+        )
 
     def join(self, init_method: str, deadline_s: float) -> None:
         """Enter the group of all ranks; sharded parameters are loaded here. Collective; the
@@ -100,9 +112,7 @@ class LearnerRank:
             groups, self._config.advantage, self._config.normalisation, self._config.overlong
         )
         wanted = [
-            sample
-            for sample in data.samples
-            if sample.advantage != 0.0 or self._config.is_regularised
+            sample for sample in data.samples if sample.advantage != 0.0 or self._config.trains_all
         ]
         report = AccumulateReport(
             num_groups=data.num_groups,
@@ -125,7 +135,7 @@ class LearnerRank:
         self, rows: Sequence[PackedBatch], num_idle: int, normaliser: float
     ) -> AccumulateReport:
         """Train these rows, with idle passes for every row that another rank has more."""
-        if self._config.num_updates > 1:
+        if self._config.scores_first:
             return self._several.take(rows, num_idle, normaliser)
         report = AccumulateReport()
         for row in rows:
@@ -145,7 +155,7 @@ class LearnerRank:
     def update(self, step: int) -> UpdateReport:
         """The step's updates: of each, reduce over ranks, divide once, clip, AdamW, unless
         `skip_reason` has one. Collective."""
-        if self._config.num_updates > 1:
+        if self._config.scores_first:
             return self._several.make(step)
         rate = self._config.optimizer.rate(step)
         made = self._updater.make(self._normaliser, self._loss_sum, rate)
@@ -194,6 +204,8 @@ class LearnerRank:
     def save_checkpoint(self, path: str, step: int) -> None:
         """Write this rank's shard into the directory. Then freed memory goes back to the system."""
         save_shard(path, step, self._optimizer, self._policy.parameters.shapes, self._ranks)
+        if self._critic is not None:
+            self._critic.save(path, step)
         _give_memory_back()
 
     def load_checkpoint(self, path: str) -> int:
@@ -202,6 +214,8 @@ class LearnerRank:
         self.discard()
         step = load_shards(path, self._optimizer, self._policy.parameters.shapes)
         self._policy.parameters.publish()
+        if self._critic is not None:
+            self._critic.load(path)
         return step
 
     def check_peers(self) -> None:

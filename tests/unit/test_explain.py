@@ -100,6 +100,13 @@ def test_several_updates_are_told() -> None:
     assert told.startswith("8: 4 mini-batches of about 4 groups, gone over 2 times; ")
 
 
+def test_a_critic_is_told() -> None:
+    assert "critic" not in dict(algebra_rows(configured()))
+    told = dict(algebra_rows(configured(learner={"advantage": {"kind": "gae"}})))
+    assert told["critic"].endswith("learning rate 5e-05, values held within 0.5 a step")
+    assert told["optimizer updates per step"].endswith("scored once more before the first")
+
+
 def test_whether_older_weights_are_corrected_is_told() -> None:
     told = dict(algebra_rows(configured()))["tokens of older weights"]
     assert told.startswith("corrected by the loss")

@@ -144,7 +144,7 @@ def test_k1_in_the_loss_is_refused() -> None:
 
 
 def test_what_is_wanted_of_a_step_without_advantages() -> None:
-    assert not LearnerConfig().is_regularised
+    assert not LearnerConfig().trains_all
     assert LearnerConfig(entropy_coefficient=0.01).flat_groups_cost
     assert LearnerConfig(kl_coefficient=0.01).flat_groups_cost
 

@@ -186,6 +186,7 @@ def test_counters_are_the_totals_of_the_run_up_to_the_step() -> None:
         "updates_made": 2,
         "updates_skipped_empty": 0,
         "updates_skipped_flat": 0,
+        "updates_skipped_critic_warmup": 0,
         "updates_skipped_nonfinite": 1,
         "tokens_trained": 60,
         "tokens_aborted": 12,

@@ -1,0 +1,86 @@
+"""Advantages of tokens, from their rewards and a critic's values (generalised advantage estimation,
+Schulman et al. 2016, arXiv 1506.02438).
+
+    delta_t = r_t + gamma v_(t+1) - v_t,   v = 0 after the last token
+    A_t     = delta_t + gamma lambda A_(t+1)          return_t = A_t + v_t
+
+v_t is the value of what precedes token t. Leaves out where values come from (critic).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tasks.learner.advantage import GaeAdvantage
+from tasks.learner.ranks import Ranks
+from tasks.learner.whole_responses import Lengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Mean and deviation of the values of all ranks; zero of none."""
+
+    count: float
+    mean: float
+    variance: float  # of a sample: divided by count - 1
+
+
+def token_rewards(rewards: Tensor, penalty: Tensor | None, lengths: Lengths) -> Tensor:
+    """(tokens,): the reward of a response, which `rewards` has on all of its tokens, on the last of
+    them, less each token's own penalty."""
+    is_last = torch.zeros_like(rewards)
+    ends = torch.tensor(lengths, device=rewards.device).cumsum(0) - 1
+    is_last[ends] = 1.0
+    given = rewards * is_last
+    return given if penalty is None else given - penalty
+
+
+def token_advantages(
+    rewards: Tensor, values: Tensor, lengths: Lengths, advantage: GaeAdvantage
+) -> Tensor:
+    """(tokens,) before they are whitened; fp64 within, response by response."""
+    found: list[float] = []
+    given, valued = rewards.double().tolist(), values.double().tolist()
+    first = 0
+    for length in lengths:
+        own = slice(first, first + length)
+        found += _backwards(given[own], valued[own], advantage)
+        first += length
+    return torch.tensor(found, dtype=torch.float32, device=rewards.device)
+
+
+def _backwards(
+    rewards: Sequence[float], values: Sequence[float], advantage: GaeAdvantage
+) -> list[float]:
+    found: list[float] = []
+    later, following = 0.0, 0.0  # advantage and value of the token after
+    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
+        delta = reward + advantage.gamma * following - value
+        later = delta + advantage.gamma * advantage.trace_decay * later
+        following = value
+        found.append(later)
+    return found[::-1]
+
+
+def spread_of(tensors: Sequence[Tensor], ranks: Ranks) -> Spread:
+    """Of all elements, on all ranks. Collective."""
+    own = [tensor.double() for tensor in tensors]
+    count, total = ranks.sum(
+        [float(sum(tensor.numel() for tensor in own)), math.fsum(float(t.sum()) for t in own)]
+    )
+    mean = total / count if count else 0.0
+    squares = math.fsum(float((tensor - mean).square().sum()) for tensor in own)
+    (total_squares,) = ranks.sum([squares])
+    return Spread(count=count, mean=mean, variance=total_squares / max(1.0, count - 1))
+
+
+def whitened(values: Tensor, spread: Spread) -> Tensor:
+    """Less the mean, over the deviation; as they are where there is one value at most."""
+    if spread.count < 2:
+        return values
+    return (values - spread.mean) / (math.sqrt(spread.variance) + 1e-8)
