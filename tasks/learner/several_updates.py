@@ -77,15 +77,12 @@ class SeveralUpdates:
             report += said
         for _ in range(num_idle):
             self._micro_step.idle_look()
+        started = time.time()
+        values = () if self._critic is None else tuple(map(self._critic.look, rows))
         self._taken.append(
-            MiniBatch(
-                rows=tuple(scored),
-                num_idle=num_idle,
-                normaliser=normaliser,
-                values=() if self._critic is None else tuple(map(self._critic.look, rows)),
-            )
+            MiniBatch(rows=tuple(scored), num_idle=num_idle, normaliser=normaliser, values=values)
         )
-        return report
+        return report + AccumulateReport(busy=((started, time.time()),) if values else ())
 
     def forget(self) -> None:
         """Drop all mini-batches."""
