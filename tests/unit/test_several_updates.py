@@ -17,9 +17,9 @@ from learner_factories import (
     naive_logp,
     naive_model,
     random_groups,
-    run_processes,
 )
 from pydantic import ValidationError
+from rank_processes import run_processes
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
