@@ -123,13 +123,14 @@ def next_round(run: OpenRun, state: QueueState, step: int, published: int) -> Be
     begun = begun_round(run.store, step, config.num_steps, run.context.unfit)
     if begun is not None:
         return begun
+    dataset = dataset_of(run.context)
     turn = Turn(
         state=state,
         batch=config.batch,
         step=step,
         num_steps=config.num_steps,
-        domains=dataset_of(run.context).domains,
-        seed=config.seed,
+        domains=dataset.domains,
+        seed=dataset.order_seed(config.seed),
         unfit=run.context.unfit,
         published=published,
     )

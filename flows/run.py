@@ -150,7 +150,7 @@ def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
         step=1,
         num_steps=config.num_steps,
         domains=dataset.domains,
-        seed=config.seed,
+        seed=dataset.order_seed(config.seed),
         unfit=unfit,
     )
     config.scheduling.plan_round(first)

@@ -75,7 +75,7 @@ class Examination:
     def examine_stream(self, state: QueueState, num_prompts: int) -> None:
         """The next num_prompts prompts that fit, and what waits to be asked; the whole dataset
         where they go round it."""
-        num_rows = len(self._dataset.rows)
+        num_rows, seed = len(self._dataset.rows), self._dataset.order_seed(self._run.seed)
         self._examine(
             int(ref.prompt_id.partition("/")[2]) for ref in (*state.queue, *state.skipped)
         )
@@ -83,7 +83,7 @@ class Examination:
         for place in range(state.num_drawn, state.num_drawn + num_rows):
             if num_fit == num_prompts:
                 return
-            row = row_at(num_rows, self._run.seed, place)
+            row = row_at(num_rows, seed, place)
             num_fit += self._fits(str(row), self._dataset.rows[row])
         self._examine(range(num_rows))
 

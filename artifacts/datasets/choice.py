@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from artifacts.datasets.chain_sum import ChainSumConfig
+from artifacts.datasets.curriculum import CurriculumConfig
 from artifacts.datasets.file_rows import FilesConfig
 from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.datasets.humaneval_rows import HumanEvalConfig
@@ -22,12 +23,12 @@ from artifacts.datasets.tiny_mix import TinyMixConfig
 from artifacts.datasets.tinycode import TinycodeConfig
 
 __all__ = [
-    "ChainSumConfig", "Dataset", "FilesConfig", "HubRowsConfig", "HumanEvalConfig", "Message",
-    "MixtureConfig", "ReasoningGymConfig", "Row", "TaskConfig",
+    "ChainSumConfig", "CurriculumConfig", "Dataset", "FilesConfig", "HubRowsConfig",
+    "HumanEvalConfig", "Message", "MixtureConfig", "ReasoningGymConfig", "Row", "TaskConfig",
     "TinyMixConfig", "TinycodeConfig", "load_dataset",
 ]  # fmt: skip
 
-TaskConfig = Annotated[SingleTask | MixtureConfig, Field(discriminator="kind")]
+TaskConfig = Annotated[SingleTask | MixtureConfig | CurriculumConfig, Field(discriminator="kind")]
 
 
 def load_dataset(config: TaskConfig, seed: int) -> Dataset:

@@ -47,11 +47,17 @@ class Dataset:
     name: str  # the kind of its source, for file names and tags
     rows: Sequence[Row]  # to train on
     heldout: Sequence[Row]  # to evaluate on
+    in_order: bool = False  # whether the rows are asked as they stand, or shuffled in every epoch
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
         """The domain of every row, in the order of the rows."""
         return tuple(row.domain for row in self.rows)
+
+    def order_seed(self, seed: int) -> int | None:
+        """What the order in which a run of this seed asks its rows depends on: the seed, or
+        nothing."""
+        return None if self.in_order else seed
 
     @cached_property
     def digest(self) -> str:

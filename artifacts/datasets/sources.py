@@ -1,4 +1,5 @@
-"""Every source of questions that a task may choose, a line each; a mixture combines several.
+"""Every source of questions that a task may choose, a line each; a mixture and a curriculum
+combine several.
 
 A new one is a file with its configuration, whose `load(seed)` gives its rows, and one line in this
 union.

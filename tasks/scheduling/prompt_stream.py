@@ -1,5 +1,5 @@
 """The order in which a run asks its dataset: an endless stream of prompts, epoch after epoch, each
-in an order of its own.
+in an order of its own, or all as the rows stand.
 
 The stream's whole state is the number of prompts drawn so far, so resuming it is exact. Rows are
 named by epoch and row, never by their text: a dataset may hold the same question twice. Leaves out
@@ -26,10 +26,14 @@ def _permutation(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 
 
 def draw_prompts(
-    domains: Sequence[str], seed: int, num_drawn: int, num_prompts: int, unfit: Collection[int] = ()
+    domains: Sequence[str],
+    seed: int | None,
+    num_drawn: int,
+    num_prompts: int,
+    unfit: Collection[int] = (),
 ) -> tuple[PromptRef, ...]:
     """The next prompts after the first num_drawn; `domains` has the domain of every row of the
-    dataset, seed is >= 0.
+    dataset, seed is >= 0, or None for rows that are asked as they stand.
 
     Rows that are unfit keep their places, which are passed over.
     """
@@ -41,7 +45,11 @@ def draw_prompts(
 
 
 def draw_places(
-    num_rows: int, seed: int, num_drawn: int, num_prompts: int, unfit: Collection[int] = ()
+    num_rows: int,
+    seed: int | None,
+    num_drawn: int,
+    num_prompts: int,
+    unfit: Collection[int] = (),
 ) -> tuple[int, ...]:
     """Where in the stream these prompts stand."""
     num_fit = num_rows - len(unfit)
@@ -53,7 +61,7 @@ def draw_places(
     return tuple(islice(fit, num_prompts))
 
 
-def row_at(num_rows: int, seed: int, place: int) -> int:
+def row_at(num_rows: int, seed: int | None, place: int) -> int:
     """The dataset row at a place of the stream."""
     epoch, position = divmod(place, num_rows)
-    return int(_permutation(num_rows, seed, epoch)[position])
+    return position if seed is None else int(_permutation(num_rows, seed, epoch)[position])

@@ -44,7 +44,7 @@ class Turn:
     step: int  # from 1
     num_steps: int  # the planned ones; only what is left of them is played after the last
     domains: Sequence[str]  # of every row of the dataset
-    seed: int  # of the order in which rows are asked
+    seed: int | None  # of the order in which rows are asked; None: as they stand
     unfit: Collection[int] = ()  # rows that are never asked
     # the newest weight version that every engine has; None for that of the step before
     published: int | None = None
