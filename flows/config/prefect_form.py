@@ -45,12 +45,10 @@ def _name_alternative(alternative: JsonSchemaValue, handler: GetJsonSchemaHandle
     """Chosen in the form, an alternative sends its defaults: the form tells by the fields that are
     filled in which one it is."""
     properties = alternative["properties"]
-    for parts in (
-        field.get("items", field)
-        for field in properties.values()
-        if "items" in field or "$ref" in field
-    ):
-        for part in handler.resolve_ref_schema(parts).get("properties", {}).values():
+    for field in properties.values():
+        is_nested = "items" in field or "$ref" in field
+        inner = handler.resolve_ref_schema(field.get("items", field)) if is_nested else {}
+        for part in (field, *inner.get("properties", {}).values()):
             if "oneOf" in part:
                 # a mixture's tasks and a judge's model: named as alternatives of their own
                 part["anyOf"] = part.pop("oneOf")

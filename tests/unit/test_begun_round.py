@@ -26,7 +26,8 @@ BEFORE = QueueState(queue=QUEUE, num_drawn=40, num_trained=39)
 
 @pytest.fixture(autouse=True)
 def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(course, "dataset_of", lambda run: SimpleNamespace(domains=("add",) * 100))
+    dataset = SimpleNamespace(domains=("add",) * 100, order_seed=int)
+    monkeypatch.setattr(course, "dataset_of", lambda run: dataset)
 
 
 def open_run(root: Path, num_steps: int, unfit: tuple[int, ...] = ()) -> OpenRun:

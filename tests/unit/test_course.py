@@ -73,7 +73,8 @@ async def test_after_a_loss_a_step_that_overlaps_none_keeps_the_weights_it_was_a
 def test_a_step_is_planned_with_the_weights_that_engines_hold_and_planned_alike_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(course, "dataset_of", lambda run: SimpleNamespace(domains=("add",) * 100))
+    dataset = SimpleNamespace(domains=("add",) * 100, order_seed=int)
+    monkeypatch.setattr(course, "dataset_of", lambda run: dataset)
     _, made = course_of(tmp_path, "tiny-sync")
     planned = made.plan(QueueState(), 1, COMMITTED)
     assert planned is not None

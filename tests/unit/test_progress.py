@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,6 +12,7 @@ from plan_factories import make_step_plan
 
 from tasks import progress
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.rounds.filling import Filling
 
 SHOWN = uuid4()
 
@@ -41,14 +42,15 @@ class Api:
 
 
 class Scheduler:
-    """Keeps the metadata that it is told."""
+    """Keeps when it is told the filling of the round."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, int]] = []
+        self.told_s: list[float] = []
 
-    def set_metadata(self, key: list[str], value: tuple[int, int]) -> None:
+    def set_metadata(self, key: list[str], value: Mapping[str, object]) -> None:
         assert key == ["rollflow", "run", "progress"]
-        self.told.append(value)
+        assert Filling(**value).step == 1  # type: ignore[arg-type]
+        self.told_s.append(asyncio.get_running_loop().time())
 
 
 async def inline(work: Callable[..., None], *arguments: object) -> None:
@@ -68,7 +70,7 @@ def test_the_bar_waits_for_the_first_requests_and_takes_one_client(
     async def a_round() -> None:
         async with progress.shown_progress(make_step_plan()) as counted:
             await asyncio.sleep(0.4)
-            assert scheduler.told == [(0, 2)]
+            assert len(scheduler.told_s) == 1
             assert Api.num_made == 0
             counted.num_finished = 1
             await asyncio.sleep(0.2)
@@ -78,5 +80,7 @@ def test_the_bar_waits_for_the_first_requests_and_takes_one_client(
 
     run_virtual(a_round())
     assert bar == [50.0, 100.0]
-    assert scheduler.told == [(0, 2), (1, 2), (3, 2)]
+    begin_s = scheduler.told_s[0]
+    after_s = [round(told_s - begin_s, 3) for told_s in scheduler.told_s]
+    assert after_s == [0.0, 0.5, 2.5, 2.6], "at once, with the bar, every two seconds, at the end"
     assert Api.num_made == 1

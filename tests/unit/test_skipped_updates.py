@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from learner_factories import make_group, make_model, random_groups
-from plan_factories import make_report
 from rank_processes import run_processes
 from rich.console import Console
 
-from artifacts.commit import StepCommit, read_commits
 from artifacts.records import Group, pack, unpack
-from artifacts.store import Store
-from flows import train
 from flows.terminal import TerminalView
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.losses.ppo_clip import PpoClipLoss
@@ -34,9 +27,6 @@ from tasks.learner.reports import (
 )
 from tasks.learner.sharding import AdamWConfig
 from tasks.learner.trainer import LearnerRank
-from tasks.report import StepReport, step_metrics
-from tasks.scheduling.parallelism import PlannerState
-from tasks.scheduling.queue_state import QueueState
 
 CONFIG = LearnerConfig(
     compute="fp32",
@@ -181,38 +171,6 @@ def test_too_many_gradients_in_a_row_that_are_not_finite_end_the_run() -> None:
         told = r"in 3 steps in a row.*learning_rate.*max_nonfinite_steps \(3\)"
         with pytest.raises(GradientsNotFinite, match=told):
             check_updates(figures(*reasons), 3)
-
-
-def test_a_step_is_committed_before_it_ends_the_run(tmp_path: Path) -> None:
-    """So that a resume goes on after it, instead of coming to the same end again."""
-    made = make_report(())
-    update = replace(made.policy.update, skipped=Skipped.NONFINITE)
-    report = replace(made, policy=replace(made.policy, update=update))
-    store, figures = Store.open(str(tmp_path)), [step_metrics(report, QueueState(), ())] * 3
-    record = StepCommit(
-        step=1,
-        kind="short",
-        weights=report.published.weights,
-        queue={},
-        seeds={},
-        counters={},
-        metrics=figures[0],
-        timings={},
-        checkpoint=None,
-    )
-
-    async def tell_step(report: StepReport, commit: StepCommit) -> None:
-        assert read_commits(store) == [commit]
-
-    reporter = SimpleNamespace(
-        figures=figures, commit_record=lambda *_: record, tell_step=tell_step
-    )
-    config = SimpleNamespace(learner=LearnerConfig(), keep=SimpleNamespace(checkpoints=2))
-    run = SimpleNamespace(store=store, config=config)
-    commit: Any = train.commit  # Any: called with stand-ins for the run and its reporter
-    with pytest.raises(GradientsNotFinite):
-        asyncio.run(commit(run, reporter, report, QueueState(), PlannerState(), None))
-    assert read_commits(store) == [record]
 
 
 def test_the_line_of_a_step_says_that_it_made_no_update(capsys: pytest.CaptureFixture[str]) -> None:

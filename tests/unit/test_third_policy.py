@@ -206,7 +206,7 @@ def test_its_steps_are_reported_committed_and_drawn_under_its_own_names(tmp_path
 def test_a_round_of_it_that_was_begun_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = SimpleNamespace(domains=("add",) * 40)
+    dataset = SimpleNamespace(domains=("add",) * 40, order_seed=int)
     monkeypatch.setattr(course, "dataset_of", lambda run: dataset)
     run = replace(opened(tmp_path, 0), config=configured())
     begun = course.next_round(run, QueueState(), 1, published=0)
