@@ -18,6 +18,7 @@ from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.worker_output import LoggedWorker, WorkerOutput
 
 KILLED_WITHIN_S = 20.0  # a killed process is gone by then, however busy the machine
+FORGOTTEN_AFTER_S = 0.2  # Dask looks every 0.05 s whether a process has said that it is there
 
 
 class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
@@ -49,6 +50,17 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
         )
         self._output.forget()
         super()._on_worker_exit_sync(exitcode)
+
+    async def instantiate(self) -> Any:  # Any: Dask's status
+        """Starts a process, some time after the one before has ended.
+
+        Dask waits for a process that died while it started until it looks again. If the next one is
+        starting by then, it takes the word of that one, drops it as another's, and never learns
+        that the worker is there.
+        """
+        if self.deaths:
+            await asyncio.sleep(FORGOTTEN_AFTER_S)
+        return await super().instantiate()
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
         """Asks the worker to end, kills it after 0.8 of the timeout, and returns when it is

@@ -7,12 +7,14 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from distributed import Client
+from distributed.core import Status
 
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.dask_cluster import open_cluster
@@ -77,6 +79,24 @@ async def test_an_actor_that_dies_in_a_call_is_accounted_for(registry: ActorRegi
     assert said.startswith("learner-0 is lost: its process was killed by SIGKILL; it wrote last: ")
     assert "the last thing I say" in said
     assert "want of memory" in said
+
+
+def test_a_worker_that_is_killed_again_while_it_starts_is_heard_of_in_the_end(
+    client: Client,
+) -> None:
+    nanny = client.cluster.workers["engine-0"]
+
+    def wait_for(holds: Callable[[], bool]) -> None:
+        ends = time.monotonic() + 20
+        while not holds():
+            assert time.monotonic() < ends
+            time.sleep(0.001)
+
+    for _ in range(8):
+        killed = nanny.pid
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda killed=killed: nanny.pid not in (None, killed))
+    wait_for(lambda: nanny.process.status is Status.running)
 
 
 async def test_a_killed_fork_server_takes_the_workers_along_and_all_come_back(
