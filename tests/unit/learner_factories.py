@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -12,8 +13,10 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, VersionSpan
+from tasks.learner.dealing import GroupPart
 from tasks.learner.packing import Sample
 from tasks.learner.ranks import Ranks
+from tasks.learner.split import in_mini_batches
 
 VOCABULARY = 61
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -119,3 +122,13 @@ def live_tensors() -> list[Tensor]:
     gc.collect()
     objects = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
     return [found for found in objects if not issubclass(type(found), DTensor)]
+
+
+def parts_in_mini_batches(
+    groups: Sequence[Group], step: int, rank: int
+) -> Iterator[tuple[GroupPart, ...]]:
+    """What one of two ranks gets of a step's two mini-batches, in their order."""
+    by_id = {group.prompt.prompt_id: group for group in groups}
+    for share in in_mini_batches(groups, step, 2, 2, flat_costs=True):
+        if share.rank == rank:
+            yield tuple(GroupPart(group=by_id[name], places=at) for name, at in share.parts)

@@ -14,6 +14,7 @@ from learner_factories import (
     make_model,
     naive_logp,
     naive_model,
+    parts_in_mini_batches,
     random_groups,
 )
 from pydantic import ValidationError
@@ -24,7 +25,6 @@ from artifacts.records import Group, pack
 from flows.config.run_config import RunConfig
 from tasks.learner.advantage import GaeAdvantage
 from tasks.learner.critic import Critic, CriticConfig, value_loss
-from tasks.learner.dealing import GroupPart
 from tasks.learner.gae import spread_of, token_advantages, token_rewards, whitened
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.memory import bytes_per_parameter
@@ -33,7 +33,6 @@ from tasks.learner.packing import pack_samples
 from tasks.learner.reports import Skipped, UpdateReport, update_figures
 from tasks.learner.samples import training_set
 from tasks.learner.sharding import AdamWConfig
-from tasks.learner.split import in_mini_batches
 from tasks.learner.trainer import LearnerRank
 from tasks.learner.value_model import load_valuer
 
@@ -276,12 +275,9 @@ def _train(rank: int, path: str, out: str) -> None:
     config = CONFIG.model_copy(update={"mini_batches": 2})
     member = LearnerRank(config=config, model_path=path, rank=rank, world_size=2)
     member.join(f"file://{out}/meeting", 60.0)
-    by_id = {group.prompt.prompt_id: group for group in GROUPS}
     for step in (1, 2):
-        for share in in_mini_batches(GROUPS, step, 2, 2, flat_costs=True):
-            if share.rank == rank:
-                parts = tuple(GroupPart(group=by_id[name], places=at) for name, at in share.parts)
-                member.accumulate(pack(parts))
+        for parts in parts_in_mini_batches(GROUPS, step, rank):
+            member.accumulate(pack(parts))
         update = member.update(step)
     torch.save(update.critic, f"{out}/{rank}.pt")
     member.save_checkpoint(f"{out}/checkpoint", 2)

@@ -16,6 +16,7 @@ from learner_factories import (
     make_model,
     naive_logp,
     naive_model,
+    parts_in_mini_batches,
     random_groups,
 )
 from pydantic import ValidationError
@@ -387,12 +388,9 @@ def _train(rank: int, path: str, out: str, placement: str) -> None:
     config = CONFIG.model_copy(update={"parameters": placement, "kl_coefficient": 0.05})
     member = LearnerRank(config=config, model_path=path, rank=rank, world_size=2)
     member.join(f"file://{out}/{placement}", 60.0)
-    by_id = {group.prompt.prompt_id: group for group in GROUPS}
     for step in (1, 2):
-        for share in in_mini_batches(GROUPS, step, 2, 2, flat_costs=True):
-            if share.rank == rank:
-                parts = tuple(GroupPart(group=by_id[name], places=at) for name, at in share.parts)
-                member.accumulate(pack(parts))
+        for parts in parts_in_mini_batches(GROUPS, step, rank):
+            member.accumulate(pack(parts))
         update = member.update(step)
         assert update.reasons == (None,) * 4
     torch.save([made.proximal_k3 for made in update.several], f"{out}/{placement}-{rank}.pt")
