@@ -30,6 +30,13 @@ def engine(start_engine: Callable[[str], VllmEngine]) -> VllmEngine:
     return start_engine("engine-l")
 
 
+def begin(engine: VllmEngine, core: VllmCore, requests: Sequence[Request]) -> None:
+    """Add these requests and play the steps before the load, in the stepping thread."""
+    core.add(requests)
+    for _ in range(NUM_STEPS):
+        engine._thread.deliver(core.step())
+
+
 async def interrupted(
     engine: VllmEngine,
     requests: Sequence[Request],
@@ -39,9 +46,7 @@ async def interrupted(
     """These requests with weights that are loaded after a few steps."""
 
     def load(core: VllmCore) -> Attestation:
-        core.add(requests)
-        for _ in range(NUM_STEPS):
-            engine._thread.deliver(core.step())
+        begin(engine, core, requests)
         return core.load(weights, PROBES, running)
 
     attested = await engine._thread.call("test", load, 30)
@@ -115,9 +120,7 @@ async def test_after_a_load_that_keeps_nothing_new_is_of_the_older_cache(
     computed: list[int] = []
 
     def load(core: VllmCore) -> Attestation:
-        core.add([running])
-        for _ in range(NUM_STEPS):
-            engine._thread.deliver(core.step())
+        begin(engine, core, [running])
         core.hold_new()
         core.add([waiting])
         held = core.load(versions[2][0], PROBES, Running.KEEP)
@@ -143,7 +146,7 @@ async def test_a_load_that_drains_leaves_no_response_of_two_versions(
     """More responses than decode together, and some that come while the first are finished."""
     await engine.load_weights(versions[1][0], probes=())
     first = make_batch(24, max_new_tokens=40)
-    await engine.submit(first)
+    await engine._thread.call("test", lambda core: begin(engine, core, first), 30)
     loading = asyncio.create_task(engine.load_weights(versions[2][0], PROBES, Running.DRAIN))
     await asyncio.sleep(0)
     late = [make_request("0/9", index, seed=90 + index) for index in range(3)]
