@@ -6,6 +6,7 @@ that spells them.
     plans/00007.json            the round of a step that has begun: what a resume goes on with
     rounds/00007.json           the report of a round that is closed: what is trained is on disk
     splits/00007.json           which rank was given which groups: what a replay must follow
+    moments/00007.json          mean and deviation of a step's rewards, where later ones need them
     journal/step=00007/         parts appended while the step runs; gone once it is finalised
     responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
     judgements/step=00007/      what judges said, a part per attempt: no question is asked twice
@@ -32,6 +33,7 @@ JOURNAL = "journal"
 PLANS = "plans"
 ROUNDS = "rounds"
 SPLITS = "splits"
+MOMENTS = "moments"
 JUDGEMENTS = "judgements"
 CHECKPOINTS = "checkpoints"
 REPORT = "report"
@@ -70,6 +72,11 @@ def round_file(step: int) -> str:
 def split_file(step: int) -> str:
     """How a step's groups were dealt to the learner ranks."""
     return f"{SPLITS}/{step_name(step)}.json"
+
+
+def moments_file(step: int) -> str:
+    """Mean and deviation of a step's rewards."""
+    return f"{MOMENTS}/{step_name(step)}.json"
 
 
 def step_of_commit(name: str) -> int | None:

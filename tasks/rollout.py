@@ -19,6 +19,7 @@ from artifacts.records import Group, Prompt
 from artifacts.tables import ResponseRow
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost, EngineStats
+from tasks.learner.reward_moments import compared_with, record_moments
 from tasks.learner.samples import advantages_of
 from tasks.plan import StepPlan, journal_of, store_of
 from tasks.progress import RoundProgress, shown_progress
@@ -186,6 +187,8 @@ def _record(
     ]
     journal_of(plan).append(plan.step + 1, carried)
     rows = rows_of(plan, prompts, result)
+    if not plan.is_evaluation:
+        record_moments(result.groups, store_of(plan), plan.step, plan.run.learner)
     journal_of(plan).finalise(plan.step, rows, result.groups, report.spans)
     close_round(store_of(plan), plan.step, report)
 
@@ -196,5 +199,6 @@ def rows_of(
     """The round's responses as they are recorded; none of an evaluation is trained."""
     learner = plan.run.learner
     trained = () if plan.is_evaluation else result.groups
-    advantages = advantages_of(trained, learner.advantage, learner.overlong)
+    moments = compared_with(trained, store_of(plan), plan.step, learner) if trained else None
+    advantages = advantages_of(trained, learner.advantage, learner.overlong, moments)
     return response_rows(plan.round, prompts, result, advantages, is_evaluation=plan.is_evaluation)

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class Moments:
     """Of some values; exact sums, so that their order does not matter."""
 
+    count: int
     mean: float
     deviation: float  # population standard deviation
 
@@ -29,7 +30,17 @@ class Moments:
         count = max(1, len(values))
         mean = math.fsum(values) / count
         squares = math.fsum((value - mean) ** 2 for value in values)
-        return cls(mean=mean, deviation=math.sqrt(squares / count))
+        return cls(count=len(values), mean=mean, deviation=math.sqrt(squares / count))
+
+    @classmethod
+    def together(cls, parts: Sequence[Moments]) -> Moments:
+        """Those of all values of the parts."""
+        count = sum(part.count for part in parts)
+        mean = math.fsum(part.count * part.mean for part in parts) / max(1, count)
+        squares = math.fsum(
+            part.count * (part.deviation**2 + (part.mean - mean) ** 2) for part in parts
+        )
+        return cls(count=count, mean=mean, deviation=math.sqrt(squares / max(1, count)))
 
 
 class GrpoAdvantage(BaseModel):
@@ -78,6 +89,11 @@ class ReinforcePlusPlusAdvantage(BaseModel):
     c is the reward itself (baseline step), or the reward less its group's mean (baseline group,
     there called REINFORCE++ with baseline), whose mean over the step is zero. Responses count
     alike, whatever their lengths. No gradient can be made before the step's last reward is there.
+
+    With a window, mean and deviation are those of the last steps together. Tail batching sorts
+    prompts by difficulty: by its own mean, a long round of hard questions praises whatever was
+    right by luck and hardly blames the rest; by the mean of a period it is judged as a synchronous
+    step would have it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -89,6 +105,14 @@ class ReinforcePlusPlusAdvantage(BaseModel):
     baseline: Literal["group", "step"] = Field(
         default="group",
         description="Whose mean is subtracted from a reward; the deviation is the step's always.",
+    )
+    window: int = Field(
+        default=1,
+        ge=1,
+        description=(
+            "Steps whose rewards mean and deviation are taken of: this one and those before it."
+            " With tail batching a period, so that a round's own difficulty does not count."
+        ),
     )
     epsilon: float = Field(
         default=1e-6, gt=0, description="Added to the standard deviation before dividing by it."
@@ -176,7 +200,7 @@ def group_advantages(
 
 
 def step_moments(groups: Sequence[Sequence[float | None]], advantage: Advantage) -> Moments | None:
-    """Moments of a step's rewards, given by group; None for an advantage local to its group."""
+    """Moments of a step's own rewards, given by group; None for an advantage that needs none."""
     if not isinstance(advantage, ReinforcePlusPlusAdvantage):
         return None
     values: list[float] = []

@@ -18,7 +18,7 @@ from artifacts.store import Store
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.remote import LearnerAtStep, RemoteLearner
 from tasks.learner.reports import AccumulateReport, UpdateReport
-from tasks.learner.samples import moments_of
+from tasks.learner.reward_moments import compared_with
 from tasks.learner.split import (
     GradientRank,
     Split,
@@ -70,7 +70,7 @@ async def accumulate_round(
         if split is None:
             split = _split_of(groups, len(ranks), planned.step, config)
             await asyncio.to_thread(write_split, store, planned.step, split)
-        moments = moments_of(groups, config.advantage, config.overlong)
+        moments = compared_with(groups, store, planned.step, config)
         return Accumulated(ranks=await accumulate_split(ranks, groups, split, moments))
     places = {learner.name: rank for rank, learner in enumerate(learners)}
 
@@ -130,7 +130,7 @@ async def replay_gradients(
     call."""
     ranks = await _fresh_ranks(learners, step)
     split = read_split(store, step) or _split_of(groups, len(ranks), step, config)
-    moments = moments_of(groups, config.advantage, config.overlong)
+    moments = compared_with(groups, store, step, config)
     await accumulate_split(ranks, groups, split, moments)
 
 

@@ -100,10 +100,12 @@ def trained_advantages(
 
 
 def advantages_of(
-    groups: Sequence[Group], advantage: Advantage, overlong: Overlong = AS_SCORED
+    groups: Sequence[Group],
+    advantage: Advantage,
+    overlong: Overlong = AS_SCORED,
+    moments: Moments | None = None,
 ) -> dict[str, float]:
     """`trained_advantages` of all groups of a step."""
-    moments = moments_of(groups, advantage, overlong)
     found: dict[str, float] = {}
     for group in groups:
         found |= trained_advantages(group, advantage, overlong, moments)
@@ -113,7 +115,7 @@ def advantages_of(
 def moments_of(
     groups: Sequence[Group], advantage: Advantage, overlong: Overlong = AS_SCORED
 ) -> Moments | None:
-    """What an advantage needs to know of all groups of a step; None for nothing."""
+    """Moments of all rewards of a step, if the advantage needs to know them."""
     if not advantage.spans_step:
         return None
     return step_moments([_rewards(group, overlong) for group in groups], advantage)

@@ -8,6 +8,7 @@ import signal
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, pstdev
 from typing import Any
 
 import duckdb
@@ -83,12 +84,18 @@ def test_without_an_async_ratio_the_records_are_those_of_synchronous_steps(
     assert digests(tmp_path / "without") == digests(run)
 
 
-SEVERAL = "learner.mini_batches=2", "learner.passes=2", "learner.optimizer.learning_rate=0.001"
+WINDOW = {"kind": "reinforce_plus_plus", "baseline": "step", "window": 2}
+SEVERAL = (
+    "learner.mini_batches=2",
+    "learner.passes=2",
+    "learner.optimizer.learning_rate=0.001",
+    f"learner.advantage={json.dumps(WINDOW)}",
+)
 
 
 @pytest.fixture(scope="module")
 def updated(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
-    """Two synchronous steps of four updates each."""
+    """Two synchronous steps of four updates each, whose rewards are compared with both steps'."""
     root = tmp_path_factory.mktemp("runs")
     return launcher.run(root, *SIMULATED, *SEVERAL, 'run_name="updated"'), root / "updated"
 
@@ -105,6 +112,16 @@ def test_a_step_of_several_updates_tells_how_far_each_has_moved(
         assert moved[0] == 0 < min(moved[1:])
         assert figures["train/update_1_clip_fraction"] == 0 <= figures["train/clip_fraction"]
     assert commits(run)[-1]["counters"]["updates_made"] == 8
+
+
+def test_rewards_are_compared_with_those_of_the_window(updated: tuple[Finished, Path]) -> None:
+    _, run = updated
+    rewards = [[reward for (reward,) in said(run, step, "reward")] for step in (1, 2)]
+    for step, known in ((1, rewards[0]), (2, [*rewards[0], *rewards[1]])):
+        for reward, advantage in said(run, step, "reward, advantage"):
+            expected = (reward - mean(known)) / pstdev(known)
+            assert advantage == pytest.approx(expected, rel=1e-4)
+    assert rewards[0] != rewards[1]
 
 
 def test_a_lost_learner_comes_back_to_the_weights_of_several_updates(

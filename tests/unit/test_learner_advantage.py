@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from learner_factories import make_group
 
+from artifacts.store import Store
 from tasks.learner.advantage import (
     DrGrpoAdvantage,
     GrpoAdvantage,
+    Moments,
     ReinforcePlusPlusAdvantage,
     group_advantages,
     step_moments,
 )
 from tasks.learner.dealing import GroupPart
+from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.normalisation import ConstantLength, SequenceMean, TokenMean
+from tasks.learner.reward_moments import compared_with, record_moments
 from tasks.learner.samples import advantages_of, moments_of, training_set
 
 
@@ -118,6 +123,46 @@ def test_reinforce_plus_plus_compares_with_the_whole_step(baseline: str) -> None
                 assert value == pytest.approx((reward - mean) / math.sqrt(0.5 / 6), rel=1e-5)
 
 
+def test_moments_of_parts_are_those_of_all_values() -> None:
+    parts = [[0.0, 1.0, 1.0], [], [0.5], [0.25] * 4]
+    every = Moments.of([value for part in parts for value in part])
+    together = Moments.together([Moments.of(part) for part in parts])
+    assert together.count == every.count == 8
+    assert together.mean == pytest.approx(every.mean)
+    assert together.deviation == pytest.approx(every.deviation)
+    assert Moments.together([]) == Moments.of([])
+
+
+def test_a_window_takes_the_moments_of_the_steps_in_it(tmp_path: Path) -> None:
+    """A hard step after two easy ones: by its own mean nobody is to blame for a zero among zeros.
+    Beyond the window nothing is read, nor by an advantage that needs none."""
+    steps = {1: [1.0, 1.0], 2: [1.0, 1.0], 3: [0.0, 0.0]}
+    groups = {
+        step: [make_group((1,), [(2,), (3,)], rewards, prompt_id=f"0/{step}")]
+        for step, rewards in steps.items()
+    }
+    store = Store.open(str(tmp_path))
+
+    def blame(window: int) -> list[float]:
+        advantage = ReinforcePlusPlusAdvantage(baseline="step", window=window)
+        config = LearnerConfig(advantage=advantage)
+        moments = compared_with(groups[3], store, 3, config)
+        assert (moments == moments_of(groups[3], advantage)) == (window == 1)
+        return list(advantages_of(groups[3], advantage, moments=moments).values())
+
+    with pytest.raises(FileNotFoundError, match="00002"):
+        blame(window=2)
+    record_moments(groups[1], store, 1, LearnerConfig())
+    assert list(tmp_path.iterdir()) == [], "nobody asks for them"
+    spanning = LearnerConfig(advantage=ReinforcePlusPlusAdvantage(baseline="step"))
+    record_moments(groups[2], store, 2, spanning)
+    assert blame(window=1) == [0.0, 0.0]
+    assert blame(window=2) == [pytest.approx(-1.0, rel=1e-5)] * 2
+    with pytest.raises(FileNotFoundError, match="00001"):
+        blame(window=3)
+    assert compared_with(groups[3], store, 3, LearnerConfig()) is None
+
+
 def test_moments_do_not_depend_on_the_order_of_groups() -> None:
     advantage = ReinforcePlusPlusAdvantage()
     groups = [[0.1, 0.7, 0.3], [1e-9, 1.0], [0.25] * 7]
@@ -138,8 +183,8 @@ def test_parts_of_a_step_are_trained_on_the_advantages_that_are_recorded() -> No
         make_group((2,), [(2,), (3, 4), (5,)], [1.0, 1.0, 1.0], prompt_id="0/1"),
     ]
     advantage = ReinforcePlusPlusAdvantage(baseline="step")
-    recorded = advantages_of(groups, advantage)
     moments = moments_of(groups, advantage)
+    recorded = advantages_of(groups, advantage, moments=moments)
     parts = [
         GroupPart(group=group, places=places, moments=moments)
         for group in groups
