@@ -1,17 +1,20 @@
-"""What each of RollPacker's parts is worth on this machine: the paper's Table 2, on the mixed math
-and code task.
+"""Variants of one preset against each other, paired and repeated.
+
+`--comparison rollpacker` is the RollPacker paper's Table 2 on the mixed math and code task,
+`asynchrony` says what steps that overlap are worth there.
 
     python -m flows.experiments.ablation --steps 5 --repeats 3 --out runs/ablation --plot
 
-    every run of `ablation_variants`, as a user starts it ─▶ DIR/ablation.md, DIR/ablation.png
+    every run of the comparison, as a user starts it ─▶ DIR/ablation.md, DIR/ablation.png
 
 A run that is finished in DIR is not run again: stop whenever you like, go on with the same command,
 ask for more repeats later; --repeats 0 only writes the tables anew. A run that was stopped half-way
 is begun anew. Times are those of the steps alone: no start, no evaluation, no drain.
-`ablation_figures` says what is compared and why.
+`ablation_figures` and `asynchrony_figures` say what is compared and why.
 
-Leaves out held-out rewards: training rewards of a short round favour easy prompts until the long
-round has come, so read reward curves in whole periods.
+Held-out prompts are hardly asked, unless --set evaluation.num_prompts=... says so. Training rewards
+of a short round favour easy prompts until the long round has come, so read reward curves in whole
+periods.
 """
 
 from __future__ import annotations
@@ -38,11 +41,13 @@ from flows.experiments.ablation_figures import (
     STAGES,
     Line,
     MeasuredRun,
-    report,
-    step_s,
+    seconds_added,
     trained_groups,
 )
-from flows.experiments.ablation_variants import TAIL, VARIANTS, Job, plan
+from flows.experiments.ablation_variants import TAIL, Job, Variant, job_of, plan
+from flows.experiments.asynchrony_variants import overlap_of
+from flows.experiments.comparisons import COMPARISONS
+from flows.experiments.measured_run import measured
 
 SERVER_STOP_S = 40.0  # how long the run's Prefect server may take to end after it
 
@@ -51,6 +56,7 @@ def main() -> int:
     options = _parser().parse_args()
     signal.signal(signal.SIGTERM, interrupt)
     try:
+        _complete(options)
         period = _period(
             RunConfig.model_validate(assemble(options.preset, "", [*options.set, *TAIL]))
         )
@@ -60,8 +66,10 @@ def main() -> int:
                 f" {options.steps}; change it"
             )
         options.out.mkdir(parents=True, exist_ok=True)
+        variants = COMPARISONS[options.comparison].variants
         for job in plan(
-            options.preset, options.variants, options.steps, options.repeats, options.set
+            *(options.preset, options.variants, options.steps, options.repeats, options.set),
+            variants,
         ):
             if not is_finished(options.out, job):
                 _run(options.preset, options.out, job)
@@ -81,8 +89,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m flows.experiments.ablation", description=(__doc__ or "").splitlines()[0]
     )
+    about = "; ".join(f"{name}: {comparison.about}" for name, comparison in COMPARISONS.items())
     parser.add_argument(
-        "--preset", default="smollm2-mixed", help="what the variants change (default: %(default)s)"
+        "--comparison",
+        choices=COMPARISONS,
+        default="rollpacker",
+        help=f"{about} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--preset", default="", help="what the variants change (default: the comparison's own)"
     )
     parser.add_argument(
         "--steps",
@@ -99,9 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--variants",
         nargs="+",
-        choices=VARIANTS,
-        default=list(VARIANTS),
-        help="lines of the table (default: all)",
+        default=[],
+        help="lines of the tables (default: all of the comparison)",
     )
     parser.add_argument(
         "--out",
@@ -119,6 +133,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--plot", action="store_true", help="draw DIR/ablation.png, too")
     return parser
+
+
+def _complete(options: argparse.Namespace) -> None:
+    """Fill in what the comparison says. ValueError for a variant that it does not have."""
+    comparison = COMPARISONS[options.comparison]
+    options.preset = options.preset or comparison.preset
+    options.variants = options.variants or list(comparison.variants)
+    unknown = [name for name in options.variants if name not in comparison.variants]
+    if unknown:
+        raise ValueError(
+            f"--variants of the comparison {options.comparison} must be of"
+            f" {', '.join(comparison.variants)}, got {unknown[0]}; change it, or --comparison"
+        )
 
 
 def _period(config: RunConfig) -> int:
@@ -174,36 +201,26 @@ def _run(preset: str, out: Path, job: Job) -> None:
         )
 
 
-def measured(out: Path, variants: Sequence[str]) -> list[MeasuredRun]:
-    """What DIR has of these variants, unfinished runs left out."""
-    runs = []
-    for name in variants:
-        for folder in sorted(out.glob(f"{name}-r*/")):
-            store = Store.open(str(folder))
-            if not store.exists(MANIFEST):
-                continue
-            steps = read_commits(store)
-            num_steps = int(read_manifest(store).config["num_steps"])
-            if len(steps) >= num_steps:
-                repeat = int(folder.name.removeprefix(f"{name}-r"))
-                runs.append(
-                    MeasuredRun(variant=name, repeat=repeat, steps=tuple(steps[:num_steps]))
-                )
-    return runs
-
-
 def _report(options: argparse.Namespace, period: int) -> None:
+    comparison = COMPARISONS[options.comparison]
     runs = measured(options.out, options.variants)
     lines = [
-        Line(name=name, label=VARIANTS[name].label, over=VARIANTS[name].over)
-        for name in VARIANTS
+        _line(options, name, variant)
+        for name, variant in comparison.variants.items()
         if name in options.variants
     ]
-    (options.out / "ablation.md").write_text(report(lines, runs, period))
+    tables = [made(lines, runs, period) for made in comparison.tables]
+    (options.out / "ablation.md").write_text("\n".join(tables))
     if options.plot and runs:
         (options.out / "ablation.png").write_bytes(
             ablation_plot([values for line in lines if (values := curves(line, runs)) is not None])
         )
+
+
+def _line(options: argparse.Namespace, name: str, variant: Variant) -> Line:
+    variants = COMPARISONS[options.comparison].variants
+    job = job_of(options.preset, name, options.steps, 1, options.set, variants)
+    return Line(name=name, label=variant.label, over=variant.over, overlap=overlap_of(job.config))
 
 
 def curves(line: Line, runs: Sequence[MeasuredRun]) -> VariantCurves | None:
@@ -212,7 +229,7 @@ def curves(line: Line, runs: Sequence[MeasuredRun]) -> VariantCurves | None:
     if not own:
         return None
     groups = [accumulate(float(count) for count in trained_groups(steps)) for steps in own]
-    elapsed = [accumulate(step_s(step) for step in steps) for steps in own]
+    elapsed = [accumulate(seconds_added(steps)) for steps in own]
     rewards = [[step.metrics["reward/mean"] for step in steps] for steps in own]
     every = [step for steps in own for step in steps]
     return VariantCurves(

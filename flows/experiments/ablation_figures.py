@@ -1,5 +1,9 @@
 """The figures of an ablation: paired speed-ups with their intervals, and Markdown tables. Pure.
 
+A step costs the seconds that it adds to its run (`seconds_added`): where steps overlap, the time
+from the end of the step before it to its own. The first one of an asynchronous run fills the
+pipeline and counts like any other.
+
 What is compared is time per trained group, and per trained token beside it, over a block: one
 period of tail batching in one repeat. A long round pays for the short ones before it, so that
 single steps of different schedules do not compare; a period trains as many groups under each of
@@ -13,16 +17,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import mean, median, stdev
 
 from artifacts.commit import StepCommit
 from artifacts.reports.summary import Estimate
+from flows.experiments.overlap_bound import Overlap
 
 STAGES = ("rollout", "reward", "train", "update", "publish", "orchestration")
 TIMES = {
-    "step": "time/step_s",
+    "step, begun to ended": "time/step_s",
     "rollout, whole": "time/rollout_s",
     "reward, exposed": "time/reward_exposed_s",
     "reward workers": "time/reward_busy_s",
@@ -71,6 +76,10 @@ class MeasuredRun:
     variant: str  # name in the table of variants
     repeat: int  # from 1; runs of one repeat have one seed
     steps: tuple[StepCommit, ...]  # from step 1
+    idle_fraction: float = 0.0  # share of the devices' seconds in steps without work
+    # mean held-out reward by prompt id after the last step; empty where too few were asked
+    heldout: Mapping[str, float] = field(default_factory=dict)
+    questions: Mapping[str, str] = field(default_factory=dict)  # what these prompts ask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +89,18 @@ class Line:
     name: str  # the variant's
     label: str  # what a reader sees
     over: str  # the variant that it adds something to; empty for the first
+    overlap: Overlap | None = None  # how far its steps overlap; None if they do not
 
 
-def step_s(step: StepCommit) -> float:
-    """Seconds of the step."""
-    return step.timings["finished_s"] - step.timings["started_s"]
+def seconds_added(steps: Sequence[StepCommit]) -> list[float]:
+    """Seconds that each step added to its run: from its beginning, or from the end of the step
+    before it if that is later. `steps` from the first on; what lies between two steps that do not
+    overlap counts for neither."""
+    ends_s = [0.0, *(step.timings["finished_s"] for step in steps)]
+    return [
+        end_s - max(before_s, step.timings["started_s"])
+        for step, (before_s, end_s) in zip(steps, pairwise(ends_s), strict=True)
+    ]
 
 
 def trained_groups(steps: Sequence[StepCommit]) -> list[int]:
@@ -104,7 +120,7 @@ def block_costs(run: MeasuredRun, period: int, trained: Trained = trained_groups
     A run shorter than a period is one block; steps beyond the last whole block are left out.
     """
     length = min(period, len(run.steps))
-    seconds = [step_s(step) for step in run.steps]
+    seconds = seconds_added(run.steps)
     amounts = trained(run.steps)
     starts = range(0, len(run.steps) - length + 1, length) if length else ()
     return {
@@ -163,7 +179,7 @@ def _speed_ups(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) 
     rows = [
         (
             line.label,
-            f"{median(step_s(step) for step in steps_of(runs, line.name)):.1f}",
+            f"{_median_step_s(runs, line.name):.1f}",
             f"{mean(costs[line.name].values()):.2f}",
             _interval(speed_up(costs[first], costs[line.name])) if line.name != first else "1",
             _interval(speed_up(costs[line.over], costs[line.name])) if line.over in costs else "",
@@ -178,7 +194,12 @@ def _speed_ups(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) 
         *("variant", "step, s (median)", "s per trained group", f"speed-up over {first} [95 %]"),
         *("over what it adds to", f"per trained token over {first}", "blocks"),
     )
-    return _table(head, rows)
+    return markdown_table(head, rows)
+
+
+def _median_step_s(runs: Sequence[MeasuredRun], variant: str) -> float:
+    own = [run.steps for run in runs if run.variant == variant]
+    return median(seconds for steps in own for seconds in seconds_added(steps))
 
 
 def _times(lines: Sequence[Line], runs: Sequence[MeasuredRun]) -> str:
@@ -220,7 +241,7 @@ def _means(
         )
         for line in lines
     ]
-    return _table((title, *figures), rows)
+    return markdown_table((title, *figures), rows)
 
 
 def value(step: StepCommit, name: str) -> float:
@@ -242,6 +263,7 @@ def _interval(estimate: Estimate | None) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows under a head; the first column is text, the others are figures."""
     lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

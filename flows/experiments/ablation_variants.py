@@ -19,6 +19,7 @@ from tasks.scheduling.policies.registry import POLICIES
 
 CODE_REWARD = "rewards.code."  # settings below it are for tasks with programs only
 FIXED = ("rewards.code.timeout.floor_s=30", "rewards.code.timeout.ceiling_s=30")
+FEWEST_ASKED = 2  # held-out prompts of a run that is not asked for more: they say nothing
 SYNC = ("scheduling.kind=sync",)
 TAIL = (
     "scheduling.kind=tail_batching",
@@ -88,17 +89,27 @@ class Job:
 
 
 def plan(
-    preset: str, variants: Sequence[str], num_steps: int, repeats: int, settings: Sequence[str] = ()
+    preset: str,
+    names: Sequence[str],
+    num_steps: int,
+    repeats: int,
+    settings: Sequence[str] = (),
+    variants: Mapping[str, Variant] = VARIANTS,
 ) -> Iterator[Job]:
-    """Every run in order; each repeat begins one variant later than the one before."""
+    """Every run of these variants in order; each repeat begins one later than the one before."""
     for repeat in range(1, repeats + 1):
-        turn = (repeat - 1) % len(variants)
-        for name in (*variants[turn:], *variants[:turn]):
-            yield job_of(preset, name, num_steps, repeat, settings)
+        turn = (repeat - 1) % len(names)
+        for name in (*names[turn:], *names[:turn]):
+            yield job_of(preset, name, num_steps, repeat, settings, variants)
 
 
 def job_of(
-    preset: str, variant: str, num_steps: int, repeat: int, settings: Sequence[str] = ()
+    preset: str,
+    variant: str,
+    num_steps: int,
+    repeat: int,
+    settings: Sequence[str] = (),
+    variants: Mapping[str, Variant] = VARIANTS,
 ) -> Job:
     """A variant's run; a setting of the user's outweighs the variant's. ValueError for what
     RunConfig refuses.
@@ -106,16 +117,17 @@ def job_of(
     What a variant says of programs is left out where the preset has none, and a setting that only
     other policies have than the variant's own.
     """
-    own = VARIANTS[variant].settings
+    own = variants[variant].settings
     named = [setting for setting in own if setting.startswith("scheduling.")]
     policy = RunConfig.model_validate(assemble(preset, "", named)).scheduling
     settings = [setting for setting in settings if not _is_foreign(setting, type(policy))]
-    has_programs = "code" in RunConfig.model_validate(assemble(preset, "", settings)).rewards
+    rewards = RunConfig.model_validate(assemble(preset, "", [*named, *settings])).rewards
+    has_programs = "code" in rewards
     assignments = (
         f"run_name={variant}-r{repeat}",
         f"seed={repeat}",
         f"num_steps={num_steps}",
-        "evaluation.num_prompts=2",
+        f"evaluation.num_prompts={FEWEST_ASKED}",
         "evaluation.responses_per_prompt=1",
         "cluster.dashboard_port=0",
         f"keep.checkpoint_every_steps={num_steps + 1}",

@@ -15,7 +15,7 @@ from artifacts.records import WeightsRef
 from artifacts.reports.ablation_plot import ablation_plot
 from artifacts.store import Store
 from flows.config.run_config import RunConfig
-from flows.experiments.ablation import curves, is_finished, measured
+from flows.experiments.ablation import curves, is_finished
 from flows.experiments.ablation_figures import (
     FIGURES,
     STAGES,
@@ -28,6 +28,7 @@ from flows.experiments.ablation_figures import (
     trained_tokens,
 )
 from flows.experiments.ablation_variants import VARIANTS, Job, job_of, plan
+from flows.experiments.measured_run import measured
 
 SYNC = Line(name="sync", label="plain", over="")
 TAIL = Line(name="tail", label="+ tail batching", over="sync")
@@ -53,7 +54,7 @@ def commit(step: int, seconds: float, trained: int, reward: float = 0.5) -> Step
         seeds={},
         counters={"prompts_trained": trained},
         metrics=figures | {"rollout/tokens": 1000.0},
-        timings=stages | {"started_s": 100.0, "finished_s": 100.0 + seconds},
+        timings=stages | {"started_s": 1e3 * step, "finished_s": 1e3 * step + seconds},
         checkpoint=None,
     )
 

@@ -1,0 +1,180 @@
+"""What asynchrony gained beside what it could: two more tables for an ablation. Pure.
+
+*At best* is the speed-up that `overlap_bound` allows, over the first variant, by the measured stage
+times of `sync` and of `apart`; *reached* is the bound's step over the measured one, and may pass 1
+where fuller batches make engines faster than the bound knows. Variants that train other answers
+than `sync` does, by over-provision, have none.
+
+*Reward at equal time* is the mean training reward up to the moment at which the first variant of a
+repeat ends, between the ends of whole periods; a variant that has not ended a period by then counts
+its first. Held-out rewards are those after the last step, of all repeats together; what is
+resampled are questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from statistics import mean
+from typing import TypeVar
+
+import numpy as np
+
+from artifacts.reports.summary import Estimate, mean_interval, paired_difference
+from flows.experiments.ablation_figures import (
+    Line,
+    MeasuredRun,
+    markdown_table,
+    seconds_added,
+    steps_of,
+    trained_tokens,
+)
+from flows.experiments.overlap_bound import SyncTimes, overlapped_step_s
+
+TOGETHER, APART = "sync", "apart"  # the variants that the bound is made of
+LAG = "lag/mean_versions"
+STALLS = ("stall/rollout_s", "stall/learner_s")
+Value = TypeVar("Value")
+
+
+def asynchrony_report(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) -> str:
+    """Both tables as Markdown, of the variants that have a run."""
+    shown = [line for line in lines if any(run.variant == line.name for run in runs)]
+    return f"{_speeds(shown, runs)}\n\n{_rewards(shown, runs, period)}\n"
+
+
+def _speeds(lines: Sequence[Line], runs: Sequence[MeasuredRun]) -> str:
+    head = (
+        *("variant", "s a step", "trained tokens a second", "devices idle", "lag, mean"),
+        *("engines wait, s", "learners wait, s", "at best, s", "at best, times", "reached"),
+    )
+    first_s = mean_step_s(runs, lines[0].name) if lines else 0.0
+    rows = []
+    for line in lines:
+        step_s, best_s = mean_step_s(runs, line.name), bound_s(line, runs)
+        steps = steps_of(runs, line.name)
+        own = [run for run in runs if run.variant == line.name]
+        stalls = (mean(step.metrics.get(name, 0.0) for step in steps) for name in STALLS)
+        rows.append(
+            (
+                line.label,
+                f"{step_s:.2f}",
+                f"{tokens_per_s(own):.0f}",
+                f"{mean(run.idle_fraction for run in own):.0%}",
+                f"{mean(step.metrics.get(LAG, 0.0) for step in steps):.2f}",
+                *(f"{seconds:.1f}" for seconds in stalls),
+                *(
+                    ("", "", "")
+                    if best_s is None
+                    else (f"{best_s:.2f}", f"{first_s / best_s:.2f}", f"{best_s / step_s:.0%}")
+                ),
+            )
+        )
+    return markdown_table(head, rows)
+
+
+def mean_step_s(runs: Sequence[MeasuredRun], variant: str) -> float:
+    """Mean seconds that a step of the variant added to its run."""
+    return mean(
+        seconds for run in runs if run.variant == variant for seconds in seconds_added(run.steps)
+    )
+
+
+def tokens_per_s(runs: Sequence[MeasuredRun]) -> float:
+    """Tokens that these runs trained in a second of their steps."""
+    return sum(sum(trained_tokens(run.steps)) for run in runs) / sum(
+        sum(seconds_added(run.steps)) for run in runs
+    )
+
+
+def bound_s(line: Line, runs: Sequence[MeasuredRun]) -> float | None:
+    """Mean seconds of a step at best; None for a variant without overlap, or where a variant that
+    the bound is made of has no run."""
+    together, apart = sync_times(runs, TOGETHER), sync_times(runs, APART)
+    if line.overlap is None or together is None or apart is None:
+        return None
+    num_steps = min(len(run.steps) for run in runs if run.variant == line.name)
+    return overlapped_step_s(together, apart, line.overlap, num_steps)
+
+
+def sync_times(runs: Sequence[MeasuredRun], variant: str) -> SyncTimes | None:
+    """A synchronous variant's stages; None without a run."""
+    times = [step.timings for step in steps_of(runs, variant)]
+    if not times:
+        return None
+    return SyncTimes(
+        generation_s=mean(stages["rollout"] + stages["reward"] for stages in times),
+        learning_s=mean(stages["train"] + stages["update"] + stages["publish"] for stages in times),
+    )
+
+
+def _rewards(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) -> str:
+    first = lines[0].name if lines else ""
+    at_equal_time = equal_time_rewards(lines, runs, period)
+    before = heldout_scores(runs, first)
+    questions = {
+        name: question for run in runs for name, question in keyed(run, run.questions).items()
+    }
+    rows = []
+    for line in lines:
+        scores = heldout_scores(runs, line.name)
+        own = mean_interval(scores, 0, question_of=questions) if scores else None
+        is_paired = line.name != first and bool(before.keys() & scores.keys())
+        gain = paired_difference(before, scores, 0, question_of=questions) if is_paired else None
+        rewards = at_equal_time.get(line.name)
+        rows.append(
+            (line.label, f"{mean(rewards):.3f}" if rewards else "", _told(own), _told(gain, "+"))
+        )
+    head = ("variant", "training reward at equal time", "held-out reward [95 %]")
+    return markdown_table((*head, f"over {first}, paired [95 %]"), rows)
+
+
+def equal_time_rewards(
+    lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int
+) -> dict[str, list[float]]:
+    """By variant, a figure for each repeat that all variants have."""
+    found: dict[str, list[float]] = {line.name: [] for line in lines}
+    for repeat in sorted({run.repeat for run in runs}):
+        own = {run.variant: run for run in runs if run.repeat == repeat}
+        if not found.keys() <= own.keys():
+            continue
+        until_s = min(sum(seconds_added(own[name].steps)) for name in found)
+        for name, rewards in found.items():
+            rewards.append(reward_until(own[name], period, until_s))
+    return found
+
+
+def reward_until(run: MeasuredRun, period: int, until_s: float) -> float:
+    """The mean reward of the run's steps up to a moment, interpolated between the ends of its
+    periods; of a run shorter than a period, at its end."""
+    elapsed_s = list(accumulate(seconds_added(run.steps)))
+    totals = list(accumulate(step.metrics["reward/mean"] for step in run.steps))
+    length = min(period, len(run.steps))
+    ends = range(length, len(run.steps) + 1, length)
+    return float(
+        np.interp(
+            until_s,
+            [elapsed_s[end - 1] for end in ends],
+            [totals[end - 1] / end for end in ends],
+        )
+    )
+
+
+def heldout_scores(runs: Sequence[MeasuredRun], variant: str) -> dict[str, float]:
+    """Held-out rewards of the variant's runs, by repeat and prompt."""
+    own = [run for run in runs if run.variant == variant]
+    return {name: score for run in own for name, score in keyed(run, run.heldout).items()}
+
+
+def keyed(run: MeasuredRun, values: Mapping[str, Value]) -> dict[str, Value]:
+    """The values with names that are the run's repeat's own."""
+    return {f"{run.repeat}:{prompt_id}": value for prompt_id, value in values.items()}
+
+
+def _told(estimate: Estimate | None, sign: str = "") -> str:
+    if estimate is None:
+        return ""
+    mean_, low, high = (
+        f"{figure:{sign}.3f}" for figure in (estimate.mean, estimate.low, estimate.high)
+    )
+    return f"{mean_} [{low}, {high}]"

@@ -1,0 +1,39 @@
+"""What can be compared: lists of variants, and the tables that are made of their runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flows.experiments.ablation_figures import Line, MeasuredRun, report
+from flows.experiments.ablation_variants import VARIANTS, Variant
+from flows.experiments.asynchrony_figures import asynchrony_report
+from flows.experiments.asynchrony_variants import ASYNCHRONY
+
+Tables = Callable[[Sequence[Line], Sequence[MeasuredRun], int], str]  # of lines, runs and period
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Variants of one preset."""
+
+    about: str  # what a reader learns of it
+    preset: str  # what the variants change, unless another is asked for
+    variants: Mapping[str, Variant]  # by name, in the order of the tables
+    tables: tuple[Tables, ...]  # Markdown each
+
+
+COMPARISONS: Mapping[str, Comparison] = {
+    "rollpacker": Comparison(
+        about="what each of RollPacker's parts is worth",
+        preset="smollm2-mixed",
+        variants=VARIANTS,
+        tables=(report,),
+    ),
+    "asynchrony": Comparison(
+        about="what rounds that overlap the training are worth, and could be at best",
+        preset="smollm2-mixed",
+        variants=ASYNCHRONY,
+        tables=(report, asynchrony_report),
+    ),
+}
