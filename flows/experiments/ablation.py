@@ -1,7 +1,8 @@
 """Variants of one preset against each other, paired and repeated.
 
 `--comparison rollpacker` is the RollPacker paper's Table 2 on the mixed math and code task,
-`asynchrony` says what steps that overlap are worth there.
+`asynchrony` says what steps that overlap are worth there, `service` what they are worth where
+verdicts come from elsewhere.
 
     python -m flows.experiments.ablation --steps 5 --repeats 3 --out runs/ablation --plot
 
@@ -72,7 +73,8 @@ def main() -> int:
             variants,
         ):
             if not is_finished(options.out, job):
-                _run(options.preset, options.out, job)
+                with COMPARISONS[options.comparison].beside():
+                    _run(options.preset, options.out, job)
                 _report(options, period)
         _report(options, period)
     except KeyboardInterrupt:

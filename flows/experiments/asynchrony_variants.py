@@ -2,16 +2,19 @@
 
 All score per response, with the preset's own limits of running times, and ask no second wave of
 prompts. `sync` has both devices generate and then train; the others' names say where they differ.
-`apart` is there for the bound (`overlap_bound`): synchronous, a device each.
+`apart` is there for the bound (`overlap_bound`): synchronous, a device each. `SERVED` asks a
+service for its verdicts, which keeps none of them waiting for another (`verdict_service`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from flows.config.run_config import RunConfig
 from flows.experiments.ablation_variants import SYNC, TAIL, Variant
 from flows.experiments.overlap_bound import Overlap
+from flows.experiments.verdict_service import PORT
 from tasks.cluster.devices import device_map
 
 A_DEVICE_EACH = ("cluster.roles=rollout: 0, learner: 1",)
@@ -51,6 +54,18 @@ ASYNCHRONY: Mapping[str, Variant] = {
         over="async-one",
         settings=(*ASYNCHRONOUS, "scheduling.async_ratio=1", *SPECULATIVE, *A_DEVICE_EACH),
     ),
+}
+
+
+ASKED = (
+    "rewards.*.kind=service",
+    f"rewards.*.url=http://127.0.0.1:{PORT}/?median_s=10",
+    "rewards.*.timeout_s=600",
+    "reward_workers=256",  # more than there are responses under way: none waits for another
+)
+SERVED: Mapping[str, Variant] = {
+    name: replace(ASYNCHRONY[name], settings=(*ASYNCHRONY[name].settings, *ASKED))
+    for name in ("sync", "apart", "async-one", "async-two")
 }
 
 

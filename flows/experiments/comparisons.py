@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from flows.experiments.ablation_figures import Line, MeasuredRun, report
 from flows.experiments.ablation_variants import VARIANTS, Variant
 from flows.experiments.asynchrony_figures import asynchrony_report
-from flows.experiments.asynchrony_variants import ASYNCHRONY
+from flows.experiments.asynchrony_variants import ASYNCHRONY, SERVED
+from flows.experiments.verdict_service import verdict_service
 
 Tables = Callable[[Sequence[Line], Sequence[MeasuredRun], int], str]  # of lines, runs and period
 
@@ -21,6 +23,8 @@ class Comparison:
     preset: str  # what the variants change, unless another is asked for
     variants: Mapping[str, Variant]  # by name, in the order of the tables
     tables: tuple[Tables, ...]  # Markdown each
+    # what is there while a run goes on
+    beside: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 COMPARISONS: Mapping[str, Comparison] = {
@@ -35,5 +39,12 @@ COMPARISONS: Mapping[str, Comparison] = {
         preset="smollm2-mixed",
         variants=ASYNCHRONY,
         tables=(report, asynchrony_report),
+    ),
+    "service": Comparison(
+        about="what they are worth where verdicts come from elsewhere, after a wait without work",
+        preset="smollm2",
+        variants=SERVED,
+        tables=(report, asynchrony_report),
+        beside=verdict_service,
     ),
 }

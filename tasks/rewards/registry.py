@@ -29,13 +29,15 @@ from tasks.rewards.programs.adaptive_timeout import (
 )
 from tasks.rewards.programs.code_tests import CodeTestsConfig, code_tests_of
 from tasks.rewards.reasoning_gym_score import ReasoningGymConfig
+from tasks.rewards.service import ServiceConfig
 
 RewardConfig = Annotated[
     MathAnswerConfig  # mathematical answers, by value
     | CodeTestsConfig  # programs, by their tests
     | ReasoningGymConfig  # reasoning-gym's own scorers
     | CustomConfig  # a function of the user's
-    | JudgeConfig,  # a second model
+    | JudgeConfig  # a second model
+    | ServiceConfig,  # a service elsewhere, over HTTP
     Field(discriminator="kind"),
 ]
 

@@ -26,7 +26,7 @@ from flows.experiments.asynchrony_figures import (
     reward_until,
     tokens_per_s,
 )
-from flows.experiments.asynchrony_variants import ASYNCHRONY, overlap_of
+from flows.experiments.asynchrony_variants import ASYNCHRONY, SERVED, overlap_of
 from flows.experiments.comparisons import COMPARISONS
 from flows.experiments.measured_run import idle_fraction
 from flows.experiments.overlap_bound import (
@@ -42,6 +42,8 @@ APART = SyncTimes(generation_s=8 + 6, learning_s=8.0)
 
 Stages = Mapping[str, float]  # seconds of a step by stage
 NO_STAGES: Stages = {}
+
+NO_OVERLAP = Overlap(async_ratio=0.0, is_shared=False)
 
 SYNC = Line(name="sync", label="sync", over="")
 ALONE = Line(name="apart", label="apart", over="sync")
@@ -242,6 +244,16 @@ def test_every_variant_is_a_configuration_and_adds_to_another() -> None:
     }
     assert {config.scheduling.dynamic_sampling for config in jobs.values()} == {0.0}
     assert len({str(config.rewards) for config in jobs.values()}) == 1
+
+
+def test_variants_that_ask_a_service_differ_in_their_schedule_alone() -> None:
+    jobs = {job.variant: job.config for job in plan("smollm2", list(SERVED), 5, 1, variants=SERVED)}
+    assert {config.rewards["*"].kind for config in jobs.values()} == {"service"}
+    assert len({str(config.rewards) for config in jobs.values()}) == 1
+    for name, config in jobs.items():
+        batch, ratio = config.batch, (overlap_of(config) or NO_OVERLAP).async_ratio
+        under_way = batch.prompts_per_step * batch.responses_per_prompt * (1 + ratio)
+        assert config.reward_workers >= under_way, name
 
 
 def test_a_setting_of_the_users_outweighs_the_variants() -> None:

@@ -1,0 +1,116 @@
+"""A verdict from a service elsewhere, over HTTP: a judge that others run, a farm that executes
+programs.
+
+    POST url  {"response_id", "domain", "prompt", "response", "gold"}  ──▶  {"reward": 0.5}
+
+Waiting for it costs no processor, so `reward_workers` may be many: as many questions as the service
+answers side by side. Whatever keeps it from giving a number is infra. A round that is decided hangs
+up; where steps overlap, the next one asks again for what it needs, under the same response_id: a
+service that goes on with a question and keeps its verdict loses nothing by it. Leaves out
+credentials.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from artifacts.records import Generated, Outcome, Prompt
+from tasks.rewards.base import ProcessReward, Reward, Verdict, infra
+from tasks.rewards.interrupt import Interrupt
+from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+
+
+class ServiceConfig(BaseModel):
+    """Ask a service over HTTP."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["service"] = Field(
+        "service", description="Chooses a service that gives verdicts over HTTP."
+    )
+    url: str = Field(
+        pattern=r"^https?://[^/]+",
+        description=(
+            "Where it is asked, by POST of a JSON object with response_id, domain, prompt, response"
+            " and gold; it replies with a JSON object that has a number 'reward'."
+        ),
+    )
+    timeout_s: float = Field(
+        120.0,
+        gt=0,
+        le=3600,
+        description="Wall seconds that it may take for one response; past them there is none.",
+    )
+
+    def build_reward(self, book: TimeoutBook) -> Reward:
+        """It executes no programs here and needs no time limits."""
+        return ServiceReward(self)
+
+
+class _Line:
+    """What the pool ends when nobody needs the verdict: a wait, here, and no process."""
+
+    def __init__(self) -> None:
+        self.interrupt = Interrupt()
+
+    def warm(self) -> None:
+        """There is nothing to start."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class ServiceReward(ProcessReward):
+    """Scores with what the service says. A positive reward is OK, any other WRONG."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.name = f"service:{config.url}"
+        self._config = config
+        super().__init__(_Line())
+
+    def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
+        """The service's number; INFRA with a sentence if it gives none. Interrupted soon after the
+        interrupt is set."""
+        try:
+            reply = self._ask(prompt, generated)
+        except (OSError, HTTPException, ValueError) as error:
+            return infra(f"{self.name} gave no verdict: {type(error).__name__}: {error}")
+        reward = reply.get("reward") if isinstance(reply, dict) else None
+        is_number = isinstance(reward, int | float) and math.isfinite(reward)
+        if not is_number or isinstance(reward, bool):
+            return infra(f"{self.name} must reply with a finite number 'reward', got {reply!r}")
+        outcome = Outcome.OK if reward > 0 else Outcome.WRONG
+        return Verdict(reward=float(reward), outcome=outcome, detail="service")
+
+    def _ask(self, prompt: Prompt, generated: Generated) -> object:
+        question = {
+            "response_id": generated.response_id,
+            "domain": prompt.domain,
+            "prompt": prompt.text,
+            "response": generated.text,
+            "gold": prompt.gold,
+        }
+        place, limit_s = urlsplit(self._config.url), self._config.timeout_s
+        kind = HTTPSConnection if place.scheme == "https" else HTTPConnection
+        deadline_s = time.monotonic() + limit_s
+        connection = kind(place.hostname or "", place.port, timeout=limit_s)
+        path = f"{place.path or '/'}{'?' + place.query if place.query else ''}"
+        headers = {"Content-Type": "application/json"}
+        try:
+            connection.request("POST", path, json.dumps(question), headers)
+            if not self.interrupt.wait(connection.sock.fileno(), deadline_s - time.monotonic()):
+                raise TimeoutError(f"no reply after {limit_s:g} s (raise timeout_s)")
+            reply = connection.getresponse()
+            content = reply.read()
+            if reply.status != 200:
+                raise HTTPException(f"status {reply.status} {reply.reason}")
+            return json.loads(content)
+        finally:
+            connection.close()
