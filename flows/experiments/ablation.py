@@ -25,7 +25,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import mean
@@ -34,7 +35,6 @@ from artifacts.commit import read_commits, read_manifest
 from artifacts.layout import MANIFEST
 from artifacts.reports.ablation_plot import VariantCurves, ablation_plot
 from artifacts.store import Store
-from flows.commands.command_line import assemble
 from flows.commands.demo import STOP_S, attended
 from flows.commands.local_stack import interrupt
 from flows.config.run_config import RunConfig
@@ -58,16 +58,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, interrupt)
     try:
         _complete(options)
-        period = _period(
-            RunConfig.model_validate(assemble(options.preset, "", [*options.set, *TAIL]))
-        )
+        variants = COMPARISONS[options.comparison].variants
+        period = period_steps(options.preset, variants, options.set)
         if options.steps > period and options.steps % period:
             raise ValueError(
                 f"--steps must be whole periods of tail batching ({period} steps), got"
                 f" {options.steps}; change it"
             )
         options.out.mkdir(parents=True, exist_ok=True)
-        variants = COMPARISONS[options.comparison].variants
         for job in plan(
             *(options.preset, options.variants, options.steps, options.repeats, options.set),
             variants,
@@ -150,8 +148,13 @@ def _complete(options: argparse.Namespace) -> None:
         )
 
 
-def _period(config: RunConfig) -> int:
-    """Steps after which tail batching has trained what it launched."""
+def period_steps(preset: str, variants: Mapping[str, Variant], settings: Sequence[str]) -> int:
+    """Steps after which tail batching, with what else the first variant sets, has trained what it
+    launched."""
+    first = next(iter(variants.values()))
+    others = [setting for setting in first.settings if not setting.startswith("scheduling.")]
+    tail = replace(first, settings=(*others, *TAIL))
+    config = job_of(preset, "tail", 1, 1, settings, {"tail": tail}).config
     return config.scheduling.algebra(config.batch).period_steps
 
 

@@ -121,8 +121,8 @@ def job_of(
     named = [setting for setting in own if setting.startswith("scheduling.")]
     policy = RunConfig.model_validate(assemble(preset, "", named)).scheduling
     settings = [setting for setting in settings if not _is_foreign(setting, type(policy))]
-    rewards = RunConfig.model_validate(assemble(preset, "", [*named, *settings])).rewards
-    has_programs = "code" in rewards
+    unprogrammed = [setting for setting in own if not setting.startswith(CODE_REWARD)]
+    rewards = RunConfig.model_validate(assemble(preset, "", [*unprogrammed, *settings])).rewards
     assignments = (
         f"run_name={variant}-r{repeat}",
         f"seed={repeat}",
@@ -131,7 +131,7 @@ def job_of(
         "evaluation.responses_per_prompt=1",
         "cluster.dashboard_port=0",
         f"keep.checkpoint_every_steps={num_steps + 1}",
-        *(setting for setting in own if has_programs or not setting.startswith(CODE_REWARD)),
+        *(own if "code" in rewards else unprogrammed),
         *settings,
     )
     config = RunConfig.model_validate(assemble(preset, "", assignments))

@@ -17,6 +17,8 @@ from flows.experiments.ablation_figures import MeasuredRun, seconds_added
 from flows.experiments.ablation_variants import FEWEST_ASKED
 from tasks.plan import EVALUATION
 
+HOST = "host"  # what coordinators work on: no device
+
 
 def measured(out: Path, variants: Sequence[str]) -> list[MeasuredRun]:
     """What DIR has of these variants, unfinished runs left out."""
@@ -53,7 +55,7 @@ def measured_run(folder: Path, variant: str) -> MeasuredRun | None:
 
 def idle_fraction(steps: Sequence[StepCommit], spans: Sequence[Span]) -> float:
     """Share of the devices' seconds in steps in which they neither generated nor trained."""
-    devices = sorted({span.device for span in spans if span.kind in ("rollout", "train")})
+    devices = sorted({span.device for span in spans} - {HOST})
     if not devices:
         return 0.0
     seconds = seconds_added(steps)

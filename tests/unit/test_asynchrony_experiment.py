@@ -9,6 +9,7 @@ import pytest
 
 from artifacts.commit import StepCommit
 from artifacts.records import Span, WeightsRef
+from flows.experiments.ablation import period_steps
 from flows.experiments.ablation_figures import (
     FIGURES,
     STAGES,
@@ -18,7 +19,7 @@ from flows.experiments.ablation_figures import (
     block_costs,
     seconds_added,
 )
-from flows.experiments.ablation_variants import job_of, plan
+from flows.experiments.ablation_variants import VARIANTS, job_of, plan
 from flows.experiments.asynchrony_figures import (
     asynchrony_report,
     bound_s,
@@ -254,6 +255,18 @@ def test_variants_that_ask_a_service_differ_in_their_schedule_alone() -> None:
         batch, ratio = config.batch, (overlap_of(config) or NO_OVERLAP).async_ratio
         under_way = batch.prompts_per_step * batch.responses_per_prompt * (1 + ratio)
         assert config.reward_workers >= under_way, name
+
+
+def test_a_service_may_be_asked_at_another_address() -> None:
+    url = "http://127.0.0.1:8977/?median_s=3"
+    job = job_of("smollm2", "sync", 5, 1, [f"rewards.*.url={url}"], SERVED)
+    assert job.config.rewards["*"].url == url  # type: ignore[union-attr]
+    assert period_steps("smollm2", SERVED, [f"rewards.*.url={url}"]) == 5
+
+
+def test_a_period_is_tail_batchings_whatever_is_set_of_other_policies() -> None:
+    assert period_steps("smollm2-mixed", ASYNCHRONY, ["scheduling.at_update=keep"]) == 5
+    assert period_steps("smollm2-mixed", VARIANTS, []) == 5
 
 
 def test_a_setting_of_the_users_outweighs_the_variants() -> None:
