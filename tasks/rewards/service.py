@@ -82,12 +82,11 @@ class ServiceReward(ProcessReward):
             reply = self._ask(prompt, generated)
         except (OSError, HTTPException, ValueError) as error:
             return infra(f"{self.name} gave no verdict: {type(error).__name__}: {error}")
-        reward = reply.get("reward") if isinstance(reply, dict) else None
-        is_number = isinstance(reward, int | float) and math.isfinite(reward)
-        if not is_number or isinstance(reward, bool):
+        reward = _finite(reply.get("reward")) if isinstance(reply, dict) else None
+        if reward is None:
             return infra(f"{self.name} must reply with a finite number 'reward', got {reply!r}")
         outcome = Outcome.OK if reward > 0 else Outcome.WRONG
-        return Verdict(reward=float(reward), outcome=outcome, detail="service")
+        return Verdict(reward=reward, outcome=outcome, detail="service")
 
     def _ask(self, prompt: Prompt, generated: Generated) -> object:
         question = {
@@ -114,3 +113,14 @@ class ServiceReward(ProcessReward):
             return json.loads(content)
         finally:
             connection.close()
+
+
+def _finite(value: object) -> float | None:
+    """The number as a float; None for anything else, and for what no float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

@@ -89,6 +89,7 @@ def test_a_reward_of_nothing_is_wrong() -> None:
     [
         (b'{"reward": null}', 200, "must reply with a finite number"),
         (b'{"reward": NaN}', 200, "must reply with a finite number"),
+        (b'{"reward": 1%s}' % (b"0" * 400), 200, "must reply with a finite number"),
         (b'{"reward": true}', 200, "must reply with a finite number"),
         (b"[1]", 200, "must reply with a finite number"),
         (b"nonsense", 200, "gave no verdict: JSONDecodeError"),
