@@ -18,7 +18,8 @@ from transformers import LlamaForCausalLM
 from artifacts.records import Generated, VersionSpan, WeightsRef
 from artifacts.weights import fingerprints
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.engines.vllm.core import VllmCore, _agreed
+from tasks.engines.vllm.attesting import agreed
+from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine
 from tasks.rounds.migration import Migration
 from tasks.scheduling.stream_training import ScaleDown
@@ -329,7 +330,7 @@ async def test_a_tensor_parallel_shard_that_was_tampered_with_is_named(
     def held(core: VllmCore) -> dict[str, int]:
         core._engine.collective_rpc(spoil)
         found = core._engine.collective_rpc("fingerprints_held", args=(versions[1][0].path, 1))
-        return _agreed(found)
+        return agreed(found)
 
     engine = start_engine("engine-d", tensor_parallel_size=2)
     right = fingerprints(versions[1][0].path)

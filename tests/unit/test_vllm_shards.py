@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from artifacts.weights import fingerprint
-from tasks.engines.vllm.core import _agreed
+from tasks.engines.vllm.attesting import agreed
 from tasks.engines.vllm.worker import _fingerprints_held
 
 HIDDEN, HEAD, HEADS, KV_HEADS, INNER, VOCABULARY = 16, 4, 8, 2, 24, 37
@@ -134,7 +134,7 @@ def layers(model: nn.Module) -> Iterator[tuple[str, Layer]]:
 
 
 def attested(models: list[nn.Module]) -> dict[str, int]:
-    return _agreed([_fingerprints_held(model, the_file(), VERSION) for model in models])
+    return agreed([_fingerprints_held(model, the_file(), VERSION) for model in models])
 
 
 RIGHT = {name: fingerprint(tensor) for name, tensor in the_file().items()}
