@@ -1,7 +1,7 @@
 """The engines of a round behind one router: requests out in batches, one call per engine, and who
 was lost on the way.
 
-Leaves out what to generate and what to do about a loss; that is the driver's.
+Leaves out what to generate (the driver) and what to do about a loss (`generation`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Plays one round: carries out the scheduler's decisions on the engines, and tells it what
 happened.
 
-    engines ── finished, lost ─┐                       ┌─ launch ─▶ dispatch ─▶ engines
-    feed ───── scored ─────────┼▶ events ─▶ scheduler ─┼─ abort ──▶ dispatch
+    engines ── finished, lost ─┐                       ┌─ launch ─▶ generation ─▶ engines
+    feed ───── scored ─────────┼▶ events ─▶ scheduler ─┼─ abort ──▶ generation
     records ── replayed ───────┤                       └─ accept ─▶ on_accept, stream trainer
     training ─ published ──────┘
 
@@ -13,7 +13,8 @@ in one call, so that a round's opening is one batch per engine and always sample
 
 A response counts if this attempt at the round asked this engine for it, or adopted what an earlier
 round had asked, and if its weights are allowed (`RoundInputs.allows`). The same code drives real
-engines and simulated ones on a virtual clock. Leaves out how the driver waits; that is `sources`.
+engines and simulated ones on a virtual clock. Leaves out how the driver waits (`sources`) and what
+becomes of a response between its launch and its end (`generation`).
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from artifacts.records import Generated, Response, Score, prompt_of, response_id
+from artifacts.records import Generated, Response, Score, response_id
 from tasks.engines.base import EngineLost
 from tasks.rounds.arrivals import Arrivals
 from tasks.rounds.dispatch import Dispatch
-from tasks.rounds.migration import Migration
+from tasks.rounds.generation import Generation
 from tasks.rounds.records import RoundInputs, RoundResult
 from tasks.rounds.sources import Sources
 from tasks.scheduling.events import (
@@ -40,12 +41,10 @@ from tasks.scheduling.events import (
     Event,
     Finished,
     Launch,
-    Lost,
     OverlappedScheduler,
     Published,
     Scored,
 )
-from tasks.scheduling.stream_training import Reading, ScaleDown
 
 logger = logging.getLogger(__name__)
 
@@ -68,26 +67,20 @@ class _Round:
         self._inputs = inputs
         self._scheduler = inputs.scheduler
         self._dispatch = Dispatch(inputs.engines)
-        self._migration = Migration()
         self._sources = Sources(
             self._dispatch, inputs.feed, inputs.publications, inputs.deadline_s, self._stuck
         )
         self._arrivals = Arrivals(inputs)
         self._events: deque[Event | Published] = deque()
-        self._unclaimed: set[str] = set()  # adopted, and not launched yet
-        self._aborted: set[str] = set()
-        self._freed: list[str] = []
-        self._closed = False
+        self._generation = Generation(inputs, self._dispatch, self._events.append)
 
     async def play(self) -> RoundResult:
         try:
-            for decision in self._inputs.stream_trainer.start():
-                await self._free(decision)
-            self._adopt()
+            await self._generation.begin()
             await self._carry_out(self._scheduler.start())
             await self._answer_events()
-            await self._abort(sorted(self._unclaimed))
-            while not self._closed or self._dispatch.running or self._is_leaving():
+            await self._generation.abort_unclaimed()
+            while not self._is_closed or self._dispatch.running or self._is_leaving():
                 await self._publish()
                 await self._listen()
                 await self._answer_events()
@@ -96,36 +89,25 @@ class _Round:
             raise
         finally:
             self._sources.close()
-        in_flight = self._dispatch.in_flight
-        left = {response.response_id for response in in_flight}
-        kept = (held for name, held in self._migration.kept.items() if name not in left)
-        result = self._arrivals.result(kept, self._migration.moved)
+        generation = self._generation
         return replace(
-            result,
-            freed=tuple(self._freed),
-            in_flight=in_flight,
+            self._arrivals.result(generation.unfinished, generation.moved),
+            freed=tuple(generation.freed),
+            in_flight=self._dispatch.in_flight,
             awaited_weights_s=self._sources.awaited_weights_s,
         )
 
-    def _adopt(self) -> None:
-        """What the round before left on its engines runs for this one."""
-        for left in self._inputs.adopted:
-            asked = replace(self._inputs.request(left.prompt_id, left.index), attempt=left.attempt)
-            if self._dispatch.adopt(left.engine, asked, left.num_kept):
-                self._unclaimed.add(left.response_id)
+    @property
+    def _is_closed(self) -> bool:
+        return self._generation.is_closed
 
     def _is_leaving(self) -> bool:
         """Whether an engine that keeps something running has yet to say what it has finished."""
         return self._sources.are_asked(self._dispatch.left_on)
 
-    async def _free(self, decision: ScaleDown) -> None:
-        """These engines are empty: the learners on their devices may begin."""
-        await self._inputs.on_freed(decision)
-        self._freed += decision.learners
-
     async def _answer_events(self) -> None:
         """Have the scheduler answer event by event; what comes after the close is nobody's."""
-        while self._events and not self._closed:
+        while self._events and not self._is_closed:
             event = self._events.popleft()
             if isinstance(event, Published):
                 assert isinstance(self._scheduler, OverlappedScheduler), "the round overlaps"
@@ -137,12 +119,12 @@ class _Round:
     async def _stop(self) -> None:
         """After a failure: leave the engines idle, for the next attempt asks them for the same
         responses."""
-        self._closed = True
+        self._generation.is_closed = True
         self._sources.only_engines(STOP_S)
         self._dispatch.come_back()
         try:
             async with asyncio.timeout(STOP_S):
-                await self._abort(self._dispatch.running)
+                await self._generation.abort(self._dispatch.running)
                 while self._dispatch.running:
                     await self._listen()
         except (EngineLost, TimeoutError) as error:  # the caller is to hear of the first failure
@@ -153,9 +135,9 @@ class _Round:
 
     async def _listen(self) -> None:
         """Wait until somebody has something to say, and note it."""
-        are_verdicts_due = self._arrivals.num_unscored > 0 and not self._closed
+        are_verdicts_due = self._arrivals.num_unscored > 0 and not self._is_closed
         heard = await self._sources.hear(verdicts=are_verdicts_due)
-        self._lose(heard.lost)
+        self._generation.lose(heard.lost)
         for score in heard.scores:
             self._score(score)
         self._events += [Published(version=version) for version in heard.published]
@@ -163,7 +145,7 @@ class _Round:
         if refused:
             found, allowed = refused[0].versions, self._inputs.versions
             error = f"{heard.engine} samples with {found}, the round allows versions {allowed}"
-            self._lose({heard.engine: EngineLost(error)})
+            self._generation.lose({heard.engine: EngineLost(error)})
 
     async def _admit(self, engine: str, arrived: Sequence[Generated]) -> list[Generated]:
         """Take what this attempt asked this engine for; returns what of it has other weights.
@@ -184,30 +166,15 @@ class _Round:
         return refused
 
     async def _arrive(self, arrived: Sequence[Generated]) -> None:
-        """These are over on their engine: whole ones are to be scored, partial ones may go on."""
-        partial: list[Generated] = []
+        """These are over on their engine: whole ones are to be scored, stopped ones may go on."""
+        stopped: list[Generated] = []
         for response in arrived:
-            self._dispatch.finish(response.response_id)
-            if response.finish_reason == "aborted" and not self._is_unwanted(response):
-                partial.append(response)
-                continue
-            self._arrivals.finish(response)
-            self._migration.finish(response.response_id)
-        await self._resume(partial)
+            if self._generation.take(response):
+                self._arrivals.finish(response)
+            else:
+                stopped.append(response)
+        await self._generation.resume(stopped)
         self._finish([response for response in arrived if response.finish_reason != "aborted"])
-
-    def _is_unwanted(self, response: Generated) -> bool:
-        return self._closed or response.response_id in self._aborted
-
-    async def _resume(self, partial: Sequence[Generated]) -> None:
-        """What an engine handed over goes on elsewhere; of what it gave up the scheduler hears."""
-        moving = self._migration.part(partial)
-        await self._submit([(response.prompt_id, response.index) for response in moving])
-        for response in partial:
-            if response not in moving:
-                self._events.append(Lost(prompt_id=response.prompt_id, index=response.index))
-        for decision in self._migration.freed(lambda name: not self._dispatch.num_running(name)):
-            await self._free(decision)
 
     def _finish(self, whole: Sequence[Generated]) -> None:
         """These are complete, and wait for their verdicts."""
@@ -231,18 +198,6 @@ class _Round:
         self._events.append(_finished(response.generated))
         self._score(response.score)
 
-    def _lose(self, engines: Mapping[str, EngineLost]) -> None:
-        """Engines are gone: the scheduler hears of every response that went with them."""
-        for name, error in engines.items():
-            lost = self._dispatch.remove(name)
-            if not self._dispatch.alive and not self._closed:
-                raise EngineLost(f"no engine is left, {name} was the last: {error}") from error
-            names = [request.response_id for request in lost]
-            self._migration.stay(names)
-            self._unclaimed.difference_update(names)
-            for request in lost:
-                self._events.append(Lost(prompt_id=request.prompt_id, index=request.index))
-
     # --- what is done about it -----------------------------------------------------------------
 
     async def _carry_out(self, decisions: Sequence[Decision]) -> None:
@@ -257,17 +212,17 @@ class _Round:
                 case AcceptGroup():
                     await self._inputs.on_accept(self._arrivals.accept(decision))
                 case CloseRound():
-                    self._closed = True
+                    self._generation.is_closed = True
                 case Carry(prompt_id=prompt_id):
                     self._arrivals.note(decision)
                     carried.add(prompt_id)
                 case _:
                     self._arrivals.note(decision)
-        await self._abort(aborts)
+        await self._generation.abort(aborts)
         if carried:
-            await self._leave(carried)
+            await self._generation.leave(carried)
         if any(isinstance(decision, AcceptGroup) for decision in decisions):
-            await self._scale_down()
+            await self._generation.scale_down(self._arrivals.num_groups)
 
     async def _launch(self, launches: Sequence[Launch]) -> None:
         """Generate what is neither recorded nor running, and replay what is recorded."""
@@ -278,53 +233,17 @@ class _Round:
             recorded = self._arrivals.take_recorded(name)
             if recorded is not None:
                 known.append(recorded)
-            elif name in self._unclaimed:
-                self._unclaimed.remove(name)
-            else:
+            elif not self._generation.claim(name):
                 unknown.append((launch.prompt_id, launch.index))
-        await self._submit(unknown)
+        await self._generation.submit(unknown)
         for response in known:
             self._replay(response)
-
-    async def _submit(self, responses: Sequence[tuple[str, int]]) -> None:
-        """Have these generated, as (prompt id, index), each from where it was left."""
-        requests = [self._inputs.request(prompt_id, index) for prompt_id, index in responses]
-        self._lose(await self._dispatch.submit([*map(self._migration.resume, requests)]))
-
-    async def _abort(self, names: Sequence[str]) -> None:
-        self._aborted |= set(names)
-        self._lose(await self._dispatch.abort(names))
-
-    async def _leave(self, prompt_ids: Collection[str]) -> None:
-        """What runs of these prompts runs on, or is asked again by the next round."""
-        running = [name for name in self._dispatch.running if prompt_of(name) in prompt_ids]
-        if self._inputs.leaves_running and running:
-            self._lose(await self._dispatch.leave(running))
-        else:
-            await self._abort(running)
 
     async def _publish(self) -> None:
         """Have what has finished scored: at once, or, if so planned, when nothing generates."""
         is_due = not (self._inputs.plan.scores_last and self._dispatch.running)
-        if is_due and self._arrivals.has_held and not self._closed:
+        if is_due and self._arrivals.has_held and not self._is_closed:
             await self._inputs.feed.publish(self._arrivals.hand_over())
-
-    async def _scale_down(self) -> None:
-        """At a milestone: free the devices that the round can do without, and move what runs on
-        them."""
-        trainer, num_accepted = self._inputs.stream_trainer, self._arrivals.num_groups
-        if self._closed or not trainer.is_due(num_accepted):
-            return
-        capacity, running, lost = await self._dispatch.read()
-        self._lose(lost)
-        reading = Reading(num_accepted=num_accepted, capacity_tokens=capacity, running=running)
-        for decision in [] if lost else trainer.handle(reading):
-            moving = self._dispatch.retire(decision.engines)
-            step, freed = self._inputs.plan.step, ",".join(decision.learners)
-            logger.info("step=%d freed=%s migrated=%d", step, freed, len(moving))
-            self._migration.leave(decision, moving)
-            self._lose(await self._dispatch.abort(moving))
-        await self._resume([])
 
     def _stuck(self) -> str:
         """What the round waited for, for how long, and what was alive."""
