@@ -1,9 +1,11 @@
 """The simulated rollout replica: discrete events on whatever clock the event loop has
 (`virtual_time`).
 
-One timer per replica suffices, set for the next event of its batch (`decoding`), and 128 replicas
-run in seconds. The same replica serves a whole run in a worker process, on a real clock. It holds
-no model: it reads a weight version to say what it was given, and what `writers` has it say does not
+    submit ─▶ `answers` ─▶ `decoding` ─▶ `answers` ─▶ `mailbox` ─▶ collect
+
+One timer per replica suffices, set for the next event of its batch, and 128 replicas run in
+seconds. The same replica serves a whole run in a worker process, on a real clock. It holds no
+model: it reads a weight version to say what it was given, and what `writers` has it say does not
 depend on it.
 """
 
@@ -25,13 +27,11 @@ from tasks.engines.base import (
     ReplicaConfig,
 )
 from tasks.engines.model_files import read_tokenizer
+from tasks.engines.simulation.answers import Answers
 from tasks.engines.simulation.decoding import Decoding, DecodingBatch, Pace
 from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.mailbox import Mailbox
 from tasks.engines.simulation.writers import BlankWriter, ChainSumWriter, Writer
-
-# of every token, nats: there is no distribution that it was drawn from, and a learner that has seen
-# such answers gives them about as much
-LOGPROB = -0.2
 
 
 class SimulatedEngineConfig(ReplicaConfig):
@@ -130,11 +130,11 @@ class SimulatedEngine(Replica):
         self.name = name
         self._config = config
         self._version = version
-        self._writer = writer or config.writer(model_path="")
-        self._epoch_s = epoch_s
+        self._answers = Answers(
+            engine=name, writer=writer or config.writer(model_path=""), epoch_s=epoch_s
+        )
         self._batch = DecodingBatch(config.pace)
-        self._done: list[Generated] = []
-        self._arrived = asyncio.Event()
+        self._done = Mailbox[Generated]()
         self._drained = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._is_lost = False
@@ -146,33 +146,13 @@ class SimulatedEngine(Replica):
         for request in requests:
             self._check_fits(request)
             noise = request.seed if self._config.takes_seeds else self._version
-            length = self._writer.num_tokens(request, noise)
-            self._batch.add(
-                Decoding(
-                    request=request,
-                    noise=noise,
-                    target_tokens=min(length, request.max_new_tokens),
-                    reason="length" if length > request.max_new_tokens else "stop",
-                    submitted_s=self._now(),
-                    num_tokens=float(len(request.kept_tokens)),
-                    spans=request.kept_versions,
-                )
-            )
+            self._batch.add(self._answers.begin(request, noise, self._now()))
         self._schedule()
 
     async def collect(self, wait_s: float) -> list[Generated]:
         self._check_alive()
-        began = self._num_loads
-        if not self._done:
-            self._arrived.clear()
-            try:
-                await asyncio.wait_for(self._arrived.wait(), wait_s)
-            except TimeoutError:
-                return []
-            self._check_alive()
-        if began != self._num_loads:  # what is there now is for whoever asked since
-            return []
-        done, self._done = self._done, []
+        done = await self._done.take(wait_s)
+        self._check_alive()
         return done
 
     async def abort(self, response_ids: Sequence[str]) -> None:
@@ -184,7 +164,7 @@ class SimulatedEngine(Replica):
                 self._batch.remove(sequence)
                 self._hand_back(sequence, "aborted")
         if not wanted:
-            self._arrived.set()
+            self._done.wake()
         self._schedule()
 
     async def load_weights(
@@ -202,9 +182,8 @@ class SimulatedEngine(Replica):
             await self._drain()
         if running is Running.DROP:
             self._batch.clear()
-            self._done = []
+            self._done.drop()
             self._num_loads += 1
-            self._arrived.set()
             self._drained.set()
         for sequence in self._batch.sequences:
             sequence.spans = sequence.spans_with(self._version)
@@ -255,10 +234,9 @@ class SimulatedEngine(Replica):
         """Die: everything in it is gone and every call raises EngineLost from now on."""
         self._is_lost = True
         self._batch.clear()
-        self._done = []
+        self._done.drop()
         if self._timer is not None:
             self._timer.cancel()
-        self._arrived.set()
         self._drained.set()
 
     def _advance(self) -> None:
@@ -283,30 +261,7 @@ class SimulatedEngine(Replica):
         self._schedule()
 
     def _hand_back(self, sequence: Decoding, reason: FinishReason) -> None:
-        request = sequence.request
-        num_kept = len(request.kept_tokens)
-        num_tokens = sequence.whole_tokens
-        written = self._writer.tokens(request, sequence.noise, num_tokens)
-        tokens = request.kept_tokens + written[num_kept:]
-        first_token_s = sequence.first_token_s
-        self._done.append(
-            Generated(
-                prompt_id=request.prompt_id,
-                index=request.index,
-                token_ids=tokens,
-                logprobs=request.kept_logprobs + (LOGPROB,) * (num_tokens - num_kept),
-                versions=sequence.spans_with(self._version),
-                finish_reason=reason,
-                text=self._writer.text(tokens),
-                engine=self.name,
-                submitted_s=self._epoch_s + sequence.submitted_s,
-                first_token_s=self._epoch_s
-                + (first_token_s if first_token_s is not None else self._now()),
-                finished_s=self._epoch_s + self._now(),
-                attempt=request.attempt,
-            )
-        )
-        self._arrived.set()
+        self._done.put(self._answers.end(sequence, reason, self._version, self._now()))
 
     def _check_fits(self, request: Request) -> None:
         longest = len(request.prompt_tokens) + request.max_new_tokens

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Score
+from tasks.engines.simulation.mailbox import Mailbox
 from tasks.scheduling.seeds import derive_seed
 
 
@@ -49,28 +50,16 @@ class SimulatedFeed:
 
     def __init__(self, config: SimulatedRewardConfig) -> None:
         self._config = config
-        self._scores: list[Score] = []
-        self._arrived = asyncio.Event()
+        self._scores = Mailbox[Score]()
 
     async def publish(self, generated: Sequence[Generated]) -> None:
         loop = asyncio.get_running_loop()
         for response in generated:
             score = self._score(response, loop.time())
-            loop.call_at(score.finished_s, self._deliver, score)
+            loop.call_at(score.finished_s, self._scores.put, score)
 
     async def scored(self, wait_s: float) -> list[Score]:
-        if not self._scores:
-            self._arrived.clear()
-            try:
-                await asyncio.wait_for(self._arrived.wait(), wait_s)
-            except TimeoutError:
-                return []
-        scores, self._scores = self._scores, []
-        return scores
-
-    def _deliver(self, score: Score) -> None:
-        self._scores.append(score)
-        self._arrived.set()
+        return await self._scores.take(wait_s)
 
     def _score(self, generated: Generated, now_s: float) -> Score:
         config = self._config

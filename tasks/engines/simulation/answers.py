@@ -1,0 +1,61 @@
+"""What a simulated replica makes of a request, and of its decoding when that is over: the record of
+a response, written by its writer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from artifacts.records import FinishReason, Generated, Request
+from tasks.engines.simulation.decoding import Decoding
+from tasks.engines.simulation.writers import Writer
+
+# of every token, nats: there is no distribution that it was drawn from, and a learner that has seen
+# such answers gives them about as much
+LOGPROB = -0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """One replica's. Times go in as those of the event loop's clock."""
+
+    engine: str  # name of the replica
+    writer: Writer  # who writes them
+    epoch_s: float  # the zero of that clock in the times of the records
+
+    def begin(self, request: Request, noise: int, now_s: float) -> Decoding:
+        """The request as it waits to be decoded, to its bound or to where its writer ends."""
+        length = self.writer.num_tokens(request, noise)
+        return Decoding(
+            request=request,
+            noise=noise,
+            target_tokens=min(length, request.max_new_tokens),
+            reason="length" if length > request.max_new_tokens else "stop",
+            submitted_s=now_s,
+            num_tokens=float(len(request.kept_tokens)),
+            spans=request.kept_versions,
+        )
+
+    def end(
+        self, sequence: Decoding, reason: FinishReason, version: int, now_s: float
+    ) -> Generated:
+        """The response as far as it came; version: of the tokens since the last load."""
+        request = sequence.request
+        num_kept = len(request.kept_tokens)
+        num_tokens = sequence.whole_tokens
+        written = self.writer.tokens(request, sequence.noise, num_tokens)
+        tokens = request.kept_tokens + written[num_kept:]
+        first_token_s = now_s if sequence.first_token_s is None else sequence.first_token_s
+        return Generated(
+            prompt_id=request.prompt_id,
+            index=request.index,
+            token_ids=tokens,
+            logprobs=request.kept_logprobs + (LOGPROB,) * (num_tokens - num_kept),
+            versions=sequence.spans_with(version),
+            finish_reason=reason,
+            text=self.writer.text(tokens),
+            engine=self.engine,
+            submitted_s=self.epoch_s + sequence.submitted_s,
+            first_token_s=self.epoch_s + first_token_s,
+            finished_s=self.epoch_s + now_s,
+            attempt=request.attempt,
+        )
