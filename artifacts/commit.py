@@ -84,6 +84,11 @@ def commit_step(store: Store, commit: StepCommit) -> None:
             ) from None
 
 
+def figures_by_step(commits: Iterable[StepCommit]) -> list[tuple[int, Mapping[str, float]]]:
+    """Every step with its metrics."""
+    return [(commit.step, commit.metrics) for commit in commits]
+
+
 def read_commits(store: Store) -> list[StepCommit]:
     """Every commit, from step 1 on without a gap. Raises ValueError when one is missing or from
     another version of the code."""

@@ -30,12 +30,21 @@ class Outcome(StrEnum):
 
 
 class Running(StrEnum):
-    """What becomes of the responses that an engine runs when it loads newer weights."""
+    """What becomes of the responses that an engine runs when it loads newer weights
+    (`BECOMES_OF_RUNNING`)."""
 
-    DROP = "drop"  # they are given up, with what nobody has collected: nobody waits for them
-    INTERRUPT = "interrupt"  # they go on from their tokens, whose KV cache is computed again
-    DRAIN = "drain"  # they are finished first, and nothing is begun meanwhile
-    KEEP = "keep"  # they go on, over the KV cache of the older weights
+    DROP = "drop"
+    INTERRUPT = "interrupt"
+    DRAIN = "drain"
+    KEEP = "keep"
+
+
+BECOMES_OF_RUNNING = {  # they ...
+    Running.DROP: "are given up, with what nobody has collected: nobody waits for them",
+    Running.INTERRUPT: "go on from their tokens, whose KV cache is computed again",
+    Running.DRAIN: "are finished first; none begins meanwhile, and none is of two versions",
+    Running.KEEP: "go on over the KV cache of the older weights, which no new response shares",
+}
 
 
 class Fate(StrEnum):

@@ -24,7 +24,7 @@ from prefect.artifacts import (
 from rich.console import Console
 
 from artifacts import layout
-from artifacts.commit import StepCommit, read_commits
+from artifacts.commit import StepCommit, figures_by_step, read_commits
 from artifacts.journal import Journal
 from artifacts.reports.canvas import png
 from artifacts.reports.figures import RunFigures, figures_of, write_figures
@@ -204,8 +204,7 @@ class RunReporter:
     def _warn(self, commit: StepCommit) -> None:
         """Tell the alarms that the step raised: on the terminal, in the log, and as a tag that has
         those of the whole run."""
-        steps = [(made.step, made.metrics) for made in self._commits]
-        alarms = alarms_of(steps, self._run.config.alarm)
+        alarms = alarms_of(figures_by_step(self._commits), self._run.config.alarm)
         raised = [alarm for alarm in alarms if alarm.step == commit.step]
         for alarm in raised:
             self._view.warn(str(alarm))

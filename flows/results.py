@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from matplotlib.figure import Figure
 
 from artifacts import layout
-from artifacts.commit import StepCommit, read_manifest
+from artifacts.commit import StepCommit, figures_by_step, read_manifest
 from artifacts.journal import Journal
 from artifacts.reports import canvas, plots
 from artifacts.reports.answers import Question, questions_of, spread
@@ -84,8 +84,7 @@ class RunResults:
 
     def warnings(self, commits: Sequence[StepCommit]) -> tuple[str, ...]:
         """The alarms of these steps, in words."""
-        steps = [(commit.step, commit.metrics) for commit in commits]
-        return tuple(map(str, alarms_of(steps, self._run.config.alarm)))
+        return tuple(map(str, alarms_of(figures_by_step(commits), self._run.config.alarm)))
 
     def pictures(
         self, commits: Sequence[StepCommit], evaluations: Evaluations
@@ -104,7 +103,7 @@ class RunResults:
             "step_times": plots.step_times(steps, [commit.kind for commit in commits], stages),
             "response_lengths": plots.response_lengths(self._lengths_by_kind(commits)),
         }
-        told = [(commit.step, commit.metrics) for commit in commits]
+        told = figures_by_step(commits)
         if any(LAG in figures for _, figures in told):
             pictures["staleness"] = staleness(told)
         devices = sorted({*self._run.context.devices.values()})

@@ -120,10 +120,11 @@ class Steps:
                 logger.warning("step=%d attempt=%d reason=%s", self.step + 1, num_failures, cause)
                 is_recoverable = isinstance(cause, self._course.recoverable)
                 must_recover = is_recoverable and num_failures <= self._course.max_recoveries
-                if not must_recover and cause is error:
+                if must_recover:
+                    continue
+                if cause is error:
                     raise
-                if not must_recover:
-                    raise cause from error
+                raise cause from error
 
     async def _play_on(self) -> None:
         while True:

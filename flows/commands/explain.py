@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from artifacts.records import Running
+from artifacts.records import BECOMES_OF_RUNNING
 from flows.commands.command_line import assemble, sentence
 from flows.commands.memory_rows import memory_rows
 from flows.commands.options import add_configuration
@@ -25,12 +25,6 @@ from flows.config.run_config import RunConfig
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.rewards.judges.reward import judge_engine_of, judge_of
 from tasks.scheduling.batch import BatchAlgebra
-
-AT_UPDATE = {
-    Running.INTERRUPT: "go on from their tokens, whose KV cache is computed again",
-    Running.DRAIN: "are finished first; none begins meanwhile, and none is of two versions",
-    Running.KEEP: "go on over the KV cache of the older weights, which no new response shares",
-}
 
 
 def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -126,7 +120,8 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     algebra = config.scheduling.algebra(config.batch)
     yield "largest staleness", _staleness(algebra)
     if algebra.overlaps:
-        yield "responses that newer weights find running", AT_UPDATE[algebra.at_update]
+        becomes = BECOMES_OF_RUNNING[algebra.at_update]
+        yield "responses that newer weights find running", becomes
 
 
 def _updates(config: RunConfig) -> str:

@@ -58,8 +58,9 @@ class AccumulateReport:
     importance_square_sum: float = 0.0  # of the squares of these weights
     importance_max: float = 0.0  # largest of these weights
     num_tokens_truncated: int = 0  # scored tokens whose weight was truncated
-    num_tokens_clippable: int = 0  # scored tokens under a loss whose clip can act
-    # scored tokens without gradient because their ratio was clipped or masked
+    # tokens under a loss whose clip can act, once for each update that computes their loss
+    num_tokens_clippable: int = 0
+    # of these, tokens without gradient because their ratio was clipped or masked
     num_tokens_clipped: int = 0
     num_responses_gateable: int = 0  # computed responses that came before a sequence gate
     num_responses_gated: int = 0  # of these, responses that it dropped
@@ -98,15 +99,14 @@ class AccumulateReport:
         return self.num_tokens_clippable > 0 or self.num_responses_gateable > 0
 
     @property
-    def scored(self) -> TokenSums:
-        """The scored tokens, whatever sampled them; of a step that makes one update."""
-        return TokenSums(
+    def effective_fraction(self) -> float:
+        """The effective sample size over the number of scored tokens, whatever sampled them."""
+        scored = TokenSums(
             num_tokens=self.num_tokens_scored,
-            num_tokens_cut=self.num_tokens_clipped + self.num_tokens_gated,
             importance_sum=self.importance_sum,
             importance_square_sum=self.importance_square_sum,
-            mismatch_k3_sum=self.mismatch_k3_sum,
         )
+        return scored.effective_fraction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +259,7 @@ def token_means(report: AccumulateReport) -> dict[str, float]:
         cut["train/gated_fraction"] = report.num_responses_gated / report.num_responses_gateable
     return cut | {
         "train/tokens_scored": float(report.num_tokens_scored),
-        "train/effective_sample_fraction": report.scored.effective_fraction,
+        "train/effective_sample_fraction": report.effective_fraction,
         "train/importance_mean": report.importance_sum / count,
         "train/importance_max": report.importance_max,
         "train/truncated_fraction": report.num_tokens_truncated / count,

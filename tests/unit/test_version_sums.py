@@ -132,9 +132,20 @@ def test_versions_add_up_over_rows_and_ranks_to_the_sums_of_all_tokens(
         assert other.mismatch_k3_sum == pytest.approx(sums.mismatch_k3_sum, rel=1e-4)
     together = sum(one.by_version.of.values(), TokenSums())
     assert 0 < together.num_tokens_cut < together.num_tokens
-    assert together.num_tokens_cut == one.scored.num_tokens_cut
+    assert together.num_tokens_cut == one.num_tokens_clipped + one.num_tokens_gated
     assert together.num_tokens == one.num_tokens_scored
     assert together.importance_square_sum == pytest.approx(one.importance_square_sum)
     assert together.mismatch_k3_sum == pytest.approx(one.mismatch_k3_sum)
     cut = token_means(one)["train/cut_fraction"]
     assert cut == pytest.approx(together.num_tokens_cut / together.num_tokens)
+
+
+def test_a_step_of_several_updates_has_the_effective_sample_of_the_tokens_it_scored() -> None:
+    """Four tokens, scored once and clipped in two updates: more cuts than tokens."""
+    looked = AccumulateReport(
+        num_tokens_scored=4, importance_sum=4 * 2.0, importance_square_sum=4 * 4.0
+    )
+    passed = AccumulateReport(num_tokens_passed=4, num_tokens_clippable=4, num_tokens_clipped=3)
+    told = token_means(looked + passed + passed)
+    assert told["train/effective_sample_fraction"] == 1.0
+    assert told["train/cut_fraction"] == told["train/clip_fraction"] == 0.75
