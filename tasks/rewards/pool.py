@@ -3,6 +3,7 @@ rewards by their backlog.
 
     submit(prompt, response) ─▶ backlog of its kind ─▶ a free worker, with a reward of it ─▶ verdict
     verdict.cancel() ─▶ dropped from the backlog; if a worker has it, what runs for it is ended
+    leave(verdicts) ─▶ they are reached whoever cancels them ─▶ submit, of the next round, has them
 
 A worker is a thread that waits for a reward's own process. A kind with a long backlog takes all
 `num_workers`, and a kind that has none gets one beyond them: a queue of programs, each of which may
@@ -15,7 +16,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,19 +43,34 @@ def next_kind(
     return min(waiting, key=lambda kind: (running[kind], -backlog[kind]), default=None)
 
 
-class _Verdict(Future[Score]):
-    """A verdict to come. Cancelling it ends what is being done for it, too."""
+class Verdict(Future[Score]):
+    """A verdict to come. Cancelling it ends what is being done for it, too, unless it is left to
+    others as well."""
 
-    def __init__(self) -> None:
+    def __init__(self, generated: Generated) -> None:
         super().__init__()
+        self.about = _about(generated)
+        self.prompt_id = generated.prompt_id
         self._guard = threading.Lock()
-        self._is_needed = True
+        self._num_needing = 1
         self._reward: ProcessReward | None = None  # that works on it
 
-    def cancel(self) -> bool:
-        """Nobody needs it. False, as futures have it, when it was being reached: that is ended."""
+    @property
+    def _is_needed(self) -> bool:
+        return self._num_needing > 0
+
+    def need(self) -> None:
+        """One more needs it, and will cancel it or await it."""
         with self._guard:
-            self._is_needed = False
+            self._num_needing += 1
+
+    def cancel(self) -> bool:
+        """One fewer needs it; the last ends it. False, as futures have it, where another needs it,
+        and when it was being reached: that is ended."""
+        with self._guard:
+            self._num_needing -= 1
+            if self._is_needed:
+                return False
             if self._reward is not None:
                 self._reward.interrupt.set()
         return super().cancel()
@@ -78,13 +94,18 @@ class _Verdict(Future[Score]):
                 self._reward = None
 
 
+def _about(generated: Generated) -> tuple[str, int]:
+    """What tells a response from all others of the run."""
+    return generated.response_id, generated.attempt
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
     """One response to score."""
 
     prompt: Prompt
     generated: Generated
-    verdict: _Verdict
+    verdict: Verdict
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,21 +134,47 @@ class RewardPool:
         programs = (code_tests_of(kind.config) for kind in self._kinds.values())
         self._looks = [SecondLooks(config, book, num_workers) for config in programs if config]
         self._lock = threading.Lock()
+        self._left: dict[tuple[str, int], Verdict] = {}  # by what they are about
         self._threads = ThreadPoolExecutor(
             num_workers + max(0, len(self._kinds) - 1), thread_name_prefix="reward"
         )
 
-    def submit(self, prompt: Prompt, generated: Generated) -> Future[Score]:
-        """A verdict to come. Cancel it when nobody needs it: no worker goes on with it.
+    def submit(self, prompt: Prompt, generated: Generated) -> Verdict:
+        """A verdict to come, or one that was left. Cancel it when nobody needs it: no worker goes
+        on with it.
 
         ValueError for a domain without a reward.
         """
         config = config_of(self._configs, prompt.domain)
-        verdict = _Verdict()
         with self._lock:
+            left = self._left.pop(_about(generated), None)
+            if left is not None:
+                return left
+            verdict = Verdict(generated)
             self._kinds[config.model_dump_json()].backlog.append(_Job(prompt, generated, verdict))
         self._threads.submit(self._work)
         return verdict
+
+    def leave(self, verdicts: Iterable[Verdict]) -> None:
+        """Reach these whoever cancels them now, for whoever submits the same responses next."""
+        with self._lock:
+            for verdict in verdicts:
+                verdict.need()
+                self._left[verdict.about] = verdict
+
+    def drop_left(self, but_of: Container[str] = ()) -> int:
+        """Give up on what was left and not asked for since, but for these prompts; how many of them
+        were still to be reached."""
+        with self._lock:
+            unneeded = [
+                verdict for verdict in self._left.values() if verdict.prompt_id not in but_of
+            ]
+            for verdict in unneeded:
+                del self._left[verdict.about]
+        num_open = sum(not verdict.done() for verdict in unneeded)
+        for verdict in unneeded:
+            verdict.cancel()
+        return num_open
 
     def look_again(self, scored: Sequence[tuple[Prompt, Generated, Score]]) -> list[Future[Score]]:
         """Execute some of a round's early killed programs once more, with what nothing else wants;
@@ -148,6 +195,7 @@ class RewardPool:
 
     def close(self) -> None:
         """Drop the backlog, end what runs, and the rewards' processes."""
+        self.drop_left()
         with self._lock:
             unneeded: list[_Job] = []
             for kind in self._kinds.values():

@@ -22,7 +22,8 @@ class RewardReport:
     num_timeouts: int  # of them ended by a time limit
     # of those ended before the longest limit, so that they may have been right
     num_early_kills: int
-    num_unneeded: int  # responses whose verdict no group waited for when the round was decided
+    # responses whose verdict no group waited for when the round was decided, or the one before it
+    num_unneeded: int
     # what second looks at programs of earlier rounds told of running times
     relearned: Mapping[str, Anchor]
     busy_s: float  # seconds of scoring, added over the reward workers and the judges

@@ -1,6 +1,10 @@
 """Scores a round's responses as they finish, and records them.
 
 delivery ── finished ──▶ reward workers, or the judges' desk ── verdict ──▶ delivery, journal
+
+A round that the next one goes on from leaves the reward workers' verdicts to it, those that nobody
+has heard of in time and those that are still to be reached: it submits the same responses and joins
+them. What it does not go on with is given up when it begins, or when it closes.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from artifacts.records import Generated, Outcome, Prompt, Response, Score
 from artifacts.tables import ResponseRow
 from tasks.rewards.judges.desk import JudgeDesk
 from tasks.rewards.judges.reward import judge_of
-from tasks.rewards.pool import RewardPool
+from tasks.rewards.pool import RewardPool, Verdict
 from tasks.rewards.registry import RewardConfig, config_of, timeouts_of
 from tasks.rewards.report import RewardReport, reward_report
 from tasks.scheduling.events import RoundPlan
@@ -52,6 +56,7 @@ class ScoringInputs:
     rewards: Mapping[str, RewardConfig]  # by domain, "*" for the rest
     max_infra_fraction: float  # share of responses without a verdict above which the run stops
     devices: Mapping[str, str]  # device of every worker, for the timeline
+    leaves_running: bool  # whether the next round goes on with what this one leaves undecided
 
 
 async def score_round(
@@ -92,9 +97,11 @@ class _Scoring:
         self._pool = pool
         self._scored: list[Response] = []
         self._num_recorded = 0
+        self._verdicts: list[Verdict] = []  # of the reward workers
 
     async def play(self, desk: JudgeDesk) -> int:
         """Score until nothing will follow; how many verdicts nobody waited for any more."""
+        num_unneeded = self._pool.drop_left(but_of=self._inputs.prompts)
         recorded_s = time.monotonic()
         closed = False
         waiting: set[asyncio.Task[None]] = set()
@@ -108,7 +115,8 @@ class _Scoring:
                 if time.monotonic() - recorded_s >= JOURNAL_EVERY_S:
                     self.record()
                     recorded_s = time.monotonic()
-            return _drop(waiting)
+            num_unneeded += self._pool.drop_left()
+            return num_unneeded + self._end(waiting)
 
     async def _score(self, generated: Generated, desk: JudgeDesk) -> None:
         prompt = self._inputs.prompts[generated.prompt_id]
@@ -116,12 +124,23 @@ class _Scoring:
         if judge is not None:
             score = await desk.score(judge, prompt, generated)
         else:
-            score = await asyncio.wrap_future(self._pool.submit(prompt, generated))
+            verdict = self._pool.submit(prompt, generated)
+            self._verdicts.append(verdict)
+            score = await asyncio.wrap_future(verdict)
         if not self._inputs.is_evaluation:
             self._pool.book.learn(timeouts_of(self._inputs.rewards, [(prompt.domain, score)]))
         await self._delivery.tell(score)
         self._scored.append(Response(generated=generated, score=score))
         check_infra(self._inputs, self._scored)
+
+    def _end(self, waiting: set[asyncio.Task[None]]) -> int:
+        """The round is decided: leave its verdicts to the next one, or give up on those that no
+        group waits for. Returns how many were given up."""
+        if self._inputs.leaves_running:
+            self._pool.leave(self._verdicts)
+        for scoring in waiting:
+            scoring.cancel()
+        return 0 if self._inputs.leaves_running else len(waiting)
 
     def record(self) -> None:
         """Append to the journal what has been scored since the last time."""
@@ -149,13 +168,6 @@ class _Scoring:
     def verdicts(self) -> list[tuple[str, Score]]:
         """Every verdict with its domain."""
         return [(prompt.domain, score) for prompt, _, score in self.executed()]
-
-
-def _drop(waiting: set[asyncio.Task[None]]) -> int:
-    """Give up on verdicts that no group waits for: the round is decided. Returns how many."""
-    for scoring in waiting:
-        scoring.cancel()
-    return len(waiting)
 
 
 def check_infra(inputs: ScoringInputs, scored: Sequence[Response]) -> None:
