@@ -109,9 +109,24 @@ class Outcome:
     untrained_share: float  # of all tokens that were generated
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A run as it was played."""
+
+    rounds: list[SimulatedRound]
+    lags: list[int]  # of trained groups, by the version of their dispatch
+    seconds: float  # virtual
+
+
 def play(policy: Policy, num_steps: int, long_share: float, seed: int = 0) -> Outcome:
     """A run of so many steps in figures."""
+    return outcome(run_virtual(simulate(policy, num_steps, long_share, seed)), long_share)
+
+
+async def simulate(policy: Policy, num_steps: int, long_share: float, seed: int) -> Played:
+    """The run, on the clock of its event loop."""
     versions: dict[str, int] = {}
+    parked: list[str] = []
 
     def watch(plan: RoundPlan, scheduler: RoundScheduler) -> RoundScheduler:
         for prompt_id in parked:
@@ -120,53 +135,53 @@ def play(policy: Policy, num_steps: int, long_share: float, seed: int = 0) -> Ou
         version = plan.admission.version if plan.admission else plan.step - 1
         return Watched(scheduler, version, versions)
 
-    parked: list[str] = []
-
-    async def simulate() -> tuple[list[SimulatedRound], float]:
-        engines = [SimulatedEngine("engine-0", ENGINE, writer=ExponentialWriter(long_share))]
-        learner = SimulatedLearner(engines, TRAIN_S)
-        run = OverlappedRun(
-            policy=policy,
-            batch=BATCH,
-            num_steps=num_steps,
-            domains=("any",) * 100_000,
-            engines=engines,
-            learner=learner,
-            feed=lambda: SimulatedFeed(SimulatedRewardConfig(median_s=0.0)),
-            max_response_tokens=LONGEST_TOKENS,
-            seed=seed,
-            watch=watch,
-        )
-        rounds = []
-        async for played in play_overlapped(run):
-            lags.extend(
-                played.plan.step - 1 - versions[group.prompt.prompt_id]
-                for group in played.result.groups
-            )
-            parked.extend(played.result.deferred)
-            rounds.append(played)
-        return rounds, asyncio.get_running_loop().time()
-
+    engines = [SimulatedEngine("engine-0", ENGINE, writer=ExponentialWriter(long_share))]
+    run = OverlappedRun(
+        policy=policy,
+        batch=BATCH,
+        num_steps=num_steps,
+        domains=("any",) * 100_000,
+        engines=engines,
+        learner=SimulatedLearner(engines, TRAIN_S),
+        feed=lambda: SimulatedFeed(SimulatedRewardConfig(median_s=0.0)),
+        max_response_tokens=LONGEST_TOKENS,
+        seed=seed,
+        watch=watch,
+    )
+    rounds: list[SimulatedRound] = []
     lags: list[int] = []
-    rounds, seconds = run_virtual(simulate())
+    async for played in play_overlapped(run):
+        lags.extend(
+            played.plan.step - 1 - versions[group.prompt.prompt_id]
+            for group in played.result.groups
+        )
+        parked.extend(played.result.deferred)
+        rounds.append(played)
+    return Played(rounds=rounds, lags=lags, seconds=asyncio.get_running_loop().time())
+
+
+def outcome(run: Played, long_share: float) -> Outcome:
+    """What a run gained and cost."""
+    results = [played.result for played in run.rounds]
     lengths = [
         len(response.generated.token_ids)
-        for played in rounds
-        for group in played.result.groups
+        for result in results
+        for group in result.groups
         for response in group.responses
     ]
-    num_lost = sum(len(played.result.dropped) + len(played.result.deferred) for played in rounds)
+    num_lost = sum(len(result.dropped) + len(result.deferred) for result in results)
+    num_generated = sum(
+        len(response.token_ids) for result in results for response in result.generated
+    )
     sampled = MEAN_S / STEP_S * (1 + 9 * long_share)
-    generated = [response for played in rounds for response in played.result.generated]
-    num_generated = sum(len(response.token_ids) for response in generated)
     return Outcome(
-        seconds=seconds / len(rounds),
-        lag_mean=float(np.mean(lags)),
-        lag_max=max(lags),
+        seconds=run.seconds / len(results),
+        lag_mean=float(np.mean(run.lags)),
+        lag_max=max(run.lags),
         length_share=float(np.mean(lengths)) / sampled,
-        lost_share=num_lost / len(lags),
-        groups_per_s=len(lags) / seconds,
-        tokens_per_s=sum(lengths) / seconds,
+        lost_share=num_lost / len(run.lags),
+        groups_per_s=len(run.lags) / run.seconds,
+        tokens_per_s=sum(lengths) / run.seconds,
         untrained_share=1 - sum(lengths) / num_generated,
     )
 
