@@ -26,7 +26,7 @@ from examples.echo_engine import EchoEngineConfig
 from examples.praise_loss import PraiseLoss
 from examples.ramp_policy import RampConfig
 from examples.squares_task import SquaresConfig
-from flows.commands.explain import algebra_rows
+from flows.commands.algebra_rows import algebra_rows
 from flows.config.run_config import RunConfig
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual

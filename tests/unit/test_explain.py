@@ -8,7 +8,9 @@ import pytest
 from learner_factories import make_model, naive_model
 from round_factories import plan_round
 
-from flows.commands.explain import algebra_rows, field_rows, placement_rows
+from flows.commands.algebra_rows import algebra_rows
+from flows.commands.explain import placement_rows
+from flows.commands.field_rows import field_rows
 from flows.config.run_config import RunConfig
 from tasks.learner.memory import model_size
 from tasks.scheduling.queue_state import QueueState, finish_round

@@ -9,8 +9,8 @@ import pytest
 from round_factories import make_engines, make_plan, plan_round, play
 
 from artifacts.records import Generated, Response, Score
+from flows.commands.algebra_rows import algebra_rows
 from flows.commands.command_line import assemble, sentence
-from flows.commands.explain import algebra_rows
 from flows.config.run_config import RunConfig
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig

@@ -20,7 +20,7 @@ from artifacts.reports import canvas, plots
 from artifacts.store import Store
 from benchmarks.simulated_round import SimulatedRound
 from flows import course
-from flows.commands.explain import algebra_rows
+from flows.commands.algebra_rows import algebra_rows
 from flows.config.run_config import RunConfig
 from flows.engine_layout import demand_of
 from tasks.engines.simulation.virtual_time import run_virtual

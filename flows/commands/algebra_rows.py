@@ -1,0 +1,200 @@
+"""What `rollflow explain` says of a step, in numbers.
+
+prompts -> responses -> micro-batches -> optimizer updates -> largest staleness
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from artifacts.records import BECOMES_OF_RUNNING
+from flows.commands.memory_rows import memory_rows
+from flows.config.run_config import RunConfig
+from tasks.cluster.devices import engine_members, worker_specs
+from tasks.rewards.judges.reward import judge_engine_of, judge_of
+from tasks.scheduling.batch import BatchAlgebra
+
+
+def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """The batch algebra as (quantity, value with unit)."""
+    algebra = config.scheduling.algebra(config.batch)
+    yield from _launch_rows(config, algebra)
+    yield from _group_rows(algebra)
+    yield from _load_rows(config, algebra)
+    yield "rewards", _scored(algebra, config.reward_workers)
+    yield from _judge_rows(config)
+    yield from _update_rows(config)
+    yield "steps", f"{config.num_steps}{_pace(algebra)}"
+    yield "prompts trained", f"about {config.num_steps * algebra.ordinary.accept_prompts}"
+    evaluation = config.evaluation
+    yield (
+        "evaluation",
+        f"{evaluation.num_prompts} held-out prompts x {evaluation.responses_per_prompt}"
+        f" responses, {_evaluated(evaluation.every_steps)}",
+    )
+
+
+def _launch_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
+    """What is asked in a step."""
+    rounds = algebra.rounds
+    yield (
+        "prompts launched per step",
+        _launched([(shape.kind, shape.launch_prompts, shape.accept_prompts) for shape in rounds]),
+    )
+    yield (
+        "responses launched per prompt",
+        _launched(
+            [(shape.kind, shape.launch_per_prompt, shape.accept_per_prompt) for shape in rounds]
+        ),
+    )
+    yield (
+        "responses launched per step",
+        f"{algebra.ordinary.launch_responses}, at most {config.sampling.max_response_tokens}"
+        " tokens each",
+    )
+
+
+def _group_rows(algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
+    """What is trained of it."""
+    ordinary = algebra.ordinary
+    kept, launched = ordinary.accept_per_prompt, ordinary.launch_per_prompt
+    yield (
+        "groups trained per step",
+        f"{ordinary.accept_prompts} of {kept} responses"
+        f" = {ordinary.accept_prompts * kept} responses",
+    )
+    if launched > kept:
+        told = "short answers are favoured, not so where none is launched in vain"
+        yield "acceptance within a prompt", f"the first {kept} verdicts of {launched}: {told}"
+    if algebra.reserve_prompts:
+        yield (
+            "groups whose rewards agree",
+            f"replaced by up to {algebra.reserve_prompts} further prompts a step, of the same"
+            " domains",
+        )
+
+
+def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
+    """What that is for an engine, and for a rank of the learner."""
+    engines = len(engine_members(config.cluster, config.engine.tensor_parallel_size))
+    ranks = sum(spec.role == "learner" for spec in worker_specs(config.cluster))
+    yield (
+        "requests per engine",
+        f"{math.ceil(algebra.ordinary.launch_responses / engines)} on each of {engines}",
+    )
+    yield (
+        "micro-batches",
+        f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts"
+        f" once, on each of {ranks} ranks",
+    )
+    yield from memory_rows(config, ranks)
+
+
+def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """When gradients are computed, and what the update is."""
+    yield "training in mid-round", _streams(config)
+    yield "optimizer updates per step", _updates(config)
+    if config.learner.has_critic:
+        yield "critic", config.learner.critic.explain()
+    loss = config.learner.loss
+    yield "policy loss", f"{loss.kind}: {loss.explain()}"
+    yield (
+        "tokens of older weights",
+        "corrected by the loss, with the engine's log-probabilities"
+        if loss.corrects_staleness
+        else "not corrected: the loss treats them as the learner's own",
+    )
+    yield "sequence gate", config.learner.gate.explain()
+    algebra = config.scheduling.algebra(config.batch)
+    yield "largest staleness", _staleness(algebra)
+    if algebra.overlaps:
+        becomes = BECOMES_OF_RUNNING[algebra.at_update]
+        yield "responses that newer weights find running", becomes
+
+
+def _updates(config: RunConfig) -> str:
+    """In words: how many, and of what."""
+    learner = config.learner
+    told = "1 (gradients summed over micro-batches and ranks, divided once)"
+    if learner.num_updates > 1:
+        algebra = config.scheduling.algebra(config.batch)
+        groups = algebra.ordinary.accept_prompts / learner.mini_batches
+        told = (
+            f"{learner.num_updates}: {learner.mini_batches} mini-batches of about {groups:.3g}"
+            f" groups, gone over {learner.passes} times"
+        )
+    if learner.scores_first:
+        return f"{told}; every response is scored once more before the first"
+    return told
+
+
+def _scored(algebra: BatchAlgebra, reward_workers: int) -> str:
+    return (
+        "when nothing generates any more"
+        if algebra.scores_last
+        else f"as each response finishes, up to {reward_workers} side by side"
+    )
+
+
+def _judge_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    engine = judge_engine_of(config.rewards)
+    if engine is not None:
+        domains = ", ".join(
+            domain for domain, reward in config.rewards.items() if judge_of(reward) is not None
+        )
+        judges = sum(spec.role == "judge" for spec in worker_specs(config.cluster))
+        yield (
+            "judges",
+            f"{judges} of model {engine.model.kind}, placement {engine.placement}, for the"
+            f" responses of {domains}",
+        )
+
+
+def _streams(config: RunConfig) -> str:
+    trainer = config.stream_trainer
+    if not trainer.enabled:
+        return "no: all ranks begin when the round is closed"
+    return (
+        f"on devices freed when {trainer.first_milestone:.0%} to {trainer.last_milestone:.0%} of"
+        f" the groups are accepted and at most {trainer.max_running_per_engine} responses run on"
+        " each engine that stays"
+    )
+
+
+def _evaluated(every_steps: int) -> str:
+    return f"before, every {every_steps} steps, and after" if every_steps else "before and after"
+
+
+def _launched(counts: Sequence[tuple[str, int, int]]) -> str:
+    """In words: what every kind of round launches and keeps."""
+    if len({number for _, *numbers in counts for number in numbers}) == 1:
+        return f"{counts[0][1]}"
+    return ", ".join(
+        f"{launched} in {'an' if kind[0] in 'aeiou' else 'a'} {kind} {'one' if place else 'round'}"
+        + (f" ({kept} kept)" if kept != launched else "")
+        for place, (kind, launched, kept) in enumerate(counts)
+    )
+
+
+def _staleness(algebra: BatchAlgebra) -> str:
+    """In words: how old the weights may be that sampled a trained token."""
+    if not algebra.overlaps:
+        return "0 steps: every trained token was sampled by the weights that the update starts from"
+    bound = "without a bound" if algebra.max_lag is None else f"{algebra.max_lag} steps"
+    mean = f"{algebra.mean_lag:g} on average while training is what generation waits for"
+    return f"{bound}; {mean}, fewer where training waits for generation"
+
+
+def _pace(algebra: BatchAlgebra) -> str:
+    """In words: how often each kind of round is played, and what follows the last step."""
+    rarest = min(algebra.rounds, key=lambda shape: shape.frequency)
+    others = [
+        f"{shape.frequency:g} {shape.kind} rounds"
+        for shape in algebra.rounds
+        if shape is not rarest
+    ]
+    pace = f", {' and '.join(others)} for each {rarest.kind} one" if others else ""
+    if not algebra.max_drain_steps:
+        return pace
+    return f"{pace}, and up to {algebra.max_drain_steps} more to drain the long-prompt queue"
