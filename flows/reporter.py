@@ -1,15 +1,14 @@
 """Everything that tells of a run while it goes on and when it is over: MLflow, Prefect artifacts,
-the terminal, the report page.
+the terminal, the report folder.
 
-The page is written beside the steps whenever a checkpoint is, and at the end. Nothing here is
-needed to go on with a run: it is all made from the commits, the recorded rounds and the
-evaluations.
+The page of that folder is written beside the steps whenever a checkpoint is, and at the end.
+Nothing here is needed to go on with a run: it is all made from the commits, the recorded rounds and
+the evaluations.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -26,13 +25,12 @@ from rich.console import Console
 from artifacts import layout
 from artifacts.commit import StepCommit, figures_by_step, read_commits
 from artifacts.journal import Journal
-from artifacts.reports.canvas import png
 from artifacts.reports.figures import RunFigures, figures_of, write_figures
 from artifacts.reports.summary import RunSummary, headline, markdown, rich_summary
 from artifacts.tables import spans_to_parquet
 from flows.evaluate import EvaluationReport
 from flows.output import screen
-from flows.results import RunResults
+from flows.report_folder import ReportFolder
 from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.alarm import alarms_of
@@ -57,8 +55,6 @@ TABLE_COLUMNS = (
 
 ALARM_TAG = "rollflow.alarm"  # MLflow's tag of a run that raised one
 
-logger = logging.getLogger(__name__)
-
 
 class RunReporter:
     """Tells of one run; `async with` shows it in the terminal meanwhile."""
@@ -66,8 +62,7 @@ class RunReporter:
     def __init__(self, run: OpenRun) -> None:
         self._run = run
         self._journal = Journal(run.store)
-        self._results = RunResults(run)
-        self._drawing: asyncio.Task[None] | None = None
+        self._folder = ReportFolder(run)
         self._evaluations: dict[int, EvaluationReport] = {}
         self._rows: list[dict[str, object]] = []
         self._commits = list(run.commits)
@@ -109,7 +104,7 @@ class RunReporter:
         trace: TracebackType | None,
     ) -> None:
         await self._view.__aexit__(kind, error, trace)
-        await self._drawn()
+        await self._folder.drawn()
 
     @property
     def figures(self) -> tuple[Mapping[str, float], ...]:
@@ -184,7 +179,8 @@ class RunReporter:
         write_figures(self._run.store, self._figures_now())
         self._show(commit)
         if commit.checkpoint is not None:
-            await self._redraw(commit.step)
+            self._run.tracker.log_metrics(commit.step, self._figures_now().columns)
+            await self._folder.redraw(tuple(self._commits), dict(self._evaluations))
         get_run_logger().info(
             "step=%d round=%s %s",
             commit.step,
@@ -221,35 +217,6 @@ class RunReporter:
         found = self._client.get_metadata(progress_key(self._run.context.run_id), default=None)
         return None if found is None else Filling(**found)
 
-    async def _redraw(self, step: int) -> None:
-        """Begin to write the page as of now, beside the steps that follow."""
-        await self._drawn()
-        figures = self._figures_now()
-        commits = tuple(self._commits)
-        self._run.tracker.log_metrics(step, figures.columns)
-        summary = self._results.summary(commits, dict(self._evaluations), self._links())
-        self._drawing = asyncio.create_task(
-            asyncio.to_thread(self._write_page, commits, summary, False)
-        )
-
-    async def _drawn(self) -> None:
-        """Wait for a page that is being written. One that fails costs a line in the log."""
-        if self._drawing is None:
-            return
-        try:
-            await self._drawing
-        except Exception as error:
-            logger.warning("report=%s not written reason=%s", layout.PAGE, error)
-        self._drawing = None
-
-    def _write_page(
-        self, commits: Sequence[StepCommit], summary: RunSummary, is_over: bool
-    ) -> None:
-        page = self._results.page(commits, dict(self._evaluations), summary, is_over)
-        self._run.store.write(layout.report_file(layout.PAGE), page)
-        if is_over:
-            self._run.tracker.log_file(page, f"{layout.REPORT}/{layout.PAGE}")
-
     def _figures_now(self) -> RunFigures:
         heldout = {step: report.mean for step, report in self._evaluations.items()}
         return figures_of(self._run.config.num_steps, self._commits, heldout)
@@ -257,17 +224,9 @@ class RunReporter:
     async def finish(self, model: str) -> RunSummary:
         """Page, plots and summary into the report folder, MLflow and Prefect; the summary on the
         terminal. `model`: where it was exported."""
-        await self._drawn()
         commits = read_commits(self._run.store)
-        summary = self._results.summary(
-            commits, self._evaluations, {"model": model} | self._links()
-        )
-        await asyncio.to_thread(self._write_page, commits, summary, True)
-        pictures = await asyncio.to_thread(self._pictures, commits)
+        summary = await self._folder.finish(commits, self._evaluations, model)
         text = markdown(summary)
-        for name, data in {**pictures, "summary.md": text.encode()}.items():
-            self._run.store.write(layout.report_file(name), data)
-            self._run.tracker.log_file(data, f"{layout.REPORT}/{name}")
         self._run.tracker.log_metrics(len(commits), self._figures_now().columns)
         self._run.tracker.describe(f"{headline(summary)}\n\n{text}")
         await self._log_model(commits)
@@ -292,15 +251,3 @@ class RunReporter:
             told = f"MLflow did not take the model: {refusal}; a resumed run tries again"
             self._view.note(told)
             get_run_logger().warning(told)
-
-    def _pictures(self, commits: Sequence[StepCommit]) -> dict[str, bytes]:
-        drawn = self._results.pictures(commits, self._evaluations)
-        return {f"{name}.png": png(figure) for name, figure in drawn.items()}
-
-    def _links(self) -> dict[str, str]:
-        tracker, report = self._run.tracker, self._run.local_report(layout.PAGE)
-        links = {
-            "report": str(report) if report else f"{self._run.store.url}/{layout.REPORT}",
-            "MLflow": tracker.page or f"{tracker.uri} run {tracker.run_id}",
-        }
-        return links | dict(self._run.links)

@@ -1,0 +1,83 @@
+"""The report folder of a run: its page, written beside the steps and once more when the run is
+over, and what lies beside it at the end: plots and a summary. What is final goes to MLflow, too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from artifacts import layout
+from artifacts.commit import StepCommit
+from artifacts.reports.canvas import png
+from artifacts.reports.summary import RunSummary, markdown
+from flows.results import Evaluations, RunResults
+from flows.run import OpenRun
+
+logger = logging.getLogger(__name__)
+
+
+class ReportFolder:
+    """Of one run."""
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+        self._results = RunResults(run)
+        self._drawing: asyncio.Task[None] | None = None
+
+    async def redraw(self, commits: Sequence[StepCommit], evaluations: Evaluations) -> None:
+        """Begin to write the page as of now, beside the steps that follow."""
+        await self.drawn()
+        summary = self._results.summary(commits, evaluations, self._links())
+        self._drawing = asyncio.create_task(
+            asyncio.to_thread(self._write_page, commits, evaluations, summary, False)
+        )
+
+    async def drawn(self) -> None:
+        """Wait for a page that is being written. One that fails costs a line in the log."""
+        if self._drawing is None:
+            return
+        try:
+            await self._drawing
+        except Exception as error:
+            logger.warning("report=%s not written reason=%s", layout.PAGE, error)
+        self._drawing = None
+
+    async def finish(
+        self, commits: Sequence[StepCommit], evaluations: Evaluations, model: str
+    ) -> RunSummary:
+        """Everything, of a run that is over; model: where it was exported."""
+        await self.drawn()
+        summary = self._results.summary(commits, evaluations, {"model": model} | self._links())
+        await asyncio.to_thread(self._write_page, commits, evaluations, summary, True)
+        pictures = await asyncio.to_thread(self._pictures, commits, evaluations)
+        for name, data in {**pictures, "summary.md": markdown(summary).encode()}.items():
+            self._run.store.write(layout.report_file(name), data)
+            self._run.tracker.log_file(data, f"{layout.REPORT}/{name}")
+        return summary
+
+    def _write_page(
+        self,
+        commits: Sequence[StepCommit],
+        evaluations: Evaluations,
+        summary: RunSummary,
+        is_over: bool,
+    ) -> None:
+        page = self._results.page(commits, evaluations, summary, is_over)
+        self._run.store.write(layout.report_file(layout.PAGE), page)
+        if is_over:
+            self._run.tracker.log_file(page, f"{layout.REPORT}/{layout.PAGE}")
+
+    def _pictures(
+        self, commits: Sequence[StepCommit], evaluations: Evaluations
+    ) -> Mapping[str, bytes]:
+        drawn = self._results.pictures(commits, evaluations)
+        return {f"{name}.png": png(figure) for name, figure in drawn.items()}
+
+    def _links(self) -> dict[str, str]:
+        tracker, report = self._run.tracker, self._run.local_report(layout.PAGE)
+        links = {
+            "report": str(report) if report else f"{self._run.store.url}/{layout.REPORT}",
+            "MLflow": tracker.page or f"{tracker.uri} run {tracker.run_id}",
+        }
+        return links | dict(self._run.links)
