@@ -22,7 +22,8 @@ from artifacts.commit import (
     read_manifest,
     write_manifest,
 )
-from artifacts.reports.tracking import RunTracker, TrackedData
+from artifacts.reports.mlflow_calls import TrackedData
+from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from flows.config.run_config import RunConfig
 from flows.resume import changes_of

@@ -3,23 +3,27 @@ named `stage/quantity_unit`.
 
 Only the flow's process writes, through a client with an explicit run id. Everything logged goes
 through an `outbox`, so that a tracking server that is down never costs the training. Steps that
-MLflow already has are skipped, so a resumed run may log all its commits again. Leaves out reading
-runs back (`flows.commands.compare`).
+MLflow already has are skipped, so a resumed run may log all its commits again. Leaves out how
+things become MLflow's own (`mlflow_calls`), and reading runs back (`flows.commands.compare`).
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import re
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from artifacts.reports.figures import COLUMNS
+from artifacts.reports.mlflow_calls import (
+    TrackedData,
+    send_data,
+    send_file,
+    send_metrics,
+    send_params,
+    send_tags,
+    send_view,
+)
 from artifacts.reports.mlflow_client import open_client, sqlite_file
 from artifacts.reports.model_registry import log_model
 from artifacts.reports.outbox import Outbox, first_line
@@ -28,37 +32,16 @@ from artifacts.store import Store
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
+T = TypeVar("T")
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 logger = logging.getLogger(__name__)
 
 MARKER_METRIC = "round/step"  # logged with every step: its history tells which steps MLflow has
-MAX_PARAMS_PER_CALL = 100
-MAX_PARAM_CHARS = 6000
 NOTE_TAG = "mlflow.note.content"
 RUN_NAME_TAG = "mlflow.runName"
 SOURCE_TAGS = {"mlflow.source.name": "flows/train.py", "mlflow.source.type": "LOCAL"}
 GIT_TAG = "mlflow.source.git.commit"
-# a shared view of the list of runs, which MLflow keeps as a tag of the experiment: its columns
-VIEW = "rollflow"
-VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
-VIEW_COLUMNS = (
-    *(f"metrics.`{name}`" for name in COLUMNS),
-    "attributes.`Dataset`",
-    "attributes.`Source`",
-    "tags.`rollflow.scheduling`",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrackedData:
-    """The data set of a run, as MLflow names it."""
-
-    name: str  # kind of its source
-    digest: str  # tells equal questions in equal order
-    source: str  # where the rows come from: the task's configuration as JSON
-    num_rows: int  # questions to train on
-    num_heldout: int  # questions that are held out
 
 
 def flatten(
@@ -126,10 +109,10 @@ class RunTracker:
             raise ConnectionError(
                 f"MLflow must answer at {self.uri}, got {first_line(error)}; {cure}"
             ) from error
-        self._outbox.put("the parameters", lambda: self._send_params(dict(flatten(params))))
-        self._outbox.put("the view of runs", lambda: self._send_view(experiment_id))
+        self._outbox.put("the parameters", lambda: self._send(send_params, dict(flatten(params))))
+        self._outbox.put("the view of runs", lambda: send_view(self._connected(), experiment_id))
         if data is not None:
-            self._outbox.put("the data set", lambda: self._send_data(data))
+            self._outbox.put("the data set", lambda: self._send(send_data, data))
         return self.run_id
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> bool:
@@ -144,15 +127,17 @@ class RunTracker:
 
     def log_file(self, data: bytes, name: str) -> bool:
         """Keep bytes as an artifact, for example "report/reward.png"."""
-        return self._outbox.put(name, lambda: self._send_file(data, PurePosixPath(name)))
+        return self._outbox.put(
+            name, lambda: send_file(self._connected(), self.run_id, data, PurePosixPath(name))
+        )
 
     def describe(self, note: str) -> bool:
         """Make this Markdown the description of the run."""
-        return self._outbox.put("the description", lambda: self._send_tags({NOTE_TAG: note}))
+        return self._outbox.put("the description", lambda: self._send(send_tags, {NOTE_TAG: note}))
 
     def tag(self, name: str, text: str) -> bool:
         """Give the run this tag, in place of an earlier one of the name."""
-        return self._outbox.put(f"the tag {name}", lambda: self._send_tags({name: text}))
+        return self._outbox.put(f"the tag {name}", lambda: self._send(send_tags, {name: text}))
 
     def log_model(self, store: Store, digest: str, registered_name: str) -> str:
         """Log the model that the run's store holds, and register it where a name is given; once for
@@ -175,7 +160,7 @@ class RunTracker:
         numbers = {name: float(value) for name, value in metrics.items()}
         now_ms = int(time.time() * 1000)
         return self._outbox.put(
-            f"{key} of step {step}", lambda: self._send_metrics(key, step, numbers, now_ms)
+            f"{key} of step {step}", lambda: self._send_step(key, step, numbers, now_ms)
         )
 
     def _connected(self) -> MlflowClient:
@@ -194,65 +179,17 @@ class RunTracker:
     def _reopen(self, tags: Mapping[str, str]) -> None:
         client = self._connected()
         client.set_terminated(self.run_id, "RUNNING")
-        self._send_tags(tags)
+        send_tags(client, self.run_id, tags)
 
-    def _send_tags(self, tags: Mapping[str, str]) -> None:
-        from mlflow.entities import RunTag
-
-        self._connected().log_batch(
-            self.run_id, tags=[RunTag(name, value) for name, value in tags.items()]
-        )
-
-    def _send_view(self, experiment_id: str) -> None:
-        view = json.dumps({"selectedColumns": VIEW_COLUMNS})
-        self._connected().set_experiment_tag(experiment_id, VIEW_TAG, view)
-
-    def _send_data(self, data: TrackedData) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        columns = [
-            {"name": name, "type": "string", "required": True}
-            for name in ("domain", "question", "answer")
-        ]
-        told = Dataset(
-            name=data.name,
-            digest=data.digest,
-            source_type="code",
-            source=data.source,
-            schema=json.dumps({"mlflow_colspec": columns}),
-            profile=json.dumps({"num_rows": data.num_rows, "num_heldout": data.num_heldout}),
-        )
-        tags = [InputTag("mlflow.data.context", "training")]
-        self._connected().log_inputs(self.run_id, [DatasetInput(told, tags)])
-
-    def _send_params(self, params: Mapping[str, str]) -> None:
-        from mlflow.entities import Param
-
-        entries = [
-            Param(_accepted_name(name), value[:MAX_PARAM_CHARS]) for name, value in params.items()
-        ]
-        for first in range(0, len(entries), MAX_PARAMS_PER_CALL):
-            self._connected().log_batch(
-                self.run_id, params=entries[first : first + MAX_PARAMS_PER_CALL]
-            )
-
-    def _send_metrics(self, key: str, step: int, metrics: Mapping[str, float], now_ms: int) -> None:
-        from mlflow.entities import Metric
-
+    def _send_step(self, key: str, step: int, metrics: Mapping[str, float], now_ms: int) -> None:
         logged = self._logged_steps(key)
         if step not in logged:
-            batch = [Metric(name, value, now_ms, step) for name, value in metrics.items()]
-            self._connected().log_batch(self.run_id, metrics=batch)
+            send_metrics(self._connected(), self.run_id, step, metrics, now_ms)
             logged.add(step)
 
-    def _send_file(self, data: bytes, name: PurePosixPath) -> None:
-        # the client takes files only
-        with tempfile.TemporaryDirectory(prefix="rollflow-") as directory:
-            path = Path(directory, name.name)
-            path.write_bytes(data)
-            self._connected().log_artifact(
-                self.run_id, str(path), str(name.parent) if name.parent.name else None
-            )
+    def _send(self, send: Callable[[MlflowClient, str, T], None], what: T) -> None:
+        """Make a call about this run."""
+        send(self._connected(), self.run_id, what)
 
     def _logged_steps(self, key: str) -> set[int]:
         """Steps of a metric that MLflow has; asked for once, and only when an earlier attempt may
@@ -263,11 +200,6 @@ class RunTracker:
             )
             self._logged[key] = {point.step for point in history}
         return self._logged[key]
-
-
-def _accepted_name(name: str) -> str:
-    """MLflow refuses other characters, and with one bad name all parameters of the call."""
-    return re.sub(r"[^\w\-./ :]", "any", name)
 
 
 def describe(tags: Mapping[str, str]) -> str:

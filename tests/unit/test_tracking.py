@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
+from artifacts.reports.mlflow_calls import MAX_PARAM_CHARS
 from artifacts.reports.mlflow_client import open_client
-from artifacts.reports.tracking import MAX_PARAM_CHARS, NOTE_TAG, RunTracker, flatten
+from artifacts.reports.tracking import NOTE_TAG, RunTracker, flatten
 
 
 @pytest.fixture(scope="module")
