@@ -36,12 +36,13 @@ from flows.terminal import TerminalView
 from tasks.alarm import alarms_of
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.progress import artifact_key, progress_key
-from tasks.report import StepReport, running_totals, stage_times, step_metrics
+from tasks.report import StepReport, stage_times
 from tasks.rewards.programs.adaptive_timeout import Anchor, merged, to_record
 from tasks.rewards.registry import learns_timeouts, timeouts_of
 from tasks.rounds.filling import Filling
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
+from tasks.step_metrics import running_totals, step_metrics
 from tasks.trained_lengths import lengths_so_far
 
 TABLE_COLUMNS = (

@@ -18,11 +18,12 @@ from artifacts.records import Group, Span
 from artifacts.store import Store
 from flows import reporter
 from tasks.learner.reports import AccumulateReport, Skipped, token_means
-from tasks.report import STAGES, running_totals, stage_times, step_metrics
+from tasks.report import STAGES, stage_times
 from tasks.rewards.judges.desk import JudgeSpan, JudgingReport
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
+from tasks.step_metrics import running_totals, step_metrics
 
 moments = st.floats(-5, 15, allow_nan=False)
 spans = st.builds(span, st.sampled_from([*STAGES[:-1], "gate"]), moments, moments)

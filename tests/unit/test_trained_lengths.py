@@ -10,10 +10,10 @@ from learner_factories import make_group
 from plan_factories import make_report
 
 from artifacts.records import Generated
-from tasks.report import running_totals, step_metrics
 from tasks.rounds.figures import lengths_of_decided
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.queue_state import QueueState
+from tasks.step_metrics import running_totals, step_metrics
 from tasks.trained_lengths import lengths_so_far
 
 
