@@ -7,7 +7,7 @@ mid-round, and when.
       to accumulate gradients
 
 A device group is freed whole or not at all, so that no learner communication group and no engine is
-ever split. Pure: readings in, decisions out. Leaves out how requests move (`tasks.rounds.driver`)
+ever split. Pure: readings in, decisions out. Leaves out how requests move (`rounds.generation`)
 and what the learners get (`learner.streaming`).
 """
 
