@@ -2,7 +2,7 @@
 the log-probabilities of fixed probes, which are computed alone, beside what runs.
 
 Relied on, in vLLM 0.32: the scheduler schedules what is in `running` and `waiting` and nothing
-else; a request of a single token whose prompt log-probabilities are asked for samples nothing.
+else, counts its free blocks, and preempts a request on demand, which then waits.
 """
 
 from __future__ import annotations
