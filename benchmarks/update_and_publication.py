@@ -3,6 +3,7 @@ else of a step.
 
     python -m benchmarks.update_and_publication                   # SmolLM2 on two cores
     python -m benchmarks.update_and_publication --cores 0 1 2 3 --repeats 15
+    python -m benchmarks.update_and_publication --parameters sharded --model DIRECTORY
 
 A learner rank and an engine on every core, each in a process of its own as in a run, and the code
 of a run: `update_all` and `publish_version`. A part is what its caller waits for it, in parallel
@@ -19,14 +20,14 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from artifacts.models.choice import SmolLM2Config
-from artifacts.records import WeightsRef, pack
+from artifacts.records import Running, WeightsRef, pack
 from benchmarks.learner_throughput import long_tailed_groups
 from tasks.cluster.dask_cluster import KEEP_MEMORY
 from tasks.engines.base import Attestation
@@ -34,11 +35,13 @@ from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.learner.collective import update_all
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.models import resolve_model
+from tasks.learner.policy import Placement
 from tasks.learner.publication import publish_version
 from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.learner.weight_sync import GateConfig
 
 _DEADLINE_S = 600.0
+_JOIN_S = 60.0  # of the ranks' meeting, and of each of their collectives
 _START_WEIGHTS = "start"  # what each process says when it is ready
 
 Parts = defaultdict[str, list[float]]
@@ -73,23 +76,22 @@ class ServedEngine:
     served: Served
 
     async def load_weights(
-        self, weights: WeightsRef, probes: tuple[tuple[int, ...], ...]
+        self, weights: WeightsRef, probes: tuple[tuple[int, ...], ...], running: Running
     ) -> Attestation:
         attested: Attestation = await self.served.call(
-            "load_weights", weights, probes, deadline_s=_DEADLINE_S
+            "load_weights", weights, probes, running, deadline_s=_DEADLINE_S
         )
         return attested
 
 
-def _serve_learner(connection: Connection, model: str, rank: int, cores: tuple[int, ...]) -> None:
-    _serve(
-        connection,
-        LearnerActor(LearnerConfig(), model, rank, len(cores), (cores[rank],), device="cpu"),
-    )
+def _serve_learner(
+    connection: Connection, model: str, rank: int, cores: tuple[int, ...], config: LearnerConfig
+) -> None:
+    _serve(connection, LearnerActor(config, model, rank, len(cores), (cores[rank],), device="cpu"))
 
 
-def _serve_engine(connection: Connection, model: str, rank: int, cores: tuple[int, ...]) -> None:
-    engine = VllmEngine(VllmEngineConfig(), model, f"engine-{rank}", (cores[rank],), seed=0)
+def _serve_engine(connection: Connection, model: str, rank: int, core: int) -> None:
+    engine = VllmEngine(VllmEngineConfig(), model, f"engine-{rank}", (core,), seed=0)
     engine.start()
     _serve(connection, engine)
 
@@ -118,13 +120,27 @@ async def _awaited(answer: Awaitable[object]) -> object:
     return await answer
 
 
-def _start(kind: str, model: str, rank: int, cores: tuple[int, ...], parts: Parts) -> Served:
+def start_learner(
+    model: str, rank: int, cores: tuple[int, ...], config: LearnerConfig, parts: Parts
+) -> Served:
+    return _start(_serve_learner, f"learner-{rank}", (model, rank, cores, config), parts)
+
+
+def _start(
+    target: Callable[..., None], name: str, arguments: tuple[object, ...], parts: Parts
+) -> Served:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    target = {"learner": _serve_learner, "engine": _serve_engine}[kind]
-    context.Process(target=target, args=(theirs, model, rank, cores), daemon=True).start()
+    context.Process(target=target, args=(theirs, *arguments), daemon=True).start()
     theirs.close()
-    return Served(name=f"{kind}-{rank}", connection=ours, parts=parts)
+    return Served(name=name, connection=ours, parts=parts)
+
+
+async def meet(learners: Sequence[Served], directory: Path) -> list[RemoteLearner]:
+    """The ranks, in one group."""
+    ranks = [RemoteLearner(served, _DEADLINE_S) for served in learners]  # type: ignore[arg-type]
+    await asyncio.gather(*(rank.join(f"file://{directory}/meeting", _JOIN_S) for rank in ranks))
+    return ranks
 
 
 async def measure(
@@ -133,6 +149,8 @@ async def measure(
     directory: Path,
     parts: Parts,
     repeats: int,
+    *,
+    ranks_in_step: bool,
 ) -> None:
     """Updates and publications, one after the other; the first of each is not counted."""
     groups = long_tailed_groups(1, 2, seed=0)
@@ -140,10 +158,15 @@ async def measure(
     probed = long_tailed_groups(gate.num_probes, 2, seed=1)
     probes = tuple(group.prompt.token_ids[: gate.probe_tokens] for group in probed)
     for step in range(1, repeats + 2):
-        for learner in learners:
-            await learner._remote.call("accumulate", step, pack(groups), deadline_s=_DEADLINE_S)
         if step == 2:
             parts.clear()
+        # together: ranks in step can compute in no other way
+        await asyncio.gather(
+            *(
+                learner._remote.call("accumulate", step, pack(groups), deadline_s=_DEADLINE_S)
+                for learner in learners
+            )
+        )
         started = time.perf_counter()
         await update_all(learners, step)
         updated = time.perf_counter()
@@ -153,24 +176,27 @@ async def measure(
             directory,
             gate=gate,
             probes=probes,
-            ranks_in_step=False,
+            ranks_in_step=ranks_in_step,
         )
         parts["update"].append(updated - started)
         parts["publication"].append(time.perf_counter() - updated)
         parts["difference of the probes, nats"].append(published.probe_difference_nats or 0.0)
 
 
-async def _run(model: str, cores: tuple[int, ...], repeats: int) -> Parts:
+async def _run(model: str, cores: tuple[int, ...], repeats: int, config: LearnerConfig) -> Parts:
     parts: Parts = defaultdict(list)
-    learners = [_start("learner", model, rank, cores, parts) for rank in range(len(cores))]
-    engines = [_start("engine", model, rank, cores, parts) for rank in range(len(cores))]
+    learners = [start_learner(model, rank, cores, config, parts) for rank in range(len(cores))]
+    engines = [
+        _start(_serve_engine, f"engine-{rank}", (model, rank, core), parts)
+        for rank, core in enumerate(cores)
+    ]
     for served in (*learners, *engines):
         await asyncio.to_thread(served.connection.recv)
-    remotes = [RemoteLearner(served, _DEADLINE_S) for served in learners]  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as out:
-        await asyncio.gather(*(rank.join(f"file://{out}/meeting", 60.0) for rank in remotes))
+        remotes = await meet(learners, Path(out))
         ready = [ServedEngine(name=served.name, served=served) for served in engines]
-        await measure(remotes, ready, Path(out), parts, repeats)
+        in_step = config.ranks_in_step
+        await measure(remotes, ready, Path(out), parts, repeats, ranks_in_step=in_step)
     return parts
 
 
@@ -178,11 +204,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cores", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--parameters", choices=get_args(Placement), default="replicated")
+    parser.add_argument("--model", type=Path, help="a Hugging Face directory, not SmolLM2")
     parser.add_argument("--cache", type=Path, default=Path(".cache/models"))
     given = parser.parse_args(arguments)
+    if given.parameters == "sharded" and len(given.cores) < 2:
+        parser.error(
+            f"--parameters sharded needs two --cores or more, got {given.cores}: there is nobody to"
+            " share with; name more cores, or leave parameters replicated"
+        )
     os.environ.update({name: str(value) for name, value in KEEP_MEMORY.items()})
-    model = str(resolve_model(SmolLM2Config(), given.cache))
-    parts = asyncio.run(_run(model, tuple(given.cores), given.repeats))
+    model = given.model or resolve_model(SmolLM2Config(), given.cache)
+    config = LearnerConfig(parameters=given.parameters)
+    parts = asyncio.run(_run(str(model), tuple(given.cores), given.repeats, config))
     for name, seconds in parts.items():
         spread = f"({min(seconds):.3f} to {max(seconds):.3f})"
         print(f"{name:40} {statistics.median(seconds):.3f} {spread}")
