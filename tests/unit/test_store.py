@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 import threading
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from artifacts.store import Store, StoreError
+
+NOBODY = 65534  # user and group
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -124,14 +128,31 @@ def test_a_full_disk_is_one_sentence_with_path_size_and_cure(
     assert os.listdir(tmp_path / "steps") == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_root_is_found_before_the_run(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
+@pytest.fixture
+def own_directory() -> Iterator[Path]:
+    """A directory of a user who may not write everywhere, which root becomes for the test."""
+    with tempfile.TemporaryDirectory() as made:
+        directory = Path(made)
+        if os.geteuid():
+            yield directory
+            return
+        os.chown(directory, NOBODY, NOBODY)
+        os.seteuid(NOBODY)
+        try:
+            yield directory
+        finally:
+            os.seteuid(0)
+
+
+def test_a_read_only_root_is_found_before_the_run(own_directory: Path) -> None:
+    own_directory.chmod(0o500)
     with pytest.raises(
         StoreError,
         match=r"cannot write .* make the directory writable or set artifact_root elsewhere",
     ):
-        Store.open(str(tmp_path)).check_writable()
+        Store.open(str(own_directory)).check_writable()
+    own_directory.chmod(0o700)
+    Store.open(str(own_directory)).check_writable()
 
 
 def test_a_read_only_file_system_is_one_sentence(
