@@ -48,6 +48,7 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {  # Any: values of configurati
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
         "norm_topk_prob": True,
     },
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
 }  # fmt: skip
 

@@ -23,10 +23,11 @@ logger = logging.getLogger(__name__)
 TESTED = frozenset(
     {
         "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3_text", "phi3", "olmo2", "smollm3",
-        "granite",
+        "granite", "qwen3_moe",
     }
 )  # fmt: skip
 ATTENTION = frozenset({"full_attention", "sliding_attention"})
+ENGINE_KNOWS_EXPERTS = frozenset({"qwen3_moe"})
 ENGINE_WANTS_ONE_KIND = frozenset({"qwen2", "qwen3"})
 # names of configurations, and what a value other than the usual one means
 CHANGED_NUMBERS = {
@@ -79,8 +80,9 @@ def _engine_obstacles(config: Any) -> Iterator[str]:  # Any: as above
     kinds = set(getattr(config, "layer_types", None) or ())
     if config.model_type in ENGINE_WANTS_ONE_KIND and len(kinds) > 1:
         yield "windows in some of its layers only, which vLLM refuses for this architecture"
-    if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts")):
-        yield "experts, whose weights engines hold under other names than the learner publishes"
+    has_experts = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts"))
+    if has_experts and config.model_type not in ENGINE_KNOWS_EXPERTS:
+        yield "experts, of which engines were given those of Qwen3-MoE alone"
 
 
 def _obstacles(config: Any) -> Iterator[str]:  # Any: transformers' configurations carry no types

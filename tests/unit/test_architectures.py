@@ -60,7 +60,7 @@ def test_packed_training_computes_what_the_architecture_does(
 
 FOR_ENGINES = {
     "qwen2 with windows": "windows in some of its layers only",
-    "qwen3_moe": "experts, whose weights engines hold under other names",
+    "olmoe": "experts, of which engines were given those of Qwen3-MoE alone",
 }
 
 

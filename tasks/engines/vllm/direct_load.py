@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tasks.engines.vllm.experts import are_experts
 from tasks.engines.vllm.model_parts import SHARDED, Part, kept_parts
 
 _PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
@@ -27,8 +28,12 @@ def is_plain(model: nn.Module) -> bool:
     """Whether the model consists of layers whose weights are the checkpoint's, at most repacked
     matrix by matrix."""
     return all(
-        _is_plain_layer(module) for module in model.modules() if not hasattr(module, "load_weights")
+        _is_plain_layer(module) for module in model.modules() if not _is_made_of_layers(module)
     ) and not hasattr(model, "process_weights_after_loading")
+
+
+def _is_made_of_layers(module: nn.Module) -> bool:
+    return hasattr(module, "load_weights") and not are_experts(module)
 
 
 def _is_plain_layer(module: nn.Module) -> bool:

@@ -1,5 +1,5 @@
-"""Where the tensors of a checkpoint lie in a vLLM model: vLLM fuses q, k, v and gate, up, and a
-rank of tensor parallelism holds a shard of most.
+"""Where the tensors of a checkpoint lie in a vLLM model: vLLM fuses q, k, v and gate, up, calls
+experts by other names, and a rank of tensor parallelism holds a shard of most.
 
 Leaves out reading and writing: `worker` reads by this map, `direct_load` writes by it.
 """
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from tasks.engines.vllm.experts import NAMES, are_experts
 
 SHARDED = frozenset(
     {
@@ -52,7 +54,10 @@ def parameters_of(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor, list[st
     for module_name, module in model.named_modules():
         stem, dot, leaf = module_name.rpartition(".")
         for kind, parameter in module.named_parameters(recurse=False):
-            names = [f"{stem}{dot}{part}.{kind}" for part in packed.get(leaf, [leaf])]
+            if are_experts(module):
+                names = [f"{stem}{dot}{NAMES.get(kind, kind)}"]
+            else:
+                names = [f"{stem}{dot}{part}.{kind}" for part in packed.get(leaf, [leaf])]
             yield module, parameter, first_names.setdefault(id(parameter), names)
 
 

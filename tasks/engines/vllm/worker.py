@@ -13,6 +13,7 @@ checkpoint's names (`model_parts` knows what lies where):
   product return single input columns exactly, so `_COLUMNS` columns per matrix are read back after
   each load, others each version. What was read is written over the file's tensor before its
   fingerprint is taken: the fingerprint is the file's exactly when those columns agree;
+* it packs experts in another way, which `experts` compares with the file as a whole;
 * with tensor parallelism a rank holds a shard, which is read in the same two ways and written over
   its place in the file's tensor. Together the ranks cover the tensor; `core` joins their
   fingerprints. Of layers other than vLLM's plain parallel ones (`SHARDED`) it is not known which
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 
 from artifacts.weights import fingerprint, read_weights
 from tasks.engines.vllm.direct_load import is_plain, load_parameter
+from tasks.engines.vllm.experts import NAMES, are_experts, experts_held, forget_kernels
 from tasks.engines.vllm.model_parts import (
     Part,
     checkpoint_names,
@@ -64,6 +66,7 @@ class WeightReader:
         if self._proven_shapes is not None:
             _check_shapes(self._proven_shapes, stream, path)
             return _fingerprints_held(model, stream, version, load_first=True)
+        forget_kernels(model)
         self.model_runner.reload_weights(weights_iterator=_with_tied_copies(model, stream))
         prints = _fingerprints_held(model, stream, version)
         if is_plain(model) and _is_map_proven(model, stream, prints):
@@ -124,8 +127,10 @@ def _fingerprints_held(
     load_first: bool = False,
 ) -> dict[str, int]:
     """load_first: every parameter is loaded directly before it is read."""
-    prints: dict[str, int] = {}
+    prints = _fingerprints_of_experts(model, stream)
     for module, parameter, names in parameters_of(model):
+        if are_experts(module):
+            continue
         parts = parts_of(module, names, stream)
         if load_first:
             load_parameter(module, parameter, parts, is_tied=names[0] in prints)
@@ -135,6 +140,17 @@ def _fingerprints_held(
             patched = held if read is None else _with_columns(held, part, *read)
             if part.name not in prints or patched is not held:
                 prints[part.name] = fingerprint(patched)
+    return prints
+
+
+def _fingerprints_of_experts(model: nn.Module, stream: Mapping[str, Tensor]) -> dict[str, int]:
+    prints: dict[str, int] = {}
+    for module_name, module in model.named_modules():
+        if are_experts(module):
+            stem = module_name.rpartition(".")[0]
+            of_file = {kind: stream[f"{stem}.{name}"] for kind, name in NAMES.items()}
+            for kind, held in experts_held(module, of_file).items():
+                prints[f"{stem}.{NAMES[kind]}"] = fingerprint(held)
     return prints
 
 

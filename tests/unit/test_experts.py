@@ -1,0 +1,133 @@
+"""Experts in a model of toy layers that pack them as vLLM's CPU backend does: in place, and only
+while a layer builds its kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from artifacts.weights import fingerprints, write_weights
+from tasks.engines.vllm.worker import WeightReader
+
+NUM, WIDTH, HIDDEN = 3, 4, 8
+SHAPES = {
+    "norm.weight": (HIDDEN,),
+    "mlp.experts.gate_up_proj": (NUM, 2 * WIDTH, HIDDEN),
+    "mlp.experts.down_proj": (NUM, HIDDEN, WIDTH),
+}
+
+
+class Kernel:
+    """Reads weights whose elements stand in reverse."""
+
+    def process_weights_after_loading(self, layer: Any) -> None:  # Any: a toy of a vLLM layer
+        for name in ("w13_weight", "w2_weight"):
+            held = getattr(layer, name)
+            packed = held.flatten().flip(0).view(held.shape)
+            setattr(layer, name, nn.Parameter(packed, requires_grad=False))
+
+
+class Method:
+    def __init__(self) -> None:
+        self.moe_kernel: Any = None  # Any: a toy of vLLM's kernels
+
+    def process_weights_after_loading(self, layer: Any) -> None:  # Any: a toy of a vLLM layer
+        if self.moe_kernel is None:
+            self.moe_kernel = SimpleNamespace(fused_experts=Kernel())
+            self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+
+class RoutedExperts(nn.Module):
+    def __init__(self, num_ranks: int) -> None:
+        super().__init__()
+        self.global_num_experts, self.hidden_size = NUM, HIDDEN
+        self.moe_config = SimpleNamespace(intermediate_size_per_partition=WIDTH // num_ranks)
+        self.quant_method = Method()
+        self.load(torch.zeros(SHAPES["mlp.experts.gate_up_proj"]), torch.zeros(NUM, HIDDEN, WIDTH))
+
+    def load(self, w13: Tensor, w2: Tensor) -> None:
+        """As vLLM's reload does it: into new parameters, which are then processed."""
+        width = self.moe_config.intermediate_size_per_partition
+        self.w13_weight = nn.Parameter(w13[:, : 2 * width].bfloat16(), requires_grad=False)
+        self.w2_weight = nn.Parameter(w2[..., :width].bfloat16(), requires_grad=False)
+        self.quant_method.process_weights_after_loading(self)
+
+    def load_weights(self) -> None: ...
+
+    def computes_with(self) -> list[Tensor]:
+        """The weights as the kernel understands them."""
+        return [held.flatten().flip(0).view(held.shape) for held in self.parameters()]
+
+
+class Toy(nn.Module):
+    def __init__(self, num_ranks: int = 1) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(HIDDEN, dtype=torch.bfloat16)
+        self.mlp = nn.Module()
+        self.mlp.experts = nn.Module()
+        self.mlp.experts.routed_experts = RoutedExperts(num_ranks)
+        self.requires_grad_(False)
+
+
+class Reader(WeightReader):
+    """The extension, beside a runner that loads the toy; `spoil` is what a load goes wrong by."""
+
+    def __init__(self, model: Toy, spoil: float = 0.0) -> None:
+        self.model_runner = SimpleNamespace(
+            get_model=lambda: model, reload_weights=self._reload, model=model
+        )
+        self._spoil = spoil
+
+    def _reload(self, weights_iterator: list[tuple[str, Tensor]]) -> None:
+        tensors = dict(weights_iterator)
+        self.model_runner.model.norm.weight.copy_(tensors["norm.weight"])
+        w13, w2 = tensors["mlp.experts.gate_up_proj"], tensors["mlp.experts.down_proj"].clone()
+        w2[-1, -1, -1] += self._spoil
+        self.experts.load(w13, w2)
+
+    @property
+    def experts(self) -> RoutedExperts:
+        experts = self.model_runner.model.mlp.experts.routed_experts
+        assert isinstance(experts, RoutedExperts)
+        return experts
+
+
+def write_version(folder: Path, version: int) -> tuple[str, list[Tensor]]:
+    """The file, and its experts."""
+    generator = torch.Generator().manual_seed(version)
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    path = write_weights(tensors.items(), folder / f"{version}.safetensors", version).path
+    return path, [tensor.bfloat16() for name, tensor in tensors.items() if "experts" in name]
+
+
+def test_every_version_of_experts_is_packed_and_read_back_as_the_file(tmp_path: Path) -> None:
+    reader = Reader(Toy())
+    for version in (1, 2, 3):
+        path, written = write_version(tmp_path, version)
+        assert reader.load_version(path, version) == fingerprints(path)
+        for computed, wanted in zip(reader.experts.computes_with(), written, strict=True):
+            assert torch.equal(computed, wanted)
+
+
+@pytest.mark.parametrize("spoil", [0.0, 1.0])
+def test_what_experts_hold_is_told_apart_from_a_file(tmp_path: Path, spoil: float) -> None:
+    """One element that differs, and weights that were never packed."""
+    reader = Reader(Toy(), spoil)
+    path, (_, down) = write_version(tmp_path, 1)
+    found = reader.load_version(path, 1)
+    if not spoil:
+        reader.experts.w2_weight.copy_(down)
+        found = reader.fingerprints_held(path, 1)
+    right = fingerprints(path)
+    assert [name for name in right if found[name] != right[name]] == ["mlp.experts.down_proj"]
+
+
+def test_experts_that_ranks_share_are_not_read_back(tmp_path: Path) -> None:
+    reader = Reader(Toy(num_ranks=2))
+    path, _ = write_version(tmp_path, 1)
+    assert reader.load_version(path, 1) == fingerprints(path)
