@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
+from artifacts.records import WeightsRef
 from benchmarks.tiny_architectures import ARCHITECTURES, save_tiny
 from tasks.engines.base import Attestation
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
@@ -41,28 +42,30 @@ async def through_engine_and_gate(
 ) -> list[float]:
     """The gate's mean difference of log-probabilities for each of these models, which a learner
     publishes and the engine loads one after the other. Raises GateFailed or ValueError."""
+    # first: vLLM's Transformers backend changes the classes of models that learners compute with
+    published = [_publish(model, version, folder) for version, model in enumerate(models, 1)]
     engine = VllmEngine(
         config=ENGINE, model_path=str(engine_model), name="engine", cpu_ids=None, seed=1
     )
     try:
         engine.start()
-        return [
-            await _handed_over(LearnerRank(LearnerConfig(), str(model), 0, 1), engine, at, folder)
-            for at, model in enumerate(models, 1)
-        ]
+        return [await _difference(engine, *version) for version in published]
     finally:
         engine.close()
 
 
-async def _handed_over(
-    learner: LearnerRank, engine: VllmEngine, version: int, folder: Path
-) -> float:
-    published = learner.export_weights(version, str(folder / f"{version}.safetensors"))
-    assert published is not None
-    expected = Attestation(
+def _publish(model: Path, version: int, folder: Path) -> tuple[WeightsRef, Attestation]:
+    """What a learner of this model writes, and what it attests."""
+    learner = LearnerRank(LearnerConfig(), str(model), 0, 1)
+    weights = learner.export_weights(version, str(folder / f"{version}.safetensors"))
+    assert weights is not None
+    return weights, Attestation(
         version=version, fingerprints=learner.fingerprints(), probe_logprobs=learner.probe(PROBES)
     )
-    attested = await engine.load_weights(published, probes=PROBES)
+
+
+async def _difference(engine: VllmEngine, weights: WeightsRef, expected: Attestation) -> float:
+    attested = await engine.load_weights(weights, probes=PROBES)
     difference = check_gate("engine", attested, expected, TOLERANCE_NATS)
     assert difference is not None, "vLLM computes log-probabilities"
     return difference
