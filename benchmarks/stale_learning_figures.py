@@ -30,8 +30,8 @@ EFFECTIVE, DRIFT, CUT, ENTROPY = (
     "train/cut_fraction",
     "train/entropy_nats",
 )
-COLOURS = (INK, "#4477aa", "#cc6677", "#999933")
-TOLD = ("sync", "ppo", "ppo-lag-8", "wrong")  # whose figures are drawn beside the rewards
+# whose figures are drawn beside the rewards
+TOLD = {"sync": INK, "ppo": "#4477aa", "ppo-lag-8": "#999933", "wrong": "#cc6677"}
 COLUMNS = 6
 
 
@@ -187,7 +187,7 @@ def picture(runs: Runs, reference: str) -> Figure:
         axes.set_visible(False)
     for axes, variant in zip(panels.flat, shown, strict=False):
         _band(axes, runs.get(reference, ()), REWARD, FAINT, reference)
-        _band(axes, runs[variant], REWARD, COLOURS[1], variant)
+        _band(axes, runs[variant], REWARD, "#4477aa", variant)
         axes.set_title(f"{variant}, lag {runs[variant][0].settings['lag']}", fontsize=9)
         plain(axes)
     above.supylabel("training reward", fontsize=9)
@@ -199,10 +199,10 @@ def _figures_of(panels: Sequence[Axes], runs: Runs) -> None:
     """What tells of staleness, with the limits of the alarm and the steps at which it warns."""
     told = {variant: runs[variant] for variant in TOLD if variant in runs}
     for axes, (figure, limit, title) in zip(panels, _limits(runs), strict=True):
-        for (variant, own), colour in zip(told.items(), COLOURS, strict=False):
-            _band(axes, own, figure, colour, f"{variant}, lag {own[0].settings['lag']}")
+        for variant, own in told.items():
+            _band(axes, own, figure, TOLD[variant], f"{variant}, lag {own[0].settings['lag']}")
             for run in own:
-                _mark(axes, run, figure, colour)
+                _mark(axes, run, figure, TOLD[variant])
         if limit is not None:
             axes.axhline(limit, color=INK, linewidth=0.8, linestyle="--")
         axes.set_title(title, fontsize=9)

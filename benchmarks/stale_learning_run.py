@@ -11,14 +11,14 @@ settings give equal numbers.
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artifacts.records import Generated, Group, Prompt, Score, WeightsRef
+from artifacts.records import Generated, Group, Prompt, Score
 from artifacts.store import Store
+from benchmarks.stale_learning_versions import KeptVersions, due_version
 from flows.config.run_config import RunConfig
 from tasks.engines.base import Engine
 from tasks.lag import lag_figures
@@ -36,11 +36,6 @@ from tasks.scheduling.queue_state import QueueState, finish_round
 
 Figures = dict[str, float]
 CLOCKED = ("train/busy_s",)  # figures that depend on the machine
-
-
-def due_version(step: int, lag: int) -> int:
-    """The weight version that samples a step: the oldest that a bound of `lag` versions allows."""
-    return max(0, step - 1 - lag)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,27 +83,6 @@ class ScoredAtOnce:
         while not self._scores.empty():
             scores.append(self._scores.get_nowait())
         return scores
-
-
-class KeptVersions:
-    """The learner's versions that some later step samples with."""
-
-    def __init__(self, learner: RemoteLearner, directory: Path, lag: int) -> None:
-        self._learner, self._directory, self._lag = learner, directory, lag
-        self._kept: dict[int, WeightsRef] = {}
-
-    async def keep(self, version: int) -> None:
-        """Write what the learner has now, and drop what no later step can ask for."""
-        # a folder each: in one the learner writes over the version before the last
-        weights = await self._learner.export_weights(str(self._directory / str(version)))
-        assert weights is not None, "the only rank writes"
-        self._kept[version] = weights
-        for old in [old for old in self._kept if old < due_version(version + 1, self._lag)]:
-            shutil.rmtree(self._directory / str(old))
-            del self._kept[old]
-
-    def __getitem__(self, version: int) -> WeightsRef:
-        return self._kept[version]
 
 
 class StaleRun:

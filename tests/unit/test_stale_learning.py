@@ -23,7 +23,7 @@ from benchmarks.stale_learning_figures import (
     student,
     table,
 )
-from benchmarks.stale_learning_run import KeptVersions, due_version
+from benchmarks.stale_learning_versions import KeptVersions, due_version
 from tasks.alarm import AlarmConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.loss import LossConfig
