@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,17 @@ def commit_step(store: Store, commit: StepCommit) -> None:
 def figures_by_step(commits: Iterable[StepCommit]) -> list[tuple[int, Mapping[str, float]]]:
     """Every step with its metrics."""
     return [(commit.step, commit.metrics) for commit in commits]
+
+
+def seconds_added(steps: Sequence[StepCommit]) -> list[float]:
+    """Seconds that each step added to its run: from its beginning, or from the end of the step
+    before it if that is later. `steps` from the first on; what lies between two steps that do not
+    overlap counts for neither."""
+    ends_s = [0.0, *(step.timings["finished_s"] for step in steps)]
+    return [
+        end_s - max(before_s, step.timings["started_s"])
+        for step, (before_s, end_s) in zip(steps, pairwise(ends_s), strict=True)
+    ]
 
 
 def read_commits(store: Store) -> list[StepCommit]:

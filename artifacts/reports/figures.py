@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from artifacts import layout
-from artifacts.commit import StepCommit
+from artifacts.commit import StepCommit, seconds_added
 from artifacts.store import Store
 
 LAST_STEPS = 5  # the training reward of one step alone says little
 COLUMNS = ("reward_before", "reward_after", "reward_training", "step_s", "trained_tokens_per_s")
-REWARD, STEP_TIME, TRAINED = "reward/mean", "time/step_s", "ledger/trained_tokens"
+REWARD, TRAINED = "reward/mean", "ledger/trained_tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class RunFigures:
     reward_before: float | None  # held-out reward of the model that it started from
     reward_after: float | None  # held-out reward of the last weights that were evaluated
     reward_training: float | None  # mean training reward of the last LAST_STEPS steps
-    step_s: float | None  # mean seconds of a step
+    step_s: float | None  # mean seconds that a step adds to the run
     trained_tokens_per_s: float | None  # response tokens trained in a second of its steps
 
     @property
@@ -41,7 +41,7 @@ def figures_of(
     num_steps: int, commits: Sequence[StepCommit], heldout: Mapping[int, float]
 ) -> RunFigures:
     """`heldout`: mean held-out reward by the step after which it was measured."""
-    seconds = sum(commit.metrics.get(STEP_TIME, 0.0) for commit in commits)
+    seconds = sum(seconds_added(commits))
     trained = sum(commit.metrics.get(TRAINED, 0.0) for commit in commits)
     rewards = [commit.metrics.get(REWARD, 0.0) for commit in commits[-LAST_STEPS:]]
     return RunFigures(

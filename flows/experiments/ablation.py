@@ -31,7 +31,7 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import mean
 
-from artifacts.commit import read_commits, read_manifest
+from artifacts.commit import read_commits, read_manifest, seconds_added
 from artifacts.layout import MANIFEST
 from artifacts.reports.ablation_plot import VariantCurves, ablation_plot
 from artifacts.store import Store
@@ -42,7 +42,6 @@ from flows.experiments.ablation_figures import (
     STAGES,
     Line,
     MeasuredRun,
-    seconds_added,
     trained_groups,
 )
 from flows.experiments.ablation_variants import TAIL, Job, Variant, job_of, plan

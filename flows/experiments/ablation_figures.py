@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import mean, median, stdev
 
-from artifacts.commit import StepCommit
+from artifacts.commit import StepCommit, seconds_added
 from artifacts.reports.summary import Estimate
 from flows.experiments.overlap_bound import Overlap
 
@@ -90,17 +90,6 @@ class Line:
     label: str  # what a reader sees
     over: str  # the variant that it adds something to; empty for the first
     overlap: Overlap | None = None  # how far its steps overlap; None if they do not
-
-
-def seconds_added(steps: Sequence[StepCommit]) -> list[float]:
-    """Seconds that each step added to its run: from its beginning, or from the end of the step
-    before it if that is later. `steps` from the first on; what lies between two steps that do not
-    overlap counts for neither."""
-    ends_s = [0.0, *(step.timings["finished_s"] for step in steps)]
-    return [
-        end_s - max(before_s, step.timings["started_s"])
-        for step, (before_s, end_s) in zip(steps, pairwise(ends_s), strict=True)
-    ]
 
 
 def trained_groups(steps: Sequence[StepCommit]) -> list[int]:

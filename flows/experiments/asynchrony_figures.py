@@ -20,12 +20,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from artifacts.commit import seconds_added
 from artifacts.reports.summary import Estimate, mean_interval, paired_difference
 from flows.experiments.ablation_figures import (
     Line,
     MeasuredRun,
     markdown_table,
-    seconds_added,
     steps_of,
     trained_tokens,
 )

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from artifacts.commit import StepCommit, read_commits, read_manifest
+from artifacts.commit import StepCommit, read_commits, read_manifest, seconds_added
 from artifacts.journal import Journal
 from artifacts.layout import MANIFEST, table_file
 from artifacts.records import Span
 from artifacts.reports.timeline import device_times
 from artifacts.store import Store
-from flows.experiments.ablation_figures import MeasuredRun, seconds_added
+from flows.experiments.ablation_figures import MeasuredRun
 from flows.experiments.ablation_variants import FEWEST_ASKED
 from tasks.plan import EVALUATION
 

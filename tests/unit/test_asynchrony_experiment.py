@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from artifacts.commit import StepCommit
+from artifacts.commit import StepCommit, seconds_added
 from artifacts.records import Span, WeightsRef
 from flows.experiments.ablation import period_steps
 from flows.experiments.ablation_figures import (
@@ -17,7 +17,6 @@ from flows.experiments.ablation_figures import (
     Line,
     MeasuredRun,
     block_costs,
-    seconds_added,
 )
 from flows.experiments.ablation_variants import VARIANTS, job_of, plan
 from flows.experiments.asynchrony_figures import (

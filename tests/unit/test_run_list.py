@@ -113,6 +113,8 @@ def test_figures_are_means_over_what_there_is(tmp_path: Path) -> None:
         step_s=10.0,
         trained_tokens_per_s=10.0,
     )
+    overlapping = [*commits[:5], replace(commits[5], timings={"started_s": 145, "finished_s": 164})]
+    assert figures_of(9, overlapping, {}).step_s == 9.0, "four of its seconds are the fifth's, too"
     assert figures_of(9, [], {0: 0.25}).columns == {"reward_before": 0.25}
     store = Store.open(str(tmp_path))
     assert read_figures(store) is None
