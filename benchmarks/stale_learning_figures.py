@@ -18,10 +18,10 @@ from typing import Any, Self
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from artifacts.reports.canvas import DOTS_PER_INCH, FAINT, INK, legend, plain
+from artifacts.reports.canvas import DOTS_PER_INCH, FAINT, INK, plain
 from artifacts.reports.summary import Estimate
 from flows.experiments.ablation_figures import T_975
-from tasks.alarm import AlarmConfig, alarms_of
+from tasks.alarm import SCORED, AlarmConfig, alarms_of
 
 REWARD = "reward/mean"
 EFFECTIVE, DRIFT, CUT, ENTROPY = (
@@ -68,9 +68,13 @@ class Recorded:
     def seed(self) -> int:
         return int(self.settings["seed"])
 
-    def values(self, figure: str) -> list[float]:
-        """Of the steps that have it."""
-        return [figures[figure] for _, figures in self.steps if figure in figures]
+    def told(self, figure: str) -> dict[int, float]:
+        """A figure by step, where there is one; the learner has none where it scored no token."""
+        return {
+            step: figures[figure]
+            for step, figures in self.steps
+            if figure in figures and (figures.get(SCORED) or not figure.startswith("train/"))
+        }
 
     def warnings(self) -> dict[str, int]:
         """The step at which the alarm first tells of a figure, by figure."""
@@ -152,7 +156,7 @@ def _over_seeds(
     form: str,
 ) -> str:
     """Mean over the seeds of something of a run's steps; nothing where no step has the figure."""
-    values = [of(run.values(figure)) for run in runs if run.values(figure)]
+    values = [of([*run.told(figure).values()]) for run in runs if run.told(figure)]
     return format(mean(values), form) if values else ""
 
 
@@ -191,7 +195,9 @@ def picture(runs: Runs, reference: str) -> Figure:
         axes.set_title(f"{variant}, lag {runs[variant][0].settings['lag']}", fontsize=9)
         plain(axes)
     above.supylabel("training reward", fontsize=9)
-    _figures_of(below.subplots(1, 4), runs)
+    told = below.subplots(1, 4)
+    _figures_of(told, runs)
+    below.legend(*told[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(TOLD))
     return figure
 
 
@@ -209,7 +215,6 @@ def _figures_of(panels: Sequence[Axes], runs: Runs) -> None:
         axes.set_xlabel("step", fontsize=9)
         plain(axes)
     panels[1].set_yscale("log")
-    legend(panels[0])
 
 
 def _limits(runs: Runs) -> Iterator[tuple[str, float | None, str]]:
@@ -226,16 +231,15 @@ def _mark(axes: Axes, run: Recorded, figure: str, colour: str) -> None:
     """A cross where the alarm first tells of the figure."""
     step = run.warnings().get(figure)
     if step is not None:
-        axes.plot([step], [dict(run.steps)[step][figure]], marker="x", color=colour)
+        axes.plot([step], [run.told(figure)[step]], marker="x", color=colour)
 
 
 def _band(axes: Axes, runs: Sequence[Recorded], figure: str, colour: str, label: str) -> None:
     """Mean over the seeds by step, and what lies between the smallest and the largest."""
     by_step: dict[int, list[float]] = {}
     for run in runs:
-        for step, figures in run.steps:
-            if figure in figures:
-                by_step.setdefault(step, []).append(figures[figure])
+        for step, value in run.told(figure).items():
+            by_step.setdefault(step, []).append(value)
     steps = sorted(by_step)
     axes.plot(
         steps, [mean(by_step[step]) for step in steps], color=colour, linewidth=1.4, label=label

@@ -174,6 +174,14 @@ def test_a_line_tells_the_steps_at_which_the_alarm_warns(tmp_path: Path) -> None
     assert cells["sync"][3:5] == ["", "0.500"]
 
 
+def test_a_step_that_scored_no_token_has_no_figures_of_the_learner(tmp_path: Path) -> None:
+    silent = {REWARD: 0.0, EFFECTIVE: 0.0, DRIFT: 0.0, "train/tokens_scored": 0.0}
+    write_run(tmp_path, "wrong", 0, 0.25, [*collapsing()[:3], silent])
+    (run,) = read_runs(tmp_path, ["wrong"])["wrong"]
+    assert run.told(EFFECTIVE) == {1: 1.0, 2: 0.9, 3: 0.8}
+    assert run.told(REWARD)[4] == 0.0
+
+
 def test_the_picture_has_a_panel_for_each_variant_and_each_figure(tmp_path: Path) -> None:
     for variant in ("sync", "ppo", "wrong"):
         write_run(tmp_path, variant, 0, 0.5, collapsing())
