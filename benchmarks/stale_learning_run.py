@@ -5,7 +5,8 @@
 
 Round, driver, learner actor and weight files are those of a run; what is left out is everything
 that has a time: no two things go on at once, and no response goes on over newer weights. Equal
-settings give equal numbers.
+settings give equal numbers. Not for models that vLLM takes from transformers: it changes classes
+that the learner of the same process computes with.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tasks.lag import lag_figures
 from tasks.learner.collective import RoundToTrain, accumulate_round, update_all
 from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.learner.reports import token_means, update_figures
+from tasks.learner.reward_moments import record_moments
 from tasks.prompts import dataset_of, heldout_refs, prompts_of
 from tasks.rewards.registry import Rewards
 from tasks.rounds.driver import drive_round
@@ -191,6 +193,7 @@ class StaleRun:
         planned = RoundToTrain(
             step=step, versions=range(version, version + 1), num_groups=len(groups)
         )
+        record_moments(groups, self._store, step, self._config.learner)
         accumulated = await accumulate_round(
             [self._learner], _said(groups), self._store, planned, self._config.learner
         )
