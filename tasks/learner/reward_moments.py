@@ -34,7 +34,10 @@ def compared_with(
 
 def record_moments(groups: Sequence[Group], store: Store, step: int, config: LearnerConfig) -> None:
     """Keep a step's own moments for the steps after it, if they will be asked for."""
-    own = moments_of(groups, config.advantage, config.overlong)
+    advantage = config.advantage
+    if not isinstance(advantage, ReinforcePlusPlusAdvantage) or advantage.window == 1:
+        return
+    own = moments_of(groups, advantage, config.overlong)
     if own is not None:
         store.write(layout.moments_file(step), json.dumps(asdict(own)).encode())
 

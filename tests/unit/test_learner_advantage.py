@@ -152,9 +152,10 @@ def test_a_window_takes_the_moments_of_the_steps_in_it(tmp_path: Path) -> None:
 
     with pytest.raises(FileNotFoundError, match="00002"):
         blame(window=2)
-    record_moments(groups[1], store, 1, LearnerConfig())
+    for advantage in (GrpoAdvantage(), ReinforcePlusPlusAdvantage(baseline="step")):
+        record_moments(groups[1], store, 1, LearnerConfig(advantage=advantage))
     assert list(tmp_path.iterdir()) == [], "nobody asks for them"
-    spanning = LearnerConfig(advantage=ReinforcePlusPlusAdvantage(baseline="step"))
+    spanning = LearnerConfig(advantage=ReinforcePlusPlusAdvantage(baseline="step", window=2))
     record_moments(groups[2], store, 2, spanning)
     assert blame(window=1) == [0.0, 0.0]
     assert blame(window=2) == [pytest.approx(-1.0, rel=1e-5)] * 2
