@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from artifacts.records import Generated, Running, WeightsRef
 from benchmarks.simulated_round import SimulatedRound, round_inputs
 from tasks.engines.base import Attestation, EngineLost
+from tasks.engines.simulation.mailbox import Mailbox
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundInputs, ScoreFeed
@@ -42,8 +43,7 @@ class SimulatedLearner:
         self._engines = engines
         self._train_s = train_s
         self._at_update = at_update
-        self._news: list[int] = []
-        self._told = asyncio.Event()
+        self._news = Mailbox[int]()
         self._training: list[asyncio.Task[None]] = []
 
     def train(self, step: int) -> None:
@@ -58,14 +58,7 @@ class SimulatedLearner:
 
     async def published(self, wait_s: float) -> list[int]:
         """As `Publications`."""
-        if not self._news:
-            self._told.clear()
-            try:
-                await asyncio.wait_for(self._told.wait(), wait_s)
-            except TimeoutError:
-                return []
-        news, self._news = self._news, []
-        return news
+        return await self._news.take(wait_s)
 
     async def _train(self, step: int, before: asyncio.Task[None] | None) -> None:
         if before is not None:
@@ -81,8 +74,7 @@ class SimulatedLearner:
         loaded = [held for held in attested if isinstance(held, Attestation)]
         self.drained_s += max((held.drained_s for held in loaded), default=0.0)
         self.version = step
-        self._news.append(step)
-        self._told.set()
+        self._news.put(step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ that the learner of the same process computes with.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from artifacts.store import Store
 from benchmarks.stale_learning_versions import KeptVersions, due_version
 from flows.config.run_config import RunConfig
 from tasks.engines.base import Engine
+from tasks.engines.simulation.mailbox import Mailbox
 from tasks.lag import lag_figures
 from tasks.learner.collective import RoundToTrain, accumulate_round, update_all
 from tasks.learner.remote import LearnerActor, RemoteLearner
@@ -69,22 +69,14 @@ class ScoredAtOnce:
 
     def __init__(self, rewards: Rewards, prompts: Mapping[str, Prompt]) -> None:
         self._rewards, self._prompts = rewards, prompts
-        self._scores: asyncio.Queue[Score] = asyncio.Queue()
+        self._scores = Mailbox[Score]()
 
     async def publish(self, generated: Sequence[Generated]) -> None:
         for response in generated:
-            self._scores.put_nowait(
-                self._rewards.score(self._prompts[response.prompt_id], response)
-            )
+            self._scores.put(self._rewards.score(self._prompts[response.prompt_id], response))
 
     async def scored(self, wait_s: float) -> list[Score]:
-        try:
-            scores = [await asyncio.wait_for(self._scores.get(), wait_s)]
-        except TimeoutError:
-            return []
-        while not self._scores.empty():
-            scores.append(self._scores.get_nowait())
-        return scores
+        return await self._scores.take(wait_s)
 
 
 class StaleRun:
