@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, Self
 
 from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from artifacts.reports.canvas import DOTS_PER_INCH, FAINT, INK, plain
 from artifacts.reports.summary import Estimate
-from flows.experiments.ablation_figures import T_975
+from flows.experiments.ablation_figures import markdown_table, student
 from tasks.alarm import SCORED, AlarmConfig, alarms_of
 
 REWARD = "reward/mean"
@@ -98,15 +98,6 @@ def read_runs(directory: Path, variants: Sequence[str]) -> Runs:
     return {variant: sorted(runs, key=lambda run: run.seed) for variant, runs in found.items()}
 
 
-def student(values: Sequence[float]) -> Estimate:
-    """Mean and 95 % interval of at least one value; of a single one it is unbounded."""
-    middle, count = mean(values), len(values)
-    half = math.inf
-    if count > 1:
-        half = T_975[min(count - 1, len(T_975)) - 1] * stdev(values) / math.sqrt(count)
-    return Estimate(mean=middle, low=middle - half, high=middle + half, num_samples=count)
-
-
 def paired(reference: Sequence[Recorded], runs: Sequence[Recorded]) -> Estimate | None:
     """Held-out reward over that of the reference, of the seeds that both have."""
     before = {run.seed: run.heldout for run in reference}
@@ -125,8 +116,7 @@ def table(runs: Runs, reference: str) -> str:
         *("largest k3", "largest cut", "entropy left", "grad norm", "warns", "CPU s", "seeds"),
     )
     rows = [_row(variant, own, runs.get(reference, ())) for variant, own in runs.items()]
-    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(head, rows)
 
 
 def _row(variant: str, runs: Sequence[Recorded], reference: Sequence[Recorded]) -> tuple[str, ...]:

@@ -127,6 +127,15 @@ def costs_of(
     return {block: cost for run in own for block, cost in block_costs(run, period, trained).items()}
 
 
+def student(values: Sequence[float]) -> Estimate:
+    """Mean and 95 % interval of at least one value; of a single one it is unbounded."""
+    middle, count = mean(values), len(values)
+    half = math.inf
+    if count > 1:
+        half = T_975[min(count - 1, len(T_975)) - 1] * stdev(values) / math.sqrt(count)
+    return Estimate(mean=middle, low=middle - half, high=middle + half, num_samples=count)
+
+
 def speed_up(
     before: Mapping[tuple[int, int], float], after: Mapping[tuple[int, int], float]
 ) -> Estimate | None:
@@ -140,15 +149,12 @@ def speed_up(
     ]
     if not logs:
         return None
-    if len(logs) == 1:
-        return Estimate(mean=math.exp(logs[0]), low=0.0, high=math.inf, num_samples=1)
-    half = T_975[min(len(logs) - 1, len(T_975)) - 1] * stdev(logs) / math.sqrt(len(logs))
-    middle = mean(logs)
+    found = student(logs)
     return Estimate(
-        mean=math.exp(middle),
-        low=math.exp(middle - half),
-        high=math.exp(middle + half),
-        num_samples=len(logs),
+        mean=math.exp(found.mean),
+        low=math.exp(found.low),
+        high=math.exp(found.high),
+        num_samples=found.num_samples,
     )
 
 

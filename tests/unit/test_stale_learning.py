@@ -20,10 +20,10 @@ from benchmarks.stale_learning_figures import (
     paired,
     picture,
     read_runs,
-    student,
     table,
 )
 from benchmarks.stale_learning_versions import KeptVersions, due_version
+from flows.experiments.ablation_figures import student
 from tasks.alarm import AlarmConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.loss import LossConfig
