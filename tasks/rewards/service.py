@@ -5,9 +5,7 @@ programs.
 
 Waiting for it costs no processor, so `reward_workers` may be many: as many questions as the service
 answers side by side. Whatever keeps it from giving a number is infra. A round that is decided hangs
-up; where steps overlap, the next one asks again for what it needs, under the same response_id: a
-service that goes on with a question and keeps its verdict loses nothing by it. Leaves out
-credentials.
+up; where steps overlap, what the next one goes on with is waited for. Leaves out credentials.
 """
 
 from __future__ import annotations
