@@ -59,6 +59,23 @@ class Fate(StrEnum):
     JUDGED = "judged"  # written by a judge model
 
 
+class Ending(StrEnum):
+    """How an episode ended, and so whose doing it was."""
+
+    TERMINATED = "terminated"  # the environment came to an end of its own
+    TRUNCATED = "truncated"  # the environment cut it by a bound of its own
+    TURNS = "turns"  # the bound on turns
+    TOKENS = "tokens"  # the bound on tokens, or what the next observation leaves no room for
+    TIME = "time"  # the bound on the episode's time
+    CRASHED = "crashed"  # the environment raised, died or broke its protocol
+    UNANSWERED = "unanswered"  # a reset or a step took the environment longer than it may
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the environment failed: no verdict on the model."""
+        return self in (Ending.CRASHED, Ending.UNANSWERED)
+
+
 class CaseVerdict(StrEnum):
     """What became of one test case of a program."""
 
@@ -93,6 +110,39 @@ class Prompt:
     token_ids: tuple[int, ...]  # the rendered chat prompt
     gold: str  # what the reward compares with; its format belongs to the reward
     text: str  # the question as a person would read it (the last user turn)
+    episode_seed: int | None = None  # of the environment's reset; None for a question of one turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One turn of an episode: what the environment said, what the model answered, what it was
+    paid.
+
+    The tokens of an episode are those of its turns, one after the other: in each first the given
+    ones, then the sampled ones. The last turn of an episode that was stopped may lack the
+    environment's answer, and a part of its sampled tokens.
+    """
+
+    num_given: int  # tokens that nobody sampled: the bridge, with the observation in it
+    num_sampled: int  # tokens of the action, its end token included when it was sampled
+    observation: str  # what the model read
+    action: str  # what it answered
+    reward: float | None  # what the environment paid for it; None while it has not answered
+    asked_s: float  # when the engine was asked for the action
+    acted_s: float  # when the action was there
+    answered_s: float | None  # when the environment had answered; None while it has not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """What a response of many turns consists of."""
+
+    turns: tuple[Turn, ...]  # at least one, unless its environment failed before the first
+    ending: Ending | None  # None while it goes on, or when it was stopped
+    detail: str = ""  # the reason in a few words, printable ASCII
+    last_observation: str = ""  # what the environment said at the end, which the model never read
+    reset_s: float = 0.0  # seconds that the environment's reset took
+    num_replayed: int = 0  # turns that a new environment was led through to go on elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +161,9 @@ class Request:
     kept_logprobs: tuple[float, ...] = ()  # their behaviour log-probabilities
     kept_versions: tuple[VersionSpan, ...] = ()  # the weight versions that sampled them
     attempt: int = 0  # which attempt at which round asks; its response says the same
+    environment: str = ""  # the domain whose environment answers; empty for a single turn
+    episode_seed: int = 0  # of the environment's reset
+    kept_turns: tuple[Turn, ...] = ()  # what the kept tokens of an episode consist of
 
     @property
     def response_id(self) -> str:
@@ -131,13 +184,14 @@ class Generated:
 
     prompt_id: str  # the prompt's id
     index: int  # which response of the prompt
-    token_ids: tuple[
-        int, ...
-    ]  # generated tokens, the end-of-sequence token included when it was sampled
-    logprobs: tuple[float, ...]  # behaviour log-probability of each of them, as the engine sampled
-    versions: tuple[
-        VersionSpan, ...
-    ]  # which version sampled which tokens; the counts sum to len(token_ids)
+    # all tokens after the prompt: what was sampled, the end-of-sequence token included, and of an
+    # episode what was given between
+    token_ids: tuple[int, ...]
+    # behaviour log-probability of each of them, as the engine sampled; 0 of given ones
+    logprobs: tuple[float, ...]
+    # which version sampled which tokens; the counts sum to len(token_ids), and given tokens count
+    # with what was sampled after them
+    versions: tuple[VersionSpan, ...]
     # "stop" at an end token, "length" at the bound, "aborted" on request
     finish_reason: FinishReason
     text: str  # the decoded tokens without special tokens
@@ -146,10 +200,31 @@ class Generated:
     first_token_s: float  # when its first token came
     finished_s: float  # when its last token came
     attempt: int = 0  # the attempt that asked for it, as the request had it
+    episode: Episode | None = None  # its turns; None for a response of a single one
 
     @property
     def response_id(self) -> str:
         return response_id(self.prompt_id, self.index)
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the model sampled: all that any count or loss may be about."""
+        if self.episode is None:
+            return len(self.token_ids)
+        return sum(turn.num_sampled for turn in self.episode.turns)
+
+    @property
+    def sampled(self) -> tuple[range, ...]:
+        """Where the sampled tokens lie among `token_ids`."""
+        if self.episode is None:
+            return (range(len(self.token_ids)),)
+        found: list[range] = []
+        end = 0
+        for turn in self.episode.turns:
+            begin = end + turn.num_given
+            end = begin + turn.num_sampled
+            found.append(range(begin, end))
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

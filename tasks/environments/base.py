@@ -1,26 +1,32 @@
-"""The Environment seam: something a model talks to, in text, for one turn or many.
+"""The Environment seam: something a model talks to, in text, for many turns.
 
     observation = reset(seed) -> step(action text) -> Transition -> ... until terminated or
     truncated
 
-An environment draws random numbers from the seed of its reset only, and pickles between turns, so
-that an episode can move to another worker. Tokens, sampling and turn budgets belong to the engine
-and its driver.
+An environment draws random numbers from the seed of its reset only, so that the same actions lead
+to the same transcript, and pickles between turns. Tokens, sampling and turn budgets belong to the
+engine and the episode driver; processes, limits and failures to the hosts (`EnvironmentHosts`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from artifacts.datasets.rows import Message
+from artifacts.records import Ending
 
 
 class Transition(NamedTuple):
     """What a turn of the model led to."""
 
-    observation: str  # what the model reads next; empty when the episode is over
-    reward: float | None  # reward of the turn; None where a Reward judges the finished response
+    observation: str  # what the model reads next; at the end what it would have read
+    reward: float  # of this turn
     terminated: bool  # the episode reached an end of its own
-    truncated: bool  # a bound on turns cut it
+    truncated: bool  # a bound of the environment cut it
     info: Mapping[str, str]  # details for the records
 
 
@@ -34,4 +40,62 @@ class Environment(Protocol):
     def step(self, text: str) -> Transition:
         """Take the model's turn. Text that is no valid action is part of the game and never
         raises."""
+        ...
+
+
+class EnvironmentSettings(BaseModel):
+    """What every kind of environment is asked by those who do not know its kind."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_turns: int = Field(16, ge=1, description="Turns after which an episode is cut.")
+
+    def head(self) -> tuple[Message, ...]:
+        """What the model reads before the first observation: the rules, and episodes played as
+        examples, as chat turns. The first message is the system's."""
+        raise NotImplementedError
+
+    def build(self) -> Environment:
+        """A new environment. ValueError, with the cure, for one that cannot be made."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an environment may take."""
+
+    reset_s: float  # wall seconds of a reset
+    step_s: float  # wall seconds of a step
+    memory_bytes: int  # of its process
+
+
+class EnvironmentFailed(RuntimeError):
+    """The environment raised, died or did not answer in time: never the model's fault."""
+
+    def __init__(self, ending: Ending, detail: str) -> None:
+        super().__init__(detail)
+        self.ending = ending  # CRASHED or UNANSWERED
+        self.detail = detail  # the reason in a few words, printable ASCII
+
+
+class EnvironmentHosts(Protocol):
+    """The processes in which environments step. An episode has one of its own from `reset` to
+    `end`, by the episode's id."""
+
+    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
+        """Begin an episode, in a process that is free or started for it; the first observation.
+        Raises EnvironmentFailed."""
+        ...
+
+    async def step(self, episode_id: str, text: str) -> Transition:
+        """Take a turn. Raises EnvironmentFailed; the episode is over then."""
+        ...
+
+    async def end(self, episode_id: str) -> None:
+        """Nobody goes on with it: its process is free again, or killed if it is in a call.
+        Harmless for an episode that is unknown or over."""
+        ...
+
+    def close(self) -> None:
+        """End every process."""
         ...

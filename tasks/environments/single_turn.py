@@ -1,7 +1,4 @@
-"""Questions answered in one turn: rows become token ids, and the environment ends with the answer.
-
-The reward of the answer is not decided here: it runs beside the rollout (the Reward seam).
-"""
+"""Questions answered in one turn: rows become token ids."""
 
 from __future__ import annotations
 
@@ -12,31 +9,9 @@ from jinja2 import TemplateError
 
 from artifacts.datasets.rows import Message, Row
 from artifacts.records import Prompt
-from tasks.environments.base import Transition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-class SingleTurn:
-    """The trivial environment: one question, one answer."""
-
-    def __init__(self, row: Row) -> None:
-        self._row = row
-
-    def reset(self, seed: int) -> str:
-        """The question; a row leaves nothing to draw, so the seed changes nothing."""
-        return self._row.text
-
-    def step(self, text: str) -> Transition:
-        """The end, whatever was answered."""
-        return Transition(
-            observation="",
-            reward=None,
-            terminated=True,
-            truncated=False,
-            info={"domain": self._row.domain},
-        )
 
 
 def render(

@@ -6,8 +6,7 @@ import pytest
 
 from artifacts.datasets.rows import Message, question_row
 from artifacts.models.character_tokenizer import character_tokenizer
-from tasks.environments.base import Environment
-from tasks.environments.single_turn import SingleTurn, render
+from tasks.environments.single_turn import render
 
 ROW = question_row("chain_sum", "a3b5=", "8")
 
@@ -50,15 +49,3 @@ def test_a_prompt_that_is_too_long_is_named() -> None:
         ValueError, match=r"fit in 5 tokens.*row 0/7 has 6 \('a3b5='\); drop the row"
     ):
         render(ROW, character_tokenizer(), "0/7", 5)
-
-
-def test_one_turn_ends_the_episode_without_a_verdict() -> None:
-    environment: Environment = SingleTurn(ROW)
-    assert environment.reset(seed=1) == environment.reset(seed=2) == "a3b5="
-    transition = environment.step("whatever")
-    assert (
-        transition.terminated,
-        transition.truncated,
-        transition.reward,
-        transition.observation,
-    ) == (True, False, None, "")
