@@ -17,8 +17,8 @@ from typing import Literal
 from flows.commands.local_stack import LOOPBACK, PREFECT_PORT
 from flows.commands.ui import MLFLOW_PORT
 from tasks.engines.vllm.attention import attention_path, may_use_tiles
-from tasks.rewards.programs.sandbox.isolation import Isolation
 from tasks.rewards.programs.sandbox.self_test import CURE, holds
+from tasks.sandbox.isolation import Isolation
 
 GIB = 1024**3
 NEEDED = {  # tried together; requirements/cpu.txt is the complete set

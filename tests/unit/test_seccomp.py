@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from tasks.rewards.programs.sandbox.seccomp import (
+from tasks.sandbox.seccomp import (
     ALLOW,
     ANY_BIT,
     AT_LEAST,

@@ -26,8 +26,8 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from artifacts.datasets.plain_values import from_json, to_json
-from tasks.rewards.programs.sandbox.namespaces import set_capabilities
-from tasks.rewards.programs.sandbox.seccomp import Filter
+from tasks.sandbox.namespaces import set_capabilities
+from tasks.sandbox.seccomp import Filter
 
 Message = dict[str, Any]  # Any: JSON values
 

@@ -17,15 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.rewards.base import RewardUnavailable
-from tasks.rewards.interrupt import Interrupt, Interrupted
 from tasks.rewards.programs.sandbox.candidate_process import GRACE_S, CandidateProcess, Unconfined
 from tasks.rewards.programs.sandbox.command import Command
-from tasks.rewards.programs.sandbox.isolation import ENVIRONMENT, Isolation, command
-from tasks.rewards.programs.sandbox.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.reply import Reply
-from tasks.rewards.programs.sandbox.user_map import UserMap, is_needed
-from tasks.rewards.workers.child_process import ChildProcess, start_child
-from tasks.rewards.workers.frames import Json, receive_frame
+from tasks.sandbox.child_process import ChildProcess, start_child
+from tasks.sandbox.frames import Json, receive_frame
+from tasks.sandbox.interrupt import Interrupt, Interrupted
+from tasks.sandbox.isolation import ENVIRONMENT, Isolation, command
+from tasks.sandbox.limits import SandboxLimits
+from tasks.sandbox.user_map import UserMap, is_needed
 
 START_S = 30.0  # to a fork server that answers
 

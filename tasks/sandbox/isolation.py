@@ -19,15 +19,15 @@ from enum import StrEnum
 from itertools import filterfalse
 from pathlib import Path
 
-from tasks.rewards.programs.sandbox.limits import SandboxLimits
-from tasks.rewards.programs.sandbox.namespaces import DEVICE, NAMESPACE_LIMIT, NOBODY
-from tasks.rewards.programs.sandbox.user_map import UserMap
+from tasks.sandbox.limits import SandboxLimits
+from tasks.sandbox.namespaces import DEVICE, NAMESPACE_LIMIT, NOBODY
+from tasks.sandbox.user_map import UserMap
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[2]
 INSIDE = "/rollflow"  # where the sandbox's own code lies inside
 CODE = (
     "tasks/rewards/programs/sandbox",
-    "tasks/rewards/workers/frames.py",
+    "tasks/sandbox",
     "artifacts/datasets/plain_values.py",
 )
 LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib", "/etc/ld.so.cache")
