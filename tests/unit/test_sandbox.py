@@ -23,15 +23,15 @@ from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, Std
 from artifacts.records import CaseVerdict, Generated, Outcome, Prompt, Score
 from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, observed
 from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig, program_of
-from tasks.rewards.programs.sandbox import self_test
+from tasks.rewards.programs.sandbox import candidate_walls, self_test
 from tasks.rewards.programs.sandbox.candidate_process import CandidateProcess
+from tasks.rewards.programs.sandbox.candidate_walls import ENTRY
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner, TestsBroken
 from tasks.rewards.programs.sandbox.command import Command
 from tasks.rewards.programs.sandbox.sandbox import Sandbox, SandboxUnavailable
-from tasks.sandbox import isolation
 from tasks.sandbox.child_process import start_child
 from tasks.sandbox.interrupt import Interrupt, Interrupted
-from tasks.sandbox.isolation import ENTRY, Isolation
+from tasks.sandbox.isolation import Isolation
 from tasks.sandbox.limits import SandboxLimits
 from tasks.sandbox.user_map import UserMap, is_needed
 
@@ -258,7 +258,7 @@ def with_candidates_that(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
     patch = (
         f"run = server.run_program; server.run_program = lambda *given: ({first}, run(*given)); "
     )
-    monkeypatch.setattr(isolation, "ENTRY", f"{prepared}{imports}{patch}server.main()")
+    monkeypatch.setattr(candidate_walls, "ENTRY", f"{prepared}{imports}{patch}server.main()")
 
 
 def test_a_programs_time_begins_when_its_process_waits_for_it(
@@ -682,7 +682,7 @@ def test_with_a_fixed_limit_no_solution_is_executed() -> None:
 
 def test_sandbox_that_cannot_be_had_any_more_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     reward = CodeTests(CodeTestsConfig(), TimeoutBook())
-    monkeypatch.setattr("tasks.sandbox.isolation.CODE", ("no/such/path",))
+    monkeypatch.setattr("tasks.rewards.programs.sandbox.candidate_walls.CODE", ("no/such/path",))
     score = reward.score(PROMPT, fenced("def add(a, b):\n    return a + b"))
     assert (score.reward, score.outcome) == (None, Outcome.INFRA)
     assert "no/such/path" in score.detail
