@@ -134,6 +134,20 @@ async def test_closing_while_the_origin_starts_leaves_no_process() -> None:
     assert not tree()
 
 
+def test_closing_after_the_event_loop_leaves_no_process() -> None:
+    pool = HostPool(PATIENT, (SCRIPT,))
+
+    async def begin() -> None:
+        await pool.reset("one", SCRIPT, 1)
+
+    with asyncio.Runner() as runner:
+        runner.run(begin())
+    before = tree()
+    assert before
+    pool.close()
+    assert not psutil.wait_procs(before, timeout=60.0)[1]
+
+
 PARENT = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])

@@ -133,3 +133,18 @@ def test_a_directory_that_is_closed_to_others_is_named(
     assert closed_to_nobody()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert closed_to_nobody() == ""
+
+
+async def test_settings_that_no_other_process_can_have_are_refused() -> None:
+    class Local(type(SCRIPT)):  # type: ignore[misc]
+        """Not at the top of a module."""
+
+    class Main(type(SCRIPT)):  # type: ignore[misc]
+        """As a script's own."""
+
+    Main.__module__ = "__main__"
+    async with hosts(PATIENT.model_copy(update={"num_hosts": 1})) as pool:
+        for settings in (Local(), Main()):
+            with pytest.raises(ValueError, match="settings of environments must pickle"):
+                await pool.reset("one", settings, 1)
+        assert await pool.reset("one", SCRIPT, 5) == "5:0"
