@@ -216,5 +216,5 @@ def _costs(batch: PackedBatch) -> AccumulateReport:
 
 
 def lengths_of(batch: PackedBatch) -> Lengths:
-    """Tokens of each response of a row."""
-    return tuple(len(sample.response) for sample in batch.samples)
+    """Sampled tokens of each response of a row."""
+    return tuple(sample.num_sampled for sample in batch.samples)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from artifacts.records import Group
+from artifacts.records import Generated, Group
+from artifacts.sampled import of_sampled, sampled_versions
 from tasks.learner.advantage import Advantage, Moments, group_advantages, step_moments
 from tasks.learner.dealing import GroupPart, as_part
 from tasks.learner.normalisation import ConstantLength, SequenceMean, TokenMean
@@ -23,11 +24,11 @@ class TrainingSet:
 
     samples: tuple[
         Sample, ...
-    ]  # every response with a verdict and at least one token that is not masked
+    ]  # every response with a verdict and at least one sampled token that is not masked
     normaliser: float  # what they add to the divisor of the loss
     num_groups: int  # groups given
     num_groups_flat: int  # groups whose advantages are all zero
-    num_responses_excluded: int  # responses without a verdict or without a token
+    num_responses_excluded: int  # responses without a verdict or without a sampled token
     num_responses_masked: int  # truncated responses that `overlong` leaves out
 
 
@@ -54,23 +55,24 @@ def training_set(
         for place in part.places:
             generated = group.responses[place].generated
             value, reward = advantages[place], rewards[place]
-            if value is None or reward is None or not generated.token_ids:
+            if value is None or reward is None or not generated.num_sampled:
                 excluded += 1
                 continue
             if overlong.is_masked(generated):
                 masked += 1
                 continue
-            weight, addition = normalisation.of(len(generated.token_ids))
+            weight, addition = normalisation.of(generated.num_sampled)
             normaliser += addition
             samples.append(
                 Sample(
                     prompt=group.prompt.token_ids,
                     response=generated.token_ids,
-                    behaviour=generated.logprobs,
+                    sampled=generated.sampled,
+                    behaviour=of_sampled(generated, generated.logprobs),
                     advantage=value,
                     reward=reward,
                     weight=weight,
-                    versions=generated.versions,
+                    versions=sampled_versions(generated),
                 )
             )
     return TrainingSet(
@@ -95,7 +97,7 @@ def trained_advantages(
     return {
         generated.response_id: value
         for generated, value in zip(answers, values, strict=True)
-        if value is not None and generated.token_ids and not overlong.is_masked(generated)
+        if value is not None and generated.num_sampled and not overlong.is_masked(generated)
     }
 
 
@@ -136,12 +138,21 @@ def _rewards(group: Group, overlong: Overlong) -> list[float | None]:
                 f"only scored responses are trained, {generated.response_id!r} has no score; wait"
                 " for its reward"
             )
-        if len(generated.logprobs) != len(generated.token_ids):
-            raise ValueError(
-                f"every token needs its behaviour log-probability, {generated.response_id!r} has"
-                f" {len(generated.token_ids)} tokens and {len(generated.logprobs)}"
-                " log-probabilities; ask the engine for log-probabilities"
-            )
+        _check_tokens(generated)
         reward = response.score.reward
         rewards.append(None if reward is None else overlong.shaped(reward, generated))
     return rewards
+
+
+def _check_tokens(generated: Generated) -> None:
+    name, num_tokens = generated.response_id, len(generated.token_ids)
+    if len(generated.logprobs) != num_tokens:
+        raise ValueError(
+            f"every token needs its behaviour log-probability, {name!r} has {num_tokens} tokens"
+            f" and {len(generated.logprobs)} log-probabilities; ask the engine for"
+            " log-probabilities"
+        )
+    if generated.episode is None:
+        return
+    in_turns = sum(turn.num_given + turn.num_sampled for turn in generated.episode.turns)
+    assert in_turns == num_tokens, f"the turns of {name} have {in_turns} of {num_tokens} tokens"
