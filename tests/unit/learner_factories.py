@@ -12,25 +12,14 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from turn_factories import VOCABULARY, as_episode, random_turns
 
-from artifacts.records import (
-    Ending,
-    Episode,
-    Generated,
-    Group,
-    Outcome,
-    Prompt,
-    Response,
-    Score,
-    Turn,
-    VersionSpan,
-)
+from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, VersionSpan
 from tasks.learner.dealing import GroupPart
 from tasks.learner.packing import Sample
 from tasks.learner.ranks import Ranks
 from tasks.learner.split import in_mini_batches
 
-VOCABULARY = 61
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
@@ -91,68 +80,6 @@ def make_group(
     return Group(prompt=asked, responses=tuple(made))
 
 
-def as_episode(
-    generated: Generated,
-    turns: Sequence[tuple[tuple[int, ...], int]],
-    ending: Ending | None = Ending.TERMINATED,
-) -> Generated:
-    """The response's tokens as those sampled in an episode: in each turn so many of them, after
-    these given ones."""
-    tokens: list[int] = []
-    logprobs: list[float] = []
-    versions: list[int] = []
-    left = list(zip(generated.token_ids, generated.logprobs, versions_of(generated), strict=True))
-    for given, num_sampled in turns:
-        own, left = left[:num_sampled], left[num_sampled:]
-        tokens += [*given, *(token for token, _, _ in own)]
-        logprobs += [0.0] * len(given) + [logprob for _, logprob, _ in own]
-        read_by = own[0][2] if own else generated.versions[-1].version if generated.versions else 0
-        versions += [read_by] * len(given) + [version for _, _, version in own]
-    assert not left, "all sampled tokens are in turns"
-    return replace(
-        generated,
-        token_ids=tuple(tokens),
-        logprobs=tuple(logprobs),
-        versions=tuple(VersionSpan(version=version, num_tokens=1) for version in versions),
-        episode=Episode(
-            turns=tuple(turn(len(given), num_sampled) for given, num_sampled in turns),
-            ending=ending,
-        ),
-    )
-
-
-def versions_of(generated: Generated) -> list[int]:
-    """The weight version of each token."""
-    return [span.version for span in generated.versions for _ in range(span.num_tokens)]
-
-
-def turn(num_given: int, num_sampled: int, reward: float | None = 0.0, said: str = "") -> Turn:
-    return Turn(
-        num_given=num_given,
-        num_sampled=num_sampled,
-        observation=said,
-        action="",
-        reward=reward,
-        asked_s=0.0,
-        acted_s=0.0,
-        answered_s=0.0,
-    )
-
-
-def random_turns(
-    rng: random.Random, num_sampled: int, first: tuple[int, ...]
-) -> list[tuple[tuple[int, ...], int]]:
-    """Turns with so many sampled tokens, some of none; the first observation is that of the
-    group."""
-    turns, given = [], first
-    while num_sampled or not turns:
-        taken = min(num_sampled, rng.choice([0, 1, 2, 5]))
-        turns.append((given, taken))
-        num_sampled -= taken
-        given = tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 4)))
-    return [*turns, (given, 0)] if rng.random() < 0.3 else turns
-
-
 def with_episodes(groups: Sequence[Group], seed: int) -> tuple[Group, ...]:
     """The same, half of the responses in episodes: the same sampled tokens, others between."""
     rng = random.Random(f"{seed}/episodes")
@@ -164,7 +91,7 @@ def with_episodes(groups: Sequence[Group], seed: int) -> tuple[Group, ...]:
                 response,
                 generated=as_episode(
                     response.generated,
-                    random_turns(rng, len(response.generated.token_ids), first),
+                    random_turns(rng, response.generated.num_sampled, first),
                 ),
             )
             if rng.random() < 0.5

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 from learner_factories import (
-    as_episode,
     make_group,
     make_model,
     naive_model,
@@ -17,6 +16,7 @@ from learner_factories import (
     with_episodes,
 )
 from torch.nn.functional import cross_entropy
+from turn_factories import as_episode
 
 from artifacts.records import Ending, Group, Outcome, Response, VersionSpan, pack
 from artifacts.sampled import sampled_versions
