@@ -93,6 +93,12 @@ def test_given_tokens_have_no_lag() -> None:
     assert figures[0] == figures[1]
     assert figures[1]["lag/recomputed_tokens"] == 3
     assert lag_of(as_episode(said(), (((9,), 0),)), 4) is None
+    read_earlier = replace(
+        as_episode(said((3, 5)), (((9,) * 4, 5),)),
+        versions=(VersionSpan(version=2, num_tokens=4), VersionSpan(version=3, num_tokens=5)),
+    )
+    group = Group(prompt=prompt, responses=(Response(generated=read_earlier, score=None),))
+    assert not any(lag_figures(4, [group], recomputes=True).values())
 
 
 def test_rounds_count_what_their_engines_sampled(tmp_path: Path) -> None:
