@@ -147,7 +147,7 @@ class PaddedLoop:
 
         return TokenBatch(
             behaviour=column([value for sample in samples for value in sample.behaviour]),
-            advantage=column([sample.advantage for sample in samples for _ in sample.places]),
+            advantage=column([value for sample in samples for value in sample.token_advantages]),
             reward=column([sample.reward for sample in samples for _ in sample.places]),
             weight=column([sample.weight for sample in samples for _ in sample.places]),
             num_tokens=column([sample.num_sampled for sample in samples for _ in sample.places]),

@@ -30,7 +30,7 @@ class Sample:
     response: tuple[int, ...]  # token ids after it, what was given between included
     sampled: tuple[range, ...]  # where in it the sampled tokens lie, at least one
     behaviour: tuple[float, ...]  # the engine's log-probability of each sampled token
-    advantage: float  # what its reward is worth among the others
+    advantages: tuple[float, ...]  # of each of these ranges' tokens, among its siblings
     reward: float  # as training sees it
     weight: float  # of each of its token losses in the sum
     versions: tuple[VersionSpan, ...] = ()  # the weight versions of the sampled tokens
@@ -44,6 +44,12 @@ class Sample:
     def num_sampled(self) -> int:
         """Tokens to learn from."""
         return sum(map(len, self.sampled))
+
+    @property
+    def token_advantages(self) -> tuple[float, ...]:
+        """Of each sampled token."""
+        of_turns = zip(self.advantages, self.sampled, strict=True)
+        return tuple(own for own, places in of_turns for _ in places)
 
     @property
     def computed(self) -> tuple[int, ...]:
@@ -116,7 +122,7 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[PackedBatc
             sample.response,
             sample.places,
             sample.behaviour,
-            sample.advantage,
+            sample.advantages,
             sample.reward,
         ),
     )

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from artifacts.records import Generated, Group
 from artifacts.sampled import of_sampled, sampled_versions
-from tasks.learner.advantage import Advantage, Moments, group_advantages, step_moments
+from tasks.learner.advantage import Moments, ReinforcePlusPlusAdvantage, step_moments
+from tasks.learner.credit import Credit, token_mean, turn_advantages
 from tasks.learner.dealing import GroupPart, as_part
 from tasks.learner.normalisation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.overlong import AS_SCORED, Overlong
@@ -34,7 +35,7 @@ class TrainingSet:
 
 def training_set(
     groups: Sequence[Group | GroupPart],
-    advantage: Advantage,
+    advantage: Credit,
     normalisation: TokenMean | SequenceMean | ConstantLength,
     overlong: Overlong = AS_SCORED,
 ) -> TrainingSet:
@@ -50,12 +51,12 @@ def training_set(
     for part in parts:
         group = part.group
         rewards = _rewards(group, overlong)
-        advantages = group_advantages(rewards, advantage, part.moments)
-        flat += part.is_first and not any(advantages)
+        advantages = turn_advantages(group, rewards, advantage, part.moments)
+        flat += part.is_first and not any(map(any, filter(None, advantages)))
         for place in part.places:
             generated = group.responses[place].generated
-            value, reward = advantages[place], rewards[place]
-            if value is None or reward is None or not generated.num_sampled:
+            of_turns, reward = advantages[place], rewards[place]
+            if of_turns is None or reward is None or not generated.num_sampled:
                 excluded += 1
                 continue
             if overlong.is_masked(generated):
@@ -69,7 +70,7 @@ def training_set(
                     response=generated.token_ids,
                     sampled=generated.sampled,
                     behaviour=of_sampled(generated, generated.logprobs),
-                    advantage=value,
+                    advantages=of_turns,
                     reward=reward,
                     weight=weight,
                     versions=sampled_versions(generated),
@@ -87,23 +88,24 @@ def training_set(
 
 def trained_advantages(
     group: Group,
-    advantage: Advantage,
+    advantage: Credit,
     overlong: Overlong = AS_SCORED,
     moments: Moments | None = None,
 ) -> dict[str, float]:
-    """Advantages of those responses of a group that are in the loss, by response id."""
-    values = group_advantages(_rewards(group, overlong), advantage, moments)
+    """Advantages of those responses of a group that are in the loss, by response id; the mean over
+    sampled tokens where turns are told apart."""
+    advantages = turn_advantages(group, _rewards(group, overlong), advantage, moments)
     answers = [response.generated for response in group.responses]
     return {
-        generated.response_id: value
-        for generated, value in zip(answers, values, strict=True)
-        if value is not None and generated.num_sampled and not overlong.is_masked(generated)
+        generated.response_id: token_mean(of_turns, generated.sampled)
+        for generated, of_turns in zip(answers, advantages, strict=True)
+        if of_turns is not None and generated.num_sampled and not overlong.is_masked(generated)
     }
 
 
 def advantages_of(
     groups: Sequence[Group],
-    advantage: Advantage,
+    advantage: Credit,
     overlong: Overlong = AS_SCORED,
     moments: Moments | None = None,
 ) -> dict[str, float]:
@@ -115,10 +117,10 @@ def advantages_of(
 
 
 def moments_of(
-    groups: Sequence[Group], advantage: Advantage, overlong: Overlong = AS_SCORED
+    groups: Sequence[Group], advantage: Credit, overlong: Overlong = AS_SCORED
 ) -> Moments | None:
     """Moments of all rewards of a step, if the advantage needs to know them."""
-    if not advantage.spans_step:
+    if not isinstance(advantage, ReinforcePlusPlusAdvantage):
         return None
     return step_moments([_rewards(group, overlong) for group in groups], advantage)
 

@@ -112,7 +112,7 @@ class LearnerRank:
             groups, self._config.advantage, self._config.normalisation, self._config.overlong
         )
         wanted = [
-            sample for sample in data.samples if sample.advantage != 0.0 or self._config.trains_all
+            sample for sample in data.samples if any(sample.advantages) or self._config.trains_all
         ]
         report = AccumulateReport(
             num_groups=data.num_groups,
@@ -192,7 +192,7 @@ class LearnerRank:
                 response=ids[1:],
                 sampled=(range(len(ids) - 1),),
                 behaviour=(),
-                advantage=0.0,
+                advantages=(0.0,),
                 reward=0.0,
                 weight=0.0,
             )

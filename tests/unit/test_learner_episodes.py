@@ -310,7 +310,7 @@ def test_a_group_with_one_survivor_is_no_baseline_of_itself(
     group = group_with(Ending.CRASHED, Outcome.INFRA, None)
     survivors = replace(group, responses=group.responses[::2])
     data = training_set_of(survivors, advantage, TokenMean())
-    assert [sample.advantage for sample in data.samples] == [0.0]
+    assert [sample.advantages[0] for sample in data.samples] == [0.0]
     assert (data.normaliser, data.num_groups_flat) == (2.0, 1)
     rank = learner(model_path)
     report = rank.accumulate(pack((survivors,)))

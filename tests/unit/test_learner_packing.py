@@ -24,7 +24,7 @@ def sample(
         response=response,
         sampled=sampled,
         behaviour=(-1.0,) * sum(map(len, sampled)),
-        advantage=1.0,
+        advantages=(1.0,) * len(sampled),
         reward=1.0,
         weight=1.0,
     )

@@ -54,7 +54,7 @@ def test_packed_gradients_equal_naive_gradients(
     for sample in samples(3):
         logp, _ = naive_logp(model, sample, temperature=0.8)
         correction = (logp.detach() - torch.tensor(sample.behaviour)).exp().clamp(max=2.0)
-        loss = -correction * sample.advantage * logp + 0.1 * k3(logp, logp.detach())
+        loss = -correction * sample.advantages[0] * logp + 0.1 * k3(logp, logp.detach())
         expected = expected + sample.weight * loss.sum()
     expected.backward()
 

@@ -206,7 +206,7 @@ def test_probes_are_ordinary_log_probabilities(model_path: str) -> None:
             response=ids[1:],
             sampled=(range(len(ids) - 1),),
             behaviour=(),
-            advantage=0.0,
+            advantages=(0.0,),
             reward=0.0,
             weight=0.0,
         )
