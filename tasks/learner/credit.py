@@ -39,8 +39,9 @@ def turn_advantages(
     credit: Credit,
     moments: Moments | None = None,
 ) -> list[tuple[float, ...] | None]:
-    """Of each response an advantage for each turn (`Generated.sampled`), None for one without a
-    verdict. `rewards`: as training sees them; `moments`: of the step's, where they count."""
+    """Of each response an advantage for each turn (`Generated.sampled`), 0 for one in which nothing
+    was sampled; None for a response without a verdict. `rewards`: as training sees them; `moments`:
+    of the step's, where they count."""
     answers = [response.generated for response in group.responses]
     if not isinstance(credit, TurnReturnAdvantage | AnchorStateAdvantage):
         values = group_advantages(rewards, credit, moments)
@@ -55,8 +56,9 @@ def turn_advantages(
     ]
     found: list[tuple[float, ...] | None] = [None] * len(answers)
     by_turn = credit.of_turns([each for _, each in judged])
-    for (place, _), own in zip(judged, by_turn, strict=True):
-        found[place] = tuple(own)
+    for (place, _), of_turns in zip(judged, by_turn, strict=True):
+        own = iter(of_turns)
+        found[place] = tuple(next(own) if places else 0.0 for places in answers[place].sampled)
     return found
 
 

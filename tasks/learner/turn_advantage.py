@@ -29,7 +29,8 @@ from tasks.learner.advantage import Moments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What a response met with, turn by turn; one that is no episode is a single turn."""
+    """What a response met with, turn by turn; one that is no episode is a single turn. A turn in
+    which nothing was sampled is none."""
 
     reward: float  # of all of it, as training sees it
     rewards: tuple[float, ...]  # paid for each turn; they sum to `reward`
@@ -41,7 +42,7 @@ def played(generated: Generated, reward: float) -> Played:
     paid for the last turn."""
     if generated.episode is None:
         return Played(reward=reward, rewards=(reward,), states=("",))
-    turns = generated.episode.turns
+    turns = [turn for turn in generated.episode.turns if turn.num_sampled]
     paid = [turn.reward or 0.0 for turn in turns]
     if paid:
         paid[-1] += reward - math.fsum(paid)

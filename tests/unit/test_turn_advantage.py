@@ -107,6 +107,32 @@ def test_what_the_verdict_adds_is_paid_for_the_last_turn() -> None:
     assert played(plain, 0.7) == Played(reward=0.7, rewards=(0.7,), states=("",))
 
 
+def test_a_turn_in_which_nothing_was_sampled_is_none() -> None:
+    """As after an observation that left no room: the last action answers for what is lost there."""
+    group = episodes((3.0, 1.0, -2.0))
+    last = group.responses[2].generated
+    assert last.episode is not None
+    turns = (turn(2, 2, reward=9.0), turn(2, 0, reward=None))
+    cut = replace(
+        last,
+        token_ids=(5, 6, 16, 17, 5, 6),
+        logprobs=(0.0,) * 6,
+        episode=replace(last.episode, turns=turns),
+    )
+    assert played(cut, -2.0).rewards == (-2.0,)
+    responses = (*group.responses[:2], replace(group.responses[2], generated=cut))
+    found = turn_advantages(
+        replace(group, responses=responses), [3.0, 1.0, -2.0], TurnReturnAdvantage(epsilon=EXACT)
+    )
+    # first turns return 3, 1, -2; second ones 3, 0, and the silent one is not compared with
+    deviation = ((7 / 3) ** 2 + (1 / 3) ** 2 + (8 / 3) ** 2) / 3
+    assert found == [
+        pytest.approx((7 / 3 / deviation**0.5, 1.0)),
+        pytest.approx((1 / 3 / deviation**0.5, -1.0)),
+        pytest.approx((-8 / 3 / deviation**0.5, 0.0)),
+    ]
+
+
 @pytest.mark.parametrize("credit", [TurnReturnAdvantage(), AnchorStateAdvantage()])
 def test_failures_are_in_no_comparison_and_single_turns_are_compared_as_wholes(
     credit: Credit,
