@@ -16,7 +16,17 @@ from typing import Any
 import pyarrow as pa
 
 from artifacts.layout import TableName
-from artifacts.records import CaseResult, CaseVerdict, Fate, Group, Outcome, VersionSpan
+from artifacts.records import (
+    CaseResult,
+    CaseVerdict,
+    Ending,
+    Episode,
+    Fate,
+    Group,
+    Outcome,
+    Turn,
+    VersionSpan,
+)
 
 Row = dict[str, Any]  # Any: one cell per column, of the column's type
 
@@ -66,6 +76,23 @@ _CASE = {
     "wall_s": pa.float64(),
     "limit_s": pa.float64(),
 }
+_TURN = {
+    "num_given": pa.int32(),
+    "num_sampled": pa.int32(),
+    "observation": pa.string(),
+    "action": pa.string(),
+    "reward": pa.float64(),
+    "asked_s": pa.float64(),
+    "acted_s": pa.float64(),
+    "answered_s": pa.float64(),
+}
+_EPISODE = {  # beside its turns
+    "ending": pa.string(),
+    "detail": pa.string(),
+    "last_observation": pa.string(),
+    "reset_s": pa.float64(),
+    "num_replayed": pa.int32(),
+}
 
 
 def _structs(names: Iterable[str], records: Sequence[object]) -> list[Row]:
@@ -82,6 +109,21 @@ def _cases(cell: Sequence[Row] | None) -> tuple[CaseResult, ...]:
     )
 
 
+def _episode_cell(episode: Episode | None) -> Row | None:
+    if episode is None:
+        return None
+    (rest,) = _structs(_EPISODE, [episode])
+    return {"turns": _structs(_TURN, episode.turns), **rest}
+
+
+def _episode(cell: Row | None) -> Episode | None:
+    if cell is None:
+        return None
+    turns = tuple(Turn(**turn) for turn in cell["turns"])
+    ending = None if cell["ending"] is None else Ending(cell["ending"])
+    return Episode(**cell | {"turns": turns, "ending": ending})
+
+
 def _indices(group: Group) -> list[int]:
     return [response.generated.index for response in group.responses]
 
@@ -96,7 +138,7 @@ def _reward_mean(group: Group) -> float | None:
 
 
 def _num_tokens(group: Group) -> int:
-    return sum(len(response.generated.token_ids) for response in group.responses)
+    return sum(response.generated.num_sampled for response in group.responses)
 
 
 PROMPT = (
@@ -105,6 +147,7 @@ PROMPT = (
     _field("prompt_text", pa.string(), "text"),
     _field("gold", pa.string()),
     _tuples("prompt_token_ids", _TOKENS, "token_ids"),
+    _field("episode_seed", pa.int64()),  # files of earlier runs lack the column
 )
 GENERATED = (
     _field("index", pa.int32()),
@@ -124,6 +167,13 @@ GENERATED = (
     _field("finished_s", pa.float64()),
     # files of earlier runs lack the column
     _field("attempt", pa.int64(), value=lambda cell: cell or 0),
+    # null for a response of one turn; files of earlier runs lack the column
+    _field(
+        "episode",
+        pa.struct([("turns", pa.list_(pa.struct(list(_TURN.items())))), *_EPISODE.items()]),
+        cell=_episode_cell,
+        value=_episode,
+    ),
 )
 SCORE = (  # all empty where there is no score yet
     _field("outcome", pa.string(), value=Outcome),

@@ -169,6 +169,13 @@ class Request:
     def response_id(self) -> str:
         return response_id(self.prompt_id, self.index)
 
+    @property
+    def num_kept(self) -> int:
+        """Tokens that the model had sampled before this submission."""
+        if not self.kept_turns:
+            return len(self.kept_tokens)
+        return sum(turn.num_sampled for turn in self.kept_turns)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
@@ -215,7 +222,8 @@ class Generated:
 
     @property
     def sampled(self) -> tuple[range, ...]:
-        """Where the sampled tokens lie among `token_ids`."""
+        """Where the sampled tokens lie among `token_ids`, turn by turn; empty of a turn without
+        any."""
         if self.episode is None:
             return (range(len(self.token_ids)),)
         found: list[range] = []

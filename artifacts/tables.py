@@ -101,18 +101,17 @@ def _to_parquet(name: TableName, step: int, rows: list[Row]) -> bytes:
     return sink.getvalue()
 
 
-def _leaf_paths(schema: pa.Schema) -> list[str]:
-    """Parquet's names of the columns."""
+def _leaf_paths(fields: Iterable[pa.Field], above: str = "") -> list[str]:
+    """Parquet's names of the columns, those within lists and structs included."""
     paths = []
-    for field in schema:
-        if not pa.types.is_list(field.type):
-            paths.append(field.name)
-        elif pa.types.is_struct(field.type.value_type):
-            paths.extend(
-                f"{field.name}.list.element.{child.name}" for child in field.type.value_type
-            )
+    for field in fields:
+        path, type_ = f"{above}{field.name}", field.type
+        if pa.types.is_list(type_):
+            path, type_ = f"{path}.list.element", type_.value_type
+        if pa.types.is_struct(type_):
+            paths.extend(_leaf_paths(type_, f"{path}."))
         else:
-            paths.append(f"{field.name}.list.element")
+            paths.append(path)
     return paths
 
 

@@ -88,7 +88,7 @@ def _launched(row: ResponseRow) -> Launched:
     assert row.fate is not None, "the responses of a closed round have a fate"
     return Launched(
         prompt_id=f"{row.step}:{generated.prompt_id}",
-        num_tokens=len(generated.token_ids),
+        num_tokens=generated.num_sampled,
         reward=None if score is None else score.reward,
         fate=row.fate,
     )

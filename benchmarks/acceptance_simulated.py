@@ -103,9 +103,7 @@ def measure(simulation: Simulation, variant: Variant) -> Measured:
     return Measured(
         num_prompts=len(groups),
         rollout_s=rollout_s,
-        num_tokens=sum(
-            len(response.token_ids) for result in rounds for response in result.generated
-        ),
+        num_tokens=sum(response.num_sampled for result in rounds for response in result.generated),
         bias=length_bias(groups, simulation),
     )
 
@@ -116,7 +114,7 @@ def length_bias(groups: Sequence[Group], simulation: Simulation) -> Estimate:
     laws = np.array([_law_mean(group.prompt.prompt_id, lengths, longest) for group in groups])
     trained = np.array(
         [
-            np.mean([len(response.generated.token_ids) for response in group.responses])
+            np.mean([response.generated.num_sampled for response in group.responses])
             for group in groups
         ]
     )

@@ -164,15 +164,13 @@ def outcome(run: Played, long_share: float) -> Outcome:
     """What a run gained and cost."""
     results = [played.result for played in run.rounds]
     lengths = [
-        len(response.generated.token_ids)
+        response.generated.num_sampled
         for result in results
         for group in result.groups
         for response in group.responses
     ]
     num_lost = sum(len(result.dropped) + len(result.deferred) for result in results)
-    num_generated = sum(
-        len(response.token_ids) for result in results for response in result.generated
-    )
+    num_generated = sum(response.num_sampled for result in results for response in result.generated)
     sampled = MEAN_S / STEP_S * (1 + 9 * long_share)
     return Outcome(
         seconds=run.seconds / len(results),

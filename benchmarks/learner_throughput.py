@@ -127,7 +127,7 @@ class PaddedLoop:
             tokens = sample.prompt + sample.response
             ids[row, : len(tokens)] = torch.tensor(tokens)
             seen[row, : len(tokens)] = 1
-            predicts[row, len(sample.prompt) - 1 : len(tokens) - 1] = True
+            predicts[row, [len(sample.prompt) - 1 + place for place in sample.places]] = True
         ids, seen, predicts = (tensor.to(self.device) for tensor in (ids, seen, predicts))
         with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.autocast):
             hidden = self.model.base_model(
@@ -147,12 +147,10 @@ class PaddedLoop:
 
         return TokenBatch(
             behaviour=column([value for sample in samples for value in sample.behaviour]),
-            advantage=column([sample.advantage for sample in samples for _ in sample.response]),
-            reward=column([sample.reward for sample in samples for _ in sample.response]),
-            weight=column([sample.weight for sample in samples for _ in sample.response]),
-            num_tokens=column(
-                [len(sample.response) for sample in samples for _ in sample.response]
-            ),
+            advantage=column([value for sample in samples for value in sample.token_advantages]),
+            reward=column([sample.reward for sample in samples for _ in sample.places]),
+            weight=column([sample.weight for sample in samples for _ in sample.places]),
+            num_tokens=column([sample.num_sampled for sample in samples for _ in sample.places]),
             reference=None,
             mean_log_ratio=None,
         )

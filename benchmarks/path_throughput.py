@@ -74,7 +74,7 @@ def _pairs(options: argparse.Namespace, scratch: Path) -> None:
     commits = read_commits(store)
     journal = Journal(store)
     tokens = [
-        sum(len(row.response.generated.token_ids) for row in journal.read(step)) for step in steps
+        sum(row.response.generated.num_sampled for row in journal.read(step)) for step in steps
     ]
     windows = [json.loads(store.read(round_file(step))) for step in steps]
     seconds = {

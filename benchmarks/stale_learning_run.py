@@ -231,9 +231,7 @@ async def _taken_from_the_result(group: Group) -> None:
 
 
 def _round_figures(groups: Sequence[Group]) -> Figures:
-    lengths = [
-        len(response.generated.token_ids) for group in groups for response in group.responses
-    ]
+    lengths = [response.generated.num_sampled for group in groups for response in group.responses]
     return {
         "reward/mean": _mean([reward for group in groups for reward in _rewards_of(group)]),
         "rollout/response_tokens_mean": _mean(lengths),

@@ -179,7 +179,7 @@ class RunResults:
         for commit in commits:
             if commit.step not in self._lengths:
                 self._lengths[commit.step] = [
-                    len(row.response.generated.token_ids)
+                    row.response.generated.num_sampled
                     for row in self._journal.read(commit.step)
                     if row.response.generated.finish_reason != "aborted"
                 ]

@@ -30,7 +30,7 @@ from tasks.rounds.records import RoundInputs, RoundResult
 from tasks.rounds.report import (
     RolloutReport,
     close_round,
-    lengths_before,
+    held_tokens_before,
     read_round,
     round_report,
 )
@@ -50,7 +50,7 @@ from tasks.scheduling.stream_training import (
     separable_groups,
 )
 
-HISTORY_ROUNDS = 8  # rounds whose response lengths project those of the next
+HISTORY_ROUNDS = 8  # rounds whose responses project what those of the next will hold
 
 
 @task(
@@ -152,7 +152,7 @@ def _stream_trainer(plan: StepPlan) -> StreamTrainer:
         run.stream_trainer,
         separable_groups(engines, learners, data_parallel),
         plan.round.accept_prompts,
-        lengths_before(store_of(plan), plan.step, HISTORY_ROUNDS),
+        held_tokens_before(store_of(plan), plan.step, HISTORY_ROUNDS),
     )
 
 

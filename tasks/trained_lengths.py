@@ -21,9 +21,7 @@ TOTALS = {  # counters of a run, and the figures of a step that add to them
 
 def length_figures(rollout: RolloutReport, groups: tuple[Group, ...]) -> dict[str, float]:
     """The metrics of a step; `groups` are the trained ones, sampled is what its round decided."""
-    lengths = [
-        len(response.generated.token_ids) for group in groups for response in group.responses
-    ]
+    lengths = [response.generated.num_sampled for group in groups for response in group.responses]
     figures = {
         "length/trained_tokens": sum(lengths),
         "length/trained_responses": len(lengths),

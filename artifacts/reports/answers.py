@@ -19,7 +19,7 @@ class Answer:
     text: str  # as the model wrote it
     reward: float | None  # None where no verdict was reached
     outcome: str  # in a word, and why
-    num_tokens: int  # generated tokens
+    num_tokens: int  # sampled tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def _answer(row: ResponseRow) -> Answer:
         text=generated.text,
         reward=None if score is None else score.reward,
         outcome=told,
-        num_tokens=len(generated.token_ids),
+        num_tokens=generated.num_sampled,
     )
 
 

@@ -185,7 +185,7 @@ def told(asked: Asked, prompt: Prompt, generated: Generated, config: RunConfig) 
     """What there is to say of an answer below it."""
     seconds = generated.finished_s - generated.submitted_s
     cut = ", cut at the bound" if generated.finish_reason == "length" else ""
-    length = f"{len(generated.token_ids)} tokens in {seconds:.1f} s{cut}"
+    length = f"{generated.num_sampled} tokens in {seconds:.1f} s{cut}"
     if asked.number is None:
         return length
     expected = f"expected {asked.row.gold[:200]}"

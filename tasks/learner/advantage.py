@@ -1,4 +1,4 @@
-"""Advantages: what a response's reward is worth among its siblings, or in its step.
+"""Advantages of whole responses: what a reward is worth among its siblings, or in its step.
 
 Most are local to the group: only such advantages can be computed while other groups are still being
 generated (invariant 4, docs/architecture.md). Those that are not are given the step's moments, when
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -173,7 +173,6 @@ class GaeAdvantage(BaseModel):
 
 
 Advantage = GrpoAdvantage | DrGrpoAdvantage | ReinforcePlusPlusAdvantage | GaeAdvantage
-AdvantageConfig = Annotated[Advantage, Field(discriminator="kind")]
 """`of(rewards, moments)`: one number per reward of a group, given the step's moments where they
 count (`spans_step`). `leaves_flat_groups_out`: equal rewards have no advantage."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from artifacts import layout
 from artifacts.records import Group
+from artifacts.sampled import sampled_versions
 from artifacts.store import Store
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.remote import LearnerAtStep, RemoteLearner
@@ -108,7 +109,7 @@ async def _checked(
 def _check_versions(group: Group, planned: RoundToTrain) -> None:
     """ValueError for a token that weights sampled which the round does not allow."""
     for response in group.responses:
-        found = {span.version for span in response.generated.versions}
+        found = {span.version for span in sampled_versions(response.generated)}
         if not found <= set(planned.versions):
             step, name = planned.step, response.generated.response_id
             raise ValueError(

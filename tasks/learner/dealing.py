@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from artifacts.records import Group
+from artifacts.sampled import num_computed
 from tasks.learner.advantage import Moments
 from tasks.learner.packing import shared_prefix
 
@@ -54,7 +55,7 @@ def rows_of(group: Group, row_tokens: int) -> list[GroupPart]:
     room = row_tokens - len(group.prompt.token_ids)
     left = room
     for place, response in enumerate(group.responses):
-        num_tokens = len(response.generated.token_ids)
+        num_tokens = num_computed(response.generated)
         if rows[-1] and num_tokens > left:
             rows.append([])
             left = room
@@ -162,7 +163,7 @@ def _cost(unit: Sequence[GroupPart], others: Sequence[GroupPart]) -> float:
         prompt = part.group.prompt.token_ids
         shared = max((shared_prefix(other, prompt) for other in prompts), default=0)
         total += (len(prompt) - shared) * (1 + len(prompt) / QUADRATIC_TOKENS)
-        lengths = [len(part.group.responses[place].generated.token_ids) for place in part.places]
+        lengths = [num_computed(part.group.responses[place].generated) for place in part.places]
         total += sum(length * (1 + (len(prompt) + length) / QUADRATIC_TOKENS) for length in lengths)
         prompts.append(prompt)
     return total

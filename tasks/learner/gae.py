@@ -4,7 +4,10 @@ Schulman et al. 2016, arXiv 1506.02438).
     delta_t = r_t + gamma v_(t+1) - v_t,   v = 0 after the last token
     A_t     = delta_t + gamma lambda A_(t+1)          return_t = A_t + v_t
 
-v_t is the value of what precedes token t. Leaves out where values come from (critic).
+t counts sampled tokens alone: what an environment said between two of them takes no discount and
+cuts nothing off. v_t is the value of what precedes token t, read at the node that predicts it; so
+the last token of a turn bootstraps from the value after the observation that answered it. Leaves
+out where values come from (critic).
 """
 
 from __future__ import annotations

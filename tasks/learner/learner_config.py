@@ -9,7 +9,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tasks.learner.advantage import AdvantageConfig, GaeAdvantage, GrpoAdvantage
+from tasks.learner.advantage import GaeAdvantage, GrpoAdvantage
+from tasks.learner.credit import CreditConfig
 from tasks.learner.critic import CriticConfig
 from tasks.learner.divergence import Estimator
 from tasks.learner.gate import ALL_PASS, SequenceGateConfig
@@ -31,8 +32,9 @@ class LearnerConfig(BaseModel):
     normalisation: NormalisationConfig = Field(
         default=TokenMean(), description="How tokens are weighted into one number."
     )
-    advantage: AdvantageConfig = Field(
-        default=GrpoAdvantage(), description="What a reward is worth within its group."
+    advantage: CreditConfig = Field(
+        default=GrpoAdvantage(),
+        description="What a reward is worth within its group, and which tokens answer for it.",
     )
     critic: CriticConfig = Field(
         default=CriticConfig(), description="The critic of learner.advantage.kind=gae."

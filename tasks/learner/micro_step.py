@@ -129,9 +129,10 @@ class MicroStep:
 
         samples = batch.samples
         behaviour = tensor(value for sample in samples for value in sample.behaviour)
+        advantage = tensor(value for sample in samples for value in sample.token_advantages)
         return TokenBatch(
             behaviour=behaviour.to(self._policy.device),
-            advantage=by_token(tensor(sample.advantage for sample in samples)),
+            advantage=advantage.to(self._policy.device),
             reward=by_token(tensor(sample.reward for sample in samples)),
             weight=by_token(tensor(sample.weight for sample in samples)),
             num_tokens=by_token(lengths.float()),
@@ -216,5 +217,5 @@ def _costs(batch: PackedBatch) -> AccumulateReport:
 
 
 def lengths_of(batch: PackedBatch) -> Lengths:
-    """Tokens of each response of a row."""
-    return tuple(len(sample.response) for sample in batch.samples)
+    """Sampled tokens of each response of a row."""
+    return tuple(sample.num_sampled for sample in batch.samples)

@@ -1,8 +1,9 @@
 """How the tokens of an update are weighted into one number.
 
 Everything is a sum with its normaliser: the loss of an update is sum(weight * token loss) /
-sum(normaliser), both over all ranks, divided once (invariants 4 and 5, docs/architecture.md).
-Leaves out the division, which is the trainer's.
+sum(normaliser), both over all ranks, divided once (invariants 4 and 5, docs/architecture.md). Its
+tokens are those that the model sampled (invariant 14). Leaves out the division, which is the
+trainer's.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class TokenMean(BaseModel):
 
 
 class SequenceMean(BaseModel):
-    """Every response counts the same: the mean over responses of the mean over their tokens (GRPO
-    as published)."""
+    """Every response counts the same, an episode as one: the mean over responses of the mean over
+    their tokens (GRPO as published)."""
 
     model_config = _FROZEN
 

@@ -3,7 +3,8 @@
 A truncated response is wrong because it was cut, whatever it was about to say: a noisy verdict. It
 can be trained like any other, punished gradually before it comes to that, or left out of the loss.
 Only training sees this: verdicts, their metrics, held-out scores and dynamic sampling stay what the
-reward said.
+reward said. A response is as long as what the model sampled: nobody is punished for the words of an
+environment.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class SoftPunishment(BaseModel):
     max_tokens: int = Field(
         ge=1,
         description=(
-            "Length from which the whole penalty counts; at most sampling.max_response_tokens."
+            "Sampled tokens from which the whole penalty counts; at most"
+            " sampling.max_response_tokens."
         ),
     )
     buffer_tokens: int = Field(
@@ -57,7 +59,7 @@ class SoftPunishment(BaseModel):
 
     def shaped(self, reward: float, generated: Generated) -> float:
         """The reward less the punishment."""
-        into_buffer = len(generated.token_ids) - (self.max_tokens - self.buffer_tokens)
+        into_buffer = generated.num_sampled - (self.max_tokens - self.buffer_tokens)
         return reward - self.penalty * min(1.0, max(0.0, into_buffer / self.buffer_tokens))
 
     def is_masked(self, generated: Generated) -> bool:

@@ -7,14 +7,17 @@
                                        subtree_ends  one past its last descendant
 
 Node j is an ancestor of node i exactly when j <= i < subtree_ends[j]: that one comparison is the
-attention mask. A response's last token predicts nothing and is not computed. Leaves out the
-attention itself and everything on tensors.
+attention mask. Tokens that were given within a response (invariant 14, docs/architecture.md) are
+nodes like those of a prompt: read, never predicted. A response's last sampled token predicts
+nothing, and is not computed, nor is what was given after it. Leaves out the attention itself and
+everything on tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from artifacts.records import VersionSpan
 
@@ -24,23 +27,40 @@ class Sample:
     """One response to learn from."""
 
     prompt: tuple[int, ...]  # token ids of the prompt, at least one
-    response: tuple[int, ...]  # generated token ids, at least one
-    behaviour: tuple[float, ...]  # the engine's log-probability of each response token
-    advantage: float  # what its reward is worth among the others
+    response: tuple[int, ...]  # token ids after it, what was given between included
+    sampled: tuple[range, ...]  # where in it the sampled tokens lie, at least one
+    behaviour: tuple[float, ...]  # the engine's log-probability of each sampled token
+    advantages: tuple[float, ...]  # of each of these ranges' tokens, among its siblings
     reward: float  # as training sees it
     weight: float  # of each of its token losses in the sum
-    versions: tuple[VersionSpan, ...] = ()  # the weight versions that sampled its tokens
+    versions: tuple[VersionSpan, ...] = ()  # the weight versions of the sampled tokens
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where in the response each sampled token lies."""
+        return tuple(chain.from_iterable(self.sampled))
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens to learn from."""
+        return sum(map(len, self.sampled))
+
+    @property
+    def token_advantages(self) -> tuple[float, ...]:
+        """Of each sampled token."""
+        of_turns = zip(self.advantages, self.sampled, strict=True)
+        return tuple(own for own, places in of_turns for _ in places)
 
     @property
     def computed(self) -> tuple[int, ...]:
         """The tokens whose hidden states are needed."""
-        return self.prompt + self.response[:-1]
+        return self.prompt + self.response[: self.places[-1]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
-    """One packed row. N nodes, P predicted response tokens, ordered by sample as given and by
-    position within a sample."""
+    """One packed row. N nodes, P predicted tokens, the sampled ones, ordered by sample as given and
+    by position within a sample."""
 
     tokens: tuple[int, ...]  # (N,) token ids
     positions: tuple[int, ...]  # (N,) depth in the tree
@@ -72,7 +92,7 @@ def pack_samples(samples: Sequence[Sample]) -> PackedBatch:
         ends.extend([0] * (len(sequence) - shared))
         num_prompt = len(samples[index].prompt)
         prompt_nodes.update(path[:num_prompt])
-        paths[index] = path[num_prompt - 1 :]
+        paths[index] = [path[num_prompt - 1 + place] for place in samples[index].places]
         previous = sequence
     for node in path:
         ends[node] = len(tokens)
@@ -81,7 +101,7 @@ def pack_samples(samples: Sequence[Sample]) -> PackedBatch:
         positions=tuple(positions),
         subtree_ends=tuple(ends),
         predictors=tuple(node for index in range(len(samples)) for node in paths[index]),
-        targets=tuple(token for sample in samples for token in sample.response),
+        targets=tuple(sample.response[place] for sample in samples for place in sample.places),
         samples=tuple(samples),
         num_prompt_nodes=len(prompt_nodes),
     )
@@ -100,8 +120,9 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[PackedBatc
             sample.computed,
             sample.prompt,
             sample.response,
+            sample.places,
             sample.behaviour,
-            sample.advantage,
+            sample.advantages,
             sample.reward,
         ),
     )

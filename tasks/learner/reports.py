@@ -41,14 +41,14 @@ class AccumulateReport:
     # groups whose advantages are all zero (equal rewards, or fewer than two verdicts)
     num_groups_flat: int = 0
     num_responses: int = 0  # responses in the loss, the skipped ones included
-    # responses without a verdict (infra) or without a token: not in the loss
+    # responses without a verdict (infra) or without a sampled token: not in the loss
     num_responses_excluded: int = 0
     num_responses_masked: int = 0  # truncated responses that were left out of the loss
     # in the normaliser but not computed: their gradient is exactly zero
     num_responses_skipped: int = 0
-    num_tokens: int = 0  # response tokens in the loss, those of skipped responses included
-    num_tokens_scored: int = 0  # response tokens whose log-probability was computed
-    num_tokens_computed: int = 0  # tokens that went through the layers
+    num_tokens: int = 0  # sampled tokens in the loss, those of skipped responses included
+    num_tokens_scored: int = 0  # sampled tokens whose log-probability was computed
+    num_tokens_computed: int = 0  # tokens that went through the layers, given ones included
     num_prompt_tokens_computed: int = 0  # of these, tokens of prompts
     num_prompt_tokens_saved: int = 0  # prompt tokens that sharing spared
     num_micro_batches: int = 0  # packed rows
@@ -73,7 +73,7 @@ class AccumulateReport:
     mismatch_k3_sum: float = 0.0  # k3 estimate of KL(engine || learner), over scored tokens
     # scored tokens by the weights that sampled them
     by_version: VersionSums = field(default_factory=VersionSums)
-    # of a step that makes several updates: response tokens in them, in every pass again
+    # of a step that makes several updates: sampled tokens in them, in every pass again
     num_tokens_passed: int = 0
     # k3 estimate of KL(proximal || learner), over these
     proximal_k3_sum: float = 0.0

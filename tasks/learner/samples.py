@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from artifacts.records import Group
-from tasks.learner.advantage import Advantage, Moments, group_advantages, step_moments
+from artifacts.records import Generated, Group
+from artifacts.sampled import of_sampled, sampled_versions
+from tasks.learner.advantage import Moments, ReinforcePlusPlusAdvantage, step_moments
+from tasks.learner.credit import Credit, token_mean, turn_advantages
 from tasks.learner.dealing import GroupPart, as_part
 from tasks.learner.normalisation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.overlong import AS_SCORED, Overlong
@@ -23,17 +25,17 @@ class TrainingSet:
 
     samples: tuple[
         Sample, ...
-    ]  # every response with a verdict and at least one token that is not masked
+    ]  # every response with a verdict and at least one sampled token that is not masked
     normaliser: float  # what they add to the divisor of the loss
     num_groups: int  # groups given
     num_groups_flat: int  # groups whose advantages are all zero
-    num_responses_excluded: int  # responses without a verdict or without a token
+    num_responses_excluded: int  # responses without a verdict or without a sampled token
     num_responses_masked: int  # truncated responses that `overlong` leaves out
 
 
 def training_set(
     groups: Sequence[Group | GroupPart],
-    advantage: Advantage,
+    advantage: Credit,
     normalisation: TokenMean | SequenceMean | ConstantLength,
     overlong: Overlong = AS_SCORED,
 ) -> TrainingSet:
@@ -49,28 +51,29 @@ def training_set(
     for part in parts:
         group = part.group
         rewards = _rewards(group, overlong)
-        advantages = group_advantages(rewards, advantage, part.moments)
-        flat += part.is_first and not any(advantages)
+        advantages = turn_advantages(group, rewards, advantage, part.moments)
+        flat += part.is_first and not any(map(any, filter(None, advantages)))
         for place in part.places:
             generated = group.responses[place].generated
-            value, reward = advantages[place], rewards[place]
-            if value is None or reward is None or not generated.token_ids:
+            of_turns, reward = advantages[place], rewards[place]
+            if of_turns is None or reward is None or not generated.num_sampled:
                 excluded += 1
                 continue
             if overlong.is_masked(generated):
                 masked += 1
                 continue
-            weight, addition = normalisation.of(len(generated.token_ids))
+            weight, addition = normalisation.of(generated.num_sampled)
             normaliser += addition
             samples.append(
                 Sample(
                     prompt=group.prompt.token_ids,
                     response=generated.token_ids,
-                    behaviour=generated.logprobs,
-                    advantage=value,
+                    sampled=generated.sampled,
+                    behaviour=of_sampled(generated, generated.logprobs),
+                    advantages=of_turns,
                     reward=reward,
                     weight=weight,
-                    versions=generated.versions,
+                    versions=sampled_versions(generated),
                 )
             )
     return TrainingSet(
@@ -85,23 +88,24 @@ def training_set(
 
 def trained_advantages(
     group: Group,
-    advantage: Advantage,
+    advantage: Credit,
     overlong: Overlong = AS_SCORED,
     moments: Moments | None = None,
 ) -> dict[str, float]:
-    """Advantages of those responses of a group that are in the loss, by response id."""
-    values = group_advantages(_rewards(group, overlong), advantage, moments)
+    """Advantages of those responses of a group that are in the loss, by response id; the mean over
+    sampled tokens where turns are told apart."""
+    advantages = turn_advantages(group, _rewards(group, overlong), advantage, moments)
     answers = [response.generated for response in group.responses]
     return {
-        generated.response_id: value
-        for generated, value in zip(answers, values, strict=True)
-        if value is not None and generated.token_ids and not overlong.is_masked(generated)
+        generated.response_id: token_mean(of_turns, generated.sampled)
+        for generated, of_turns in zip(answers, advantages, strict=True)
+        if of_turns is not None and generated.num_sampled and not overlong.is_masked(generated)
     }
 
 
 def advantages_of(
     groups: Sequence[Group],
-    advantage: Advantage,
+    advantage: Credit,
     overlong: Overlong = AS_SCORED,
     moments: Moments | None = None,
 ) -> dict[str, float]:
@@ -113,10 +117,10 @@ def advantages_of(
 
 
 def moments_of(
-    groups: Sequence[Group], advantage: Advantage, overlong: Overlong = AS_SCORED
+    groups: Sequence[Group], advantage: Credit, overlong: Overlong = AS_SCORED
 ) -> Moments | None:
     """Moments of all rewards of a step, if the advantage needs to know them."""
-    if not advantage.spans_step:
+    if not isinstance(advantage, ReinforcePlusPlusAdvantage):
         return None
     return step_moments([_rewards(group, overlong) for group in groups], advantage)
 
@@ -136,12 +140,21 @@ def _rewards(group: Group, overlong: Overlong) -> list[float | None]:
                 f"only scored responses are trained, {generated.response_id!r} has no score; wait"
                 " for its reward"
             )
-        if len(generated.logprobs) != len(generated.token_ids):
-            raise ValueError(
-                f"every token needs its behaviour log-probability, {generated.response_id!r} has"
-                f" {len(generated.token_ids)} tokens and {len(generated.logprobs)}"
-                " log-probabilities; ask the engine for log-probabilities"
-            )
+        _check_tokens(generated)
         reward = response.score.reward
         rewards.append(None if reward is None else overlong.shaped(reward, generated))
     return rewards
+
+
+def _check_tokens(generated: Generated) -> None:
+    name, num_tokens = generated.response_id, len(generated.token_ids)
+    if len(generated.logprobs) != num_tokens:
+        raise ValueError(
+            f"every token needs its behaviour log-probability, {name!r} has {num_tokens} tokens"
+            f" and {len(generated.logprobs)} log-probabilities; ask the engine for"
+            " log-probabilities"
+        )
+    if generated.episode is None:
+        return
+    in_turns = sum(turn.num_given + turn.num_sampled for turn in generated.episode.turns)
+    assert in_turns == num_tokens, f"the turns of {name} have {in_turns} of {num_tokens} tokens"

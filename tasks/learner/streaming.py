@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from artifacts.records import Group
+from artifacts.sampled import num_computed
 from tasks.learner.dealing import (
     GroupPart,
     as_part,
@@ -109,10 +110,7 @@ class StreamedAccumulation:
             return ()
         row: list[GroupPart] = []
         while self._waiting and len(row) < self._row_parts:
-            if (
-                row
-                and sum(map(_num_tokens, row)) + _num_tokens(self._waiting[0]) > self._row_tokens
-            ):
+            if row and sum(map(_tokens_of, row)) + _tokens_of(self._waiting[0]) > self._row_tokens:
                 break
             row.append(self._waiting.pop(0))
         return tuple(row)
@@ -135,7 +133,7 @@ class StreamedAccumulation:
             self._changed.notify_all()
 
 
-def _num_tokens(part: GroupPart) -> int:
+def _tokens_of(part: GroupPart) -> int:
     return len(part.group.prompt.token_ids) + sum(
-        len(part.group.responses[place].generated.token_ids) for place in part.places
+        num_computed(part.group.responses[place].generated) for place in part.places
     )

@@ -1,4 +1,4 @@
-"""The seam of a loss: one number per response token, from the log-probabilities around it.
+"""The seam of a loss: one number per sampled token, from the log-probabilities around it.
 
     TokenBatch + current log-probabilities ──▶ PolicyLoss.token_loss ──▶ TokenLoss
 
@@ -16,14 +16,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """What the loss knows of each response token besides its current log-probability; all of shape
+    """What the loss knows of each sampled token besides its current log-probability; all of shape
     (tokens,), fp32."""
 
     behaviour: Tensor  # log-probability under the engine that sampled it, as it sampled it
     advantage: Tensor  # of its response, less the KL penalty that the token has to answer for
     reward: Tensor  # of its response, as training sees it
     weight: Tensor  # of its token loss in the sum
-    num_tokens: Tensor  # of its response
+    num_tokens: Tensor  # sampled ones of its response
     reference: Tensor | None  # log-probability under the frozen reference; None without a KL term
     # mean over its response of the log-probabilities' difference learner - engine, held constant;
     # None where nothing asks for it (`needs_whole_responses`)

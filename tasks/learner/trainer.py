@@ -112,7 +112,7 @@ class LearnerRank:
             groups, self._config.advantage, self._config.normalisation, self._config.overlong
         )
         wanted = [
-            sample for sample in data.samples if sample.advantage != 0.0 or self._config.trains_all
+            sample for sample in data.samples if any(sample.advantages) or self._config.trains_all
         ]
         report = AccumulateReport(
             num_groups=data.num_groups,
@@ -121,7 +121,7 @@ class LearnerRank:
             num_responses_excluded=data.num_responses_excluded,
             num_responses_masked=data.num_responses_masked,
             num_responses_skipped=len(data.samples) - len(wanted),
-            num_tokens=sum(len(sample.response) for sample in data.samples),
+            num_tokens=sum(sample.num_sampled for sample in data.samples),
             normaliser=data.normaliser,
         )
         rows = micro_batches(wanted, self._config.max_tokens_per_microbatch)
@@ -190,8 +190,9 @@ class LearnerRank:
             Sample(
                 prompt=ids[:1],
                 response=ids[1:],
+                sampled=(range(len(ids) - 1),),
                 behaviour=(),
-                advantage=0.0,
+                advantages=(0.0,),
                 reward=0.0,
                 weight=0.0,
             )

@@ -1,6 +1,7 @@
 """Quantities of whole responses, from the values of their tokens.
 
-A response lies in one packed row (`packing`), so that nothing here crosses micro-batches or ranks.
+Its tokens are those that the model sampled, one after the other, whatever was given between them. A
+response lies in one packed row (`packing`), so that nothing here crosses micro-batches or ranks.
 Sums are made in fp64 on the host, response by response: the same whatever the device and whoever
 shares the row.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-Lengths = tuple[int, ...]  # tokens of each response of a row, in the order of the row's tokens
+# sampled tokens of each response of a row, in the order of the row's tokens
+Lengths = tuple[int, ...]
 
 
 def means(values: Tensor, lengths: Lengths) -> Tensor:

@@ -43,7 +43,7 @@ class Arrivals:
         if is_asked and generated.finish_reason != "aborted" and inputs.allows(generated):
             self._recorded[generated.response_id] = response
         else:
-            self.refuse(len(generated.token_ids))
+            self.refuse(generated.num_sampled)
 
     @property
     def num_groups(self) -> int:
@@ -69,7 +69,7 @@ class Arrivals:
         self._generated[generated.response_id] = generated
 
     def refuse(self, num_tokens: int) -> None:
-        """So many tokens came of which nothing can be trained."""
+        """So many sampled tokens came of which nothing can be trained."""
         self._stale_tokens += num_tokens
 
     def hold(self, generated: Iterable[Generated]) -> None:
@@ -114,7 +114,7 @@ class Arrivals:
 
     def describe(self) -> str:
         """One sentence for the deadline's error message: what has come so far."""
-        tokens = sum(len(generated.token_ids) for generated in self._generated.values())
+        tokens = sum(generated.num_sampled for generated in self._generated.values())
         come = f"{len(self._generated)} responses with {tokens} tokens have come"
         return f"{come}, {len(self._unscored)} of them wait for a verdict"
 

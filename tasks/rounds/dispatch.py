@@ -22,7 +22,7 @@ class Dispatch:
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = {engine.name: engine for engine in engines}
         self._router = Router([engine.name for engine in engines])
-        # kept tokens of what was sent, by engine, response id and attempt
+        # sampled tokens that what was sent had already, by engine, response id and attempt
         self._sent: dict[tuple[str, str, int], int] = {}
         self._left: dict[str, tuple[str, Request]] = {}  # what runs on, with its engine
 
@@ -87,7 +87,7 @@ class Dispatch:
         batches: dict[str, list[Request]] = {}
         for request in requests:
             name = self._router.assign(request)
-            self._sent[name, request.response_id, request.attempt] = len(request.kept_tokens)
+            self._sent[name, request.response_id, request.attempt] = request.num_kept
             batches.setdefault(name, []).append(request)
         return await _lost(
             {name: self._engines[name].submit(batch) for name, batch in batches.items()}
@@ -156,9 +156,10 @@ class Dispatch:
         return request is not None and request.attempt == generated.attempt
 
     def num_new(self, name: str, generated: Generated) -> int:
-        """Tokens of a response that this engine generated: all but the kept ones that were sent."""
+        """Tokens of a response that this engine sampled: all but the kept ones that were sent; at
+        least 0, for an episode that began again comes back without them."""
         sent = (name, generated.response_id, generated.attempt)
-        return len(generated.token_ids) - self._sent.get(sent, 0)
+        return max(0, generated.num_sampled - self._sent.get(sent, 0))
 
     def finish(self, response_id: str) -> None:
         """The response is over, however it ended."""

@@ -256,5 +256,5 @@ class _Round:
 
 
 def _finished(response: Generated) -> Finished:
-    num_tokens = len(response.token_ids)
+    num_tokens = response.num_sampled
     return Finished(prompt_id=response.prompt_id, index=response.index, num_tokens=num_tokens)

@@ -26,8 +26,8 @@ def filtered_ids(result: RoundResult) -> frozenset[str]:
 
 
 def lengths_of_decided(result: RoundResult) -> tuple[int, ...]:
-    """Tokens of every response to a prompt that the round trained, filtered or gave up for good; of
-    one that was stopped half-way those that it had.
+    """Sampled tokens of every response to a prompt that the round trained, filtered or gave up for
+    good; of one that was stopped half-way those that it had.
 
     What is deferred or carried is left to the round that decides it: counted by the age that it has
     when a round closes, the long ones would be too many.
@@ -35,7 +35,7 @@ def lengths_of_decided(result: RoundResult) -> tuple[int, ...]:
     trained = {group.prompt.prompt_id for group in result.groups}
     decided = trained | {*result.filtered, *result.dropped}
     return tuple(
-        len(response.token_ids) for response in result.generated if response.prompt_id in decided
+        response.num_sampled for response in result.generated if response.prompt_id in decided
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from artifacts.records import Generated, Group, Prompt, Request, Response, Score, response_id
+from artifacts.sampled import sampled_versions
 from tasks.engines.base import Engine
 from tasks.engines.sampling import SamplingConfig
 from tasks.scheduling.events import Carry, RoundPlan, RoundScheduler
@@ -44,7 +45,7 @@ class InFlight:
     prompt_id: str  # the prompt's id
     index: int  # which response of the prompt
     attempt: int  # the attempt that asked for it
-    num_kept: int  # tokens that it had when it was sent there
+    num_kept: int  # sampled tokens that it had when it was sent there
 
     @property
     def response_id(self) -> str:
@@ -86,8 +87,8 @@ class RoundInputs:
     publications: Publications | None = None  # of a round that overlaps the training of others
 
     def allows(self, generated: Generated) -> bool:
-        """Whether all of its tokens are of weights that the round may train on."""
-        return all(span.version in self.versions for span in generated.versions)
+        """Whether all of its sampled tokens are of weights that the round may train on."""
+        return all(span.version in self.versions for span in sampled_versions(generated))
 
     def request(self, prompt_id: str, index: int) -> Request:
         """What an engine is asked for a response of this round."""
@@ -108,7 +109,7 @@ class RoundInputs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResult:
     """What a round brought home. `generated`, `carried_responses` and `stale_tokens` have every
-    generated token once."""
+    sampled token once."""
 
     groups: tuple[Group, ...]  # accepted, in acceptance order
     deferred: tuple[str, ...]  # prompt ids for the long-prompt queue

@@ -40,8 +40,8 @@ class RolloutReport:
     deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
     dropped: tuple[str, ...]  # prompt ids given up after infrastructure failures
     filtered: tuple[str, ...]  # prompt ids of groups whose rewards agreed, replaced by others
-    tokens: Mapping[str, int]  # generated tokens by fate
-    lengths: tuple[int, ...]  # tokens of every response that ended by itself or at the bound
+    tokens: Mapping[str, int]  # sampled tokens by fate
+    lengths: tuple[int, ...]  # sampled tokens of every response that ended by itself or at a bound
     acceptance: Mapping[str, float]  # accepted against launched responses, by name of the metric
     num_preemptions: int  # of all engines in this round, those of aborted responses included
     spans: tuple[Span, ...]  # when each engine had a response to generate
@@ -60,6 +60,8 @@ class RolloutReport:
     num_decided_responses: int = 0
     num_decided_tokens: int = 0
     num_unclaimed: int = 0  # responses that ran on in its engines though nobody was to have them
+    # tokens after the prompt that each of `lengths` held in a KV cache, given ones included
+    held_tokens: tuple[int, ...] = ()
 
 
 def round_report(
@@ -83,7 +85,8 @@ def round_report(
         dropped=result.dropped,
         filtered=result.filtered,
         tokens={str(fate): count for fate, count in ledger.items()},
-        lengths=tuple(len(response.token_ids) for response in ended),
+        lengths=tuple(response.num_sampled for response in ended),
+        held_tokens=tuple(len(response.token_ids) for response in ended),
         acceptance=acceptance_figures(launched),
         num_preemptions=sum(reading.num_preemptions for reading in readings),
         kv_usage_max=max((reading.kv_usage_max for reading in readings), default=0.0),
@@ -123,12 +126,14 @@ def read_round(store: Store, step: int) -> RolloutReport | None:
     return RolloutReport(**(raw | lists | read))
 
 
-def lengths_before(store: Store, step: int, num_rounds: int) -> tuple[int, ...]:
-    """Response lengths of the closed ones among the last rounds before this step, tokens."""
+def held_tokens_before(store: Store, step: int, num_rounds: int) -> tuple[int, ...]:
+    """Tokens after the prompt that the responses of the closed ones among the last rounds before
+    this step came to hold, given ones included."""
     steps = range(max(1, step - num_rounds), step)
-    return tuple(
-        tokens for before in steps for tokens in _raw_report(store, before).get("lengths", ())
-    )
+    reports = (_raw_report(store, before) for before in steps)
+    # reports of earlier runs have the lengths alone
+    held = (report.get("held_tokens", report.get("lengths", ())) for report in reports)
+    return tuple(tokens for of_round in held for tokens in of_round)
 
 
 def _raw_report(store: Store, step: int) -> dict[str, Any]:  # Any: JSON values

@@ -111,7 +111,7 @@ class Router:
 
     def _added(self, name: str, request: Request) -> int:
         """What the request would cost this replica; it keeps the prompts that it computed."""
-        num_kept = len(request.kept_tokens)
+        num_held = len(request.kept_tokens)  # given ones included: all of them are computed again
         is_cached = request.prompt_id in self._prompts[name]
-        num_prefilled = num_kept + (0 if is_cached else len(request.prompt_tokens))
-        return DECODE_COST * (request.max_new_tokens - num_kept) + PREFILL_COST * num_prefilled
+        num_prefilled = num_held + (0 if is_cached else len(request.prompt_tokens))
+        return DECODE_COST * (request.max_new_tokens - num_held) + PREFILL_COST * num_prefilled

@@ -24,7 +24,7 @@ class Launched:
     """A launched response as the measurement sees it."""
 
     prompt_id: str  # its prompt
-    num_tokens: int  # generated tokens; a lower bound of its length if it was aborted
+    num_tokens: int  # sampled tokens; a lower bound of its length if it was aborted
     reward: float | None  # its verdict; None if there was none in time
     fate: Fate  # the ledger's column of its tokens
 
@@ -46,7 +46,7 @@ def launched_of(
     return [
         Launched(
             prompt_id=response.prompt_id,
-            num_tokens=len(response.token_ids),
+            num_tokens=response.num_sampled,
             reward=rewards.get(response.response_id),
             fate=fate_of(response, trained, filtered),
         )

@@ -33,7 +33,7 @@ class Finished:
 
     prompt_id: str
     index: int
-    num_tokens: int
+    num_tokens: int  # sampled ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

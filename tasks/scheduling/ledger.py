@@ -1,8 +1,9 @@
-"""The token ledger: every generated token in exactly one column, named by its fate.
+"""The token ledger: every token that a model sampled in exactly one column, named by its fate.
 
-Leaves out tokens that nobody saw: those that died with an engine, and those that a load dropped
-because the coordinator that had asked for them was dead. Tokens that judges write are booked by the
-reward stage. Device seconds have a ledger of their own.
+Leaves out tokens that were given within an episode, which nobody generated, and tokens that nobody
+saw: those that died with an engine, and those that a load dropped because the coordinator that had
+asked for them was dead. Tokens that judges write are booked by the reward stage. Device seconds
+have a ledger of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def account_tokens(
     ledger[Fate.STALE] = stale_tokens
     for response in generated:
         fate = fate_of(response, trained, filtered, is_evaluation=is_evaluation)
-        ledger[fate] += len(response.token_ids)
+        ledger[fate] += response.num_sampled
     return ledger
 
 

@@ -115,7 +115,7 @@ class RunningRequest:
 
     engine: str  # where it runs or waits
     prompt_tokens: int  # tokens of its prompt
-    num_tokens: int  # tokens generated so far
+    num_tokens: int  # tokens after it that the engine holds, given ones included
     max_new_tokens: int  # bound on them
 
 
@@ -146,8 +146,8 @@ class StreamTrainer:
         accept_prompts: int,
         lengths: Iterable[int] = (),
     ) -> None:
-        """`lengths`: response lengths of earlier rounds, in tokens; without any, every response is
-        projected to its bound."""
+        """`lengths`: tokens that responses of earlier rounds came to hold, given ones included;
+        without any, every response is projected to its bound."""
         self._config = config
         self._groups = tuple(groups)
         self._least_engines = max(

@@ -1,5 +1,5 @@
 """Invariants 4 and 5 (docs/architecture.md): neither an update's gradient nor its weights depend on
-how its groups are cut, packed, ordered or streamed."""
+how its groups are cut, packed, ordered or streamed, whether responses are episodes or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from learner_factories import make_model, random_groups
+from learner_factories import make_model, random_groups, with_episodes
 
 from artifacts.records import Group, pack
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -80,7 +80,7 @@ def test_streamed_gradients_equal_one_shot_gradients(
         st.sampled_from(sorted(by_size)),
     )
     def holds(seed: int, order: list[int], num_parts: int, max_tokens: int) -> None:
-        groups = random_groups(seed, num_groups=5)
+        groups = with_episodes(random_groups(seed, num_groups=5), seed)
         expected = accumulated(by_size[100_000], [groups])
         shuffled = tuple(groups[index] for index in order)
         for parts in (
@@ -165,7 +165,7 @@ def test_a_streamed_step_makes_the_weights_of_a_one_shot_step_and_its_replay_the
     @given(st.integers(0, 100_000))
     def holds(seed: int) -> None:
         chance = random.Random(seed)
-        groups = random_groups(seed, num_groups=8)
+        groups = with_episodes(random_groups(seed, num_groups=8), seed)
         learners[0].accumulate(pack(groups))
         expected = updated(learners[:1], start)
         split = run_virtual(

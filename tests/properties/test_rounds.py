@@ -1,5 +1,5 @@
 """Invariants 1, 2, 3 and 7 (docs/architecture.md) of the scheduling over simulated runs: random
-lengths, failing verdicts, dying engines."""
+lengths, failing verdicts, dying engines, responses that are episodes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from round_factories import ENGINE, make_engines, make_plan, plan_round, play, simulate_run
+from turn_factories import TalkingEngine
 
 from artifacts.records import Fate, Outcome
 from benchmarks.simulated_round import SimulatedRound
 from tasks.engines.simulation.lengths import LengthModel
-from tasks.engines.simulation.replica import SimulatedEngineConfig
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.admission import Dispatched
@@ -49,6 +50,7 @@ class Scenario:
     lengths: LengthModel
     reward: SimulatedRewardConfig
     losses_s: tuple[float, ...]  # when the engines die; one more engine than that lives on
+    is_episodic: bool  # whether responses are episodes
     seed: int
 
 
@@ -83,15 +85,16 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             seed=seed,
         ),
         losses_s=tuple(draw(st.lists(st.floats(0, 30), max_size=3))),
+        is_episodic=draw(st.booleans()),
         seed=seed,
     )
 
 
 def run(scenario: Scenario) -> list[SimulatedRound]:
     async def simulate() -> list[SimulatedRound]:
-        engines = make_engines(
-            len(scenario.losses_s) + 1, ENGINE.model_copy(update={"lengths": scenario.lengths})
-        )
+        config = ENGINE.model_copy(update={"lengths": scenario.lengths})
+        kind = TalkingEngine if scenario.is_episodic else SimulatedEngine
+        engines = [kind(f"engine-{place}", config) for place in range(len(scenario.losses_s) + 1)]
         for engine, lost_s in zip(engines, scenario.losses_s, strict=False):
             asyncio.get_running_loop().call_later(lost_s, engine.fail)
         return await simulate_run(
@@ -230,13 +233,13 @@ def test_every_generated_token_is_in_one_column(scenario: Scenario) -> None:
         assert not filtered & trained
         ledger = account_tokens(generated, trained=trained, filtered=filtered)
         assert ledger[Fate.FILTERED] == sum(
-            len(response.token_ids)
+            response.num_sampled
             for response in generated
             if response.response_id in filtered and response.finish_reason != "aborted"
         )
-        assert sum(ledger.values()) == sum(len(response.token_ids) for response in generated)
+        assert sum(ledger.values()) == sum(response.num_sampled for response in generated)
         assert ledger[Fate.TRAINED] == sum(
-            len(response.token_ids) for response in generated if response.response_id in trained
+            response.num_sampled for response in generated if response.response_id in trained
         )
 
 

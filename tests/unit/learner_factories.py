@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from turn_factories import VOCABULARY, as_episode, random_turns
 
 from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, VersionSpan
 from tasks.learner.dealing import GroupPart
@@ -18,7 +20,6 @@ from tasks.learner.packing import Sample
 from tasks.learner.ranks import Ranks
 from tasks.learner.split import in_mini_batches
 
-VOCABULARY = 61
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
@@ -79,6 +80,28 @@ def make_group(
     return Group(prompt=asked, responses=tuple(made))
 
 
+def with_episodes(groups: Sequence[Group], seed: int) -> tuple[Group, ...]:
+    """The same, half of the responses in episodes: the same sampled tokens, others between."""
+    rng = random.Random(f"{seed}/episodes")
+    made = []
+    for group in groups:
+        first = tuple(rng.randrange(VOCABULARY) for _ in range(3))
+        responses = tuple(
+            replace(
+                response,
+                generated=as_episode(
+                    response.generated,
+                    random_turns(rng, response.generated.num_sampled, first),
+                ),
+            )
+            if rng.random() < 0.5
+            else response
+            for response in group.responses
+        )
+        made.append(replace(group, responses=responses))
+    return tuple(made)
+
+
 def random_groups(seed: int, num_groups: int = 4, num_responses: int = 4) -> tuple[Group, ...]:
     """Groups in two families with a shared prefix, long-tailed response lengths, some equal
     responses, a few infra failures."""
@@ -108,12 +131,13 @@ def naive_model(path: str) -> LlamaForCausalLM:
 def naive_logp(
     model: LlamaForCausalLM, sample: Sample, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of each response token by an ordinary forward pass over the
+    """Log-probability and entropy of each sampled token by an ordinary forward pass over the
     sequence."""
     ids = torch.tensor([sample.prompt + sample.response])
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt) - 1 : -1]
+    at = [len(sample.prompt) + place for places in sample.sampled for place in places]
+    logits = model(input_ids=ids, use_cache=False).logits[0, [place - 1 for place in at]]
     logs = (logits / temperature).log_softmax(-1)
-    return logs.gather(1, ids[0, len(sample.prompt) :, None])[:, 0], -(logs.exp() * logs).sum(-1)
+    return logs.gather(1, ids[0, at, None])[:, 0], -(logs.exp() * logs).sum(-1)
 
 
 def live_tensors() -> list[Tensor]:

@@ -43,7 +43,7 @@ def test_packed_training_computes_what_the_architecture_does(
     for sample in samples:
         logp, _ = naive_logp(model, sample, temperature=0.8)
         correction = (logp.detach() - torch.tensor(sample.behaviour)).exp().clamp(max=2.0)
-        losses.append(sample.weight * (-correction * sample.advantage * logp).sum())
+        losses.append(sample.weight * (-correction * sample.advantages[0] * logp).sum())
     expected = torch.stack(losses).sum()
     expected.backward()
 

@@ -89,7 +89,7 @@ def test_an_empty_response_counts_for_the_mean_but_is_not_trained() -> None:
     data = training_set(
         [make_group((1,), [(), (3, 4)], [0.0, 1.0])], DrGrpoAdvantage(), TokenMean()
     )
-    assert [sample.advantage for sample in data.samples] == [0.5]
+    assert [sample.advantages[0] for sample in data.samples] == [0.5]
     assert data.num_responses_excluded == 1
 
 
@@ -192,6 +192,6 @@ def test_parts_of_a_step_are_trained_on_the_advantages_that_are_recorded() -> No
         for places in ((0,), (1, 2))
     ]
     trained = [training_set([part], advantage, TokenMean()) for part in parts]
-    values = [sample.advantage for data in trained for sample in data.samples]
+    values = [sample.advantages[0] for data in trained for sample in data.samples]
     assert values == list(recorded.values())
     assert values == pytest.approx([-2.0, 0.5, 0.5, 0.5, 0.5], rel=1e-5)

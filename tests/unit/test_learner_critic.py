@@ -16,6 +16,7 @@ from learner_factories import (
     naive_model,
     parts_in_mini_batches,
     random_groups,
+    with_episodes,
 )
 from pydantic import ValidationError
 from rank_processes import run_processes
@@ -43,7 +44,7 @@ CONFIG = LearnerConfig(
     optimizer=AdamWConfig(learning_rate=1e-2, epsilon=1e-4),
     critic=CriticConfig(optimizer=AdamWConfig(learning_rate=5e-3, epsilon=1e-4)),
 )
-GROUPS = random_groups(7, num_groups=6)
+GROUPS = with_episodes(random_groups(7, num_groups=6), seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +149,8 @@ def test_values_and_gradients_are_those_of_an_ordinary_forward_pass(model_path: 
     for sample in samples:
         ids = torch.tensor([sample.prompt + sample.response])
         hidden = naive.model(input_ids=ids, use_cache=False).last_hidden_state[0]
-        expected.append(head(hidden[len(sample.prompt) - 1 : -1])[:, 0])
+        before = [len(sample.prompt) - 1 + place for place in sample.places]
+        expected.append(head(hidden[before])[:, 0])
     values = torch.cat(expected)
     torch.testing.assert_close(valuer.values(batch), values.detach(), rtol=1e-4, atol=1e-5)
     (values - 1.0).square().sum().backward()
@@ -170,7 +172,7 @@ def test_a_new_critic_gives_the_policy_the_discounted_reward_whitened(model_path
     rank, model = learner(model_path), naive_model(model_path)
     data = training_set(GROUPS, CONFIG.advantage, CONFIG.normalisation)
     raw = [
-        sample.reward * torch.tensor([0.95**left for left in range(len(sample.response))]).flip(0)
+        sample.reward * torch.tensor([0.95**left for left in range(sample.num_sampled)]).flip(0)
         for sample in data.samples
     ]
     everything = torch.cat(raw)

@@ -205,14 +205,14 @@ def naive_total(
     for sample in data.samples:
         logp, entropy = naive_logp(model, sample, config.temperature)
         now, before = logp.detach(), torch.tensor(sample.behaviour)
-        advantage = torch.full_like(now, sample.advantage)
+        advantage = torch.full_like(now, sample.advantages[0])
         if config.kl_coefficient:
             with torch.no_grad():
                 penalty = (now - naive_logp(reference, sample, config.temperature)[0]) ** 2 / 2
             for position in range(len(now)):
                 advantage[position] -= config.kl_coefficient * penalty[position:].sum()
         mean = float((now - before).mean())
-        if config.gate.drops and sample.advantage < 0 and -mean > config.gate.bound:
+        if config.gate.drops and sample.advantages[0] < 0 and -mean > config.gate.bound:
             num_dropped += 1
             loss = 0.0 * logp
         elif config.loss.kind == "gspo":
@@ -362,7 +362,7 @@ def test_the_report_has_the_squares_of_the_weights(model_path: str) -> None:
     report = rank.accumulate(pack(groups))
     weights = []
     for sample in training_set(groups, config.advantage, config.normalisation).samples:
-        if sample.advantage:
+        if sample.advantages[0]:
             with torch.no_grad():
                 logp, _ = naive_logp(naive_model(model_path), sample)
             weights.append((logp - torch.tensor(sample.behaviour)).exp())

@@ -50,13 +50,13 @@ def test_the_punishment_grows_over_the_buffer_and_ends_there(
 
 def test_a_punished_group_of_equal_verdicts_prefers_short_answers() -> None:
     found = trained(group([3, 8, 10], [1.0, 1.0, None]), SOFT)
-    assert [sample.advantage for sample in found.samples] == [0.25, -0.25]
+    assert [sample.advantages[0] for sample in found.samples] == [0.25, -0.25]
     assert (found.num_groups_flat, found.num_responses_excluded) == (0, 1)
 
 
 def test_a_masked_response_is_in_the_mean_but_neither_in_the_loss_nor_in_its_divisor() -> None:
     found = trained(group([3, 5, 10], [1.0, 0.5, 0.0]), MaskTruncated())
-    assert [sample.advantage for sample in found.samples] == [0.5, 0.0]
+    assert [sample.advantages[0] for sample in found.samples] == [0.5, 0.0]
     assert (found.normaliser, found.num_responses_masked, found.num_responses_excluded) == (8, 1, 0)
 
 

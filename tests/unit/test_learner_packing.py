@@ -14,18 +14,32 @@ from tasks.learner.tree_attention import TreePlan, is_ancestor
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple)
 
 
-def sample(prompt: tuple[int, ...], response: tuple[int, ...]) -> Sample:
+def sample(
+    prompt: tuple[int, ...], response: tuple[int, ...], sampled: tuple[range, ...] = ()
+) -> Sample:
+    """Of sampled tokens alone, unless it says which they are."""
+    sampled = sampled or (range(len(response)),)
     return Sample(
         prompt=prompt,
         response=response,
-        behaviour=(-1.0,) * len(response),
-        advantage=1.0,
+        sampled=sampled,
+        behaviour=(-1.0,) * sum(map(len, sampled)),
+        advantages=(1.0,) * len(sampled),
         reward=1.0,
         weight=1.0,
     )
 
 
-SAMPLES = st.lists(st.builds(sample, TOKENS, TOKENS), min_size=1, max_size=8)
+@st.composite
+def samples_of_turns(draw: st.DrawFn) -> Sample:
+    """With given tokens anywhere in the response, and at least one sampled one."""
+    response = draw(TOKENS)
+    cuts = sorted(draw(st.lists(st.integers(0, len(response)), max_size=6)))
+    sampled = tuple(range(start, stop) for start, stop in zip(cuts[::2], cuts[1::2], strict=False))
+    return sample(draw(TOKENS), response, sampled if sum(map(len, sampled)) else ())
+
+
+SAMPLES = st.lists(samples_of_turns(), min_size=1, max_size=8)
 
 
 def test_a_groups_prompt_is_computed_once() -> None:
@@ -40,6 +54,22 @@ def test_a_groups_prompt_is_computed_once() -> None:
     assert batch.num_prompt_nodes == 4
 
 
+def test_siblings_share_the_first_observation_and_nothing_after_the_last_action_is_a_node() -> None:
+    """Head 1 2, observation 3 4; then 7 8, or 9 and after an observation of 5 a 6, or 7 alone."""
+    batch = pack_samples(
+        [
+            sample((1, 2), (3, 4, 7, 8, 5, 5), (range(2, 4), range(6, 6))),
+            sample((1, 2), (3, 4, 9, 5, 6), (range(2, 3), range(4, 5))),
+            sample((1, 2), (3, 4, 7, 5), (range(2, 3),)),
+        ]
+    )
+    assert batch.tokens == (1, 2, 3, 4, 7, 9, 5)
+    assert batch.subtree_ends == (7, 7, 7, 7, 5, 7, 7)
+    assert batch.predictors == (3, 4, 3, 6, 3)
+    assert batch.targets == (7, 8, 9, 6, 7)
+    assert batch.num_prompt_nodes == 2
+
+
 @given(SAMPLES)
 def test_every_predictor_sees_exactly_its_own_sequence(samples: list[Sample]) -> None:
     batch = pack_samples(samples)
@@ -48,7 +78,7 @@ def test_every_predictor_sees_exactly_its_own_sequence(samples: list[Sample]) ->
     sees = is_ancestor(ends, nodes[:, None], nodes[None, :])
     predictors = iter(batch.predictors)
     for item in samples:
-        for length in range(len(item.prompt), len(item.prompt + item.response)):
+        for length in (len(item.prompt) + place for place in item.places):
             path = torch.nonzero(sees[next(predictors)]).flatten().tolist()
             assert (
                 tuple(batch.tokens[node] for node in path) == (item.prompt + item.response)[:length]

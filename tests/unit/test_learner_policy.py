@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_factories import ALONE, make_model, naive_logp, naive_model, random_groups
+from learner_factories import (
+    ALONE,
+    make_model,
+    naive_logp,
+    naive_model,
+    random_groups,
+    with_episodes,
+)
 
 from tasks.learner import head, tree_attention
 from tasks.learner.advantage import GrpoAdvantage
@@ -21,7 +28,8 @@ from tasks.learner.samples import training_set
 
 
 def samples(seed: int) -> list[Sample]:
-    return list(training_set(random_groups(seed), GrpoAdvantage(), SequenceMean()).samples)
+    groups = with_episodes(random_groups(seed), seed)
+    return list(training_set(groups, GrpoAdvantage(), SequenceMean()).samples)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -44,11 +52,9 @@ def test_packed_gradients_equal_naive_gradients(
     model = naive_model(path)
     expected = torch.zeros(())
     for sample in samples(3):
-        ids = torch.tensor([sample.prompt + sample.response])
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt) - 1 : -1] / 0.8
-        logp = logits.log_softmax(-1).gather(1, ids[0, len(sample.prompt) :, None])[:, 0]
+        logp, _ = naive_logp(model, sample, temperature=0.8)
         correction = (logp.detach() - torch.tensor(sample.behaviour)).exp().clamp(max=2.0)
-        loss = -correction * sample.advantage * logp + 0.1 * k3(logp, logp.detach())
+        loss = -correction * sample.advantages[0] * logp + 0.1 * k3(logp, logp.detach())
         expected = expected + sample.weight * loss.sum()
     expected.backward()
 

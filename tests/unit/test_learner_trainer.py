@@ -202,7 +202,13 @@ def test_probes_are_ordinary_log_probabilities(model_path: str) -> None:
     assert [len(values) for values in got] == [3, 2, 0]
     for ids, values in zip(probes[:2], got, strict=False):
         sample = Sample(
-            prompt=ids[:1], response=ids[1:], behaviour=(), advantage=0.0, reward=0.0, weight=0.0
+            prompt=ids[:1],
+            response=ids[1:],
+            sampled=(range(len(ids) - 1),),
+            behaviour=(),
+            advantages=(0.0,),
+            reward=0.0,
+            weight=0.0,
         )
         with torch.no_grad():
             expected, _ = naive_logp(naive_model(model_path), sample)

@@ -181,7 +181,7 @@ def plain_ppo(logp: Tensor, proximal: Tensor, sample: Sample) -> Tensor:
     """Decoupled PPO, spelled out."""
     ratio = torch.exp(logp - proximal)
     clipped = ratio.clamp(0.8, 1.28)
-    kept = torch.minimum(ratio * sample.advantage, clipped * sample.advantage)
+    kept = torch.minimum(ratio * sample.advantages[0], clipped * sample.advantages[0])
     weight = torch.exp(proximal - torch.tensor(sample.behaviour)).clamp(max=2.0)
     return -sample.weight * weight * kept
 
@@ -240,7 +240,7 @@ def test_updates_are_those_of_a_plain_ppo_loop_over_the_same_mini_batches(model_
     assert report.computed.num_tokens_passed == 2 * sum(
         len(sample.response)
         for sample in training_set(GROUPS, CONFIG.advantage, CONFIG.normalisation).samples
-        if sample.advantage
+        if sample.advantages[0]
     )
 
 
@@ -273,7 +273,7 @@ def test_every_objective_goes_on_from_one_update_to_the_next(
             reference = naive_logp(start, sample)[0] if config.kl_coefficient else None
         batch = TokenBatch(
             behaviour=torch.tensor(sample.behaviour),
-            advantage=torch.full((size,), sample.advantage),
+            advantage=torch.full((size,), sample.advantages[0]),
             reward=torch.full((size,), sample.reward),
             weight=torch.full((size,), sample.weight),
             num_tokens=torch.full((size,), float(size)),

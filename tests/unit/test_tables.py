@@ -20,6 +20,8 @@ from artifacts.journal import Journal
 from artifacts.records import (
     CaseResult,
     CaseVerdict,
+    Ending,
+    Episode,
     Fate,
     Generated,
     Group,
@@ -28,6 +30,7 @@ from artifacts.records import (
     Response,
     Score,
     Span,
+    Turn,
     VersionSpan,
 )
 from artifacts.store import Store
@@ -96,9 +99,31 @@ def test_test_cases_come_back_and_files_without_them_are_read() -> None:
     data = responses_to_parquet(7, [executed, row])
     assert responses_from_parquet(data) == [executed, row]
     table, sink = pq.ParquetFile(io.BytesIO(data)).read(), io.BytesIO()
-    earlier = table.drop_columns(["cases", "attempt"])
+    earlier = table.drop_columns(["cases", "attempt", "episode_seed", "episode"])
     pq.write_table(earlier, sink)
     assert responses_from_parquet(sink.getvalue()) == [row, row]
+
+
+TURNS = st.builds(
+    Turn,
+    num_given=IDS,
+    num_sampled=IDS,
+    observation=TEXT,
+    action=TEXT,
+    reward=st.none() | NUMBERS,
+    asked_s=NUMBERS,
+    acted_s=NUMBERS,
+    answered_s=st.none() | NUMBERS,
+)
+EPISODES = st.builds(
+    Episode,
+    turns=st.lists(TURNS, max_size=3).map(tuple),
+    ending=st.none() | st.sampled_from(Ending),
+    detail=TEXT,
+    last_observation=TEXT,
+    reset_s=NUMBERS,
+    num_replayed=IDS,
+)
 
 
 @st.composite
@@ -117,6 +142,7 @@ def rows(draw: st.DrawFn) -> ResponseRow:
         first_token_s=draw(NUMBERS),
         finished_s=draw(NUMBERS),
         attempt=draw(st.integers(0, 2**40)),
+        episode=draw(st.none() | EPISODES),
     )
     score = Score(
         prompt_id=generated.prompt_id,
@@ -135,6 +161,7 @@ def rows(draw: st.DrawFn) -> ResponseRow:
         token_ids=prompt_tokens,
         gold=draw(TEXT),
         text=draw(TEXT),
+        episode_seed=draw(st.none() | st.integers(0, 2**63 - 1)),
     )
     return ResponseRow(
         step=7,
@@ -205,6 +232,39 @@ def test_pyarrow_duckdb_and_pandas_read_the_table_by_path(tmp_path: Path) -> Non
         " by step"
     )
     assert [tuple(map(int, row)) for row in counts.fetchall()] == [(7, 2, 8), (12, 2, 8)]
+
+
+def an_episode_row() -> ResponseRow:
+    """Of four tokens: one given and one sampled, then two given ones."""
+    common = {"observation": "?", "asked_s": 1.0, "acted_s": 2.0}
+    turns = (
+        Turn(num_given=1, num_sampled=1, action="a", reward=0.5, answered_s=3.0, **common),
+        Turn(num_given=2, num_sampled=0, action="", reward=None, answered_s=None, **common),
+    )
+    row = a_row(scored=True)
+    episode = Episode(turns=turns, ending=Ending.TURNS)
+    response = replace(row.response, generated=replace(row.response.generated, episode=episode))
+    return replace(row, prompt=replace(row.prompt, episode_seed=5), response=response)
+
+
+def test_turns_are_read_by_path_and_groups_count_sampled_tokens(tmp_path: Path) -> None:
+    store, row, single = Store.open(str(tmp_path)), an_episode_row(), a_row(1, scored=True)
+    group = Group(prompt=row.prompt, responses=(row.response, single.response))
+    Journal(store).finalise(7, [row, replace(single, prompt=row.prompt)], [group], [])
+    assert Journal(store).read_groups(7) == [group]
+    turns = duckdb.sql(
+        "select episode_seed, episode.ending, unnest(episode.turns, recursive := true)"
+        f" from '{tmp_path}/responses/*/*.parquet' where episode is not null"
+    )
+    told = [dict(zip(turns.columns, turn, strict=True)) for turn in turns.fetchall()]
+    assert [(turn["num_given"], turn["num_sampled"], turn["reward"]) for turn in told] == [
+        (1, 1, 0.5),
+        (2, 0, None),
+    ]
+    assert {(turn["episode_seed"], turn["ending"]) for turn in told} == {(5, "turns")}
+    read = pq.read_table(tmp_path / "responses")["episode"].to_pylist()
+    assert [None if cell is None else len(cell["turns"]) for cell in read] == [2, None]
+    assert pq.read_table(tmp_path / "groups")["num_tokens"].to_pylist() == [1 + 4]
 
 
 def test_a_file_of_another_version_or_table_is_refused() -> None:

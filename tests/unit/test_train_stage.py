@@ -16,6 +16,7 @@ import pytest
 import torch
 from learner_factories import make_model, random_groups
 from plan_factories import CONTEXT, make_step_plan
+from turn_factories import as_episode
 
 from artifacts.records import Group, VersionSpan, WeightsRef, unpack
 from artifacts.store import Store
@@ -196,6 +197,19 @@ def test_a_response_of_weights_that_the_round_does_not_allow_is_not_trained(
         asyncio.run(play(plan, BufferActor(CAPACITIES), groups))
     assert re.search(words, str(root_cause(caught.value)))
     assert learner._rank._normaliser == 0
+
+
+def test_an_observation_that_other_weights_read_is_no_reason_not_to_train(
+    learner: LearnerActor, tmp_path: Path
+) -> None:
+    first = GROUPS[0].responses[0]
+    turns = (((7, 8), first.generated.num_sampled), ((9,), 0))
+    episode = as_episode(first.generated, turns)
+    spans = (*episode.versions[:-1], VersionSpan(version=3, num_tokens=1))
+    spoken = replace(first, generated=replace(episode, versions=spans))
+    groups = (replace(GROUPS[0], responses=(spoken, *GROUPS[0].responses[1:])), *GROUPS[1:])
+    asyncio.run(play(make_plan(tmp_path), BufferActor(CAPACITIES), groups))
+    assert learner._rank._normaliser > 0
 
 
 async def replayed(actor: LearnerActor, plan: StepPlan, groups: Sequence[Group]) -> None:
