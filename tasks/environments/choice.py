@@ -13,10 +13,14 @@ from typing import Annotated
 from pydantic import Field
 
 from tasks.environments.games.bandit import BanditConfig
+from tasks.environments.games.chain_calc import ChainCalcConfig
+from tasks.environments.games.grid import GridConfig
 from tasks.environments.games.guess import GuessConfig
 
 EnvironmentConfig = Annotated[
     GuessConfig  # a number, by "Higher." and "Lower."
-    | BanditConfig,  # buttons that pay coins
+    | BanditConfig  # buttons that pay coins
+    | ChainCalcConfig  # sums, with a calculator
+    | GridConfig,  # a walk to a goal
     Field(discriminator="kind"),
 ]

@@ -21,7 +21,7 @@ from tasks.environments.games.game import TERSE_HEAD, GameConfig, Style, chat_tu
 
 LARGEST_PAY = 9
 RULES = (
-    "You see {buttons} buttons: {names}. Each always pays the same number of coins, from 0 to"
+    "You have {buttons} buttons, {names}. Each always pays the same number of coins, from 0 to"
     f" {LARGEST_PAY}. You have {{presses}} presses. Get as many coins as you can. Reply with one"
     " letter only."
 )
@@ -44,15 +44,16 @@ class BanditConfig(GameConfig):
         """The rules and one episode that tries every button and stays with the best."""
         if self.style == "terse":
             return TERSE_HEAD
-        names = ", ".join(self.names())
-        rules = RULES.format(buttons=self.buttons, names=names, presses=self.max_turns)
-        bandit = Bandit(self)
+        rules = RULES.format(
+            buttons=self.buttons, names=listed(self.names()), presses=self.max_turns
+        )
+        bandit, names = Bandit(self), self.names()
         observation = bandit.reset(0)
         bandit.pays = [(4 + 5 * index) % (LARGEST_PAY + 1) for index in range(self.buttons)]
         best = max(range(self.buttons), key=bandit.pays.__getitem__)
         turns = list[tuple[str, str]]()
         for press in range(self.max_turns):
-            turns.append((observation, self.names()[press if press < self.buttons else best]))
+            turns.append((observation, names[press if press < self.buttons else best]))
             observation = bandit.step(turns[-1][1]).observation
         return (Message(role="system", content=rules), *chat_turns(turns))
 
@@ -74,7 +75,7 @@ class Bandit:
 
     def __init__(self, config: BanditConfig) -> None:
         self._config, self._is_terse = config, config.style == "terse"
-        self._begin = "=" if self._is_terse else f"Press {', '.join(config.names())}."
+        self._begin = "=" if self._is_terse else f"Press {listed(config.names())}."
 
     def reset(self, seed: int) -> str:
         rng = random.Random(f"bandit/{seed}")
@@ -94,3 +95,8 @@ class Bandit:
         share = pay / (max(self.pays) * self._config.max_turns)
         said = str(pay) if self._is_terse else f"{pay} coin{'s' * (pay != 1)}."
         return Transition(said, share, is_over, False, {"action": "valid"})
+
+
+def listed(names: Sequence[str]) -> str:
+    """The names as a sentence has them."""
+    return f"{', '.join(names[:-1])} or {names[-1]}"
