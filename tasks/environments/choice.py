@@ -1,9 +1,8 @@
-"""Which environments there are: one line per kind, and the one place that asks for it.
+"""The choice of an environment: one config union.
 
-    EnvironmentConfig (chosen by `kind`) ──▶ build ──▶ Environment
+    EnvironmentConfig (chosen by `kind`) ──▶ head, build ──▶ Environment
 
-A new environment is a file with its configuration and its class, and one line in this union. One of
-a user's own needs neither: `kind: custom` names it by import path.
+`kinds` lists those that stand on their own.
 """
 
 from __future__ import annotations
@@ -12,15 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tasks.environments.games.bandit import BanditConfig
-from tasks.environments.games.chain_calc import ChainCalcConfig
-from tasks.environments.games.grid import GridConfig
-from tasks.environments.games.guess import GuessConfig
+from tasks.environments.delayed import DelayedConfig
+from tasks.environments.kinds import SingleEnvironment
 
-EnvironmentConfig = Annotated[
-    GuessConfig  # a number, by "Higher." and "Lower."
-    | BanditConfig  # buttons that pay coins
-    | ChainCalcConfig  # sums, with a calculator
-    | GridConfig,  # a walk to a goal
-    Field(discriminator="kind"),
-]
+EnvironmentConfig = Annotated[SingleEnvironment | DelayedConfig, Field(discriminator="kind")]

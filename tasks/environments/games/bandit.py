@@ -17,7 +17,8 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import Environment, Transition
-from tasks.environments.games.game import TERSE_HEAD, GameConfig, Style, chat_turns
+from tasks.environments.games.game import GameConfig, Style
+from tasks.environments.head import EMPTY_HEAD, head
 
 LARGEST_PAY = 9
 RULES = (
@@ -43,7 +44,7 @@ class BanditConfig(GameConfig):
     def head(self) -> tuple[Message, ...]:
         """The rules and one episode that tries every button and stays with the best."""
         if self.style == "terse":
-            return TERSE_HEAD
+            return EMPTY_HEAD
         rules = RULES.format(
             buttons=self.buttons, names=listed(self.names()), presses=self.max_turns
         )
@@ -55,7 +56,7 @@ class BanditConfig(GameConfig):
         for press in range(self.max_turns):
             turns.append((observation, names[press if press < self.buttons else best]))
             observation = bandit.step(turns[-1][1]).observation
-        return (Message(role="system", content=rules), *chat_turns(turns))
+        return head(rules, turns)
 
     def names(self) -> str:
         """A letter for every button."""

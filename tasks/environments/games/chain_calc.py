@@ -18,7 +18,8 @@ from pydantic import Field, field_validator
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import Environment, Transition
-from tasks.environments.games.game import GameConfig, chat_turns
+from tasks.environments.games.game import GameConfig
+from tasks.environments.head import head
 
 NUMBER = "([0-9]{1,12})"
 ADD = re.compile(rf"add {NUMBER} {NUMBER}\.?")
@@ -53,8 +54,7 @@ class ChainCalcConfig(GameConfig):
 
     def head(self) -> tuple[Message, ...]:
         """The rules and four sums, every one worked out with the calculator."""
-        turns = [turn for terms in SHOTS for turn in played(terms)]
-        return (Message(role="system", content=RULES), *chat_turns(turns))
+        return head(RULES, [turn for terms in SHOTS for turn in played(terms)])
 
     def build(self) -> Environment:
         return ChainCalc(self)

@@ -10,7 +10,6 @@ import random
 from collections.abc import Sequence
 from typing import Literal
 
-from artifacts.datasets.rows import Message
 from tasks.environments.base import EnvironmentSettings
 
 Style = Literal["chat", "terse"]
@@ -34,20 +33,3 @@ class GameConfig(EnvironmentSettings):
                 break
             observations.append(turn.observation)
         return list(zip(observations, actions, strict=True))
-
-
-def chat_turns(turns: Sequence[tuple[str, str]]) -> tuple[Message, ...]:
-    """An episode as turns of a chat: what is observed is the user's, what is done the
-    assistant's."""
-    return tuple(
-        message
-        for observation, action in turns
-        for message in (
-            Message(role="user", content=observation),
-            Message(role="assistant", content=action),
-        )
-    )
-
-
-# the head of a terse game: no rules, one token where the tokenizer begins a text with one
-TERSE_HEAD = (Message(role="system", content=""),)

@@ -16,7 +16,8 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import Environment, Transition
-from tasks.environments.games.game import TERSE_HEAD, GameConfig, Style, chat_turns
+from tasks.environments.games.game import GameConfig, Style
+from tasks.environments.head import EMPTY_HEAD, head
 
 MOVES = {"left": (-1, 0), "right": (1, 0), "down": (0, -1), "up": (0, 1)}
 RULES = (
@@ -41,10 +42,9 @@ class GridConfig(GameConfig):
     def head(self) -> tuple[Message, ...]:
         """The rules and two shortest ways."""
         if self.style == "terse":
-            return TERSE_HEAD
+            return EMPTY_HEAD
         walks = [turn for start, goal in SHOTS for turn in self._walk(start, goal)]
-        rules = RULES.format(size=self.size)
-        return (Message(role="system", content=rules), *chat_turns(walks))
+        return head(RULES.format(size=self.size), walks)
 
     def _walk(self, start: Place, goal: Place) -> list[tuple[str, str]]:
         """A shortest way: to the side first, then up or down."""

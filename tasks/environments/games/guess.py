@@ -17,7 +17,8 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import Environment, Transition
-from tasks.environments.games.game import TERSE_HEAD, GameConfig, Style, chat_turns
+from tasks.environments.games.game import GameConfig, Style
+from tasks.environments.head import EMPTY_HEAD, head
 
 ACTION = re.compile(r"([0-9]{1,9})\.?")
 
@@ -66,12 +67,12 @@ class GuessConfig(GameConfig):
     def head(self) -> tuple[Message, ...]:
         """The rules and two episodes whose guesses keep to the interval that is left."""
         if self.style == "terse":
-            return TERSE_HEAD
+            return EMPTY_HEAD
         rules = RULES.format(largest=self.largest, tries=self.max_turns)
         shots = [self._shot(secret) for secret in (self.largest * 2 // 3, self.largest // 4 + 1)]
-        return (Message(role="system", content=rules), *shots[0], *shots[1])
+        return head(rules, shots[0] + shots[1])
 
-    def _shot(self, secret: int) -> tuple[Message, ...]:
+    def _shot(self, secret: int) -> list[tuple[str, str]]:
         """An episode played by guessing a third into the interval."""
         words = self.words()
         low, high, observation = 1, self.largest, words.begin
@@ -85,7 +86,7 @@ class GuessConfig(GameConfig):
                 low, observation = guess + 1, words.higher
             else:
                 high, observation = guess - 1, words.lower
-        return chat_turns(turns)
+        return turns
 
     def words(self) -> Words:
         """What the game says in this style, with its numbers."""
