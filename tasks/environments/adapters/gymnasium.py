@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,8 @@ Renderer = Callable[[Any, Any], str]  # Any: what the environment observes, and 
 
 class GymnasiumConfig(AdapterConfig):
     """Play an environment of gymnasium."""
+
+    slow_imports: ClassVar[tuple[str, ...]] = ("gymnasium",)
 
     kind: Literal["gymnasium"] = Field(
         "gymnasium", description="Chooses an environment of the package gymnasium."

@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
@@ -29,6 +29,8 @@ Json = Any  # Any: parsed JSON
 
 class HttpConfig(AdapterConfig):
     """Play an environment behind a server."""
+
+    needs_network: ClassVar[bool] = True
 
     kind: Literal["http"] = Field("http", description="Chooses an environment behind a server.")
     url: str = Field(
