@@ -33,6 +33,7 @@ ROOMS = (
     "tasks/scheduling",
     "tasks/cluster",
     "tasks/engines",
+    "tasks/sandbox",
     "tasks/environments",
     "tasks/learner",
     "tasks/rewards",
