@@ -66,6 +66,14 @@ class DelayedConfig(EnvironmentSettings):
         object.__setattr__(self, "max_turns", turns)  # the field is frozen once it is made
         return self
 
+    @property
+    def needs_network(self) -> bool:  # type: ignore[override]  # of a class elsewhere
+        return self.environment.needs_network
+
+    @property
+    def slow_imports(self) -> tuple[str, ...]:  # type: ignore[override]  # likewise
+        return (type(self.environment).__module__, *self.environment.slow_imports)
+
     def head(self) -> tuple[Message, ...]:
         return self.environment.head()
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.adapters.adapter import AdapterConfig, ProtocolError
-from tasks.environments.adapters.import_path import load
+from tasks.environments.adapters.import_path import ImportPath, load
 from tasks.environments.base import Environment, Transition
 from tasks.environments.head import head
 
@@ -26,7 +26,7 @@ class CustomEnvironmentConfig(AdapterConfig):
     """Play an environment of the user's."""
 
     kind: Literal["custom"] = Field("custom", description="Chooses an environment of your own.")
-    path: str = Field(
+    path: ImportPath = Field(
         ..., description="Its class, as 'package.module:Name' or 'path/to/file.py:Name'."
     )
     kwargs: Mapping[str, Any] = Field(  # Any: the class's own keyword arguments

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from tasks.environments.adapters.adapter import AdapterConfig, ProtocolError
-from tasks.environments.adapters.import_path import load
+from tasks.environments.adapters.import_path import ImportPath, load
 from tasks.environments.base import Environment, Transition
 
 ANSI = "ansi"
@@ -39,7 +39,7 @@ class GymnasiumConfig(AdapterConfig):
     actions: Mapping[str, Any] = Field(  # Any: what the environment takes
         ..., min_length=1, description="What the model says -> the action, for example left -> 0."
     )
-    render: str = Field(
+    render: ImportPath = Field(
         "",
         description=(
             "What puts an observation into words: 'ansi', the environment's own picture in"

@@ -8,9 +8,20 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 CURE = "write 'package.module:Name' or 'path/to/file.py:Name' and import it in a shell"
+
+
+def _absolute(path: str) -> str:
+    module_path, _, name = path.rpartition(":")
+    return f"{Path(module_path).absolute()}:{name}" if module_path.endswith(".py") else path
+
+
+# a field of a configuration: a file's holds in the working directory of whatever process
+ImportPath = Annotated[str, AfterValidator(_absolute)]
 
 
 def load(path: str) -> Any:  # Any: whatever the user's module has there
