@@ -117,7 +117,7 @@ def starting_prefect_server(root: Path, port: int) -> Iterator[StartingServer]:
     home = (root / ".prefect").resolve()
     keep_one_authority(home)
     environment = prefect_environment(home, port)
-    command = [sys.executable, "-m", "prefect", "server", "start"]
+    command = [sys.executable, "-m", "flows.commands.prefect_server", "server", "start"]
     command += ["--host", LOOPBACK, "--port", str(port)]
     with server_process(command, environment, log) as process:
         check = partial(check_running, process, name, log)
