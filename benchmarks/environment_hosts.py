@@ -18,7 +18,9 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from benchmarks.trivial_environment import Trivial
+from tasks.environments.base import EnvironmentHosts
 from tasks.environments.hosts.config import HostConfig
+from tasks.environments.hosts.direct import DirectHosts
 from tasks.environments.hosts.pool import HostPool
 from tasks.environments.hosts.report import HostReport
 
@@ -57,6 +59,10 @@ async def measure(config: HostConfig, num_steps: int) -> None:
     for num_episodes in dict.fromkeys((1, 16, config.num_hosts)):
         await _steps(pool, num_episodes, num_steps)
     pool.close()
+    direct = DirectHosts(config)
+    await _start(direct, 0)
+    print("without processes: ", end="")
+    await _steps(direct, 1, num_steps)
 
 
 async def _starts_in_turn(config: HostConfig) -> None:
@@ -68,11 +74,11 @@ async def _starts_in_turn(config: HostConfig) -> None:
     pool.close()
 
 
-async def _start(pool: HostPool, number: int) -> None:
+async def _start(pool: EnvironmentHosts, number: int) -> None:
     await pool.reset(str(number), SETTINGS, number)
 
 
-async def _steps(pool: HostPool, num_episodes: int, num_steps: int) -> None:
+async def _steps(pool: EnvironmentHosts, num_episodes: int, num_steps: int) -> None:
     async def play(number: int) -> None:
         for _ in range(num_steps // num_episodes):
             await pool.step(str(number), TEXT)
@@ -93,14 +99,10 @@ def _times(report: HostReport) -> str:
     return f"to the first observation {quantiles[0]:.0f} ms p50, {quantiles[1]:.0f} ms p99"
 
 
-def _inside() -> list[psutil.Process]:
-    return [*psutil.Process().children(recursive=True)]
-
-
 def _shared_bytes() -> int:
     """Memory of the hosts, their fork server and its walls, shared pages divided."""
     total = 0
-    for process in _inside():
+    for process in psutil.Process().children(recursive=True):
         for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 total += int(line.split()[1]) << 10
@@ -109,7 +111,8 @@ def _shared_bytes() -> int:
 
 def _processor_s() -> float:
     """Of this process and all inside."""
-    times = [process.cpu_times() for process in (psutil.Process(), *_inside())]
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
     return float(sum(spent.user + spent.system for spent in times))
 
 

@@ -46,7 +46,10 @@ class Host:
         wave: int,
         late: Callable[[], None],
     ) -> None:
-        """`wave`: see `Restarts`. `late` is called at every answer after the end of its call."""
+        """`wave`: see `Restarts`. `late` is called at every answer after the end of its call.
+
+        ValueError, with the cure, for settings that another process cannot have.
+        """
         self.number = number
         self.settings = settings
         self.origin = origin
@@ -57,6 +60,7 @@ class Host:
         self.is_forked = False
         self.is_killed = False
         self._since_s = time.time()
+        self._pickled = _pickled(settings)
         self._config = config
         self._link = HostLink(max_answer_bytes(config.max_observation_chars), late)
 
@@ -95,7 +99,7 @@ class Host:
         told = await self._answer(WALLS_S)
         if told != CONFINED:
             raise _crashed(f"its walls do not stand: {told.decode('utf-8', 'replace')}")
-        self._link.send(framed(SETTINGS + pickle.dumps(self.settings)))
+        self._link.send(framed(SETTINGS + self._pickled))
 
     async def reset(self, seed: int) -> str:
         """Begin an episode."""
@@ -139,14 +143,27 @@ class Host:
             raise _crashed(await self._cause_of_death()) from error
 
     async def _cause_of_death(self) -> str:
-        """How it ended; a process that has only closed its stream is killed."""
+        """How it ended, as far as that is told soon."""
         if self.is_killed:
             return "its episode was ended"
         await asyncio.wait((self.ended,), timeout=DYING_S)
         if not self.ended.done():
-            self.origin.kill(self.number)
-        code = await asyncio.shield(self.ended)
+            return "its process closed the stream"
+        code = self.ended.result()
         return "its fork server was lost" if code is None else f"its process {manner(code)}"
+
+
+def _pickled(settings: EnvironmentSettings) -> bytes:
+    kind = type(settings)
+    try:
+        if kind.__module__ == "__main__":
+            raise AttributeError("another process has another __main__")
+        return pickle.dumps(settings)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            "settings of environments must pickle, by a class at the top of a module,"
+            f" {kind.__module__}.{kind.__qualname__} does not: {error}; move it to a module"
+        ) from error
 
 
 def _crashed(detail: str) -> EnvironmentFailed:

@@ -36,6 +36,7 @@ class HostLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._loop = asyncio.get_running_loop()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._break(LinkLost("its process closed the stream"))
@@ -55,7 +56,7 @@ class HostLink(asyncio.Protocol):
         assert self._answer is None, "one call at a time"
         self._answer = asyncio.get_running_loop().create_future()
         if self._fault is not None:
-            self._answer.set_exception(self._fault)
+            self._fail(self._fault)
 
     def send(self, orders: bytes) -> None:
         """Write without waiting."""
@@ -85,7 +86,7 @@ class HostLink(asyncio.Protocol):
         """Close the stream at once, whatever may still arrive."""
         self.close()
         self._received.clear()
-        if self._transport is not None:
+        if self._transport is not None and not self._loop.is_closed():
             self._transport.abort()
 
     def _give_up(self, limit_s: float) -> None:
@@ -94,8 +95,12 @@ class HostLink(asyncio.Protocol):
     def _break(self, fault: Exception) -> None:
         self._is_over = True
         self._fault = self._fault or fault
+        self._fail(fault)
+
+    def _fail(self, fault: Exception) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(fault)
+            self._answer.exception()  # heard, even if nobody awaits it
 
     def _next(self) -> bytes | None:
         """The next complete message; one that is too long breaks the link."""

@@ -4,6 +4,7 @@ started when it is wanted first and again when it was lost."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 
 from artifacts.records import Ending
@@ -14,6 +15,8 @@ from tasks.environments.hosts.origin_walls import closed_to_nobody
 from tasks.sandbox.interrupt import Interrupted
 from tasks.sandbox.isolation import CURES, Isolation
 from tasks.sandbox.walled_process import NotStarted
+
+LOG = logging.getLogger(__name__)
 
 
 class Origins:
@@ -65,6 +68,10 @@ class Origins:
         for origin in list(self._running.values()):
             self.end(origin)
 
+    def _give_up(self, origin: OriginProcess) -> None:
+        LOG.warning("fork server of environments lost: pid=%s", origin.pid)
+        self.end(origin)
+
     async def _start(self, has_network: bool) -> OriginProcess:
         imports = self._imports.get(has_network, ())
         origin = OriginProcess(self._config, imports, has_network=has_network)
@@ -84,7 +91,7 @@ class Origins:
         finally:
             self._unborn.discard(origin)
             del self._starting[has_network]
-        origin.attach(self._ended, lambda: self.end(origin))
+        origin.attach(self._ended, lambda: self._give_up(origin))
         self._running[has_network] = origin
         return origin
 

@@ -12,6 +12,7 @@ one origin behind walls; a lost origin takes its processes with it and is replac
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
@@ -26,6 +27,7 @@ from tasks.environments.hosts.report import HostRecord, HostReport, HostState
 from tasks.environments.hosts.restarts import Restarts
 from tasks.environments.hosts.tally import Tally
 
+LOG = logging.getLogger(__name__)
 GRACE_S = 5.0  # for the origin to tell the end of a process that it was told to kill
 Answer = TypeVar("Answer")
 
@@ -126,7 +128,8 @@ class HostPool:
             self._drop(host)
             raise
         restarts.succeeded()
-        host.enter(HostState.THINKING, host.episode_id)
+        if host.number in self._alive:  # it may have ended since it answered
+            host.enter(HostState.THINKING, host.episode_id)
         return answer
 
     async def _take(self, settings: EnvironmentSettings) -> Host:
@@ -205,6 +208,7 @@ class HostPool:
     def _end_silent_origin(self, host: Host) -> None:
         """An origin that does not tell an end is stopped or hangs."""
         if host.number in self._alive:
+            LOG.warning("fork server of environments silent: limit_s=%g", GRACE_S)
             self._origins.end(host.origin)
 
     def _bury(self, number: int, code: int | None) -> None:
