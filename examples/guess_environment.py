@@ -26,6 +26,7 @@ class Guess:
     def step(self, text: str) -> Turn:
         self.tries -= 1
         guess = int(text) if text.strip() in map(str, range(1, 21)) else 0
-        is_right, is_over = guess == self.secret, guess == self.secret or not self.tries
-        said = "Say a number." if not guess else "Higher." if guess < self.secret else "Lower."
-        return "Right." if is_right else said, float(is_right), is_over, False, {}
+        if guess == self.secret:
+            return "Right.", 1.0, True, False, {}
+        hint = "Higher." if guess < self.secret else "Lower."
+        return hint if guess else "Say a number.", 0.0, self.tries == 0, False, {}
