@@ -18,6 +18,7 @@ from prefect.cache_policies import NO_CACHE
 from artifacts.records import Group, Prompt
 from artifacts.tables import ResponseRow
 from tasks.cluster.actors import ActorLost
+from tasks.engines.askers import Asker
 from tasks.engines.base import EngineLost, EngineStats
 from tasks.learner.reward_moments import compared_with, record_moments
 from tasks.learner.samples import advantages_of
@@ -116,7 +117,7 @@ def round_inputs(
         versions=plan.versions,
         prompts=prompts,
         scheduler=progress.scheduler,
-        engines=engines_of(plan.run, plan.run.engines),
+        engines=engines_of(plan.run, plan.run.engines, asker_of(plan)),
         feed=StreamFeed(stream),
         sampling=plan.run.sampling,
         recorded=tuple(row.response for row in journal_of(plan).read(plan.step)),
@@ -131,6 +132,11 @@ def round_inputs(
         leaves_running=plan.leaves_running,
         publications=StreamPublications(stream) if plan.overlaps else None,
     )
+
+
+def asker_of(plan: StepPlan) -> Asker:
+    """An evaluation may share the engines with a round."""
+    return Asker.EVALUATION if plan.is_evaluation else Asker.ROUND
 
 
 def is_streamed(plan: StepPlan) -> bool:
@@ -165,7 +171,7 @@ async def _readings(plan: StepPlan) -> list[EngineStats]:
 
 async def _reading(plan: StepPlan, name: str) -> EngineStats | None:
     try:
-        (engine,) = engines_of(plan.run, (name,))
+        (engine,) = engines_of(plan.run, (name,), asker_of(plan))
         return await engine.stats()
     except (ActorLost, EngineLost):
         return None

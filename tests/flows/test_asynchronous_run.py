@@ -12,6 +12,7 @@ from tests.flows.asynchronous_records import (
     PROMPTS,
     RESPONSES,
     check,
+    check_evaluation,
     commits,
     num_mixed,
     rows,
@@ -60,6 +61,43 @@ def test_a_round_begins_while_the_step_before_it_trains(overlapped: tuple[Finish
     assert overlaps[0][0] > 0
 
 
+def test_an_evaluation_is_of_one_version_and_training_goes_on_beside_it(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """One slot of eight a prompt; long answers, so that versions would change under it."""
+    settings = (
+        'run_name="evaluated"',
+        "evaluation.every_steps=2",
+        "evaluation.num_prompts=12",
+        "engine.max_batch=8",
+    )
+    finished = launcher.run(tmp_path, *SETTINGS, *settings, preset="tiny-async")
+    assert finished.code == 0, finished.err
+    run = tmp_path / "evaluated"
+    check(run, async_ratio=1.0, num_steps=NUM_STEPS)
+    done = commits(run)
+    for step in (2, 4):
+        began_s, ended_s = check_evaluation(run, step, num_prompts=12)
+        assert done[step - 1]["timings"]["finished_s"] <= began_s
+        beside = [
+            name
+            for later in range(step + 1, NUM_STEPS + 1)
+            for *name, submitted_s, finished_s in rows(
+                run, later, "prompt_id, index, submitted_s, finished_s"
+            )
+            if submitted_s < ended_s and finished_s > began_s
+        ]
+        assert beside, "rounds generate while held-out prompts are answered"
+    check_evaluation(run, 0, num_prompts=12)
+    check_evaluation(run, NUM_STEPS, num_prompts=12)
+    left = [commit["metrics"]["round/left_running"] for commit in done]
+    assert max(left[1], left[3]) > 0, "an evaluated step leaves its rest to the next, as others do"
+    assert [commit["metrics"]["engine/unclaimed_responses"] for commit in done] == [0] * NUM_STEPS
+    held = [commit["metrics"]["stall/evaluation_s"] for commit in done]
+    assert [held[step - 1] for step in (1, 2, 4)] == [0, 0, 0]
+    assert "held-out reward after step 2" in finished.out + finished.err
+
+
 def test_engines_that_finish_what_they_run_before_they_load_mix_no_versions(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -74,6 +112,26 @@ def test_engines_that_finish_what_they_run_before_they_load_mix_no_versions(
     assert max(step["lag/mean_versions"] for step in figures) > 0
     assert max(step["stall/rollout_s"] for step in figures) > 0.1
     assert {step["lag/recomputed_tokens"] for step in figures} == {0}
+
+
+def test_groups_are_trained_as_they_are_accepted_and_no_engine_makes_room(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """The learner is on the device of one of the engines, and waits for long answers."""
+    settings = (
+        'run_name="streamed"',
+        "stream_trainer.enabled=true",
+        'cluster.roles="rollout: 0-1, learner: 1"',
+        "engine.max_batch=3",
+        "scheduling.async_ratio=0.5",
+    )
+    finished = launcher.run(tmp_path, *SETTINGS, *settings, preset="tiny-async")
+    assert finished.code == 0, finished.err
+    run = tmp_path / "streamed"
+    check(run, async_ratio=0.5, num_steps=NUM_STEPS)
+    figures = [commit["metrics"] for commit in commits(run)]
+    assert max(step["train/streamed_groups"] for step in figures) > 0
+    assert {step["rollout/migrated_responses"] for step in figures} == {0}
 
 
 def test_what_is_carried_of_a_complete_group_is_what_is_trained(

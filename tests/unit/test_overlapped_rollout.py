@@ -75,7 +75,7 @@ class Stage:
         )
         self._root = root
         monkeypatch.setattr(rollout, "shown_progress", unshown)
-        monkeypatch.setattr(rollout, "engines_of", lambda run, names: [self.engine])
+        monkeypatch.setattr(rollout, "engines_of", lambda run, names, asker: [self.engine])
         monkeypatch.setattr(
             rollout,
             "prompts_of",
