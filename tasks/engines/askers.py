@@ -13,11 +13,10 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import StrEnum
 
 from artifacts.records import Generated, Request, Running, WeightsRef
-from tasks.engines.base import Attestation, Engine, EngineStats
+from tasks.engines.base import Attestation, Engine
 
 
 class Asker(StrEnum):
@@ -66,11 +65,3 @@ class Askers:
             self._asker_of.clear()
             self._boxes.clear()
         return attestation
-
-    async def stats(self, asker: Asker) -> EngineStats:
-        """A reading, without the progress of what another asker asked for. All other figures are of
-        the replica as a whole."""
-        reading = await self._replica.stats()
-        others = {name for (name, _), of in self._asker_of.items() if of is not asker}
-        progress = {name: n for name, n in reading.progress.items() if name not in others}
-        return replace(reading, progress=progress)

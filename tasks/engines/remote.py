@@ -57,8 +57,8 @@ class EngineActor:
         weights, probes, running = unpack(payload)
         return pack(await self._askers.load_weights(weights, probes, running))
 
-    async def stats(self, asker: Asker) -> bytes:
-        return pack(await self._askers.stats(asker))
+    async def stats(self) -> bytes:
+        return pack(await self._engine.stats())
 
     async def rest(self) -> None:
         await self._engine.rest()
@@ -106,7 +106,7 @@ class RemoteEngine(Engine):
         return attestation
 
     async def stats(self) -> EngineStats:
-        stats: EngineStats = unpack(await self._call("stats", self._asker))
+        stats: EngineStats = unpack(await self._call("stats"))
         return stats
 
     async def rest(self) -> None:

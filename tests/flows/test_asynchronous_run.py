@@ -61,41 +61,36 @@ def test_a_round_begins_while_the_step_before_it_trains(overlapped: tuple[Finish
     assert overlaps[0][0] > 0
 
 
-def test_an_evaluation_is_of_one_version_and_training_goes_on_beside_it(
+def test_an_evaluation_is_of_one_version_and_no_round_waits_for_it(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    """One slot of eight a prompt; long answers, so that versions would change under it."""
-    settings = (
-        'run_name="evaluated"',
-        "evaluation.every_steps=2",
-        "evaluation.num_prompts=12",
-        "engine.max_batch=8",
-    )
+    """The round after an evaluated step begins before that step is committed, and so before its
+    evaluation; its update comes after it."""
+    settings = ('run_name="evaluated"', "evaluation.every_steps=2", "evaluation.num_prompts=12")
     finished = launcher.run(tmp_path, *SETTINGS, *settings, preset="tiny-async")
     assert finished.code == 0, finished.err
     run = tmp_path / "evaluated"
     check(run, async_ratio=1.0, num_steps=NUM_STEPS)
-    done = commits(run)
-    for step in (2, 4):
+    for step in (0, 2, 4, NUM_STEPS):
         began_s, ended_s = check_evaluation(run, step, num_prompts=12)
-        assert done[step - 1]["timings"]["finished_s"] <= began_s
-        beside = [
-            name
-            for later in range(step + 1, NUM_STEPS + 1)
-            for *name, submitted_s, finished_s in rows(
-                run, later, "prompt_id, index, submitted_s, finished_s"
-            )
-            if submitted_s < ended_s and finished_s > began_s
-        ]
-        assert beside, "rounds generate while held-out prompts are answered"
-    check_evaluation(run, 0, num_prompts=12)
-    check_evaluation(run, NUM_STEPS, num_prompts=12)
-    left = [commit["metrics"]["round/left_running"] for commit in done]
-    assert max(left[1], left[3]) > 0, "an evaluated step leaves its rest to the next, as others do"
-    assert [commit["metrics"]["engine/unclaimed_responses"] for commit in done] == [0] * NUM_STEPS
-    held = [commit["metrics"]["stall/evaluation_s"] for commit in done]
-    assert [held[step - 1] for step in (1, 2, 4)] == [0, 0, 0]
-    assert "held-out reward after step 2" in finished.out + finished.err
+        if step not in (2, 4):
+            continue
+        committed = run / "steps" / f"{step:05d}.json"
+        next_plan = run / "plans" / f"{step + 1:05d}.json"
+        assert next_plan.stat().st_mtime < committed.stat().st_mtime <= began_s
+        assert ended_s <= _updated_s(run, step + 1), "else weights changed under it"
+    figures = [commit["metrics"] for commit in commits(run)]
+    assert [step["engine/unclaimed_responses"] for step in figures] == [0] * NUM_STEPS
+    assert [figures[step - 1]["stall/evaluation_s"] for step in (1, 2, 4)] == [0, 0, 0]
+    assert [step["round/attempts"] for step in figures] == [1] * NUM_STEPS
+    assert "held-out reward after step 2" in finished.out
+
+
+def _updated_s(run: Path, step: int) -> float:
+    """When the update of a step began, Unix seconds."""
+    spans = f"read_parquet('{run}/spans/step={step:05d}/*.parquet')"
+    found = duckdb.sql(f"select min(start_s) from {spans} where kind = 'update'").fetchall()
+    return float(found[0][0])
 
 
 def test_engines_that_finish_what_they_run_before_they_load_mix_no_versions(

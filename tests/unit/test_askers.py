@@ -49,9 +49,6 @@ def test_each_collects_what_it_asked_for_while_the_other_waits_too() -> None:
         heldout = [make_request("b", index) for index in range(5)]
         await askers.submit(Asker.ROUND, trained)
         await askers.submit(Asker.EVALUATION, heldout)
-        assert set((await askers.stats(Asker.ROUND)).progress) == {
-            request.response_id for request in trained
-        }
         of_round, of_evaluation = await asyncio.gather(
             collected(askers, Asker.ROUND, 6), collected(askers, Asker.EVALUATION, 5)
         )
