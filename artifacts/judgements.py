@@ -125,10 +125,12 @@ class JudgementCache:
             self._unsaved.append(judgement)
 
     def save(self, store: Store, step: int) -> None:
-        """Write what was added since the last time as one more part of the step."""
-        if not self._unsaved:
+        """Write what was added since the last time as one more part of the step; rounds that go on
+        beside each other save in threads of their own."""
+        unsaved, self._unsaved = self._unsaved, []
+        if not unsaved:
             return
-        data = judgements_to_parquet(self._unsaved)
+        data = judgements_to_parquet(unsaved)
         part = len(store.list(judgements_dir(step)))
         while True:
             try:
@@ -136,7 +138,6 @@ class JudgementCache:
             except FileExistsError:  # an attempt that was given up still writes
                 part += 1
                 continue
-            self._unsaved = []
             return
 
 

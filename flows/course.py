@@ -1,8 +1,8 @@
 """What a run does with each of its steps: plan it, make room for it, play it, commit it, and
 recover from what it lost (`flows.steps` has the order).
 
-Steps overlap where the policy says so. All others are played one at a time: every step is a
-barrier.
+Steps overlap where the policy says so, and go on beside evaluations. All others are played one at a
+time: every step is a barrier.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from artifacts.commit import commit_step
 from artifacts.records import Span, WeightsRef
 from flows.begun_round import BegunRound, begun_round, keep_round
 from flows.engine_layout import EngineLayouts, with_relayout
+from flows.evaluate import evaluation_plan
 from flows.place import Place
 from flows.recovery import RECOVERABLE, recover
 from flows.reporter import RunReporter
@@ -33,6 +34,7 @@ from tasks.scheduling.policies.base import Turn
 from tasks.scheduling.queue_state import QueueState, finish_round, without_unfit
 
 StepFlow = Callable[[StepPlan, Place | None], Awaitable[Any]]  # Any: the flow's report
+EvaluationFlow = Callable[[StepPlan], Awaitable[Any]]  # Any: as above
 
 
 class RunCourse:
@@ -46,6 +48,7 @@ class RunCourse:
         fleet: Fleet,
         layouts: EngineLayouts,
         step_flow: StepFlow,
+        evaluation_flow: EvaluationFlow,
         reporter: RunReporter,
     ) -> None:
         self.max_recoveries = run.config.max_recoveries
@@ -53,6 +56,7 @@ class RunCourse:
         self._fleet = fleet
         self._layouts = layouts
         self._step_flow = step_flow
+        self._evaluation_flow = evaluation_flow
         self._reporter = reporter
         self._overlaps = run.config.scheduling.algebra(run.config.batch).overlaps
         self._relayout: tuple[Span, ...] = ()  # what bringing the engines into the layout cost
@@ -68,13 +72,21 @@ class RunCourse:
         return state_after(before, plan, rollout)
 
     def is_barrier(self, step: int) -> bool:
-        config = self._run.config
-        is_last = step >= config.num_steps
-        return not self._overlaps or is_last or due(step, config.evaluation.every_steps)
+        return not self._overlaps or step >= self._run.config.num_steps
+
+    def evaluation(self, step: int, weights: WeightsRef) -> StepPlan | None:
+        run = self._run
+        if self.is_barrier(step) or not due(step, run.config.evaluation.every_steps):
+            return None
+        return evaluation_plan(run, step, weights)
+
+    async def evaluate(self, plan: StepPlan) -> None:
+        report = await self._evaluation_flow(replace(plan, run=self._fleet.run))
+        self._reporter.tell_evaluation(plan.step, report)
 
     async def open(self, plan: StepPlan, beside: Sequence[StepPlan]) -> None:
         self._relayout = await self._layouts.arrange(self._fleet, plan.round.layout)
-        if plan.overlaps and not beside:
+        if plan.overlaps and not any(other.overlaps for other in beside):
             await self._fleet.announce(plan.weights.version)
         await self._fleet.open_round(round_key(plan), [*map(round_key, beside)])
 

@@ -1,5 +1,10 @@
 """Held-out evaluation: the same prompts each time, sampled by the engines and scored by the
-rewards, nothing trained."""
+rewards, nothing trained.
+
+All tokens of an evaluation are of the weights that it is of: no version is published while it goes
+on, and a response with a token of another is refused. Where steps overlap, rounds generate beside
+it on the same engines (`flows.steps`).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +17,11 @@ import dask
 from prefect import flow
 
 from artifacts.judgements import kept_judgements
+from artifacts.records import WeightsRef
 from flows.rl_step import SLOT, all_results, result_of
-from tasks.engines.loading import load_all
+from flows.run import OpenRun
 from tasks.plan import StepPlan, journal_of, store_of
 from tasks.prompts import heldout_refs
-from tasks.remotes import engines_of
 from tasks.reward import score_responses
 from tasks.rollout import run_rollout
 from tasks.rounds.report import read_round
@@ -56,17 +61,21 @@ def evaluation_round(
     )
 
 
+def evaluation_plan(run: OpenRun, step: int, weights: WeightsRef) -> StepPlan:
+    """The first attempt at the evaluation after this step, which made these weights."""
+    asked = run.config.evaluation
+    planned = evaluation_round(run.context, step, asked.num_prompts, asked.responses_per_prompt)
+    return StepPlan(run=run.context, round=planned, weights=weights, attempt=1)
+
+
 @flow(name="evaluate", flow_run_name="evaluate-after-{plan.step:05d}", validate_parameters=False)
 async def evaluate(plan: StepPlan) -> EvaluationReport:
-    """Ask and score. Afterwards the engines load their weights again, so that the next round's
-    engine statistics count nothing of this."""
+    """Ask and score."""
     with dask.annotate(resources=SLOT):
         rollout = run_rollout.submit(plan)
         reward = score_responses.submit(plan)
     await all_results(result_of(rollout), result_of(reward))
     journal_of(plan).drop_parts(plan.step)
-    run = plan.run
-    await load_all(engines_of(run, run.engines), plan.weights, run.probes)
     report = await asyncio.to_thread(recorded_evaluation, plan)
     assert report is not None, "a finished evaluation is recorded"
     return report

@@ -2,26 +2,32 @@
 
 its round closes ──▶ closed: the next round begins
 every step before it is committed ──▶ turn: it trains
+an evaluation of the weights before it is over ──▶ it updates and publishes
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from tasks.rounds.report import RolloutReport
+from tasks.sample_buffer import RoundAborted
 
 
 class Place:
     """One step's, in the process of the flow alone."""
 
-    __slots__ = ("_telling", "closed", "turn")
+    __slots__ = ("_telling", "closed", "evaluation", "held_s", "turn")
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         # the report of its round, or why there is none
         self.closed: asyncio.Future[RolloutReport] = loop.create_future()
         self.turn: asyncio.Future[bool] = loop.create_future()  # whether it may train
+        # that needs the weights which the step replaces; known when its turn comes
+        self.evaluation: asyncio.Future[None] | None = None
+        self.held_s = 0.0  # that its update waited for the evaluation
         self._telling: asyncio.Task[None] | None = None
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -36,6 +42,17 @@ class Place:
         if not self.turn.done() and self.closed.exception() is not None:
             return False
         return await self.turn
+
+    async def may_update(self) -> None:
+        """Wait until nobody needs the weights that the step replaces. Raises RoundAborted when
+        their evaluation failed: it is to be made again first."""
+        if self.evaluation is None:
+            return
+        began_s = time.monotonic()
+        await asyncio.wait((self.evaluation,))
+        self.held_s = time.monotonic() - began_s
+        if self.evaluation.cancelled() or self.evaluation.exception() is not None:
+            raise RoundAborted("the evaluation of the weights before this step's failed")
 
     async def _tell(self, rollout: Any) -> None:  # Any: as above
         try:

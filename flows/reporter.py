@@ -214,9 +214,12 @@ class RunReporter:
         self._rows.append({"step": commit.step, "round": commit.kind, **figures})
         self._view.stepped(commit.step, commit.kind, commit.metrics)
 
-    def _progress(self) -> Filling | None:
-        found = self._client.get_metadata(progress_key(self._run.context.run_id), default=None)
-        return None if found is None else Filling(**found)
+    def _progress(self) -> list[Filling]:
+        """Of the round that runs, and of an evaluation if one does."""
+        run_id = self._run.context.run_id
+        keys = [progress_key(run_id, is_evaluation=of_one) for of_one in (False, True)]
+        found = [self._client.get_metadata(key, default=None) for key in keys]
+        return [Filling(**filling) for filling in found if filling is not None]
 
     def _figures_now(self) -> RunFigures:
         heldout = {step: report.mean for step, report in self._evaluations.items()}

@@ -58,7 +58,7 @@ async def rl_step(plan: StepPlan, place: Place | None = None) -> StepReport:
     with dask.annotate(resources=SLOT):
         gradients = accumulate_gradients.submit(plan)
     rolled_out, scored, (accumulated, policy, published) = await all_results(
-        result_of(rollout), result_of(reward), train_on(plan, gradients)
+        result_of(rollout), result_of(reward), train_on(plan, gradients, place)
     )
     return StepReport(
         plan=plan,
@@ -69,6 +69,7 @@ async def rl_step(plan: StepPlan, place: Place | None = None) -> StepReport:
         published=published,
         started_s=started_s,
         turn_s=turn_s,
+        held_s=place.held_s if place is not None else 0.0,
         finished_s=time.time(),
     )
 
@@ -76,9 +77,13 @@ async def rl_step(plan: StepPlan, place: Place | None = None) -> StepReport:
 async def train_on(
     plan: StepPlan,
     gradients: Any,  # Any: a Prefect future
+    place: Place | None = None,
 ) -> tuple[GradientReport, PolicyReport, PublishReport]:
-    """The update and its publication, as soon as the gradients are there."""
+    """The update and its publication, as soon as the gradients are there and nobody needs the
+    weights before it any more."""
     accumulated: GradientReport = await result_of(gradients)
+    if place is not None:
+        await place.may_update()
     policy = await update_policy(plan, accumulated)
     return accumulated, policy, await publish_weights(plan, policy)
 

@@ -6,8 +6,14 @@ the one before it closes, while that is trained:
 
 When anything fails that can be recovered from, every round is ended, what was lost is replaced, and
 the steps after the last commit begin again: rounds that were closed are read back. A barrier is a
-step that is committed before a later round begins, and that leaves nothing running for one: an
-evaluation follows it, or the steps of the run do not overlap at all.
+step that is committed before a later round begins, and that leaves nothing running for one: the
+last, or each where the steps of the run do not overlap at all.
+
+An evaluation goes on beside the rounds and the training of later steps, on engines that all hold
+the weights of the step that it follows. The next step updates nothing before it is over:
+
+    step s committed ─▶ evaluation of its weights ─▶ told
+                     └▶ step s + 1 trains ─────────────┴▶ updates, publishes
 """
 
 from __future__ import annotations
@@ -49,6 +55,14 @@ class Begun(Planned):
     playing: asyncio.Task[Played]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluating:
+    """An evaluation that is under way."""
+
+    plan: StepPlan
+    asking: asyncio.Task[None]
+
+
 class Course(Protocol):
     """What a run does with its steps."""
 
@@ -68,8 +82,17 @@ class Course(Protocol):
         """Whether no later round begins before this step is committed."""
         ...
 
+    def evaluation(self, step: int, weights: WeightsRef) -> StepPlan | None:
+        """The evaluation of these weights, this step's, that goes on beside later steps; None if
+        there is none."""
+        ...
+
+    async def evaluate(self, plan: StepPlan) -> None:
+        """Ask the held-out prompts, and tell their scores."""
+        ...
+
     async def open(self, plan: StepPlan, beside: Sequence[StepPlan]) -> None:
-        """Make room for the round of a step, beside those of earlier ones."""
+        """Make room for the round of a step or of an evaluation, beside these."""
         ...
 
     async def play(self, plan: StepPlan, place: Place) -> Played:
@@ -101,6 +124,8 @@ class Steps:
         self._state = state
         self._under_way: deque[Begun] = deque()
         self._attempts: Counter[int] = Counter()
+        self._due: StepPlan | None = None  # the next attempt at an evaluation that is not over
+        self._evaluating: Evaluating | None = None
 
     async def play(self) -> bool:
         """Play and commit steps up to the next barrier; whether there were any."""
@@ -128,20 +153,45 @@ class Steps:
 
     async def _play_on(self) -> None:
         while True:
+            await self._begin_evaluation()
             await self._begin()
-            if not self._under_way:
+            waits = self._waits()
+            if not waits:
                 return
-            first, last = self._under_way[0], self._under_way[-1]
-            waits: set[asyncio.Future[Any]] = {first.playing}  # Any: of reports
-            if not last.place.closed.done():
-                waits.add(last.place.closed)
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if last.place.closed.done():
-                last.place.closed.result()
-            if first.playing.done():
-                await self._commit(first)
+            self._end_evaluation()
+            if self._under_way and self._under_way[-1].place.closed.done():
+                self._under_way[-1].place.closed.result()
+            if self._under_way and self._under_way[0].playing.done():
+                await self._commit(self._under_way[0])
                 if self._course.is_barrier(self.step):
                     return
+
+    def _waits(self) -> set[asyncio.Future[Any]]:  # Any: of reports
+        """What the next decision waits for; nothing when the run is over."""
+        waits: set[asyncio.Future[Any]] = set()
+        if self._under_way:
+            waits.add(self._under_way[0].playing)
+            closed = self._under_way[-1].place.closed
+            waits |= set() if closed.done() else {closed}
+        if self._evaluating is not None:
+            waits.add(self._evaluating.asking)
+        return waits
+
+    async def _begin_evaluation(self) -> None:
+        """Begin the evaluation that is due, unless it is under way."""
+        if self._due is None or self._evaluating is not None:
+            return
+        plan = self._due
+        self._due = replace(plan, attempt=plan.attempt + 1)
+        await self._course.open(plan, [begun.plan for begun in self._under_way])
+        asking = asyncio.create_task(self._course.evaluate(plan))
+        self._evaluating = Evaluating(plan=plan, asking=asking)
+
+    def _end_evaluation(self) -> None:
+        if self._evaluating is not None and self._evaluating.asking.done():
+            self._evaluating.asking.result()
+            self._due = self._evaluating = None
 
     async def _begin(self) -> None:
         """Begin the next step, unless a round or a barrier is in its way, or the run is over."""
@@ -164,13 +214,15 @@ class Steps:
             adopted=adopted,
             leaves_running=planned.plan.overlaps and not self._course.is_barrier(step + 1),
         )
-        await self._course.open(plan, [begun.plan for begun in self._under_way])
+        beside = [begun.plan for begun in self._under_way]
+        beside += [self._evaluating.plan] if self._evaluating is not None else []
+        await self._course.open(plan, beside)
         place = Place()
         playing = asyncio.create_task(self._course.play(plan, place))
         begun = Begun(before=planned.before, plan=plan, place=place, playing=playing)
         self._under_way.append(begun)
         if len(self._under_way) == 1:
-            place.turn.set_result(True)
+            self._give_turn(begun)
 
     async def _commit(self, done: Begun) -> None:
         report, checkpoint = done.playing.result()
@@ -179,22 +231,33 @@ class Steps:
         self._under_way.popleft()
         self._state, self.step = state, done.plan.step
         self.weights = report.published.weights
+        self._due = self._course.evaluation(self.step, self.weights)
+        await self._begin_evaluation()
         if self._under_way:
-            self._under_way[0].place.turn.set_result(True)
+            self._give_turn(self._under_way[0])
+
+    def _give_turn(self, begun: Begun) -> None:
+        """Its step may train; it replaces the weights that are being evaluated when that is
+        over."""
+        if self._evaluating is not None:
+            begun.place.evaluation = self._evaluating.asking
+        begun.place.turn.set_result(True)
 
     async def _give_up(self, error: BaseException) -> BaseException:
         """End what is under way; the failure that made the others fail."""
         under_way, self._under_way = self._under_way, deque()
+        evaluating, self._evaluating = self._evaluating, None
+        work: list[asyncio.Task[Any]] = [begun.playing for begun in under_way]  # Any: of reports
+        work += [evaluating.asking] if evaluating is not None else []
         if not isinstance(error, Exception):  # the run is stopped: nobody waits for a step's end
-            for begun in under_way:
-                begun.playing.cancel()
-        elif not all(begun.playing.done() for begun in under_way):
+            for task in work:
+                task.cancel()
+        elif not all(task.done() for task in work):
             await self._course.abort(f"a step failed: {type(error).__name__}: {error}")
         for begun in under_way:
             if not begun.place.turn.done():
                 begun.place.turn.set_result(False)
-        playing = (begun.playing for begun in under_way)
-        results = await asyncio.gather(*playing, return_exceptions=True)
+        results = await asyncio.gather(*work, return_exceptions=True)
         failures = [error, *(result for result in results if isinstance(result, BaseException))]
         causes = [failure for failure in failures if not isinstance(failure, RoundAborted)]
         return (causes or failures)[0]

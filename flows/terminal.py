@@ -50,11 +50,11 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class TerminalView:
-    """Shows a run; `read_progress` tells how the last round that began is filled, None before there
-    is one."""
+    """Shows a run; `read_progress` tells how the last round that began is filled, and the
+    evaluation that runs, as far as there are any."""
 
     def __init__(
-        self, run_id: str, num_steps: int, read_progress: Callable[[], Filling | None]
+        self, run_id: str, num_steps: int, read_progress: Callable[[], Sequence[Filling]]
     ) -> None:
         self._run_id = run_id
         self._num_steps = num_steps
@@ -98,7 +98,7 @@ class TerminalView:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
         if self._live is not None and self._live.is_started:
-            self._live.update(self._picture(None))
+            self._live.update(self._picture(()))
             self._live.transient = False
             self._live.stop()
 
@@ -134,7 +134,7 @@ class TerminalView:
             self._live.update(self._picture(await asyncio.to_thread(self._read_progress)))
             await asyncio.sleep(0.5)
 
-    def _picture(self, filling: Filling | None) -> Group:
+    def _picture(self, fillings: Sequence[Filling]) -> Group:
         elapsed_s = time.monotonic() - self._started_s
         table = Table(box=None, pad_edge=False, header_style="dim")
         columns = columns_of([metrics for _, _, metrics in self._rows])
@@ -155,8 +155,7 @@ class TerminalView:
             Padding(bar, 0),  # which ends its line; a bar alone does not
             table,
         ]
-        if filling is not None:
-            lines.append(Text(round_told(filling), style="cyan"))
+        lines += [Text(round_told(filling), style="cyan") for filling in fillings]
         return Group(*lines, *self._notes[-3:])
 
 

@@ -1,7 +1,7 @@
 """The training run: before, step after step, after.
 
     open -> restore -> evaluate
-         -> [ plan_round -> rl_step -> commit ] x steps (+ drain)
+         -> [ plan_round -> rl_step -> commit ] x steps (+ drain), evaluations among them
          -> evaluate -> report
 
 In this process, with a Prefect server that runs (`make demo` brings one), or by a worker of one:
@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from distributed import performance_report
 from prefect import flow, runtime
@@ -28,9 +26,9 @@ from artifacts import layout
 from artifacts.records import WeightsRef
 from artifacts.reports.summary import RunSummary
 from flows.config.run_config import RunConfig
-from flows.course import RunCourse, due
+from flows.course import EvaluationFlow, RunCourse, due
 from flows.engine_layout import EngineLayouts
-from flows.evaluate import EvaluationReport, evaluate, evaluation_round, recorded_evaluation
+from flows.evaluate import EvaluationReport, evaluate, evaluation_plan, recorded_evaluation
 from flows.output import keep_log_in, say
 from flows.recovery import RECOVERABLE, recover, retry, start_at
 from flows.reporter import RunReporter
@@ -42,11 +40,11 @@ from tasks.cluster.dask_cluster import open_cluster
 from tasks.cluster.devices import worker_specs
 from tasks.cluster.ownership import take_cluster, telling_of_its_loss
 from tasks.durable import export_model
+from tasks.engines.loading import load_all
 from tasks.fleet import Fleet
-from tasks.plan import StepPlan
+from tasks.remotes import engines_of
 from tasks.sample_stream import round_key
 
-EvaluationFlow = Callable[[StepPlan], Awaitable[Any]]  # Any: the flow's report
 WORKER_IMPORTS = "tasks.worker_imports"  # by name: the flow itself has no use for it
 
 
@@ -94,7 +92,7 @@ async def train_steps(
         for past in evaluations_until(run, step):
             scores = await evaluate_after(evaluation_flow, run, fleet, past, weights)
             reporter.tell_evaluation(past, scores)
-        course = RunCourse(run, fleet, layouts, step_flow, reporter)
+        course = RunCourse(run, fleet, layouts, step_flow, evaluation_flow, reporter)
         steps = Steps(course, run.state, step, weights)
         while await steps.play():
             if due(steps.step, run.config.evaluation.every_steps):
@@ -118,13 +116,10 @@ def evaluations_until(run: OpenRun, step: int) -> list[int]:
 async def evaluate_after(
     flow_with_runner: EvaluationFlow, run: OpenRun, fleet: Fleet, step: int, weights: WeightsRef
 ) -> EvaluationReport:
-    """Held-out scores after this step; read back if they are recorded, else asked for until no
-    worker dies under it."""
-    config = run.config.evaluation
-    round_plan = evaluation_round(
-        run.context, step, config.num_prompts, config.responses_per_prompt
-    )
-    plan = StepPlan(run=run.context, round=round_plan, weights=weights, attempt=1)
+    """Held-out scores after this step, with nothing beside; read back if they are recorded, else
+    asked for until no worker dies under it. Afterwards the engines load their weights again, so
+    that the next round's engine statistics count nothing of this."""
+    plan = evaluation_plan(run, step, weights)
 
     async def ask(attempt: int) -> EvaluationReport:
         if attempt > 1:
@@ -132,6 +127,7 @@ async def evaluate_after(
         tried = replace(plan, run=fleet.run, attempt=attempt)
         await fleet.open_round(round_key(tried))
         report: EvaluationReport = await flow_with_runner(tried)
+        await load_all(engines_of(fleet.run, fleet.run.engines), weights, run.context.probes)
         return report
 
     recorded = recorded_evaluation(plan)

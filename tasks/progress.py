@@ -80,7 +80,7 @@ async def _show(plan: StepPlan, counted: RoundProgress) -> None:
         async with prefect_client() as api:
             artifact = await ProgressArtifact(
                 progress=counted.percentage,
-                key=f"rollout-{artifact_key(plan.run.run_id)}",
+                key=f"{_name(plan.is_evaluation)}-{artifact_key(plan.run.run_id)}",
                 description=f"Step {plan.step}: responses of {counted.num_launched} that have"
                 " finished",
             ).acreate(client=api)
@@ -91,12 +91,14 @@ async def _show(plan: StepPlan, counted: RoundProgress) -> None:
                     artifact_id=artifact.id, progress=counted.percentage, client=api
                 )
     finally:
-        await _tell(dask_client, plan, counted.filling)
+        await _tell(dask_client, plan, None if plan.is_evaluation else counted.filling)
 
 
-async def _tell(client: Client, plan: StepPlan, filling: Filling) -> None:
-    key = progress_key(plan.run.run_id)
-    await asyncio.to_thread(client.set_metadata, key, asdict(filling))
+async def _tell(client: Client, plan: StepPlan, filling: Filling | None) -> None:
+    """Of a round the last filling stays; an evaluation that is over has none."""
+    key = progress_key(plan.run.run_id, is_evaluation=plan.is_evaluation)
+    told = None if filling is None else asdict(filling)
+    await asyncio.to_thread(client.set_metadata, key, told)
 
 
 def artifact_key(run_id: str) -> str:
@@ -105,6 +107,11 @@ def artifact_key(run_id: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", run_id.lower())
 
 
-def progress_key(run_id: str) -> list[str]:
-    """Where the scheduler's metadata has the filling of the round that runs, field by field."""
-    return ["rollflow", run_id, "progress"]
+def progress_key(run_id: str, *, is_evaluation: bool = False) -> list[str]:
+    """Where the scheduler's metadata has the filling of the round that runs, or of the evaluation
+    beside it, field by field."""
+    return ["rollflow", run_id, "progress", _name(is_evaluation)]
+
+
+def _name(is_evaluation: bool) -> str:
+    return "evaluation" if is_evaluation else "rollout"

@@ -71,3 +71,8 @@ def heldout_refs(run: RunContext, num_prompts: int) -> tuple[PromptRef, ...]:
         PromptRef(prompt_id=f"{HELDOUT}/{number}", domain=row.domain)
         for number, row in islice(rows, num_prompts)
     )
+
+
+def is_heldout(prompt_id: str) -> bool:
+    """Whether evaluations ask this prompt."""
+    return prompt_id.startswith(f"{HELDOUT}/")

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from tasks.cluster.actors import ActorLost
+from tasks.engines.askers import Asker
 from tasks.engines.base import EngineLost
 from tasks.engines.remote import RemoteEngine
 from tasks.learner.remote import RemoteLearner
@@ -21,10 +22,12 @@ def learners_of(run: RunContext) -> list[RemoteLearner]:
     return [RemoteLearner.connect(run.run_id, name, deadline_s) for name in run.learners]
 
 
-def engines_of(run: RunContext, names: Sequence[str]) -> list[RemoteEngine]:
-    """These engines of the run. Raises ActorLost if one is gone."""
+def engines_of(
+    run: RunContext, names: Sequence[str], asker: Asker = Asker.ROUND
+) -> list[RemoteEngine]:
+    """These engines of the run, as this asker sees them. Raises ActorLost if one is gone."""
     deadline_s = run.deadlines.engine_call_s
-    return [RemoteEngine.connect(run.run_id, name, deadline_s) for name in names]
+    return [RemoteEngine.connect(run.run_id, name, deadline_s, asker) for name in names]
 
 
 async def rest_engines(run: RunContext, names: Sequence[str]) -> None:

@@ -31,6 +31,7 @@ class StepReport:
     started_s: float  # Unix seconds
     finished_s: float  # Unix seconds
     turn_s: float = 0.0  # Unix seconds: from when on it might train
+    held_s: float = 0.0  # that its update waited for the evaluation of the weights before it
     # when the engines were rebuilt for this step, as "wake" of their devices
     relayout: tuple[Span, ...] = ()
 

@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from artifacts.records import Group, Prompt
+from artifacts.records import Group, Prompt, prompt_of
 from artifacts.tables import ResponseRow
 from tasks.cluster.actors import ActorLost
+from tasks.engines.askers import Asker
 from tasks.engines.base import EngineLost, EngineStats
 from tasks.learner.reward_moments import compared_with, record_moments
 from tasks.learner.samples import advantages_of
 from tasks.plan import StepPlan, journal_of, store_of
 from tasks.progress import RoundProgress, shown_progress
-from tasks.prompts import prompts_of
+from tasks.prompts import is_heldout, prompts_of
 from tasks.remotes import engines_of, rest_engines
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundInputs, RoundResult
@@ -116,7 +118,7 @@ def round_inputs(
         versions=plan.versions,
         prompts=prompts,
         scheduler=progress.scheduler,
-        engines=engines_of(plan.run, plan.run.engines),
+        engines=engines_of(plan.run, plan.run.engines, asker_of(plan)),
         feed=StreamFeed(stream),
         sampling=plan.run.sampling,
         recorded=tuple(row.response for row in journal_of(plan).read(plan.step)),
@@ -131,6 +133,11 @@ def round_inputs(
         leaves_running=plan.leaves_running,
         publications=StreamPublications(stream) if plan.overlaps else None,
     )
+
+
+def asker_of(plan: StepPlan) -> Asker:
+    """An evaluation may share the engines with a round."""
+    return Asker.EVALUATION if plan.is_evaluation else Asker.ROUND
 
 
 def is_streamed(plan: StepPlan) -> bool:
@@ -157,18 +164,24 @@ def _stream_trainer(plan: StepPlan) -> StreamTrainer:
 
 
 async def _readings(plan: StepPlan) -> list[EngineStats]:
-    """Of the engines that answer; one that died meanwhile has none, and its round is complete all
-    the same."""
+    """Of the engines that answer, without the responses of an evaluation beside the round; one that
+    died meanwhile has none, and its round is complete all the same."""
     readings = await asyncio.gather(*(_reading(plan, name) for name in plan.run.engines))
     return [reading for reading in readings if reading is not None]
 
 
 async def _reading(plan: StepPlan, name: str) -> EngineStats | None:
     try:
-        (engine,) = engines_of(plan.run, (name,))
-        return await engine.stats()
+        (engine,) = engines_of(plan.run, (name,), asker_of(plan))
+        reading = await engine.stats()
     except (ActorLost, EngineLost):
         return None
+    progress = {
+        name: num_tokens
+        for name, num_tokens in reading.progress.items()
+        if is_heldout(prompt_of(name)) == plan.is_evaluation
+    }
+    return replace(reading, progress=progress)
 
 
 def _record(

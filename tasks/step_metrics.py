@@ -153,6 +153,7 @@ def _overlap_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str,
         **figures_by_lag(total.by_version, step - 1, can_cut=total.can_cut),
         "stall/rollout_s": report.rollout.awaited_weights_s + report.published.drained_s,
         "stall/learner_s": _learner_stall_s(report),
+        "stall/evaluation_s": report.held_s,
         "queue/carried_prompts": float(len(report.rollout.carried)),
         "round/left_running": float(len(report.rollout.in_flight)),
     }

@@ -155,6 +155,11 @@ def _streams(config: RunConfig) -> str:
     trainer = config.stream_trainer
     if not trainer.enabled:
         return "no: all ranks begin when the round is closed"
+    if config.scheduling.algebra(config.batch).overlaps:
+        return (
+            "group by group as they are accepted, once the step before it is committed; no engine"
+            " makes room"
+        )
     return (
         f"on devices freed when {trainer.first_milestone:.0%} to {trainer.last_milestone:.0%} of"
         f" the groups are accepted and at most {trainer.max_running_per_engine} responses run on"

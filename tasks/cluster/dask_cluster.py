@@ -56,6 +56,9 @@ SETTINGS = {
     # Dask's watching of itself: at its own rates five idle workers and a scheduler take an eighth
     # of two cores from the engines
     "distributed.worker.profile.enabled": False,  # 100 samples of every thread's stack a second
+    # messages that each connection keeps for Dask's developers, 1000 of them, those among them that
+    # hand a task over with all of its arguments
+    "distributed.admin.low-level-log-length": 10,
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.tick.limit": "60s",
     "distributed.admin.system-monitor.interval": "2s",

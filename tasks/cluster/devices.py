@@ -27,9 +27,9 @@ ACTOR_OF: Mapping[DeviceRole, str] = {
     "learner": "learner",
     "judge": "judge",
 }  # how a role's workers are called
-# rollout, reward and train overlap within a step; with fewer slots they would wait for each other
-# for ever
-COORDINATORS = 3
+# rollout and reward of a round that waits for newer weights, and of the evaluation that these wait
+# for; with fewer slots they would wait for each other for ever
+COORDINATORS = 4
 
 
 class ClusterConfig(BaseModel):
@@ -64,8 +64,8 @@ class ClusterConfig(BaseModel):
         4,
         ge=1,
         description=(
-            "Threads for the coordinating tasks; rollout, reward and train need three at the same"
-            " time."
+            "Threads for the coordinating tasks; a round and an evaluation beside it need four at"
+            " the same time."
         ),
     )
     scheduler_address: str | None = Field(
@@ -90,8 +90,8 @@ class ClusterConfig(BaseModel):
         device_map(self)
         if self.coordinator_slots < COORDINATORS:
             raise ValueError(
-                f"coordinator_slots must be >= {COORDINATORS} (rollout, reward and train run at the"
-                f" same time), got {self.coordinator_slots}; raise it"
+                f"coordinator_slots must be >= {COORDINATORS} (a round and an evaluation beside"
+                f" it have two each), got {self.coordinator_slots}; raise it"
             )
         return self
 

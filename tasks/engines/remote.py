@@ -1,6 +1,6 @@
 """An engine in a Dask worker: the actor that holds it, and the Engine that callers see.
 
-driver -> RemoteEngine -> bytes over Dask -> EngineActor -> Replica
+driver -> RemoteEngine -> bytes over Dask -> EngineActor -> Askers -> Replica
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from artifacts.records import Generated, Request, Running, WeightsRef, pack, unpack
 from tasks.cluster.actors import ActorLost, Remote
 from tasks.cluster.dask_cluster import pin_process
+from tasks.engines.askers import Asker, Askers
 from tasks.engines.base import DRAIN_S, Attestation, Engine, EngineLost, EngineStats
 from tasks.engines.choice import EngineConfig, build_engine
 
@@ -36,24 +37,25 @@ class EngineActor:
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         self._engine = build_engine(config, model_path, name, pin_process(core_ids), seed)
+        self._askers = Askers(self._engine)
 
     async def ping(self) -> None:
         """Answers as long as the engine does; raises EngineLost when it has died in a living
         worker."""
         await self._engine.stats()
 
-    async def submit(self, payload: bytes) -> None:
-        await self._engine.submit(unpack(payload))
+    async def submit(self, asker: Asker, payload: bytes) -> None:
+        await self._askers.submit(asker, unpack(payload))
 
-    async def collect(self, wait_s: float) -> bytes:
-        return pack(await self._engine.collect(wait_s))
+    async def collect(self, asker: Asker, wait_s: float) -> bytes:
+        return pack(await self._askers.collect(asker, wait_s))
 
     async def abort(self, payload: bytes) -> None:
         await self._engine.abort(unpack(payload))
 
     async def load_weights(self, payload: bytes) -> bytes:
         weights, probes, running = unpack(payload)
-        return pack(await self._engine.load_weights(weights, probes, running))
+        return pack(await self._askers.load_weights(weights, probes, running))
 
     async def stats(self) -> bytes:
         return pack(await self._engine.stats())
@@ -68,21 +70,24 @@ class EngineActor:
 class RemoteEngine(Engine):
     """The Engine protocol over an actor; a lost worker becomes EngineLost."""
 
-    def __init__(self, remote: Remote, deadline_s: float) -> None:
+    def __init__(self, remote: Remote, deadline_s: float, asker: Asker = Asker.ROUND) -> None:
         self.name = remote.name
         self._remote = remote
         self._deadline_s = deadline_s
+        self._asker = asker
 
     @classmethod
-    def connect(cls, run_id: str, name: str, deadline_s: float) -> RemoteEngine:
+    def connect(
+        cls, run_id: str, name: str, deadline_s: float, asker: Asker = Asker.ROUND
+    ) -> RemoteEngine:
         """The current generation of a run's engine. Raises ActorLost if it is gone."""
-        return cls(Remote.connect(run_id, name), deadline_s)
+        return cls(Remote.connect(run_id, name), deadline_s, asker)
 
     async def submit(self, requests: Sequence[Request]) -> None:
-        await self._call("submit", pack(tuple(requests)))
+        await self._call("submit", self._asker, pack(tuple(requests)))
 
     async def collect(self, wait_s: float) -> list[Generated]:
-        return list(unpack(await self._call("collect", wait_s, extra_s=wait_s)))
+        return list(unpack(await self._call("collect", self._asker, wait_s, extra_s=wait_s)))
 
     async def abort(self, response_ids: Sequence[str]) -> None:
         await self._call("abort", pack(tuple(response_ids)))

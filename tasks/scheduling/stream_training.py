@@ -88,6 +88,13 @@ class StreamTrainerConfig(BaseModel):
         return self
 
     @property
+    def changed_limits(self) -> dict[str, object]:
+        """The fields that say when which devices are freed, as far as they are not the defaults."""
+        defaults = StreamTrainerConfig().model_dump(exclude={"enabled"})
+        given = self.model_dump(exclude={"enabled"})
+        return {name: value for name, value in given.items() if value != defaults[name]}
+
+    @property
     def milestones(self) -> tuple[float, ...]:
         """Shares of the round's groups, ascending; none when disabled."""
         count = (

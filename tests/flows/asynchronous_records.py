@@ -52,6 +52,16 @@ def check(run: Path, async_ratio: float, num_steps: int, extra_lag: int = 0) -> 
     assert prompts["num_drawn"] == prompts["num_trained"] == num_steps * PROMPTS
 
 
+def check_evaluation(run: Path, step: int, num_prompts: int) -> tuple[float, float]:
+    """Every held-out prompt was answered once, by the weights of this step alone; when the
+    responses were generated, Unix seconds. Raises AssertionError."""
+    asked = rows(run / "evaluation", step, "prompt_id, versions, submitted_s, finished_s")
+    assert len(asked) == len({prompt for prompt, *_ in asked}) == num_prompts
+    for _, versions, _, _ in asked:
+        assert [span["version"] for span in versions] == [step]
+    return min(row[2] for row in asked), max(row[3] for row in asked)
+
+
 def dispatch_places(run: Path) -> dict[str, int]:
     """The place of every prompt among those that were dispatched, from 0."""
     plans = [document["plan"] for document in _documents(run / "plans")]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.asynchronous_records import check, commits, num_mixed
+from tests.flows.asynchronous_records import check, check_evaluation, commits, num_mixed
 from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, moment, wait_for, worker_of
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
@@ -67,3 +67,26 @@ def test_workers_that_are_killed_while_steps_overlap_are_got_over(
     check(run, RATIO, num_steps)
     assert num_mixed(run, num_steps) > 0
     assert sum(commit["metrics"]["round/attempts"] > 1 for commit in commits(run)) >= 3
+
+
+def test_what_dies_beside_an_evaluation_leaves_it_of_one_version(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """An engine while the weights of step 2 are evaluated, then the flow in the evaluation after
+    step 4: each is made again, with the weights that it is called by."""
+    run, num_steps = tmp_path / "evaluation-kills", 5
+    asked = ("evaluation.every_steps=2", "evaluation.num_prompts=12")
+    settings = (*SETTINGS, *asked, f"num_steps={num_steps}", f'run_name="{run.name}"')
+    process = launcher.start(tmp_path, *settings, preset="tiny-async")
+    wait_for(moment(run, "evaluation/journal/step=00002"), process)
+    worker_of(process, "engine-0").send_signal(signal.SIGKILL)
+    wait_for(moment(run, "evaluation/journal/step=00004"), process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert len(commits(run)) == 4, "no step replaces weights that are being evaluated"
+    steps = f"num_steps={num_steps}"
+    finished = launcher.run(tmp_path, steps, preset="tiny-async", resume=run.name)
+    assert finished.code == 0, finished.err
+    check(run, RATIO, num_steps)
+    for step in (0, 2, 4, num_steps):
+        check_evaluation(run, step, num_prompts=12)

@@ -12,6 +12,7 @@ from tests.flows.asynchronous_records import (
     PROMPTS,
     RESPONSES,
     check,
+    check_evaluation,
     commits,
     num_mixed,
     rows,
@@ -60,6 +61,38 @@ def test_a_round_begins_while_the_step_before_it_trains(overlapped: tuple[Finish
     assert overlaps[0][0] > 0
 
 
+def test_an_evaluation_is_of_one_version_and_no_round_waits_for_it(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """The round after an evaluated step begins before that step is committed, and so before its
+    evaluation; its update comes after it."""
+    settings = ('run_name="evaluated"', "evaluation.every_steps=2", "evaluation.num_prompts=12")
+    finished = launcher.run(tmp_path, *SETTINGS, *settings, preset="tiny-async")
+    assert finished.code == 0, finished.err
+    run = tmp_path / "evaluated"
+    check(run, async_ratio=1.0, num_steps=NUM_STEPS)
+    for step in (0, 2, 4, NUM_STEPS):
+        began_s, ended_s = check_evaluation(run, step, num_prompts=12)
+        if step not in (2, 4):
+            continue
+        committed = run / "steps" / f"{step:05d}.json"
+        next_plan = run / "plans" / f"{step + 1:05d}.json"
+        assert next_plan.stat().st_mtime < committed.stat().st_mtime <= began_s
+        assert ended_s <= _updated_s(run, step + 1), "else weights changed under it"
+    figures = [commit["metrics"] for commit in commits(run)]
+    assert [step["engine/unclaimed_responses"] for step in figures] == [0] * NUM_STEPS
+    assert [figures[step - 1]["stall/evaluation_s"] for step in (1, 2, 4)] == [0, 0, 0]
+    assert [step["round/attempts"] for step in figures] == [1] * NUM_STEPS
+    assert "held-out reward after step 2" in finished.out
+
+
+def _updated_s(run: Path, step: int) -> float:
+    """When the update of a step began, Unix seconds."""
+    spans = f"read_parquet('{run}/spans/step={step:05d}/*.parquet')"
+    found = duckdb.sql(f"select min(start_s) from {spans} where kind = 'update'").fetchall()
+    return float(found[0][0])
+
+
 def test_engines_that_finish_what_they_run_before_they_load_mix_no_versions(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -74,6 +107,26 @@ def test_engines_that_finish_what_they_run_before_they_load_mix_no_versions(
     assert max(step["lag/mean_versions"] for step in figures) > 0
     assert max(step["stall/rollout_s"] for step in figures) > 0.1
     assert {step["lag/recomputed_tokens"] for step in figures} == {0}
+
+
+def test_groups_are_trained_as_they_are_accepted_and_no_engine_makes_room(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """The learner is on the device of one of the engines, and waits for long answers."""
+    settings = (
+        'run_name="streamed"',
+        "stream_trainer.enabled=true",
+        'cluster.roles="rollout: 0-1, learner: 1"',
+        "engine.max_batch=3",
+        "scheduling.async_ratio=0.5",
+    )
+    finished = launcher.run(tmp_path, *SETTINGS, *settings, preset="tiny-async")
+    assert finished.code == 0, finished.err
+    run = tmp_path / "streamed"
+    check(run, async_ratio=0.5, num_steps=NUM_STEPS)
+    figures = [commit["metrics"] for commit in commits(run)]
+    assert max(step["train/streamed_groups"] for step in figures) > 0
+    assert {step["rollout/migrated_responses"] for step in figures} == {0}
 
 
 def test_what_is_carried_of_a_complete_group_is_what_is_trained(

@@ -45,7 +45,7 @@ def complaint(err: str) -> str:
         ("batch.responses_per_prompt=1", ("batch.responses_per_prompt", "2", "1")),
         ("sampling.max_response_tokens=9999", ("max_response_tokens", "9999", "max_model_len")),
         ('cluster.roles="rollout: 0-7, learner: 0"', ("devices 0 to 1", "2", "num_devices")),
-        ("cluster.coordinator_slots=2", ("coordinator_slots", "3", "raise")),
+        ("cluster.coordinator_slots=2", ("coordinator_slots", "4", "raise")),
         ('model={"kind": "path", "path": "/nowhere/model"}', ("/nowhere/model",)),
         ('rewards={"*": {"kind": "custom", "path": "no.such.module:f"}}', ("no.such.module",)),
         ('preset="nonsense"', ("nonsense", "tiny", "smollm2")),

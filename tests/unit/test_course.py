@@ -20,7 +20,9 @@ from flows import course
 from flows.config.run_config import RunConfig
 from flows.course import RunCourse
 from flows.run import OpenRun
+from tasks import prompts
 from tasks.learner.reports import GradientsNotFinite
+from tasks.plan import StepPlan
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
 
@@ -41,18 +43,39 @@ def course_of(
     )
     layouts: Any = SimpleNamespace(observe=lambda report: PlannerState())
     fleet: Any = SimpleNamespace(run=CONTEXT)
+
+    async def evaluate(plan: StepPlan) -> StepPlan:
+        return plan
+
     step_flow: Any = None
-    return run, RunCourse(run, fleet, layouts, step_flow, reporter)  # type: ignore[arg-type]
+    return run, RunCourse(run, fleet, layouts, step_flow, evaluate, reporter)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("preset", "barriers"), [("tiny-sync", [1, 2, 3, 4, 5, 6, 7]), ("tiny-async", [4, 6, 7])]
+    ("preset", "barriers", "evaluated"),
+    [("tiny-sync", [1, 2, 3, 4, 5, 6, 7], []), ("tiny-async", [6, 7], [2, 4])],
 )
-def test_steps_that_overlap_wait_for_evaluations_and_the_end_all_others_for_each(
-    tmp_path: Path, preset: str, barriers: list[int]
+async def test_steps_that_overlap_wait_for_the_end_and_go_on_beside_evaluations(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    preset: str,
+    barriers: list[int],
+    evaluated: list[int],
 ) -> None:
-    _, made = course_of(tmp_path, preset)
+    """An evaluation after every other of six steps; that after the last is not beside any."""
+    asked = SimpleNamespace(heldout=[SimpleNamespace(domain="add")] * 100)
+    monkeypatch.setattr(prompts, "dataset_of", lambda run: asked)
+    told: list[tuple[int, StepPlan]] = []
+    reporter = SimpleNamespace(tell_evaluation=lambda *report: told.append(report))
+    _, made = course_of(tmp_path, preset, reporter, evaluation={"every_steps": 2})
     assert [step for step in range(1, 8) if made.is_barrier(step)] == barriers
+    plans = [plan for step in range(1, 8) if (plan := made.evaluation(step, HELD))]
+    assert [plan.step for plan in plans] == evaluated
+    for plan in plans:
+        await made.evaluate(plan)
+        assert told[-1] == (plan.step, plan)
+        assert plan.is_evaluation
+        assert plan.versions == range(HELD.version, HELD.version + 1), "no other weights count"
 
 
 @pytest.mark.parametrize(("preset", "expected"), [("tiny-sync", COMMITTED), ("tiny-async", HELD)])

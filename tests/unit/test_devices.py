@@ -69,9 +69,9 @@ def test_devices_beyond_the_machine_are_refused() -> None:
         ClusterConfig(num_devices=2, roles="rollout: 0, learner: 1-2")
 
 
-def test_too_few_coordinator_slots_are_refused_because_the_stages_overlap() -> None:
+def test_too_few_coordinator_slots_are_refused_because_rounds_and_evaluations_overlap() -> None:
     with pytest.raises(
-        ValidationError, match=f"coordinator_slots must be >= {COORDINATORS} .* got 2; raise it"
+        ValidationError, match=f"coordinator_slots must be >= {COORDINATORS} .* got 3; raise it"
     ):
         ClusterConfig(coordinator_slots=COORDINATORS - 1)
     assert ClusterConfig(coordinator_slots=COORDINATORS).coordinator_slots == COORDINATORS

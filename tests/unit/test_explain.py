@@ -78,6 +78,13 @@ def test_training_in_mid_round_is_told() -> None:
     )
 
 
+def test_where_steps_overlap_no_device_is_freed_and_that_is_told() -> None:
+    streamed = RunConfig.model_validate(
+        {"preset": "tiny-async", "stream_trainer": {"enabled": True}}
+    )
+    assert dict(algebra_rows(streamed))["training in mid-round"].startswith("group by group")
+
+
 def test_a_clip_that_cannot_act_is_told() -> None:
     told = dict(algebra_rows(configured()))["policy loss"]
     assert told.startswith("ppo_clip: weights learner/engine are truncated at 2; ")

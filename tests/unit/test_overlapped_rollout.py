@@ -15,15 +15,17 @@ import pytest
 from plan_factories import CONTEXT
 from round_factories import make_prompts
 
-from artifacts.records import Generated, Request, Response, WeightsRef
+from artifacts.records import Generated, Request, Response, WeightsRef, response_id
 from artifacts.tables import ResponseRow
 from tasks import rollout
+from tasks.engines.base import EngineStats
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.plan import StepPlan, journal_of, store_of
 from tasks.progress import RoundProgress
+from tasks.prompts import HELDOUT
 from tasks.rounds.report import RolloutReport, read_round
 from tasks.sample_buffer import GENERATED, GROUPED, SCORED, SampleBuffer
 from tasks.sample_stream import CAPACITIES, RemoteBuffer, SampleStream, round_key
@@ -75,7 +77,7 @@ class Stage:
         )
         self._root = root
         monkeypatch.setattr(rollout, "shown_progress", unshown)
-        monkeypatch.setattr(rollout, "engines_of", lambda run, names: [self.engine])
+        monkeypatch.setattr(rollout, "engines_of", lambda run, names, asker: [self.engine])
         monkeypatch.setattr(
             rollout,
             "prompts_of",
@@ -197,6 +199,25 @@ def test_a_run_that_is_killed_between_two_rounds_asks_again_what_was_not_recorde
         assert len(names) == len(set(names))
 
     run_virtual(play())
+
+
+def test_what_an_evaluation_asked_for_beside_a_round_is_not_taken_for_unclaimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unclaimed(prompt_id: str) -> int:
+        """Counted at the end of a round, when its engine runs a response to this prompt, too."""
+        stage = Stage(tmp_path / prompt_id, monkeypatch)
+        read = stage.engine.stats
+
+        async def stats() -> EngineStats:
+            reading = await read()
+            return replace(reading, progress={**reading.progress, response_id(prompt_id, 0): 7})
+
+        monkeypatch.setattr(stage.engine, "stats", stats)
+        return (await stage.play(stage.plan(QueueState(), 1))).num_unclaimed
+
+    assert run_virtual(unclaimed(f"{HELDOUT}/0")) == 0
+    assert run_virtual(unclaimed("0/999")) == 1
 
 
 def test_a_round_that_may_leave_nothing_leaves_its_engine_idle(

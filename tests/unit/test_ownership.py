@@ -4,6 +4,7 @@ left."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client, Nanny, Scheduler, SpecCluster
+from distributed.batched import BatchedSend
 
 from tasks.cluster import ownership
 from tasks.cluster.dask_cluster import SETTINGS, ClusterTooSmall, worker_addresses
@@ -48,6 +50,23 @@ def leave_an_actor(client: Client) -> int:
     client.publish_dataset(future, name="rollflow/first/learner-0")
     pid: int = future.result(timeout=60).pid().result(timeout=60)
     return pid
+
+
+def test_what_was_handed_to_tasks_does_not_stay_with_whoever_handed_it(
+    cluster: SpecCluster,
+) -> None:
+    """Neither in the process of the flow, which is the client's and the scheduler's."""
+    num_tasks = 60
+    with Client(cluster) as client:
+        for place in range(num_tasks):
+            future = client.submit(id, bytes(5000) + bytes([place]), pure=False)
+            assert future.result(timeout=60) > 0
+            del future
+        connections = [thing for thing in gc.get_objects() if type(thing) is BatchedSend]
+        kept = [sent for connection in connections for sent in connection.recent_message_log]
+    assert any(connection.batch_count >= num_tasks for connection in connections)
+    handed = [sent for sent in kept if "compute-task" in str(sent)]
+    assert 0 < len(handed) < num_tasks / 2, "it is about these messages, and few are kept"
 
 
 async def test_a_scheduler_that_does_not_come_back_is_told_with_its_cure(

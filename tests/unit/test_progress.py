@@ -46,10 +46,12 @@ class Scheduler:
 
     def __init__(self) -> None:
         self.told_s: list[float] = []
+        self.told: dict[str, Mapping[str, object] | None] = {}  # by what progresses
 
-    def set_metadata(self, key: list[str], value: Mapping[str, object]) -> None:
-        assert key == ["rollflow", "run", "progress"]
-        assert Filling(**value).step == 1  # type: ignore[arg-type]
+    def set_metadata(self, key: list[str], value: Mapping[str, object] | None) -> None:
+        assert key[:3] == ["rollflow", "run", "progress"]
+        assert value is None or Filling(**value).step == 1  # type: ignore[arg-type]
+        self.told[key[3]] = value
         self.told_s.append(asyncio.get_running_loop().time())
 
 
@@ -84,3 +86,21 @@ def test_the_bar_waits_for_the_first_requests_and_takes_one_client(
     after_s = [round(told_s - begin_s, 3) for told_s in scheduler.told_s]
     assert after_s == [0.0, 0.5, 2.5, 2.6], "at once, with the bar, every two seconds, at the end"
     assert Api.num_made == 1
+
+
+def test_an_evaluation_beside_a_round_is_told_apart_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = Scheduler()
+    monkeypatch.setattr(progress, "get_client", lambda: scheduler)
+    monkeypatch.setattr(asyncio, "to_thread", inline)
+
+    async def both() -> None:
+        async with progress.shown_progress(make_step_plan()):
+            async with progress.shown_progress(make_step_plan(kind="evaluate")):
+                await asyncio.sleep(0.1)
+                assert all(scheduler.told[name] for name in ("rollout", "evaluation"))
+            assert scheduler.told["evaluation"] is None
+            assert scheduler.told["rollout"] is not None
+
+    run_virtual(both())

@@ -35,7 +35,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             self._name = name
 
         @classmethod
-        def connect(cls, run_id: str, name: str, deadline_s: float) -> Resting:
+        def connect(cls, run_id: str, name: str, deadline_s: float, asker: object) -> Resting:
             return cls(name)
 
         async def rest(self) -> None:
@@ -107,7 +107,7 @@ async def test_engines_that_are_freed_in_mid_round_rest_before_their_learners_he
         async def put(self, stage: Stage[object], items: Sequence[object]) -> None:
             told.append(f"{stage.name} hears of {type(items[0]).__name__}")
 
-    monkeypatch.setattr(rollout, "engines_of", lambda run, names: [])
+    monkeypatch.setattr(rollout, "engines_of", lambda run, names, asker: [])
     plan = replace(make_step_plan(kind="sync"), run=SHARED)
     inputs = rollout.round_inputs(plan, {}, Stream(), RoundProgress(plan))  # type: ignore[arg-type]
     await inputs.on_freed(ScaleDown(engines=("engine-1",), learners=("learner-1",)))

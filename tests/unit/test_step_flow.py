@@ -8,6 +8,8 @@ from concurrent.futures import Future
 import pytest
 
 from flows import rl_step as step_flow
+from flows.place import Place
+from tasks.engines.base import EngineLost
 from tasks.sample_buffer import RoundAborted
 
 
@@ -63,3 +65,38 @@ def test_training_that_was_aborted_makes_no_update(monkeypatch: pytest.MonkeyPat
     aborted.set_exception(RoundAborted("the rollout failed"))
     with pytest.raises(RoundAborted):
         asyncio.run(step_flow.train_on("plan", aborted))  # type: ignore[arg-type]
+
+
+async def test_the_update_waits_for_the_evaluation_of_the_weights_that_it_replaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, told = Place(), list[str]()
+    place.evaluation = asyncio.get_running_loop().create_future()
+
+    async def update(plan: str, gradients: str) -> str:
+        told.append("update")
+        return "updated"
+
+    async def publish(plan: str, policy: str) -> str:
+        return "published"
+
+    monkeypatch.setattr(step_flow, "update_policy", update)
+    monkeypatch.setattr(step_flow, "publish_weights", publish)
+    training = asyncio.create_task(step_flow.train_on("plan", finished("sums"), place))  # type: ignore[arg-type]
+    done, _ = await asyncio.wait({training}, timeout=0.1)
+    assert (done, told) == (set(), [])
+    place.evaluation.set_result(None)
+    assert await training == ("sums", "updated", "published")
+    assert place.held_s > 0
+
+
+async def test_no_update_follows_an_evaluation_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def update(plan: str, gradients: str) -> str:
+        raise AssertionError("the weights are still to be evaluated")
+
+    monkeypatch.setattr(step_flow, "update_policy", update)
+    place = Place()
+    place.evaluation = asyncio.get_running_loop().create_future()
+    place.evaluation.set_exception(EngineLost("engine-0 is gone"))
+    with pytest.raises(RoundAborted, match="evaluation"):
+        await step_flow.train_on("plan", finished("sums"), place)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from tasks.scheduling.queue_state import QueueState
 
 ADMISSION = Admission(async_ratio=1, prompts_per_step=1, num_steps=9, num_before=0, version=0)
 LEFT = (InFlight(engine="engine-0", prompt_id="0/0", index=0, attempt=1, num_kept=0),)
-ROLLOUT_S, TRAIN_S = 10.0, 4.0
+ROLLOUT_S, TRAIN_S, EVALUATE_S = 10.0, 4.0, 12.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,11 +35,13 @@ class Staged:
     overlaps: bool = True
     num_steps: int = 4
     barriers: tuple[int, ...] = ()
+    evaluated: tuple[int, ...] = ()  # steps after which there is an evaluation
     fails: Callable[[str, StepPlan], BaseException | None] = lambda what, plan: None
     max_recoveries: int = 2
     recoverable: tuple[type[BaseException], ...] = (EngineLost,)
     said: list[str] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
+    evaluating: int | None = None  # the step whose weights are being evaluated
     _aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def say(self, what: str) -> None:
@@ -59,11 +61,22 @@ class Staged:
     def is_barrier(self, step: int) -> bool:
         return not self.overlaps or step in self.barriers
 
+    def evaluation(self, step: int, weights: WeightsRef) -> StepPlan | None:
+        assert weights.version == step
+        plan = replace(make_step_plan(step, kind="evaluate"), weights=weights)
+        return plan if step in self.evaluated else None
+
+    async def evaluate(self, plan: StepPlan) -> None:
+        self.evaluating = plan.step
+        await self._roll_out(plan, make_report(()).rollout, EVALUATE_S)
+        self.evaluating = None
+        self.say(f"evaluated {plan.step}")
+
     async def open(self, plan: StepPlan, beside: Sequence[StepPlan]) -> None:
         self._aborted = self._aborted if beside else asyncio.Event()
-        self.plans.append(plan)
-        others = ",".join(str(other.step) for other in beside)
-        self.say(f"open {plan.step} attempt {plan.attempt} beside {others or 'none'}")
+        self.plans += [] if plan.is_evaluation else [plan]
+        others = ",".join(map(named, beside))
+        self.say(f"open {named(plan)} attempt {plan.attempt} beside {others or 'none'}")
 
     async def play(self, plan: StepPlan, place: Place) -> Played:
         rollout = replace(make_report(()).rollout, in_flight=LEFT)
@@ -76,17 +89,21 @@ class Staged:
             await self._roll_out(plan, rollout)
         await asyncio.sleep(TRAIN_S)
         self._fail("train", plan)
+        await place.may_update()
+        assert self.evaluating is None, "these weights are being evaluated"
         self.say(f"trained {plan.step}")
         weights = WeightsRef(version=plan.step, path="", digest="")
         report = make_report((), plan=plan)
         return replace(report, published=replace(report.published, weights=weights)), None
 
-    async def _roll_out(self, plan: StepPlan, rollout: RolloutReport) -> RolloutReport:
+    async def _roll_out(
+        self, plan: StepPlan, rollout: RolloutReport, lasts_s: float = ROLLOUT_S
+    ) -> RolloutReport:
         try:
-            async with asyncio.timeout(ROLLOUT_S):
+            async with asyncio.timeout(lasts_s):
                 await self._aborted.wait()
         except TimeoutError:
-            self._fail("roll out", plan)
+            self._fail("evaluate" if plan.is_evaluation else "roll out", plan)
             return rollout
         raise RoundAborted("aborted")
 
@@ -108,6 +125,10 @@ class Staged:
         assert committed.version == step
         self.say(f"recover {step}")
         return committed
+
+
+def named(plan: StepPlan) -> str:
+    return f"{'evaluation ' * plan.is_evaluation}{plan.step}"
 
 
 class Answer:
@@ -178,6 +199,60 @@ def test_nothing_overlaps_a_barrier() -> None:
     ]
     assert [plan.leaves_running for plan in course.plans] == [True, False, True]
     assert [plan.adopted for plan in course.plans] == [(), LEFT, ()]
+
+
+def test_a_round_and_training_go_on_beside_an_evaluation_that_the_update_waits_for() -> None:
+    """Step 2 is trained at 24, and updates at 26, when the evaluation of the weights of step 1 is
+    over."""
+    course = Staged(num_steps=4, evaluated=(1,))
+    run_virtual(play(course))
+    assert course.said == [
+        "0 open 1 attempt 1 beside none",
+        "10 open 2 attempt 1 beside 1",
+        "14 trained 1",
+        "14 commit 1",
+        "14 open evaluation 1 attempt 1 beside 2",
+        "20 open 3 attempt 1 beside 2,evaluation 1",
+        "26 evaluated 1",
+        "26 trained 2",
+        "26 commit 2",
+        "30 open 4 attempt 1 beside 3",
+        "34 trained 3",
+        "34 commit 3",
+        "44 trained 4",
+        "44 commit 4",
+        "44 barrier 4",
+    ]
+    assert [plan.leaves_running for plan in course.plans] == [True] * 4, "nothing was a barrier"
+
+
+def test_an_evaluation_of_the_last_step_that_there_is_is_waited_for() -> None:
+    course = Staged(num_steps=1, evaluated=(1,))
+    run_virtual(play(course))
+    assert course.said[-2:] == ["26 evaluated 1", "26 barrier 1"]
+
+
+@pytest.mark.parametrize(
+    ("what", "step", "at_s"), [("evaluate", 1, 26), ("roll out", 2, 20), ("train", 2, 24)]
+)
+def test_after_a_loss_an_evaluation_begins_again_before_the_steps_beside_it(
+    what: str, step: int, at_s: int
+) -> None:
+    """The evaluation, the round beside it or the training beside it was lost: both begin again."""
+    lost = once(what, step, EngineLost("engine-0 is gone"))
+    course = Staged(num_steps=3, evaluated=(1,), fails=lost)
+    run_virtual(play(course))
+    failed = course.said.index(f"{at_s} failed {what} {step}")
+    assert course.said[failed + 1 : failed + 5] == [
+        f"{at_s} abort",
+        f"{at_s} recover 1",
+        f"{at_s} open evaluation 1 attempt 2 beside none",
+        f"{at_s} open 2 attempt 2 beside evaluation 1",
+    ]
+    assert course.said.count(f"{at_s + 12} evaluated 1") == 1
+    assert sum("evaluated" in said for said in course.said) == 1
+    commits = [said.split()[1:] for said in course.said if "commit" in said]
+    assert commits == [["commit", str(number)] for number in (1, 2, 3)]
 
 
 def test_steps_that_do_not_overlap_are_played_one_at_a_time() -> None:

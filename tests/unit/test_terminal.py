@@ -39,7 +39,7 @@ async def test_the_last_picture_stands_above_what_is_printed_afterwards(
 ) -> None:
     screen = Screen()
     monkeypatch.setattr(terminal, "screen", lambda: screen)
-    async with TerminalView("tiny-1", 2, lambda: FILLING) as view:
+    async with TerminalView("tiny-1", 2, lambda: [FILLING]) as view:
         view.note("a note")
         view.stepped(1, "short", STEP)
         await view.close()
@@ -55,7 +55,7 @@ async def test_the_last_picture_stands_above_what_is_printed_afterwards(
 
 
 async def test_without_a_terminal_every_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    async with TerminalView("tiny-1", 2, lambda: None) as view:
+    async with TerminalView("tiny-1", 2, list) as view:
         view.note("a note")
         view.stepped(1, "short", STEP)
     note, step = capsys.readouterr().out.splitlines()
@@ -74,7 +74,7 @@ async def test_steps_that_overlap_tell_their_lag_and_who_waited(
         "stall/rollout_s": 2.5,
         "queue/carried_prompts": 3.0,
     }
-    async with TerminalView("tiny-1", 2, lambda: None) as view:
+    async with TerminalView("tiny-1", 2, list) as view:
         view.stepped(1, "asynchronous", {**STEP, **waits})
     (step,) = capsys.readouterr().out.splitlines()
     assert "lag 0.8  ess 0.90  k3 0.002  cut 0.00  carried 3" in step
@@ -102,6 +102,6 @@ def test_the_line_of_a_round_tells_its_filling_and_who_waits_for_whom() -> None:
 
 
 async def test_a_warning_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    async with TerminalView("tiny-1", 2, lambda: None) as view:
+    async with TerminalView("tiny-1", 2, list) as view:
         view.warn("k3 is too large")
     assert capsys.readouterr().out.splitlines() == ["warning: k3 is too large"]

@@ -1,0 +1,113 @@
+"""A replica that a round and an evaluation share: each gets what it asked for, and knows of nothing
+else."""
+
+from __future__ import annotations
+
+import asyncio
+
+from artifacts.records import Generated, Request, Running, WeightsRef
+from tasks.engines.askers import Asker, Askers
+from tasks.engines.base import EngineLost
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.simulation.virtual_time import run_virtual
+
+CONFIG = SimulatedEngineConfig(lengths=LengthModel(median_tokens=100, sigma=1.0))
+WEIGHTS = WeightsRef(version=0, path="", digest="")
+
+
+def make_request(prompt_id: str, index: int) -> Request:
+    return Request(
+        prompt_id=prompt_id,
+        index=index,
+        prompt_tokens=(1, 2),
+        max_new_tokens=400,
+        temperature=1.0,
+        top_p=1.0,
+        seed=index,
+    )
+
+
+async def collected(askers: Askers, asker: Asker, num_wanted: int) -> list[Generated]:
+    """Waits as the driver of a round does, poll after poll."""
+    came: list[Generated] = []
+    async with asyncio.timeout(600):
+        while len(came) < num_wanted:
+            came += await askers.collect(asker, 5.0)
+    return came
+
+
+def names(came: list[Generated]) -> set[str]:
+    return {response.response_id for response in came}
+
+
+def test_each_collects_what_it_asked_for_while_the_other_waits_too() -> None:
+    async def share() -> None:
+        replica = SimulatedEngine("engine-0", CONFIG)
+        askers = Askers(replica)
+        trained = [make_request("a", index) for index in range(6)]
+        heldout = [make_request("b", index) for index in range(5)]
+        await askers.submit(Asker.ROUND, trained)
+        await askers.submit(Asker.EVALUATION, heldout)
+        of_round, of_evaluation = await asyncio.gather(
+            collected(askers, Asker.ROUND, 6), collected(askers, Asker.EVALUATION, 5)
+        )
+        assert names(of_round) == {request.response_id for request in trained}
+        assert names(of_evaluation) == {request.response_id for request in heldout}
+        assert await askers.collect(Asker.ROUND, 0.0) == []
+
+    run_virtual(share())
+
+
+def test_what_a_round_asked_for_waits_for_it_while_the_evaluation_goes_on() -> None:
+    async def share() -> None:
+        askers = Askers(SimulatedEngine("engine-0", CONFIG))
+        await askers.submit(Asker.ROUND, [make_request("a", index) for index in range(6)])
+        await askers.submit(Asker.EVALUATION, [make_request("b", index) for index in range(40)])
+        assert len(await collected(askers, Asker.EVALUATION, 40)) == 40
+        assert len(await collected(askers, Asker.ROUND, 6)) == 6
+
+    run_virtual(share())
+
+
+def test_to_stop_nothing_ends_both_waits_at_once() -> None:
+    async def share() -> None:
+        replica = SimulatedEngine("engine-0", CONFIG)
+        askers = Askers(replica)
+        await askers.submit(Asker.ROUND, [make_request("a", 0)])
+        waits = [asyncio.create_task(askers.collect(asker, 500.0)) for asker in Asker]
+        await asyncio.sleep(0.0001)
+        await replica.abort(())
+        assert await asyncio.gather(*waits) == [[], []]
+        assert asyncio.get_running_loop().time() < 1
+
+    run_virtual(share())
+
+
+def test_a_load_that_drops_forgets_what_nobody_collected() -> None:
+    async def share() -> None:
+        askers = Askers(SimulatedEngine("engine-0", CONFIG))
+        await askers.submit(Asker.ROUND, [make_request("a", 0)])
+        await askers.submit(Asker.EVALUATION, [make_request("b", 0)])
+        while not await askers.collect(Asker.EVALUATION, 5.0):
+            pass
+        await asyncio.sleep(600)
+        await askers.collect(Asker.EVALUATION, 1.0)  # what the round asked for is in its box now
+        await askers.load_weights(WEIGHTS, (), Running.DROP)
+        assert await askers.collect(Asker.ROUND, 1.0) == []
+
+    run_virtual(share())
+
+
+def test_both_hear_of_a_replica_that_is_lost() -> None:
+    async def share() -> None:
+        replica = SimulatedEngine("engine-0", CONFIG)
+        askers = Askers(replica)
+        await askers.submit(Asker.ROUND, [make_request("a", 0)])
+        waits = [asyncio.create_task(askers.collect(asker, 500.0)) for asker in Asker]
+        await asyncio.sleep(0.0001)
+        replica.close()
+        ended = await asyncio.gather(*waits, return_exceptions=True)
+        assert [type(end) for end in ended] == [EngineLost, EngineLost]
+
+    run_virtual(share())
