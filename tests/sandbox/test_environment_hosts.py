@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from host_environments import Script
-from host_pools import ISOLATIONS, PATIENT, SCRIPT, failure, hosts
+from host_pools import ISOLATIONS, PATIENT, SCRIPT, failure, hosts, until
 
 from artifacts.records import Ending
 from tasks.environments.base import Transition
 from tasks.environments.hosts.config import HostConfig
+from tasks.environments.hosts.origin_process import OriginProcess
 from tasks.environments.hosts.pool import HostPool
 from tasks.environments.hosts.report import HostState
 
@@ -172,6 +173,40 @@ async def test_a_call_that_is_cancelled_has_its_process_killed() -> None:
             await step
         assert await pool.reset("two", SCRIPT, 5) == "5:0"
         assert pool.report().kills == 1
+
+
+@pytest.mark.parametrize("num_turns_of_the_loop", [0, 3, 20])
+async def test_a_reset_that_is_cancelled_or_ended_frees_its_place(
+    num_turns_of_the_loop: int,
+) -> None:
+    settings = Script(at_reset="loop")
+    async with hosts(PATIENT.model_copy(update={"num_hosts": 1})) as pool:
+        for is_cancelled in (True, False):
+            reset = asyncio.create_task(pool.reset("one", settings, 1))
+            await until(lambda: "one" in {record.episode_id for record in pool.records()})
+            for _ in range(num_turns_of_the_loop):
+                await asyncio.sleep(0.001)
+            if is_cancelled:
+                reset.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await reset
+            else:
+                await pool.end("one")
+                assert (await failure(reset))[1].endswith("its episode was ended")
+            assert await pool.reset("two", SCRIPT, 5) == "5:0"
+            await pool.end("two")
+
+
+async def test_an_answer_of_a_process_that_outlived_its_limit_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kills: list[int] = []
+    monkeypatch.setattr(OriginProcess, "kill", lambda origin, number: kills.append(number))
+    async with hosts(HostConfig(num_hosts=2, reset_s=120.0, step_s=0.05)) as pool:
+        ending, _ = await failure(played(pool, "one", "sleep 0.5"))
+        assert (ending, kills) == (Ending.UNANSWERED, [1])
+        await until(lambda: pool.report().late_answers)
+        assert pool.report().late_answers == 1
 
 
 async def test_ending_what_is_unknown_or_over_is_harmless() -> None:
