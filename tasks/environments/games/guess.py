@@ -65,7 +65,7 @@ class GuessConfig(GameConfig):
     )
 
     def head(self) -> tuple[Message, ...]:
-        """The rules and two episodes whose guesses keep to the interval that is left."""
+        """The rules and two episodes that halve the interval that is left."""
         if self.style == "terse":
             return EMPTY_HEAD
         rules = RULES.format(largest=self.largest, tries=self.max_turns)
@@ -73,12 +73,12 @@ class GuessConfig(GameConfig):
         return head(rules, shots[0] + shots[1])
 
     def _shot(self, secret: int) -> list[tuple[str, str]]:
-        """An episode played by guessing a third into the interval."""
+        """An episode played by halving the interval."""
         words = self.words()
         low, high, observation = 1, self.largest, words.begin
         turns = list[tuple[str, str]]()
         while len(turns) < self.max_turns:
-            guess = low + (high - low) // 3
+            guess = (low + high) // 2
             turns.append((observation, str(guess)))
             if guess == secret:
                 break
