@@ -39,8 +39,8 @@ from tasks.rewards.programs.adaptive_timeout import (
     second_looks,
 )
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
-from tasks.rewards.programs.sandbox.isolation import Isolation
-from tasks.rewards.programs.sandbox.limits import SandboxLimits
+from tasks.sandbox.isolation import Isolation
+from tasks.sandbox.limits import SandboxLimits
 
 GOLD = CodeGold(function="work", cases=(call_case((), 1),))
 Execute = Callable[[Job, float], Awaitable[CaseResult]]

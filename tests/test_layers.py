@@ -33,6 +33,7 @@ ROOMS = (
     "tasks/scheduling",
     "tasks/cluster",
     "tasks/engines",
+    "tasks/sandbox",
     "tasks/environments",
     "tasks/learner",
     "tasks/rewards",
@@ -63,7 +64,8 @@ FORBIDDEN_STEMS = {
     "types",
     "queue",
 }
-CONFIGS = {"BaseModel", "ReplicaConfig"}  # bases of configurations
+# bases of configurations
+CONFIGS = {"BaseModel", "ReplicaConfig", "EnvironmentSettings", "GameConfig"}
 
 
 def imports(path: Path) -> Iterator[str]:

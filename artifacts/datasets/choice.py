@@ -18,14 +18,15 @@ from artifacts.datasets.humaneval_rows import HumanEvalConfig
 from artifacts.datasets.mixture import MixtureConfig
 from artifacts.datasets.reasoning_gym_rows import ReasoningGymConfig
 from artifacts.datasets.rows import Dataset, Message, Row
+from artifacts.datasets.seeds import SeedsConfig
 from artifacts.datasets.sources import SingleTask
 from artifacts.datasets.tiny_mix import TinyMixConfig
 from artifacts.datasets.tinycode import TinycodeConfig
 
 __all__ = [
     "ChainSumConfig", "CurriculumConfig", "Dataset", "FilesConfig", "HubRowsConfig",
-    "HumanEvalConfig", "Message", "MixtureConfig", "ReasoningGymConfig", "Row", "TaskConfig",
-    "TinyMixConfig", "TinycodeConfig", "load_dataset",
+    "HumanEvalConfig", "Message", "MixtureConfig", "ReasoningGymConfig", "Row", "SeedsConfig",
+    "TaskConfig", "TinyMixConfig", "TinycodeConfig", "load_dataset",
 ]  # fmt: skip
 
 TaskConfig = Annotated[SingleTask | MixtureConfig | CurriculumConfig, Field(discriminator="kind")]

@@ -1,7 +1,7 @@
 """What a dataset consists of, wherever its questions come from: rows to train on, and held-out rows
 that share no question.
 
-Leaves out the sources (tiny_mix, chain_sum, file_rows, hub_rows, reasoning_gym_rows) and the choice
+Leaves out the sources (tiny_mix, chain_sum, file_rows, hub_rows, seeds, ...) and the choice
 among them (choice).
 """
 
@@ -34,7 +34,7 @@ class Row:
     """One question with its answer, not yet tokenised."""
 
     domain: str  # reward domain and quota key
-    messages: tuple[Message, ...]  # the whole chat up to the question, examples included
+    messages: tuple[Message, ...]  # the chat up to the question, examples too; none of an episode
     gold: str  # what the reward compares with
     text: str  # the question as a person would read it (the last user turn)
 

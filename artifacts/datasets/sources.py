@@ -16,6 +16,7 @@ from artifacts.datasets.file_rows import FilesConfig
 from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.datasets.humaneval_rows import HumanEvalConfig
 from artifacts.datasets.reasoning_gym_rows import ReasoningGymConfig
+from artifacts.datasets.seeds import SeedsConfig
 from artifacts.datasets.tiny_mix import TinyMixConfig
 from artifacts.datasets.tinycode import TinycodeConfig
 
@@ -26,6 +27,7 @@ SingleTask = Annotated[
     | ReasoningGymConfig  # generators of reasoning-gym
     | FilesConfig  # Parquet, CSV or JSON lines of the user's
     | HubRowsConfig  # a data set of the Hugging Face hub
-    | HumanEvalConfig,  # HumanEval, evaluated only
+    | HumanEvalConfig  # HumanEval, evaluated only
+    | SeedsConfig,  # episodes of an environment
     Field(discriminator="kind"),
 ]

@@ -33,6 +33,7 @@ COMMANDS = (
     Command("explain", PREPARE, "say what a configuration means", "--preset smollm2"),
     Command("doctor", PREPARE, "check this machine, say what to do", ""),
     Command("calibrate", PREPARE, "measure engines for the planner", "--preset smollm2"),
+    Command("environment", PREPARE, "play an environment, say what fails", "check guess"),
     Command("runs", LOOK, "list runs: state, steps, reward", ""),
     Command("ask", LOOK, "ask the model that a run trained", "RUN --task"),
     Command("compare", LOOK, "put two runs side by side", "RUN RUN"),

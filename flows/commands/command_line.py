@@ -4,7 +4,7 @@ into one sentence."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,6 +18,17 @@ def assemble(
     """The values for RunConfig. "learner.lr=1e-5" sets a nested field; values are JSON, or text
     where they are not or the field is one."""
     values: dict[str, Any] = {"preset": preset} | ({"resume": resume} if resume else {})
+    assign(values, assignments, takes_text_only)
+    return values
+
+
+def assign(
+    values: dict[str, Any],  # Any: parsed JSON
+    assignments: Sequence[str],
+    is_text: Callable[[Sequence[str]], bool] = lambda path: False,
+) -> None:
+    """Put assignments into a mapping; `is_text` says of which fields the value is text, whatever
+    it looks like."""
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
@@ -31,10 +42,7 @@ def assemble(
                 f" by one: --set {path}.FIELD=VALUE"
             )
         *parents, last = path.split(".")
-        _mapping_at(values, parents, assignment)[last] = _value(
-            text, takes_text_only([*parents, last])
-        )
-    return values
+        _mapping_at(values, parents, assignment)[last] = _value(text, is_text([*parents, last]))
 
 
 def _mapping_at(

@@ -17,8 +17,8 @@ from typing import Literal
 from flows.commands.local_stack import LOOPBACK, PREFECT_PORT
 from flows.commands.ui import MLFLOW_PORT
 from tasks.engines.vllm.attention import attention_path, may_use_tiles
-from tasks.rewards.programs.sandbox.isolation import Isolation
-from tasks.rewards.programs.sandbox.self_test import CURE, holds
+from tasks.rewards.programs.sandbox.self_test import holds
+from tasks.sandbox.isolation import CURES, Isolation
 
 GIB = 1024**3
 NEEDED = {  # tried together; requirements/cpu.txt is the complete set
@@ -184,7 +184,8 @@ def check_sandbox() -> Iterator[Finding]:
         return
     weaker = holds(Isolation.LANDLOCK)
     found = f"landlock only ({reason})" if not weaker else f"none ({reason}; landlock: {weaker})"
-    yield Finding(level="note", what="code sandbox", found=found, cure=f"for code rewards {CURE}")
+    cure = f"for code rewards {CURES[Isolation.NAMESPACES]}"
+    yield Finding(level="note", what="code sandbox", found=found, cure=cure)
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

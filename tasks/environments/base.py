@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -47,6 +47,9 @@ class EnvironmentSettings(BaseModel):
     """What every kind of environment is asked by those who do not know its kind."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    needs_network: ClassVar[bool] = False  # its process may open connections
+    slow_imports: ClassVar[tuple[str, ...]] = ()  # modules that its processes share, imported once
 
     max_turns: int = Field(16, ge=1, description="Turns after which an episode is cut.")
 
@@ -84,7 +87,8 @@ class EnvironmentHosts(Protocol):
 
     async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
         """Begin an episode, in a process that is free or started for it; the first observation.
-        Raises EnvironmentFailed."""
+        Raises EnvironmentFailed, and ValueError, with the cure, for an environment that cannot
+        work."""
         ...
 
     async def step(self, episode_id: str, text: str) -> Transition:

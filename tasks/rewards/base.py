@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from artifacts.records import CaseResult, Generated, Outcome, Prompt, Score
-from tasks.rewards.interrupt import Interrupt, Interrupted
+from tasks.sandbox.interrupt import Interrupt, Interrupted
 
 
 class Reward(Protocol):

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 
 from artifacts.records import Generated, Prompt, Score
 from tasks.rewards.base import ProcessReward, Reward
-from tasks.rewards.interrupt import Interrupted
 from tasks.rewards.programs.adaptive_timeout import Anchor, TimeoutBook, merged
 from tasks.rewards.programs.code_tests import code_tests_of
 from tasks.rewards.programs.second_look import SecondLooks
 from tasks.rewards.registry import RewardConfig, build_reward, config_of, score_with
+from tasks.sandbox.interrupt import Interrupted
 
 
 def next_kind(

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra
-from tasks.rewards.interrupt import Interrupt
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+from tasks.sandbox.interrupt import Interrupt
 
 
 class ServiceConfig(BaseModel):

@@ -24,18 +24,20 @@ from artifacts.datasets.chain_sum import (
 from artifacts.datasets.choice import TaskConfig, load_dataset
 from artifacts.datasets.reasoning_gym_rows import ALLOWED_DATASETS, ReasoningGymConfig
 from artifacts.datasets.rows import Row, generate, pareto_size, question_row
+from artifacts.datasets.seeds import SeedsConfig
 from artifacts.datasets.tiny_mix import FamilyConfig, TinyMixConfig
 from flows.config.run_config import RunConfig
 
 GENERATED = (
     TinyMixConfig(num_prompts=300, heldout_prompts=40),
     ChainSumConfig(num_prompts=300, heldout_prompts=40),
+    SeedsConfig(domain="guess", num_prompts=300, heldout_prompts=40),
 )
 
 
 @pytest.mark.parametrize("config", GENERATED, ids=lambda config: config.kind)
 def test_a_dataset_is_a_function_of_configuration_and_seed(
-    config: TinyMixConfig | ChainSumConfig,
+    config: TaskConfig,
 ) -> None:
     state = random.getstate()
     first, again, other = load_dataset(config, 3), load_dataset(config, 3), load_dataset(config, 4)
@@ -46,7 +48,7 @@ def test_a_dataset_is_a_function_of_configuration_and_seed(
 
 
 @pytest.mark.parametrize("config", GENERATED, ids=lambda config: config.kind)
-def test_no_question_is_on_both_sides(config: TinyMixConfig | ChainSumConfig) -> None:
+def test_no_question_is_on_both_sides(config: TaskConfig) -> None:
     dataset = load_dataset(config, 0)
     assert (len(dataset.rows), len(dataset.heldout), len(dataset.domains)) == (300, 40, 300)
     assert not {row.text for row in dataset.rows} & {row.text for row in dataset.heldout}
@@ -58,6 +60,29 @@ def test_more_prompts_leave_the_earlier_ones_as_they_were() -> None:
         load_dataset(ChainSumConfig(num_prompts=20), 0),
     )
     assert many.rows[:10] == few.rows
+
+
+def test_a_row_of_seeds_names_its_episode_and_asks_nothing() -> None:
+    dataset = load_dataset(SeedsConfig(domain="guess", num_prompts=500, heldout_prompts=500), 7)
+    seeds = [int(row.gold) for row in (*dataset.rows, *dataset.heldout)]
+    assert len(set(seeds)) == 1000
+    assert max(seeds) < 2**31
+    for row, seed in zip(dataset.rows, seeds, strict=False):
+        assert (row.domain, row.messages, row.text) == ("guess", (), f"guess, episode {seed}")
+
+
+def test_more_episodes_leave_the_earlier_ones_as_they_were_and_no_seed_is_on_both_sides() -> None:
+    few, many = (
+        load_dataset(SeedsConfig(domain="guess", num_prompts=count, heldout_prompts=count), 2)
+        for count in (30, 5_000)
+    )
+    assert (many.rows[:30], many.heldout[:30]) == (few.rows, few.heldout)
+    heldout = {row.gold for row in many.heldout}
+    for run_seed in range(3):
+        rows = load_dataset(SeedsConfig(domain="guess", num_prompts=5_000), run_seed).rows
+        assert not {row.gold for row in rows} & heldout
+    with pytest.raises(ValidationError, match="domain"):
+        SeedsConfig(domain="")
 
 
 def answer(row: Row) -> int:

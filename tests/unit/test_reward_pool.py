@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from artifacts.datasets.code_cases import AssertionCase, CodeGold, StdioCase, call_case
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.custom import CustomConfig
-from tasks.rewards.interrupt import Interrupted
 from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.pool import RewardPool, close_pools, next_kind, pool_of
 from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, Anchor, TimeoutBook
 from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 from tasks.rewards.registry import RewardConfig
+from tasks.sandbox.interrupt import Interrupted
 
 WAIT_S = 60.0
 Found = TypeVar("Found")

@@ -14,8 +14,8 @@ import pytest
 
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.custom import CustomConfig, CustomReward
-from tasks.rewards.interrupt import Interrupted
 from tasks.rewards.workers.verify_worker import VerifyWorker, WorkerStartError, without_value
+from tasks.sandbox.interrupt import Interrupted
 
 REWARD_FUNCTIONS = """
 import os, signal, sys, time

@@ -21,18 +21,19 @@ import pytest
 
 from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, StdioCase, call_case
 from artifacts.records import CaseVerdict, Generated, Outcome, Prompt, Score
-from tasks.rewards.interrupt import Interrupt, Interrupted
 from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, observed
 from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig, program_of
-from tasks.rewards.programs.sandbox import isolation, self_test
+from tasks.rewards.programs.sandbox import candidate_walls, self_test
 from tasks.rewards.programs.sandbox.candidate_process import CandidateProcess
+from tasks.rewards.programs.sandbox.candidate_walls import ENTRY
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner, TestsBroken
 from tasks.rewards.programs.sandbox.command import Command
-from tasks.rewards.programs.sandbox.isolation import ENTRY, Isolation
-from tasks.rewards.programs.sandbox.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.sandbox import Sandbox, SandboxUnavailable
-from tasks.rewards.programs.sandbox.user_map import UserMap, is_needed
-from tasks.rewards.workers.child_process import start_child
+from tasks.sandbox.child_process import start_child
+from tasks.sandbox.interrupt import Interrupt, Interrupted
+from tasks.sandbox.isolation import Isolation
+from tasks.sandbox.limits import SandboxLimits
+from tasks.sandbox.user_map import UserMap, is_needed
 
 LIMIT_S = 20.0  # of programs that end by themselves, however busy the machine is
 ADD = CodeGold(function="add", cases=(call_case((2, 3), 5), call_case((-1, 1), 0)))
@@ -257,7 +258,7 @@ def with_candidates_that(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
     patch = (
         f"run = server.run_program; server.run_program = lambda *given: ({first}, run(*given)); "
     )
-    monkeypatch.setattr(isolation, "ENTRY", f"{prepared}{imports}{patch}server.main()")
+    monkeypatch.setattr(candidate_walls, "ENTRY", f"{prepared}{imports}{patch}server.main()")
 
 
 def test_a_programs_time_begins_when_its_process_waits_for_it(
@@ -426,7 +427,7 @@ def test_only_root_needs_a_map_of_users() -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root's sandbox has a map")
 def test_root_that_may_not_become_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "tasks.rewards.programs.sandbox.user_map.MAP", "0 0 1\n1 0 1\n"
+        "tasks.sandbox.user_map.MAP", "0 0 1\n1 0 1\n"
     )  # twice the same: the kernel refuses
     sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits())
     with pytest.raises(SandboxUnavailable, match="could not become nobody"):
@@ -681,7 +682,7 @@ def test_with_a_fixed_limit_no_solution_is_executed() -> None:
 
 def test_sandbox_that_cannot_be_had_any_more_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     reward = CodeTests(CodeTestsConfig(), TimeoutBook())
-    monkeypatch.setattr("tasks.rewards.programs.sandbox.isolation.CODE", ("no/such/path",))
+    monkeypatch.setattr("tasks.rewards.programs.sandbox.candidate_walls.CODE", ("no/such/path",))
     score = reward.score(PROMPT, fenced("def add(a, b):\n    return a + b"))
     assert (score.reward, score.outcome) == (None, Outcome.INFRA)
     assert "no/such/path" in score.detail

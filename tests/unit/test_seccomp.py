@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from tasks.rewards.programs.sandbox.seccomp import (
+from tasks.sandbox.seccomp import (
     ALLOW,
     ANY_BIT,
     AT_LEAST,
@@ -36,12 +36,18 @@ BOUNDED = {"x86_64": {16, 72, MMAP, MADVISE, PRLIMIT}, "aarch64": {29, 25, 222, 
 
 
 def verdict(
-    number: int, *arguments: int, machine: str = "x86_64", has_files: bool = True, foreign: int = 0
+    number: int,
+    *arguments: int,
+    machine: str = "x86_64",
+    has_files: bool = True,
+    has_network: bool = False,
+    foreign: int = 0,
 ) -> int:
     """What the filter says to a call, its instructions carried out one by one."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<IIQ6Q", number, foreign or ARCHITECTURES[machine], 0, *padded)
-    code = list(struct.iter_unpack("HBBI", assemble(machine, has_files=has_files)))
+    filtered = assemble(machine, has_files=has_files, has_network=has_network)
+    code = list(struct.iter_unpack("HBBI", filtered))
     value = place = 0
     while True:
         operation, if_true, if_false, operand = code[place]
@@ -108,3 +114,20 @@ def test_files_are_changed_only_by_programs_that_have_some() -> None:
         assert verdict(number, has_files=False) == EPERM
     for number in (92, 93, 94, 260, 188, 189, 190, 197):  # chown, setxattr and their like
         assert verdict(number) == EPERM
+
+
+SOCKET, CONNECT = 41, 42  # on x86_64
+UNIX, INTERNET, INTERNET_6, NETLINK, PACKET = 1, 2, 10, 16, 17
+
+
+def test_sockets_are_refused_without_a_network() -> None:
+    assert verdict(SOCKET, INTERNET) == verdict(CONNECT) == EPERM
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [(INTERNET, ALLOW), (INTERNET_6, ALLOW), (UNIX, EPERM), (NETLINK, EPERM), (PACKET, EPERM)],
+)
+def test_a_network_is_the_internet_and_no_other_socket(family: int, said: int) -> None:
+    assert verdict(SOCKET, family, has_network=True) == said
+    assert verdict(CONNECT, has_network=True) == ALLOW

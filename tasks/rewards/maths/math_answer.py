@@ -28,7 +28,6 @@ from tasks.rewards.base import (
     right,
     wrong,
 )
-from tasks.rewards.interrupt import Interrupted
 from tasks.rewards.maths.exact_number import (
     ExactNumber,
     exact_number,
@@ -43,6 +42,7 @@ from tasks.rewards.maths.final_answer import answer_tail, find_expression, find_
 from tasks.rewards.maths.same_answer import Rules, is_readable, same_answer, same_number
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.workers.verify_worker import VerifyWorker, without_value
+from tasks.sandbox.interrupt import Interrupted
 
 RECYCLE_CALLS = 10_000  # a fresh worker costs seconds: it reads everything for the first time
 REHEARSED = (

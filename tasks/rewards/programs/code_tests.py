@@ -29,9 +29,9 @@ from tasks.rewards.programs.adaptive_timeout import (
     observed,
 )
 from tasks.rewards.programs.sandbox.case_runner import CaseRun, CaseRunner
-from tasks.rewards.programs.sandbox.isolation import Isolation
-from tasks.rewards.programs.sandbox.limits import DEFAULT_MEMORY_BYTES, SandboxLimits
 from tasks.rewards.programs.sandbox.self_test import check_isolation
+from tasks.sandbox.isolation import Isolation
+from tasks.sandbox.limits import DEFAULT_MEMORY_BYTES, SandboxLimits
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from tasks.rewards.workers.frames import Json, receive_frame, send_frame
+from tasks.sandbox.frames import Json, receive_frame, send_frame
 
 Scorer = Callable[..., Json]
 

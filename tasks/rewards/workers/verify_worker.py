@@ -26,10 +26,10 @@ from typing import Literal
 
 from artifacts.records import Outcome
 from tasks.rewards.base import RewardUnavailable, Verdict, infra, wrong
-from tasks.rewards.interrupt import Interrupt, Interrupted
-from tasks.rewards.workers.child_process import ChildProcess, start_child
-from tasks.rewards.workers.frames import Json, receive_frame, send_frame
 from tasks.rewards.workers.reply import Reply, cause_of_death, read_reply
+from tasks.sandbox.child_process import ChildProcess, start_child
+from tasks.sandbox.frames import Json, receive_frame, send_frame
+from tasks.sandbox.interrupt import Interrupt, Interrupted
 
 DEFAULT_MEMORY_BYTES = 2 << 30
 START_TIMEOUT_S = 60.0

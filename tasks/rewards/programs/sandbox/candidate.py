@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import atexit
 import builtins
-import ctypes
 import io
 import json
 import os
-import resource
 import struct
 import sys
 from collections.abc import Callable
@@ -26,29 +24,22 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from artifacts.datasets.plain_values import from_json, to_json
-from tasks.rewards.programs.sandbox.namespaces import set_capabilities
-from tasks.rewards.programs.sandbox.seccomp import Filter
+from tasks.sandbox.confinement import confine, connect, limit
+from tasks.sandbox.seccomp import Filter
 
 Message = dict[str, Any]  # Any: JSON values
 
-PR_SET_PDEATHSIG, SIGKILL, CLONE_NEWNS = 1, 9, 0x20000
-NOSUID, NODEV = 2, 4
 COMMANDS, REPLIES = (
     3,
     4,
 )  # the descriptors that the program's process keeps beside its standard streams
-STACK_BYTES = 64 << 20
 NUM_FILES = 32
-NUM_INHERITED = 256  # descriptors of the fork server lie below
 OUTPUT_FILE_BYTES = (
     4 << 20
 )  # the longest file where there is no /tmp: the one that standard output is kept in
 CPU_S = 600  # the host's clock ends a program long before
 LENGTH = struct.Struct(">I")  # before every message, both ways
 CONFINED = b""  # the first message, before there is a program; why not, if it is not
-_LIBC = ctypes.CDLL(None, use_errno=True)
-# Looked up before the fork: each page first touched after it costs.
-_PREPARED = (_LIBC.prctl, _LIBC.unshare, _LIBC.mount)
 
 
 def run_program(
@@ -60,10 +51,16 @@ def run_program(
     """
     replies = streams[-1]
     try:
-        _confine(tmp_bytes)
+        confine(tmp_bytes)
         nothing = os.open("/dev/null", os.O_RDWR)  # its own, as its flags are
-        replies = _connect((*streams[:2], nothing, *streams[2:]))
-        _limit(memory_bytes, tmp_bytes)
+        connect((*streams[:2], nothing, *streams[2:]))
+        replies = REPLIES
+        limit(
+            memory_bytes=memory_bytes,
+            file_bytes=tmp_bytes or OUTPUT_FILE_BYTES,
+            num_files=NUM_FILES,
+            cpu_s=CPU_S,
+        )
         filter_calls.install()
     except BaseException as error:  # a half-built wall must not run a program
         _write_bytes(replies, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
@@ -75,47 +72,6 @@ def run_program(
             _serve(start)
     finally:
         os._exit(0)
-
-
-def _confine(tmp_bytes: int) -> None:
-    """A private /tmp, no capabilities, a group of its own, and an end with the fork server's."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
-    os.setsid()
-    if tmp_bytes:
-        options = f"size={tmp_bytes},nr_inodes=1024,mode=700".encode()
-        if _LIBC.unshare(CLONE_NEWNS) or _LIBC.mount(
-            b"tmpfs", b"/tmp", b"tmpfs", NOSUID | NODEV, options
-        ):
-            raise OSError(ctypes.get_errno(), "no private /tmp")
-        os.chdir("/tmp")
-    set_capabilities(0)
-
-
-def _connect(streams: tuple[int, ...]) -> int:
-    """Standard streams and the two pipes at fixed places, everything else closed, the control
-    socket above all; the pipe of replies."""
-    first = max(*streams, len(streams)) + 1
-    for place, descriptor in enumerate(streams):
-        os.dup2(descriptor, first + place)
-    for place in range(len(streams)):
-        os.dup2(first + place, place)
-    os.closerange(len(streams), first + len(streams) + 1)
-    os.closerange(first + len(streams), NUM_INHERITED)
-    return REPLIES
-
-
-def _limit(memory_bytes: int, tmp_bytes: int) -> None:
-    limits = {
-        resource.RLIMIT_AS: memory_bytes,
-        resource.RLIMIT_STACK: STACK_BYTES,
-        resource.RLIMIT_CPU: CPU_S,
-        resource.RLIMIT_FSIZE: tmp_bytes or OUTPUT_FILE_BYTES,
-        resource.RLIMIT_NOFILE: NUM_FILES,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-    }
-    for limit, value in limits.items():
-        resource.setrlimit(limit, (value, value))
 
 
 def _serve(start: Message) -> None:

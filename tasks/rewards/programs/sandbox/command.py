@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from tasks.rewards.programs.sandbox.candidate import LENGTH
-from tasks.rewards.workers.frames import Json
+from tasks.sandbox.frames import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

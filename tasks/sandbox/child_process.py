@@ -1,7 +1,7 @@
 """A process in a group of its own that its parent talks to over a socket, and how all of it ends.
 
-Leaves out what the two say to each other (`frames`), and what the process may do (`verify_worker`,
-`sandbox.isolation`).
+Leaves out what the two say to each other (`frames`), and what the process may do (`isolation`, and
+its caller).
 """
 
 from __future__ import annotations

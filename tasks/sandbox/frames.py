@@ -1,4 +1,4 @@
-"""Length-prefixed JSON over a stream socket: how a verify worker and its parent talk.
+"""Length-prefixed JSON over a stream socket: how a worker and its parent talk.
 
 JSON, not pickle: what the worker sends is never code to the parent. ASCII escapes carry lone
 surrogates unharmed.

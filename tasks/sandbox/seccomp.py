@@ -1,4 +1,4 @@
-"""The system calls that a candidate program may make. Runs inside: standard library only.
+"""The system calls that a process behind walls may make. Runs inside: standard library only.
 
 A list of what CPython and its library need of the kernel to compute, to keep the time and to use
 files; everything else is refused, what a later kernel brings included. So no process or thread is
@@ -52,6 +52,14 @@ truncate 76 45 chmod 90 -1 fchmod 91 52 fchmodat 268 53 utime 132 -1 utimes 235 
 futimesat 261 -1 utimensat 280 88 getxattr 191 8 lgetxattr 192 9 fgetxattr 193 10 listxattr 194 11
 llistxattr 195 12 flistxattr 196 13
 """
+# For a process that may reach the network; `socket` itself is checked.
+_ALLOWED_WITH_NETWORK = """
+connect 42 203 sendto 44 206 recvfrom 45 207 sendmsg 46 211 recvmsg 47 212 sendmmsg 307 269
+recvmmsg 299 243 shutdown 48 210 getsockname 51 204 getpeername 52 205 setsockopt 54 208
+getsockopt 55 209
+"""
+_SOCKET = "socket 41 198"  # of the families IPv4 and IPv6
+FAMILIES = (2, 10)
 # Allowed with some arguments, `_CHECKS` says which.
 _BOUNDED = "fcntl 72 25 ioctl 16 29 mmap 9 222 madvise 28 233 prlimit64 302 261"
 
@@ -75,9 +83,11 @@ class Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
 
 
-def allowed_calls(machine: str, *, has_files: bool) -> dict[str, int]:
+def allowed_calls(machine: str, *, has_files: bool, has_network: bool = False) -> dict[str, int]:
     """Numbers of the calls that pass with any argument. ValueError for an unknown machine."""
-    return _numbers(_ALLOWED + _ALLOWED_WITH_FILES if has_files else _ALLOWED, machine)
+    files = _ALLOWED_WITH_FILES if has_files else ""
+    network = _ALLOWED_WITH_NETWORK if has_network else ""
+    return _numbers(_ALLOWED + files + network, machine)
 
 
 def _numbers(table: str, machine: str) -> dict[str, int]:
@@ -89,16 +99,18 @@ def _numbers(table: str, machine: str) -> dict[str, int]:
     return {row[0]: int(row[column]) for row in rows if int(row[column]) >= 0}
 
 
-def assemble(machine: str, *, has_files: bool) -> bytes:
+def assemble(machine: str, *, has_files: bool, has_network: bool = False) -> bytes:
     """The filter as BPF instructions: foreign architectures die, what is on no list is refused."""
-    verdicts = _verdicts(set(allowed_calls(machine, has_files=has_files).values()))
+    allowed = allowed_calls(machine, has_files=has_files, has_network=has_network)
+    bounded = f"{_BOUNDED} {_SOCKET}" if has_network else _BOUNDED
+    verdicts = _verdicts(set(allowed.values()))
     code: list[Instruction] = [
         (LOAD, 0, 0, ARCHITECTURE),
         (EQUAL, 1, 0, _MACHINES[machine][0]),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER),
     ]
-    for name, number in _numbers(_BOUNDED, machine).items():
+    for name, number in _numbers(bounded, machine).items():
         check = _CHECKS[name]
         code += [(EQUAL, 0, len(check), number), *check]
     return b"".join(struct.pack("HBBI", *instruction) for instruction in [*code, *_tree(verdicts)])
@@ -158,14 +170,15 @@ _CHECKS = {
     "mmap": _without(3, MAP_LOCKED | MAP_HUGETLB),
     "madvise": _one_of(2, MADVICE),
     "prlimit64": _null(2),  # limits may be read
+    "socket": _one_of(0, FAMILIES),
 }
 
 
 class Filter:
-    """The filter, assembled once and installed in every candidate's process."""
+    """The filter, assembled once and installed in every process that is forked."""
 
-    def __init__(self, *, has_files: bool) -> None:
-        code = assemble(platform.machine(), has_files=has_files)
+    def __init__(self, *, has_files: bool, has_network: bool = False) -> None:
+        code = assemble(platform.machine(), has_files=has_files, has_network=has_network)
         self._code = ctypes.create_string_buffer(code, len(code))
         self._program = Program(len(code) // 8, ctypes.addressof(self._code))
         self._libc = ctypes.CDLL(None, use_errno=True)

@@ -44,15 +44,16 @@ def abi() -> int:
     )
 
 
-def restrict_to_reading(paths: Sequence[str]) -> None:
+def restrict_to_reading(paths: Sequence[str], *, has_network: bool = False) -> None:
     """From here on this process and its children may only read, and only beneath these paths.
-    OSError without Landlock."""
+    OSError without Landlock. `has_network`: TCP is left to them."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = abi()
     if version < 1:
         raise OSError(0, "the kernel has no Landlock")
     files = (1 << (NUM_RIGHTS_BY_ABI.get(version, 15 if version < 5 else 16))) - 1
-    rules = Ruleset(files, BIND_TCP | CONNECT_TCP, ABSTRACT_SOCKETS | SIGNALS)
+    network = 0 if has_network else BIND_TCP | CONNECT_TCP
+    rules = Ruleset(files, network, ABSTRACT_SOCKETS | SIGNALS)
     size = ctypes.c_size_t(next(size for since, size in SIZES_BY_ABI if version >= since))
     created = libc.syscall(CREATE_RULESET, ctypes.byref(rules), size, 0)
     ruleset = _checked(created, "create the rules")

@@ -1,0 +1,57 @@
+"""Rows of seeds: the episodes of an environment, where the questions of other sources are texts.
+
+A row says which episode the environment of its domain plays. It has no messages: what the model
+reads before an episode belongs to the environment and is the same for all rows.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from artifacts.datasets.rows import Dataset, Row
+
+LARGEST_SEED = 2**31
+
+
+class SeedsConfig(BaseModel):
+    """Episodes of an environment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["seeds"] = Field(
+        "seeds", description="Chooses episodes of an environment, a seed each."
+    )
+    domain: str = Field(
+        ..., min_length=1, description="Whose episodes: a name among `environments`."
+    )
+    num_prompts: int = Field(4096, ge=1, le=2**20, description="Episodes to train on.")
+    heldout_prompts: int = Field(
+        256, ge=0, le=2**20, description="Episodes to evaluate on; none of them is trained."
+    )
+
+    def load(self, seed: int) -> Dataset:
+        return seed_rows(self, seed)
+
+
+def seed_rows(config: SeedsConfig, seed: int) -> Dataset:
+    """The episodes of this configuration and seed: even seeds to train on, odd ones held out, so
+    that no count brings one to both sides. What is held out is the same for every seed."""
+
+    def side(key: str, count: int, parity: int) -> tuple[Row, ...]:
+        rng, seeds = random.Random(f"{key}/{config.domain}"), dict[int, None]()
+        while len(seeds) < count:
+            seeds[2 * rng.randrange(LARGEST_SEED // 2) + parity] = None
+        return tuple(_row(config.domain, episode) for episode in seeds)
+
+    return Dataset(
+        name="seeds",
+        rows=side(f"{seed}/seeds/rows", config.num_prompts, 0),
+        heldout=side("seeds/heldout", config.heldout_prompts, 1),
+    )
+
+
+def _row(domain: str, seed: int) -> Row:
+    return Row(domain=domain, messages=(), gold=str(seed), text=f"{domain}, episode {seed}")

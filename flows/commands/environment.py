@@ -1,0 +1,158 @@
+"""rollflow environment check NAME: play an environment and say whether it keeps the protocol.
+
+    a kind, or the import path of a class -> episodes by players of every sort -> a rule a line
+
+The exit status is 1 where a rule is broken, 2 where there is no environment to play.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import TypeAdapter
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flows.commands.command_line import assign, sentence
+from tasks.environments.base import EnvironmentSettings
+from tasks.environments.choice import EnvironmentConfig
+from tasks.environments.conformance.report import ConformanceReport
+from tasks.environments.conformance.suite import check_environment
+
+COLOURS = {"holds": "green", "broken": "red", "unknown": "yellow"}
+
+
+def parser() -> ArgumentParser:
+    made = ArgumentParser(
+        prog="rollflow environment",
+        description="Play an environment by the rules and against them, and say what fails.",
+        epilog="example: rollflow environment check examples.guess_environment:Guess",
+    )
+    made.add_argument("what", choices=("check",), help="check: whether it keeps the protocol")
+    made.add_argument(
+        "name",
+        help=(
+            "a kind (guess, grid, gymnasium, ...), or a class of your own as"
+            " 'package.module:Name' or 'path/to/file.py:Name'"
+        ),
+    )
+    made.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="set a field of its configuration, for example largest=10 or kwargs.size=3",
+    )
+    made.add_argument(
+        "--action",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a valid move; several of them get further than texts that are none",
+    )
+    made.add_argument(
+        "--seeds", type=int, default=8, help="episodes of every player (default: %(default)s)"
+    )
+    made.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="seconds after which the check is given up (default: %(default)s)",
+    )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(argv)
+    try:
+        if options.seeds < 2:
+            raise ValueError(f"--seeds must be >= 2, got {options.seeds}; raise it")
+        settings = settings_of(options.name, options.set)
+        with at_most(options.timeout):
+            report = check_environment(settings, actions=options.action, num_seeds=options.seeds)
+    except (ValueError, TimeoutError) as error:
+        print(f"error: {sentence(error)}", file=sys.stderr)
+        return 2
+    show(report, options.name)
+    return 0 if report.passed else 1
+
+
+def settings_of(name: str, assignments: Sequence[str]) -> EnvironmentSettings:
+    """The configuration of a kind, or of a class by its import path. ValueError for what is
+    neither."""
+    adapter: TypeAdapter[EnvironmentConfig] = TypeAdapter(EnvironmentConfig)
+    kinds = list(adapter.json_schema()["discriminator"]["mapping"])
+    if ":" not in name and name not in kinds:
+        near = get_close_matches(name, kinds, n=1)
+        cure = f"did you mean {near[0]}?" if near else "or write 'package.module:Name'"
+        raise ValueError(f"the name must be one of {', '.join(kinds)}, got {name!r}; {cure}")
+    values: dict[str, Any] = (  # Any: parsed JSON
+        {"kind": "custom", "path": name} if ":" in name else {"kind": name}
+    )
+    assign(values, assignments)
+    return adapter.validate_python(values)
+
+
+class GivenUp(BaseException):
+    """The time is up. No Exception: an environment that catches those would swallow it."""
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """TimeoutError if the block takes longer, also inside code that never returns to ours."""
+
+    def give_up(*_: object) -> None:
+        raise GivenUp
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except GivenUp:
+        raise TimeoutError(
+            f"the check must end within {seconds:g} s, it did not: reset or step may never return;"
+            " mend that, or raise --timeout"
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def show(report: ConformanceReport, name: str) -> None:
+    """The rules, what broke them, the times and an episode."""
+    console = Console(highlight=False)
+    rules = Table(box=None, title=escape(name), title_justify="left", show_header=False)
+    for check in report.checks:
+        rules.add_row(check.rule, f"[{COLOURS[check.verdict]}]{check.verdict}[/]")
+    console.print(rules, "")
+    for check in report.checks:
+        if check.why:
+            console.print(f"[red]broken[/]: {escape(check.why)}", "", sep="\n")
+    console.print(
+        f"{report.num_episodes} episodes, {report.num_steps} steps",
+        f"reset {times(report.reset_s)}",
+        f"step  {times(report.step_s)}",
+        sep="\n",
+    )
+    if report.transcript:
+        episode = Table("observation", "action", box=None, title="an episode", title_justify="left")
+        for observation, action in report.transcript:
+            episode.add_row(escape(observation), escape(action))
+        console.print("", episode)
+
+
+def times(seconds: tuple[float, float]) -> str:
+    """Median and 99th percentile."""
+    return f"p50 {1e3 * seconds[0]:.3g} ms, p99 {1e3 * seconds[1]:.3g} ms"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""What the adapters share: an environment of somebody else's does not say what a model must know
+before it plays, so the configuration does."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from artifacts.datasets.rows import Message
+from tasks.environments.base import EnvironmentSettings
+from tasks.environments.head import head
+
+
+class ProtocolError(TypeError):
+    """What an environment gave is not what the protocol says: its fault, never the model's."""
+
+
+class AdapterConfig(EnvironmentSettings):
+    """An environment of somebody else's."""
+
+    rules: str = Field(
+        "",
+        description="System turn before the first observation: what the game is, how to reply.",
+    )
+    examples: tuple[tuple[str, str], ...] = Field(
+        (),
+        description=(
+            "Observations with the actions that answer them, shown to the model as turns of the"
+            " chat before the first observation."
+        ),
+    )
+
+    def head(self) -> tuple[Message, ...]:
+        return head(self.rules, self.examples)

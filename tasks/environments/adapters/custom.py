@@ -1,0 +1,121 @@
+"""A user's own environment, by import path: a class with `reset(seed)` and `step(text)`.
+
+`reset` returns the first observation, `step` the five values (observation, reward, terminated,
+truncated, info), as gymnasium has them; a `Transition` will do. `rules` and `examples` of the class
+are what a model reads first, unless the configuration says it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from artifacts.datasets.rows import Message
+from tasks.environments.adapters.adapter import AdapterConfig, ProtocolError
+from tasks.environments.adapters.import_path import ImportPath, load
+from tasks.environments.base import Environment, Transition
+from tasks.environments.head import head
+
+METHODS = ("reset", "step")
+
+
+class CustomEnvironmentConfig(AdapterConfig):
+    """Play an environment of the user's."""
+
+    kind: Literal["custom"] = Field("custom", description="Chooses an environment of your own.")
+    path: ImportPath = Field(
+        ..., description="Its class, as 'package.module:Name' or 'path/to/file.py:Name'."
+    )
+    kwargs: Mapping[str, Any] = Field(  # Any: the class's own keyword arguments
+        default_factory=dict, description="Keyword arguments that the class is made with."
+    )
+
+    def head(self) -> tuple[Message, ...]:
+        """Of the configuration, else of the class. ValueError if the class cannot be imported or
+        its examples are no pairs of texts."""
+        of_class = load(self.path)
+        rules = self.rules or str(getattr(of_class, "rules", ""))
+        turns = self.examples or getattr(of_class, "examples", ())
+        try:
+            return head(rules, [(str(seen), str(done)) for seen, done in turns])
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"examples must be pairs of an observation and an action, {self.path} has {turns!r}"
+                f" ({error}); make them so"
+            ) from error
+
+    def build(self) -> Environment:
+        return CustomEnvironment(self)
+
+
+class CustomEnvironment:
+    """Keeps a user's object to the protocol. It pickles if the object does, also into a process
+    that has not imported the class yet."""
+
+    def __init__(self, config: CustomEnvironmentConfig) -> None:
+        self._config = config
+        made_by = load(config.path)
+        try:
+            self._inner = made_by(**config.kwargs)
+        except Exception as error:  # the user's own code may raise anything
+            raise ValueError(
+                f"{config.path} must be callable with kwargs {dict(config.kwargs)}, it raised"
+                f" {type(error).__name__}: {error}; correct the class or kwargs"
+            ) from error
+        for name in METHODS:
+            if not callable(getattr(self._inner, name, None)):
+                raise ValueError(
+                    f"an environment must have reset(seed) and step(text), {config.path} has no"
+                    f" {name}; add it"
+                )
+
+    def reset(self, seed: int) -> str:
+        return self._text(self._inner.reset(seed), "reset")
+
+    def step(self, text: str) -> Transition:
+        answer = self._inner.step(text)
+        if not isinstance(answer, tuple) or len(answer) != len(Transition._fields):
+            raise ProtocolError(
+                f"step of {self._config.path} must return the five values"
+                f" ({', '.join(Transition._fields)}), got {answer!r:.100}; return a tuple of them"
+            )
+        observation, reward, terminated, truncated, info = answer
+        if not isinstance(info, Mapping):
+            raise ProtocolError(
+                f"info of {self._config.path} must be a mapping, got {info!r:.100}; return {{}}"
+            )
+        try:
+            number = float(reward)
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(
+                f"a reward must be a number, step of {self._config.path} gave {reward!r:.60};"
+                " return 0.0 for none"
+            ) from error
+        return Transition(
+            observation=self._text(observation, "step"),
+            reward=number,
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+            info={str(key): str(value) for key, value in info.items()},
+        )
+
+    def _text(self, observation: object, method: str) -> str:
+        if not isinstance(observation, str):
+            raise ProtocolError(
+                f"an observation must be text, {method} of {self._config.path} gave"
+                f" {type(observation).__name__} {observation!r:.60}; put it into words"
+            )
+        return observation
+
+    def __reduce__(self) -> tuple[Any, ...]:  # Any: as pickle has it
+        return _restored, (self._config, pickle.dumps(self._inner))
+
+
+def _restored(config: CustomEnvironmentConfig, pickled: bytes) -> CustomEnvironment:
+    load(config.path)  # the class must be known before its object is read
+    environment = CustomEnvironment.__new__(CustomEnvironment)
+    environment._config, environment._inner = config, pickle.loads(pickled)
+    return environment

@@ -1,0 +1,118 @@
+"""An environment of gymnasium, put into words.
+
+    observation ──render──▶ text        text ──actions──▶ action
+
+gymnasium's observations are numbers and arrays and its actions numbers: what they are called is the
+user's to say. Text that names no action leaves the environment as it is and is answered by the
+names; it uses up a turn. The package is imported when an environment is made, not before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from tasks.environments.adapters.adapter import AdapterConfig, ProtocolError
+from tasks.environments.adapters.import_path import ImportPath, load
+from tasks.environments.base import Environment, Transition
+
+ANSI = "ansi"
+COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)
+Renderer = Callable[[Any, Any], str]  # Any: what the environment observes, and the environment
+
+
+class GymnasiumConfig(AdapterConfig):
+    """Play an environment of gymnasium."""
+
+    slow_imports: ClassVar[tuple[str, ...]] = ("gymnasium",)
+
+    kind: Literal["gymnasium"] = Field(
+        "gymnasium", description="Chooses an environment of the package gymnasium."
+    )
+    id: str = Field(..., description="Its id, for example FrozenLake-v1.")
+    kwargs: Mapping[str, Any] = Field(  # Any: the environment's own keyword arguments
+        default_factory=dict, description="Keyword arguments of gymnasium.make."
+    )
+    actions: Mapping[str, Any] = Field(  # Any: what the environment takes
+        ..., min_length=1, description="What the model says -> the action, for example left -> 0."
+    )
+    render: ImportPath = Field(
+        "",
+        description=(
+            "What puts an observation into words: 'ansi', the environment's own picture in"
+            " characters; or the import path of a function of (observation, environment). Empty:"
+            " observations are texts."
+        ),
+    )
+
+    def build(self) -> Environment:
+        return GymnasiumEnvironment(self)
+
+
+class GymnasiumEnvironment:
+    """One environment of gymnasium; it pickles if that does."""
+
+    def __init__(self, config: GymnasiumConfig) -> None:
+        self._config = config
+        mode = {"render_mode": ANSI} if config.render == ANSI else {}
+        gymnasium = _gymnasium()
+        try:
+            self._inner = gymnasium.make(config.id, **mode, **config.kwargs)
+        except Exception as error:  # gymnasium's errors, and whatever an environment raises
+            raise ValueError(
+                f"gymnasium must be able to make {config.id!r} with kwargs {dict(config.kwargs)},"
+                f" it says {type(error).__name__}: {error}; correct id or kwargs"
+            ) from error
+        if config.render not in ("", ANSI):
+            load(config.render)
+
+    def reset(self, seed: int) -> str:
+        self._turns_left = self._config.max_turns
+        observation, _ = self._inner.reset(seed=seed)
+        return self._told(observation)
+
+    def step(self, text: str) -> Transition:
+        self._turns_left -= 1
+        is_last = self._turns_left <= 0
+        name = text.strip().removesuffix(".")
+        if name not in self._config.actions:
+            said = f"Say one of: {', '.join(self._config.actions)}."
+            return Transition(said, 0.0, False, is_last, {"action": "invalid"})
+        observation, reward, terminated, truncated, _ = self._inner.step(self._config.actions[name])
+        return Transition(
+            observation=self._told(observation),
+            reward=float(reward),
+            terminated=bool(terminated),
+            truncated=bool(truncated) or (is_last and not terminated),
+            info={"action": "valid"},
+        )
+
+    def _told(self, observation: Any) -> str:  # Any: whatever the environment observes
+        match self._config.render:
+            case "":
+                told = observation
+            case "ansi":
+                told = COLOURED.sub(r"[\1]", str(self._inner.render())).strip("\n")
+            case path:
+                renderer: Renderer = load(path)
+                told = renderer(observation, self._inner.unwrapped)
+        if not isinstance(told, str):
+            raise ProtocolError(
+                f"an observation must be text, {self._config.id} gave {type(told).__name__}"
+                f" {told!r:.60}; set render to 'ansi' or to a function that puts it into words"
+            )
+        return told
+
+
+def _gymnasium() -> Any:  # Any: the package may be absent
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise ValueError(
+            "an environment of kind gymnasium needs the package gymnasium, which is not installed;"
+            " pip install 'gymnasium==1.4.0'"
+        ) from error
+    return gymnasium

@@ -1,0 +1,187 @@
+"""An environment behind an HTTP server, in the shapes that OpenEnv and ROCK (GEM) speak.
+
+    openenv   POST /reset {seed, episode_id}  ->  {observation: {...}, reward, done}
+              POST /step {action: {...}, episode_id}
+    gem       POST /make {env_id} -> {sandbox_id}    POST /reset {sandbox_id, seed}
+              POST /step {sandbox_id, action} -> {observation, reward, terminated, truncated, info}
+              POST /close {sandbox_id}, when an episode has ended
+
+A server that does not answer, or answers with an error, is the environment's failure: it raises. An
+OpenEnv server that takes no notice of `episode_id` has one episode at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Protocol
+
+from pydantic import Field
+
+from tasks.environments.adapters.adapter import AdapterConfig, ProtocolError
+from tasks.environments.base import Environment, Transition
+
+Json = Any  # Any: parsed JSON
+
+
+class HttpConfig(AdapterConfig):
+    """Play an environment behind a server."""
+
+    needs_network: ClassVar[bool] = True
+
+    kind: Literal["http"] = Field("http", description="Chooses an environment behind a server.")
+    url: str = Field(
+        ...,
+        pattern=r"^https?://",
+        description="Where its calls are, for example http://host:8000; /reset is added to it.",
+    )
+    shape: Literal["openenv", "gem"] = Field(
+        "openenv", description="What the server speaks: OpenEnv's calls, or GEM's as ROCK has them."
+    )
+    environment_id: str = Field(
+        "", description="Which environment `gem` makes, for example game:Sokoban-v0-easy."
+    )
+    action_field: str = Field(
+        "message", description="Field of an OpenEnv action that takes the model's text."
+    )
+    observation_field: str = Field(
+        "text", description="Field of an OpenEnv observation that the model reads."
+    )
+    timeout_s: float = Field(60.0, gt=0, description="Seconds that the server may take to answer.")
+
+    def build(self) -> Environment:
+        shape: Shape = Gem(self) if self.shape == "gem" else OpenEnv(self)
+        return HttpEnvironment(shape, self.max_turns)
+
+
+class Shape(Protocol):
+    """How a server is asked."""
+
+    def reset(self, seed: int) -> Json:
+        """The answer to a reset."""
+        ...
+
+    def step(self, text: str) -> Json:
+        """The answer to a step."""
+        ...
+
+    def observed(self, answer: Json) -> object:
+        """What is observed, of an answer."""
+        ...
+
+    def end(self) -> None:
+        """The episode is over."""
+        ...
+
+
+class HttpEnvironment:
+    """One episode at a server. A copy by pickle goes on with the same episode there."""
+
+    def __init__(self, shape: Shape, max_turns: int) -> None:
+        self._shape, self._max_turns = shape, max_turns
+
+    def reset(self, seed: int) -> str:
+        self._turns_left = self._max_turns
+        return self._text(self._shape.reset(seed))
+
+    def step(self, text: str) -> Transition:
+        answer = self._shape.step(text)
+        self._turns_left -= 1
+        terminated = bool(answer.get("terminated", answer.get("done", False)))
+        truncated = bool(answer.get("truncated", False))
+        if truncated:  # `done` alone does not tell the two apart
+            terminated = bool(answer.get("terminated", False))
+        is_cut = truncated or (self._turns_left <= 0 and not terminated)
+        if terminated or is_cut:
+            self._shape.end()
+        info = answer.get("info") or answer.get("metadata") or {}
+        return Transition(
+            observation=self._text(answer),
+            reward=float(answer.get("reward") or 0.0),
+            terminated=terminated,
+            truncated=is_cut,
+            info={str(key): str(value) for key, value in dict(info).items()},
+        )
+
+    def _text(self, answer: Json) -> str:
+        observation = self._shape.observed(answer)
+        if not isinstance(observation, str):
+            raise ProtocolError(
+                f"an observation must be text, the server gave {observation!r:.100}; name the field"
+                " that has the text in observation_field"
+            )
+        return observation
+
+
+class OpenEnv:
+    """Actions and observations are objects with fields."""
+
+    def __init__(self, config: HttpConfig) -> None:
+        self._config, self._episode_id = config, ""
+
+    def reset(self, seed: int) -> Json:
+        self._episode_id = uuid.uuid4().hex
+        return post(self._config, "reset", {"seed": seed, "episode_id": self._episode_id})
+
+    def step(self, text: str) -> Json:
+        action = {self._config.action_field: text}
+        return post(self._config, "step", {"action": action, "episode_id": self._episode_id})
+
+    def observed(self, answer: Json) -> object:
+        observation = answer.get("observation")
+        if isinstance(observation, Mapping):
+            return observation.get(self._config.observation_field, observation)
+        return observation
+
+    def end(self) -> None:
+        """The server knows by itself."""
+
+
+class Gem:
+    """Actions and observations are texts; an episode has a sandbox of its own."""
+
+    def __init__(self, config: HttpConfig) -> None:
+        self._config, self._sandbox_id = config, ""
+
+    def reset(self, seed: int) -> Json:
+        self.end()
+        made = post(self._config, "make", {"env_id": self._config.environment_id})
+        self._sandbox_id = str(made.get("sandbox_id", ""))
+        return post(self._config, "reset", {"sandbox_id": self._sandbox_id, "seed": seed})
+
+    def step(self, text: str) -> Json:
+        return post(self._config, "step", {"sandbox_id": self._sandbox_id, "action": text})
+
+    def observed(self, answer: Json) -> object:
+        return answer.get("observation")
+
+    def end(self) -> None:
+        if self._sandbox_id:
+            post(self._config, "close", {"sandbox_id": self._sandbox_id})
+            self._sandbox_id = ""
+
+
+def post(config: HttpConfig, call: str, body: Mapping[str, Json]) -> Json:
+    """The server's answer, a JSON object. RuntimeError if there is none."""
+    place = f"{config.url.rstrip('/')}/{call}"
+    request = urllib.request.Request(
+        place, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=config.timeout_s) as response:
+            answer = json.load(response)
+    except urllib.error.HTTPError as error:
+        said = error.read(200).decode(errors="replace")
+        raise RuntimeError(
+            f"the environment's server refused {call}: {error.code} {said}"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise RuntimeError(
+            f"the environment's server gave no answer at {place}: {error}"
+        ) from error
+    if not isinstance(answer, dict):
+        raise RuntimeError(f"the environment's server must answer an object, got {answer!r:.100}")
+    return answer

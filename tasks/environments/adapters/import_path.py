@@ -1,0 +1,68 @@
+"""What an import path names: 'package.module:name' or 'path/to/file.py:name'."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+CURE = "write 'package.module:Name' or 'path/to/file.py:Name' and import it in a shell"
+
+
+def _absolute(path: str) -> str:
+    module_path, _, name = path.rpartition(":")
+    return f"{Path(module_path).absolute()}:{name}" if module_path.endswith(".py") else path
+
+
+# a field of a configuration: a file's holds in the working directory of whatever process
+ImportPath = Annotated[str, AfterValidator(_absolute)]
+
+
+def load(path: str) -> Any:  # Any: whatever the user's module has there
+    """The object at an import path. ValueError if there is none, or if importing its module
+    raises."""
+    module_path, _, name = path.rpartition(":")
+    if not (module_path and name):
+        raise ValueError(f"an import path must have a ':' before the name, got {path!r}; {CURE}")
+    try:
+        module = (
+            _file_module(Path(module_path))
+            if module_path.endswith(".py")
+            else importlib.import_module(module_path)
+        )
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        raise ValueError(
+            f"an import path must be importable, {path!r} is not"
+            f" ({type(error).__name__}: {error}); {CURE} to see the error"
+        ) from error
+    if not hasattr(module, name):
+        raise ValueError(f"an import path must name what is there, {module_path} has no {name}")
+    return getattr(module, name)
+
+
+def _file_module(path: Path) -> ModuleType:
+    """The file as a module, imported once a process: a class that is there twice cannot be
+    pickled. Its name is its own, so that it shadows no other module."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    place = str(path.resolve())
+    name = f"{path.stem}_{hashlib.blake2b(place.encode(), digest_size=4).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,186 @@
+"""Plays episodes for the conformance suite: every call is timed, and every answer held against the
+protocol.
+
+`Broken` is raised for what breaks it; a rule that was tried is in `tried`.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tasks.environments.adapters.adapter import ProtocolError
+from tasks.environments.base import Environment, Transition
+from tasks.environments.conformance.report import Broken, Rule
+
+CUT = 60  # characters of a text that a sentence shows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """What was played, without the details of `info`."""
+
+    seed: int
+    actions: tuple[str, ...]
+    observations: tuple[str, ...]  # one more than actions: the reset's comes first
+    rewards: tuple[float, ...]
+    ends: tuple[tuple[bool, bool], ...]  # terminated and truncated of every turn
+
+
+class Playing:
+    """Resets and steps environments."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.tried: set[Rule] = set()
+        self.resets_s: list[float] = []
+        self.steps_s: list[float] = []
+
+    def play(
+        self,
+        environment: Environment,
+        seed: int,
+        act: Callable[[Sequence[str]], str],
+        max_turns: int,
+    ) -> Episode:
+        """An episode to its end, the actions as they are chosen."""
+        observations, actions = [self._reset(environment, seed)], list[str]()
+        turns = list[Transition]()
+        self.tried.add(Rule.ENDS)
+        while len(actions) < max_turns:
+            actions.append(act(observations))
+            turns.append(self._step(environment, actions[-1]))
+            observations.append(turns[-1].observation)
+            if turns[-1].terminated or turns[-1].truncated:
+                return episode(seed, actions, observations[0], turns)
+        raise Broken(
+            Rule.ENDS,
+            f"an episode must end within max_turns ({max_turns}), that of seed {seed} did not; have"
+            " step give truncated=True by then, or raise max_turns",
+        )
+
+    def replay(
+        self, environment: Environment, played: Episode, *, over_pickles: bool = False
+    ) -> Episode:
+        """The same seed and actions again."""
+        *_, again = self.growing(environment, played, over_pickles=over_pickles)
+        return again
+
+    def growing(
+        self, environment: Environment, played: Episode, *, over_pickles: bool = False
+    ) -> Iterator[Episode]:
+        """The same again, a turn whenever the next is asked for: the episode as far as it is."""
+        first, turns = self._reset(environment, played.seed), list[Transition]()
+        yield episode(played.seed, (), first, turns)
+        for number, action in enumerate(played.actions, start=1):
+            if over_pickles:
+                environment = self._pickled(environment)
+            turns.append(self._step(environment, action))
+            yield episode(played.seed, played.actions[:number], first, turns)
+            if turns[-1].terminated or turns[-1].truncated:
+                return
+
+    def _reset(self, environment: Environment, seed: int) -> str:
+        self.tried.add(Rule.RESET)
+        began_s = self._clock()
+        try:
+            observation = environment.reset(seed)
+        except ProtocolError as error:
+            raise Broken(Rule.RESET, str(error)) from error
+        except Exception as error:  # the environment's own code may raise anything
+            raise Broken(
+                Rule.RESET, f"reset must not raise, reset({seed}) did: {described(error)}; mend it"
+            ) from error
+        self.resets_s.append(self._clock() - began_s)
+        _check_text(Rule.RESET, observation)
+        return observation
+
+    def _step(self, environment: Environment, text: str) -> Transition:
+        self.tried |= {Rule.STEP, Rule.VALUES}
+        began_s = self._clock()
+        try:
+            turn = environment.step(text)
+        except ProtocolError as error:
+            raise Broken(Rule.VALUES, str(error)) from error
+        except Exception as error:  # likewise
+            raise Broken(
+                Rule.STEP,
+                f"step must not raise, step({shown(text)}) did: {described(error)}; answer such a"
+                " text, and count it as a turn",
+            ) from error
+        self.steps_s.append(self._clock() - began_s)
+        _check_values(turn)
+        return turn
+
+    def _pickled(self, environment: Environment) -> Environment:
+        self.tried.add(Rule.PICKLES)
+        try:
+            copy: Environment = pickle.loads(pickle.dumps(environment))
+        except Exception as error:  # pickle raises many kinds, and so may the environment
+            raise Broken(
+                Rule.PICKLES,
+                f"an environment must pickle between turns, it does not ({described(error)}); keep"
+                " plain values in it, no files, locks or lambdas",
+            ) from error
+        return copy
+
+
+def episode(seed: int, actions: Sequence[str], first: str, turns: Sequence[Transition]) -> Episode:
+    """What reset and the steps gave, as a record."""
+    return Episode(
+        seed=seed,
+        actions=tuple(actions),
+        observations=(first, *(turn.observation for turn in turns)),
+        rewards=tuple(turn.reward for turn in turns),
+        ends=tuple((turn.terminated, turn.truncated) for turn in turns),
+    )
+
+
+def difference(first: Episode, again: Episode) -> str:
+    """Where two plays of an episode part, in a few words; empty if they do not."""
+    for turn, (one, other) in enumerate(zip(first.observations, again.observations, strict=False)):
+        if one != other:
+            return f"after {turn} turns it said {shown(one)} first and {shown(other)} then"
+    if first != again:
+        return "the observations are the same, but not all rewards and ends"
+    return ""
+
+
+def _check_values(turn: object) -> None:
+    """Broken for an answer that is not what a step gives."""
+    if not isinstance(turn, Transition):
+        raise Broken(Rule.VALUES, f"step must give a Transition, got {shown(turn)}; make it one")
+    _check_text(Rule.VALUES, turn.observation)
+    if not isinstance(turn.reward, int | float) or not math.isfinite(turn.reward):
+        raise Broken(
+            Rule.VALUES, f"a reward must be a finite number, got {shown(turn.reward)}; correct it"
+        )
+    flags = (turn.terminated, turn.truncated)
+    if not all(isinstance(flag, bool) for flag in flags):
+        raise Broken(Rule.VALUES, f"terminated and truncated must be bool, got {flags}; make it so")
+    if not all(isinstance(word, str) for pair in turn.info.items() for word in pair):
+        raise Broken(
+            Rule.VALUES, f"info must map texts to texts, got {shown(turn.info)}; make it so"
+        )
+
+
+def _check_text(rule: Rule, observation: object) -> None:
+    if not isinstance(observation, str):
+        raise Broken(
+            rule,
+            f"an observation must be text, got {type(observation).__name__} {shown(observation)};"
+            " put it into words",
+        )
+
+
+def shown(value: object) -> str:
+    """A value in a sentence."""
+    text = repr(value)
+    return text if len(text) <= CUT else f"{text[:CUT]}..."
+
+
+def described(error: Exception) -> str:
+    """An exception in a sentence."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

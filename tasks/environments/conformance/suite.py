@@ -1,0 +1,122 @@
+"""Whether an environment keeps the protocol, found out by playing it.
+
+    seeds x players -> an episode each -> again: the same, and over pickles -> all side by side
+
+Leaves out processes and limits: ending a step that never returns is the caller's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from tasks.environments.base import EnvironmentSettings
+from tasks.environments.conformance.players import Player, players
+from tasks.environments.conformance.playing import Episode, Playing, difference
+from tasks.environments.conformance.report import Broken, Check, ConformanceReport, Rule
+
+
+def check_environment(
+    settings: EnvironmentSettings,
+    *,
+    actions: Sequence[str] = (),
+    num_seeds: int = 8,
+    clock: Callable[[], float] = time.perf_counter,
+) -> ConformanceReport:
+    """Play episodes of so many seeds, at least two, by every player. `actions` are valid moves of
+    an environment whose moves are not known. ValueError for one that cannot be made."""
+    settings.build()
+    suite = _Suite(settings, Playing(clock))
+    suite.attempt(suite.check_head)
+    for seed, player in itertools.product(range(num_seeds), players(settings, actions).items()):
+        suite.attempt(partial(suite.check_episode, seed, *player))
+    suite.attempt(suite.check_side_by_side)
+    return suite.report()
+
+
+class _Suite:
+    """One run of the checks. The first failure of a rule is kept."""
+
+    def __init__(self, settings: EnvironmentSettings, playing: Playing) -> None:
+        self._settings, self._playing = settings, playing
+        self._failures: dict[Rule, str] = {}
+        self._episodes: list[Episode] = []
+
+    def attempt(self, check: Callable[[], None]) -> None:
+        """Run a check; it ends at the first rule that it finds broken."""
+        try:
+            check()
+        except Broken as broken:
+            self._failures.setdefault(broken.rule, broken.why)
+
+    def check_head(self) -> None:
+        self._playing.tried.add(Rule.HEAD)
+        head = self._settings.head()
+        if not head or head[0].role != "system":
+            raise Broken(Rule.HEAD, "head() must begin with a system turn; put one first")
+
+    def check_episode(self, seed: int, name: str, player: Player) -> None:
+        """An episode of this player; the same in a new environment, in the used one, and over
+        pickles."""
+        rng, used = random.Random(f"{name}/{seed}"), self._settings.build()
+        played = self._playing.play(
+            used, seed, lambda observations: player(observations, rng), self._settings.max_turns
+        )
+        self._episodes.append(played)
+        self._compare(Rule.REPEATS, played, self._playing.replay(self._settings.build(), played))
+        self._compare(Rule.REPEATS, played, self._playing.replay(used, played))
+        again = self._playing.replay(self._settings.build(), played, over_pickles=True)
+        self._compare(Rule.PICKLES, played, again)
+
+    def check_side_by_side(self) -> None:
+        """Neighbouring episodes take turns in one process: what one does to random sources or
+        class attributes shows in the other."""
+        for pair in itertools.pairwise(self._episodes):
+            plays = [self._playing.growing(self._settings.build(), played) for played in pair]
+            latest = list(pair)
+            for grown in itertools.zip_longest(*plays):
+                latest = [new or old for new, old in zip(grown, latest, strict=True)]
+            for played, again in zip(pair, latest, strict=True):
+                self._compare(Rule.ALONE, played, again)
+
+    def _compare(self, rule: Rule, first: Episode, again: Episode) -> None:
+        self._playing.tried.add(rule)
+        if parts := difference(first, again):
+            raise Broken(
+                rule,
+                f"seed {first.seed} and the same actions must give the same, {parts}; draw from a"
+                " random.Random of the seed alone, and begin anew in reset",
+            )
+
+    def report(self) -> ConformanceReport:
+        example = self._episodes[:1]
+        return ConformanceReport(
+            checks=tuple(self._checked(rule) for rule in Rule),
+            num_episodes=len(self._episodes),
+            num_steps=len(self._playing.steps_s),
+            reset_s=_percentiles(self._playing.resets_s),
+            step_s=_percentiles(self._playing.steps_s),
+            transcript=tuple(
+                turn
+                for played in example
+                for turn in zip(played.observations, (*played.actions, ""), strict=True)
+            ),
+        )
+
+    def _checked(self, rule: Rule) -> Check:
+        if rule in self._failures:
+            return Check(rule=rule, verdict="broken", why=self._failures[rule])
+        tried = rule in self._playing.tried
+        return Check(rule=rule, verdict="holds" if tried else "unknown", why="")
+
+
+def _percentiles(values: Sequence[float]) -> tuple[float, float]:
+    """Median and 99th percentile; 0 of nothing."""
+    if not values:
+        return 0.0, 0.0
+    ordered, last = sorted(values), len(values) - 1
+    return ordered[last // 2], ordered[math.ceil(0.99 * last)]

@@ -1,0 +1,35 @@
+"""What the games of our own share: a player that always makes a valid move.
+
+A warm-up imitates it, so that a model learns the form of an action before it is rewarded for
+choosing one; the conformance suite plays with it, because garbage alone never gets far.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Literal
+
+from tasks.environments.base import EnvironmentSettings
+
+Style = Literal["chat", "terse"]
+
+
+class GameConfig(EnvironmentSettings):
+    """A game whose valid moves are known."""
+
+    def valid_action(self, observations: Sequence[str], rng: random.Random) -> str:
+        """A valid move after the observations of an episode so far."""
+        raise NotImplementedError
+
+    def demonstrate(self, seed: int, rng: random.Random) -> list[tuple[str, str]]:
+        """An episode of valid moves: every observation with the action that answers it."""
+        environment = self.build()
+        observations, actions = [environment.reset(seed)], list[str]()
+        while len(actions) < self.max_turns:
+            actions.append(self.valid_action(observations, rng))
+            turn = environment.step(actions[-1])
+            if turn.terminated or turn.truncated:
+                break
+            observations.append(turn.observation)
+        return list(zip(observations, actions, strict=True))

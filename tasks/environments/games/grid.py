@@ -1,0 +1,115 @@
+"""grid: walk to a goal on a square of a few fields, with a few moves to spare.
+
+    At 0 3, goal 2 1.  ->  right  ->  At 1 3, goal 2 1.  ->  down  ->  At 1 2, goal 2 1.  -> ...
+
+Where one is and where the goal is are told every turn: nothing need be remembered. The terse style
+has the four numbers as four characters and moves of one letter, for the tiny model.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from artifacts.datasets.rows import Message
+from tasks.environments.base import Environment, Transition
+from tasks.environments.games.game import GameConfig, Style
+from tasks.environments.head import EMPTY_HEAD, head
+
+MOVES = {"left": (-1, 0), "right": (1, 0), "down": (0, -1), "up": (0, 1)}
+RULES = (
+    "You walk on a square of {size} by {size} fields. right and left change the first number by 1,"
+    " up and down the second. Go to the goal. Reply with one word only: left, right, down or up."
+)
+Place = tuple[int, int]
+SHOTS: tuple[tuple[Place, Place], ...] = (((0, 2), (2, 1)), ((2, 0), (1, 2)))
+
+
+class GridConfig(GameConfig):
+    """Walk to a goal."""
+
+    kind: Literal["grid"] = Field("grid", description="Chooses a walk to a goal on a square.")
+    size: int = Field(4, ge=3, le=9, description="Fields of a side.")
+    spare_moves: int = Field(3, ge=0, description="Moves beyond those of the shortest way.")
+    style: Style = Field(
+        "chat",
+        description="'chat': sentences, for a chat model; 'terse': characters, for the tiny model.",
+    )
+
+    def head(self) -> tuple[Message, ...]:
+        """The rules and two shortest ways."""
+        if self.style == "terse":
+            return EMPTY_HEAD
+        walks = [turn for start, goal in SHOTS for turn in self._walk(start, goal)]
+        return head(RULES.format(size=self.size), walks)
+
+    def _walk(self, start: Place, goal: Place) -> list[tuple[str, str]]:
+        """A shortest way: to the side first, then up or down."""
+        turns, (x, y) = list[tuple[str, str]](), start
+        while (x, y) != goal:
+            to_the_side, upright = sign(goal[0] - x), sign(goal[1] - y)
+            step = (to_the_side, 0) if to_the_side else (0, upright)
+            word = next(word for word, move in MOVES.items() if move == step)
+            turns.append((self.told((x, y), goal), word))
+            x, y = x + step[0], y + step[1]
+        return turns
+
+    def told(self, place: Place, goal: Place) -> str:
+        """What a player sees."""
+        if self.style == "terse":
+            return "".join(map(str, (*place, *goal)))
+        return f"At {place[0]} {place[1]}, goal {goal[0]} {goal[1]}."
+
+    def words(self) -> dict[str, Place]:
+        """The moves as they are said."""
+        return {word[0]: move for word, move in MOVES.items()} if self.style == "terse" else MOVES
+
+    def build(self) -> Environment:
+        return Grid(self)
+
+    def valid_action(self, observations: Sequence[str], rng: random.Random) -> str:
+        """Any move."""
+        return rng.choice(list(self.words()))
+
+
+class Grid:
+    """One walk. Against the wall one stays where one is."""
+
+    def __init__(self, config: GridConfig) -> None:
+        self._config, self._words = config, config.words()
+
+    def reset(self, seed: int) -> str:
+        size = self._config.size
+        start, goal = random.Random(f"grid/{seed}").sample(range(size * size), 2)
+        self._place, self._goal = divmod(start, size), divmod(goal, size)
+        distance = sum(abs(a - b) for a, b in zip(self._place, self._goal, strict=True))
+        self._moves_left = distance + self._config.spare_moves
+        self._turns_left = self._config.max_turns
+        return self._config.told(self._place, self._goal)
+
+    def step(self, text: str) -> Transition:
+        self._moves_left, self._turns_left = self._moves_left - 1, self._turns_left - 1
+        move = self._words.get(text.strip().removesuffix("."))
+        if move:
+            self._place = self._inside(self._place[0] + move[0], self._place[1] + move[1])
+        is_there = self._place == self._goal
+        is_over = is_there or self._moves_left <= 0
+        return Transition(
+            observation=self._config.told(self._place, self._goal),
+            reward=float(is_there),
+            terminated=is_over,
+            truncated=not is_over and self._turns_left <= 0,
+            info={"action": "valid" if move else "invalid"},
+        )
+
+    def _inside(self, x: int, y: int) -> Place:
+        last = self._config.size - 1
+        return min(max(x, 0), last), min(max(y, 0), last)
+
+
+def sign(number: int) -> int:
+    """-1, 0 or 1."""
+    return (number > 0) - (number < 0)

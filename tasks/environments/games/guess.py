@@ -1,0 +1,134 @@
+"""guess: find a number from 1 to N in a few tries; every miss is answered by "Higher." or "Lower.".
+
+    Guess a number from 1 to 20.  ->  7  ->  Higher.  ->  12  ->  Lower.  ->  9  (right: reward 1)
+
+The observations do not repeat the interval that is left: to keep it in mind is the skill to learn,
+halving it the next one. The terse style has one character an observation, for the tiny model.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+
+from artifacts.datasets.rows import Message
+from tasks.environments.base import Environment, Transition
+from tasks.environments.games.game import GameConfig, Style
+from tasks.environments.head import EMPTY_HEAD, head
+
+ACTION = re.compile(r"([0-9]{1,9})\.?")
+
+
+class Words(NamedTuple):
+    """What the game says."""
+
+    begin: str
+    higher: str
+    lower: str
+    invalid: str
+    right: str
+    lost: str
+
+
+WORDS = {
+    "chat": Words(
+        begin="Guess a number from 1 to {largest}.",
+        higher="Higher.",
+        lower="Lower.",
+        invalid="Say one number from 1 to {largest}.",
+        right="Right.",
+        lost="Out of tries.",
+    ),
+    "terse": Words(begin="=", higher="h", lower="l", invalid="x", right="y", lost="n"),
+}
+RULES = (
+    "We play a game. I think of a number from 1 to {largest}. You have {tries} tries to guess it."
+    " After each guess I say whether my number is higher or lower. Reply with one number only."
+)
+
+
+class GuessConfig(GameConfig):
+    """Guess a number."""
+
+    kind: Literal["guess"] = Field("guess", description="Chooses the guessing of a number.")
+    max_turns: int = Field(
+        5, ge=1, description="Tries; text that is no number of the range uses one up."
+    )
+    largest: int = Field(20, ge=2, le=999_999_999, description="Largest number it may be.")
+    style: Style = Field(
+        "chat",
+        description="'chat': sentences, for a chat model; 'terse': characters, for the tiny model.",
+    )
+
+    def head(self) -> tuple[Message, ...]:
+        """The rules and two episodes whose guesses keep to the interval that is left."""
+        if self.style == "terse":
+            return EMPTY_HEAD
+        rules = RULES.format(largest=self.largest, tries=self.max_turns)
+        shots = [self._shot(secret) for secret in (self.largest * 2 // 3, self.largest // 4 + 1)]
+        return head(rules, shots[0] + shots[1])
+
+    def _shot(self, secret: int) -> list[tuple[str, str]]:
+        """An episode played by guessing a third into the interval."""
+        words = self.words()
+        low, high, observation = 1, self.largest, words.begin
+        turns = list[tuple[str, str]]()
+        while len(turns) < self.max_turns:
+            guess = low + (high - low) // 3
+            turns.append((observation, str(guess)))
+            if guess == secret:
+                break
+            if guess < secret:
+                low, observation = guess + 1, words.higher
+            else:
+                high, observation = guess - 1, words.lower
+        return turns
+
+    def words(self) -> Words:
+        """What the game says in this style, with its numbers."""
+        return Words(*(word.format(largest=self.largest) for word in WORDS[self.style]))
+
+    def build(self) -> Environment:
+        return Guess(self)
+
+    def valid_action(self, observations: Sequence[str], rng: random.Random) -> str:
+        """Any number of the range, whatever was observed."""
+        return str(rng.randint(1, self.largest))
+
+
+class Guess:
+    """A game with one secret number. Its info says of an action whether it was `consistent` with
+    all answers before it, `inconsistent` or `invalid`."""
+
+    def __init__(self, config: GuessConfig) -> None:
+        self._config, self._words = config, config.words()
+
+    def reset(self, seed: int) -> str:
+        self._secret = random.Random(f"guess/{seed}").randint(1, self._config.largest)
+        self._left = self._config.max_turns
+        self._low, self._high = 1, self._config.largest
+        return self._words.begin
+
+    def step(self, text: str) -> Transition:
+        self._left -= 1
+        found = ACTION.fullmatch(text.strip())
+        guess = int(found[1]) if found else 0
+        if not 1 <= guess <= self._config.largest:
+            return self._missed(self._words.invalid, "invalid")
+        verdict = "consistent" if self._low <= guess <= self._high else "inconsistent"
+        if guess == self._secret:
+            return Transition(self._words.right, 1.0, True, False, {"action": verdict})
+        if guess < self._secret:
+            self._low = max(self._low, guess + 1)
+            return self._missed(self._words.higher, verdict)
+        self._high = min(self._high, guess - 1)
+        return self._missed(self._words.lower, verdict)
+
+    def _missed(self, answer: str, verdict: str) -> Transition:
+        is_lost = self._left <= 0
+        said = self._words.lost if is_lost else answer
+        return Transition(said, 0.0, is_lost, False, {"action": verdict})

@@ -1,0 +1,97 @@
+"""What an environment may answer: text and finite rewards, in bounds. Pure.
+
+{"observation"}                                                    to a reset
+{"observation", "reward", "terminated", "truncated", "info"}       to a step
+{"raised": the exception in a line}                                instead of either
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+
+from tasks.environments.base import Transition
+
+DETAIL_CHARS = 240  # of a failure's reason
+ESCAPED_BYTES = 12  # that a character takes in JSON at most
+INFO_BYTES = 64 << 10  # for all of an answer beside its observation
+
+
+class BadAnswer(Exception):
+    """The environment raised, or answered what no environment may; the reason in a line."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(printable(reason))
+
+
+def max_answer_bytes(max_observation_chars: int) -> int:
+    """No answer that is allowed is longer."""
+    return ESCAPED_BYTES * max_observation_chars + INFO_BYTES
+
+
+def printable(text: str) -> str:
+    """A text as one line of printable ASCII."""
+    line = " ".join(text.split()).encode("ascii", "backslashreplace").decode("ascii")
+    shown = "".join(letter if letter.isprintable() else "?" for letter in line)
+    return shown if len(shown) <= DETAIL_CHARS else f"{shown[: DETAIL_CHARS - 3]}..."
+
+
+def read_observation(body: bytes, max_chars: int) -> str:
+    """The answer to a reset. Raises BadAnswer."""
+    return checked_observation(_read(body).get("observation"), max_chars)
+
+
+def read_transition(body: bytes, max_chars: int) -> Transition:
+    """The answer to a step. Raises BadAnswer."""
+    answer = _read(body)
+    parts = [answer.get(name) for name in Transition._fields]
+    return checked_transition(parts[0], parts[1], parts[2], parts[3], parts[4], max_chars)
+
+
+def checked_observation(observation: object, max_chars: int) -> str:
+    """An observation that is text, and not too long. Raises BadAnswer."""
+    if not isinstance(observation, str):
+        raise BadAnswer(f"an observation must be text, got {type(observation).__name__}")
+    if len(observation) > max_chars:
+        raise BadAnswer(
+            f"an observation must have at most {max_chars} characters, got {len(observation)};"
+            " shorten it or raise max_observation_chars"
+        )
+    return observation
+
+
+def checked_transition(
+    observation: object,
+    reward: object,
+    terminated: object,
+    truncated: object,
+    info: object,
+    max_chars: int,
+) -> Transition:
+    """A transition of the right types with a finite reward. Raises BadAnswer."""
+    text = checked_observation(observation, max_chars)
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
+        raise BadAnswer(f"a reward must be a number, got {type(reward).__name__}")
+    if not math.isfinite(reward):
+        raise BadAnswer(f"a reward must be finite, got {reward}")
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(flag, bool):
+            raise BadAnswer(f"{name} must be a truth value, got {type(flag).__name__}")
+    if not isinstance(info, Mapping) or not all(
+        isinstance(word, str) for item in info.items() for word in item
+    ):
+        raise BadAnswer("info must be texts by name")
+    return Transition(text, float(reward), terminated is True, truncated is True, dict(info))
+
+
+def _read(body: bytes) -> dict[str, object]:
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadAnswer("its process broke the protocol: an answer that is no JSON") from error
+    if not isinstance(answer, dict):
+        raise BadAnswer("its process broke the protocol: an answer that is no object")
+    if "raised" in answer:
+        raise BadAnswer(str(answer["raised"]))
+    return answer

@@ -1,0 +1,64 @@
+"""How many processes environments step in, and what they may take."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.environments.base import Limits
+
+
+class HostConfig(BaseModel):
+    """The processes of one engine in which environments step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_hosts: int = Field(
+        64,
+        ge=1,
+        le=2000,
+        description="Processes at a time, and so episodes at a time; further ones wait in order.",
+    )
+    reset_s: float = Field(
+        60.0, gt=0, description="Wall seconds that building and resetting an environment may take."
+    )
+    step_s: float = Field(30.0, gt=0, description="Wall seconds that a step may take.")
+    memory_mb: int = Field(
+        512,
+        ge=16,
+        description="Address space of a process beyond what all processes share from the start.",
+    )
+    disk_mb: int = Field(
+        16, ge=1, description="Files that a process may write, in a /tmp of its own in memory."
+    )
+    max_observation_chars: int = Field(
+        32_768, ge=1, description="The longest observation; a longer one is a failure."
+    )
+    max_restarts: int = Field(
+        8,
+        ge=0,
+        description=(
+            "Restarts in a row without one successful reset or step, after which the run ends"
+            " because the environment cannot work."
+        ),
+    )
+    isolation: Literal["namespaces", "landlock"] = Field(
+        "namespaces",
+        description=(
+            "Walls around the processes: 'namespaces' (bubblewrap), or the weaker 'landlock' where"
+            " the machine forbids them."
+        ),
+    )
+    readable: tuple[str, ...] = Field(
+        (),
+        description=(
+            "Absolute paths that environments may read beside Python, the system's libraries and"
+            " what the run imports from."
+        ),
+    )
+
+    @property
+    def limits(self) -> Limits:
+        """What an environment may take."""
+        return Limits(reset_s=self.reset_s, step_s=self.step_s, memory_bytes=self.memory_mb << 20)

@@ -1,0 +1,62 @@
+"""Environments in the caller's own process: for tests and for the simulated engine. Nothing is
+limited, killed or contained."""
+
+from __future__ import annotations
+
+from artifacts.records import Ending
+from tasks.environments.base import (
+    Environment,
+    EnvironmentFailed,
+    EnvironmentSettings,
+    Transition,
+)
+from tasks.environments.hosts.answers import (
+    BadAnswer,
+    checked_observation,
+    checked_transition,
+    printable,
+)
+from tasks.environments.hosts.config import HostConfig
+
+
+class DirectHosts:
+    """`EnvironmentHosts` without processes."""
+
+    def __init__(self, config: HostConfig | None = None) -> None:
+        """`config`: for the longest observation alone."""
+        self._max_chars = (config or HostConfig()).max_observation_chars
+        self._episodes: dict[str, Environment] = {}
+
+    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
+        """Begin an episode in an environment of its own."""
+        try:
+            environment = settings.build()
+            observation = checked_observation(environment.reset(seed), self._max_chars)
+        except Exception as error:  # whatever an environment raises is data
+            raise _failed(error) from error
+        self._episodes[episode_id] = environment
+        return observation
+
+    async def step(self, episode_id: str, text: str) -> Transition:
+        """Take a turn."""
+        environment = self._episodes.get(episode_id)
+        if environment is None:
+            raise EnvironmentFailed(Ending.CRASHED, "these hosts know no such episode")
+        try:
+            return checked_transition(*environment.step(text), self._max_chars)
+        except Exception as error:  # whatever an environment raises is data
+            del self._episodes[episode_id]
+            raise _failed(error) from error
+
+    async def end(self, episode_id: str) -> None:
+        """Forget the episode."""
+        self._episodes.pop(episode_id, None)
+
+    def close(self) -> None:
+        """Forget all episodes."""
+        self._episodes.clear()
+
+
+def _failed(error: Exception) -> EnvironmentFailed:
+    said = str(error) if isinstance(error, BadAnswer) else f"{type(error).__name__}: {error}"
+    return EnvironmentFailed(Ending.CRASHED, printable(said))

@@ -1,0 +1,161 @@
+"""One process in which environments step, as its pool sees it: calls, each within a limit, and its
+end.
+
+    start() -> reset() -> step(), ... -> reset(), ... -> kill() -> `ended`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+from artifacts.records import Ending
+from tasks.cluster.deaths import manner
+from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
+from tasks.environments.hosts.answers import (
+    BadAnswer,
+    max_answer_bytes,
+    printable,
+    read_observation,
+    read_transition,
+)
+from tasks.environments.hosts.config import HostConfig
+from tasks.environments.hosts.host_link import HostLink, LinkLost, Unanswered
+from tasks.environments.hosts.host_process import CONFINED, RESET, SETTINGS, STEP, framed
+from tasks.environments.hosts.origin_process import OriginProcess
+from tasks.environments.hosts.report import HostRecord, HostState
+
+WALLS_S = 30.0  # to a process whose walls stand
+DYING_S = 0.5  # between the closing of a process's stream and its end
+
+
+class Host:
+    """Calls raise EnvironmentFailed; the process is of no use after that."""
+
+    def __init__(
+        self,
+        number: int,
+        settings: EnvironmentSettings,
+        origin: OriginProcess,
+        config: HostConfig,
+        *,
+        wave: int,
+        late: Callable[[], None],
+    ) -> None:
+        """`wave`: see `Restarts`. `late` is called at every answer after the end of its call."""
+        self.number = number
+        self.settings = settings
+        self.origin = origin
+        self.wave = wave
+        self.episode_id = ""
+        self.state = HostState.FREE
+        self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self.is_forked = False
+        self.is_killed = False
+        self._since_s = time.time()
+        self._config = config
+        self._link = HostLink(max_answer_bytes(config.max_observation_chars), late)
+
+    @property
+    def record(self) -> HostRecord:
+        """What it is at."""
+        kind = type(self.settings)
+        return HostRecord(
+            number=self.number,
+            state=self.state,
+            since_s=self._since_s,
+            episode_id=self.episode_id,
+            kind=f"{kind.__module__}.{kind.__qualname__}",
+        )
+
+    def enter(self, state: HostState, episode_id: str) -> None:
+        """It is at something else from now on."""
+        self.state, self.episode_id, self._since_s = state, episode_id, time.time()
+
+    async def start(self) -> None:
+        """Fork it, and hear that its walls stand."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ours.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: self._link, sock=ours)
+            self._link.expect()
+            try:
+                if self.is_killed:
+                    raise ConnectionAbortedError("its episode was ended")
+                self.origin.fork(self.number, theirs)
+            except OSError as error:
+                self._link.disconnect()
+                raise _crashed(f"no process could be forked: {error}") from error
+            self.is_forked = True
+        told = await self._answer(WALLS_S)
+        if told != CONFINED:
+            raise _crashed(f"its walls do not stand: {told.decode('utf-8', 'replace')}")
+        self._link.send(framed(SETTINGS + pickle.dumps(self.settings)))
+
+    async def reset(self, seed: int) -> str:
+        """Begin an episode."""
+        body = await self._ask(RESET + str(seed).encode("ascii"), self._config.limits.reset_s)
+        with _as_crash():
+            return read_observation(body, self._config.max_observation_chars)
+
+    async def step(self, text: str) -> Transition:
+        """Take a turn."""
+        told = STEP + text.encode("utf-8", "surrogatepass")
+        body = await self._ask(told, self._config.limits.step_s)
+        with _as_crash():
+            return read_transition(body, self._config.max_observation_chars)
+
+    def kill(self) -> None:
+        """Have it killed with all it started, without waiting; harmless once it has ended."""
+        self.is_killed = True
+        self._link.close()
+        if self.is_forked:
+            self.origin.kill(self.number)
+
+    def bury(self, code: int | None) -> None:
+        """It has ended, with this exit code where that is known."""
+        if not self.ended.done():
+            self.ended.set_result(code)
+        if code is None:
+            self._link.disconnect()
+
+    async def _ask(self, order: bytes, limit_s: float) -> bytes:
+        self._link.expect()
+        self._link.send(framed(order))
+        return await self._answer(limit_s)
+
+    async def _answer(self, limit_s: float) -> bytes:
+        try:
+            with _as_crash():
+                return await self._link.answer(limit_s)
+        except Unanswered as error:
+            raise EnvironmentFailed(Ending.UNANSWERED, printable(str(error))) from error
+        except LinkLost as error:
+            raise _crashed(await self._cause_of_death()) from error
+
+    async def _cause_of_death(self) -> str:
+        """How it ended; a process that has only closed its stream is killed."""
+        if self.is_killed:
+            return "its episode was ended"
+        await asyncio.wait((self.ended,), timeout=DYING_S)
+        if not self.ended.done():
+            self.origin.kill(self.number)
+        code = await asyncio.shield(self.ended)
+        return "its fork server was lost" if code is None else f"its process {manner(code)}"
+
+
+def _crashed(detail: str) -> EnvironmentFailed:
+    return EnvironmentFailed(Ending.CRASHED, printable(detail))
+
+
+@contextlib.contextmanager
+def _as_crash() -> Iterator[None]:
+    try:
+        yield
+    except BadAnswer as error:
+        raise _crashed(str(error)) from error

@@ -1,0 +1,138 @@
+"""The process of one environment, from the fork to its end. Runs behind the walls.
+
+    private /tmp -> no capabilities -> streams -> limits -> filter -> say so
+    -> settings -> ( reset or step -> answer )*
+
+From the filter on nothing in this process is trusted: the caller checks what it answers and holds
+the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+from dataclasses import dataclass
+
+from tasks.environments.base import Environment, EnvironmentSettings, Transition
+from tasks.sandbox.confinement import confine, connect, limit
+from tasks.sandbox.seccomp import Filter
+
+STREAM = 3  # the descriptor beside the standard streams, which lead nowhere
+NUM_FILES = 64
+LANDLOCK_FILE_BYTES = 4 << 20  # where there is no /tmp, and no file to be written
+FOREVER_S = 1 << 30  # the caller's clock ends a call long before
+LENGTH = struct.Struct(">I")  # before every message, both ways
+CONFINED = b""  # the first message: the walls stand; else why not
+SETTINGS, RESET, STEP = b"B", b"R", b"S"  # what an order begins with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a process gets."""
+
+    memory_bytes: int  # address space, all that it shares included
+    tmp_bytes: int  # its /tmp; 0 without namespaces
+    calls: Filter
+
+
+def framed(message: bytes) -> bytes:
+    """A message as it goes over the stream."""
+    return LENGTH.pack(len(message)) + message
+
+
+def run_host(stream: int, bounds: Bounds) -> None:
+    """Never returns. Builds the walls and obeys until the caller is gone."""
+    try:
+        confine(bounds.tmp_bytes)
+        nothing = os.open("/dev/null", os.O_RDWR)
+        connect((nothing, nothing, nothing, stream))
+        stream = STREAM
+        limit(
+            memory_bytes=bounds.memory_bytes,
+            file_bytes=bounds.tmp_bytes or LANDLOCK_FILE_BYTES,
+            num_files=NUM_FILES,
+            cpu_s=FOREVER_S,
+        )
+        bounds.calls.install()
+    except BaseException as error:  # behind half-built walls runs no environment
+        _write(stream, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
+        os._exit(1)
+    try:
+        _write(STREAM, CONFINED)
+        _serve()
+    finally:
+        os._exit(0)
+
+
+def _serve() -> None:
+    settings: bytes = b""
+    environment: Environment | None = None
+    while (order := _read(STREAM)) is not None:
+        kind, told = order[:1], order[1:]
+        if kind == SETTINGS:
+            settings, environment = told, None
+            continue
+        try:
+            if environment is None:
+                environment = _built(settings)
+            answer = _answer(environment, kind, told)
+        except BaseException as error:  # an exit of the environment's is its exception, too
+            answer = json.dumps({"raised": _words(error)})
+        _write(STREAM, answer.encode("ascii"))
+
+
+def _built(settings: bytes) -> Environment:
+    made: EnvironmentSettings = pickle.loads(settings)
+    return made.build()
+
+
+def _answer(environment: Environment, kind: bytes, told: bytes) -> str:
+    if kind == RESET:
+        return json.dumps({"observation": environment.reset(int(told))})
+    turn: Transition = environment.step(told.decode("utf-8", "surrogatepass"))
+    return json.dumps(
+        {
+            "observation": turn.observation,
+            "reward": float(turn.reward),  # numpy's numbers and truth values, too
+            "terminated": bool(turn.terminated),
+            "truncated": bool(turn.truncated),
+            "info": {str(name): str(value) for name, value in turn.info.items()},
+        }
+    )
+
+
+def _words(error: BaseException) -> str:
+    """The exception, and the line that raised it."""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        place = f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    try:
+        said = str(error)[:200]
+    except BaseException:
+        said = ""
+    return f"{type(error).__name__}: {said}{place}" if said else f"{type(error).__name__}{place}"
+
+
+def _read(stream: int) -> bytes | None:
+    """One message, None when the caller is gone."""
+    header = _read_bytes(stream, LENGTH.size)
+    return None if header is None else _read_bytes(stream, LENGTH.unpack(header)[0])
+
+
+def _read_bytes(stream: int, count: int) -> bytes | None:
+    found = bytearray()
+    while len(found) < count:
+        chunk = os.read(stream, count - len(found))
+        if not chunk:
+            return None
+        found += chunk
+    return bytes(found)
+
+
+def _write(stream: int, message: bytes) -> None:
+    left = memoryview(framed(message))
+    while left:
+        left = left[os.write(stream, left) :]

@@ -1,0 +1,109 @@
+"""The walls around a pool's processes: the command line of their origin.
+
+They see the interpreter, the system's libraries, what the run imports from and what the
+configuration names, all of it read-only, and a private /tmp. Beside what the isolation gives: no
+new processes or threads, no sockets but an environment's that needs the network (`seccomp`).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tasks.environments.hosts.config import HostConfig
+from tasks.environments.hosts.origin import OriginOrders
+from tasks.sandbox.isolation import (
+    RESOLVING,
+    ROOT,
+    Isolation,
+    View,
+    interpreter_paths,
+    variables,
+    walls,
+)
+from tasks.sandbox.user_map import UserMap
+
+START_S = 60.0  # to an origin that has imported everything
+ENTRY = (  # what is installed editable is found by code in the directories of packages
+    "import json, site, sys; sys.path[:] = paths = json.loads(sys.argv[1])['search_path'];"
+    " [site.addsitedir(path) for path in paths if path.endswith('-packages')];"
+    " from tasks.environments.hosts.origin import main; main(sys.argv[1])"
+)
+ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "LANG": "C.UTF-8",
+    "HOME": "/tmp",
+    # threads cannot be forked
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+def command(
+    config: HostConfig,
+    socket_fd: int,
+    users: UserMap | None,
+    *,
+    imports: Sequence[str],
+    has_network: bool,
+) -> list[str]:
+    """The command line of an origin that talks over this descriptor. FileNotFoundError without
+    bubblewrap."""
+    isolation = Isolation(config.isolation)
+    has_namespaces = isolation is Isolation.NAMESPACES
+    paths = _paths(config, has_network=has_network)
+    orders = OriginOrders(
+        socket_fd=socket_fd,
+        search_path=_search_path(),
+        imports=imports,
+        memory_bytes=config.limits.memory_bytes,
+        tmp_bytes=config.disk_mb << 20 if has_namespaces else 0,
+        readable=() if has_namespaces else [os.path.realpath(path) for path in paths],
+        has_network=has_network,
+        start_s=int(START_S),
+    )
+    python = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-c", ENTRY]
+    python.append(orders.as_text())
+    if not has_namespaces:
+        return python
+    view = View(paths=paths, has_packages=True, has_network=has_network)
+    return [*walls(users, view), *variables(ENVIRONMENT), *python]
+
+
+def closed_to_nobody() -> str:
+    """The directory that keeps the interpreter's library from others than its owner, an empty
+    string without one: under Landlock root's processes are nobody's."""
+    ways = Path(os.path.realpath(os.__file__)).parents
+    closed = [str(way) for way in ways if not way.stat().st_mode & stat.S_IXOTH]
+    return closed[-1] if closed and os.geteuid() == 0 else ""
+
+
+def _search_path() -> list[str]:
+    """Where this process imports from, and these sources."""
+    return list(dict.fromkeys([*(entry or os.getcwd() for entry in sys.path), str(ROOT)]))
+
+
+def _paths(config: HostConfig, *, has_network: bool) -> tuple[str, ...]:
+    """What the processes may read, none beneath another one."""
+    for path in config.readable:
+        if not os.path.isabs(path) or not os.path.exists(path):
+            raise ValueError(
+                f"hosts.readable must name paths that exist, absolute ones, got {path!r}; mend or"
+                " drop it"
+            )
+    resolving = RESOLVING if has_network else ()
+    asked = (*interpreter_paths(), *resolving, *_search_path(), *config.readable)
+    there = [path for path in dict.fromkeys(map(os.path.normpath, asked)) if _is_bindable(path)]
+    return tuple(path for path in there if not any(_is_above(other, path) for other in there))
+
+
+def _is_bindable(path: str) -> bool:
+    return path != "/" and os.path.isabs(path) and os.path.exists(path)
+
+
+def _is_above(other: str, path: str) -> bool:
+    return Path(other) in Path(path).parents and not os.path.islink(other)

@@ -1,0 +1,231 @@
+"""A pool of processes in which environments step: an episode has one of its own from `reset` to
+`end`.
+
+    reset ─▶ (wait in order for a place) ─▶ a free process of equal settings, or a new one
+    step, step, ... ─▶ end ─▶ free again; killed if it is in a call or failed
+    killed ─▶ told by its origin ─▶ its place is free
+
+Everything happens in one event loop, without a thread per process. The processes are forked from
+one origin behind walls; a lost origin takes its processes with it and is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from artifacts.records import Ending
+from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
+from tasks.environments.hosts.config import HostConfig
+from tasks.environments.hosts.host import Host
+from tasks.environments.hosts.origin_process import OriginProcess
+from tasks.environments.hosts.origins import Origins
+from tasks.environments.hosts.report import HostRecord, HostReport, HostState
+from tasks.environments.hosts.restarts import Restarts
+from tasks.environments.hosts.tally import Tally
+
+GRACE_S = 5.0  # for the origin to tell the end of a process that it was told to kill
+Answer = TypeVar("Answer")
+
+
+class HostPool:
+    """`EnvironmentHosts` in processes. For the coroutines of one event loop."""
+
+    def __init__(self, config: HostConfig, settings: Iterable[EnvironmentSettings] = ()) -> None:
+        """`settings`: of environments that are to come; what they import slowly is imported once,
+        for all processes."""
+        self._config = config
+        self._permits = asyncio.Semaphore(config.num_hosts)
+        self._alive: dict[int, Host] = {}  # by number, from the order to fork until the end
+        self._free: list[Host] = []  # the one that is free for the longest time first
+        self._episodes: dict[str, Host] = {}
+        self._permitted: set[Host] = set()  # whose end, or end of episode, frees a place
+        self._restarts: list[Restarts] = []
+        self._origins = Origins(config, settings, self._bury, self._bury_all)
+        self._tally = Tally()
+        self._num_started = 0
+        self._num_to_replace = 0
+        self._is_closed = False
+
+    async def warm(self) -> None:
+        """Have the origin running, so that no episode waits for it. ValueError, with the cure,
+        if the machine does not give the isolation."""
+        await self._origins.warm()
+
+    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
+        """Begin an episode; one of the same id is ended before."""
+        await self.end(episode_id)
+        self._tally.resets += 1
+        host = await self._take(settings)
+        self._episodes[episode_id] = host
+        host.enter(HostState.RESETTING, episode_id)
+        started_s = time.perf_counter()
+        observation = await self._call(host, lambda: self._begin(host, seed))
+        self._tally.reset_took(time.perf_counter() - started_s)
+        return observation
+
+    async def step(self, episode_id: str, text: str) -> Transition:
+        """Take a turn."""
+        host = self._episodes.get(episode_id)
+        if host is None:
+            raise EnvironmentFailed(Ending.CRASHED, "these hosts know no such episode")
+        assert host.state in (HostState.THINKING, HostState.DEAD), "one call at a time"
+        self._tally.steps += 1
+        host.enter(HostState.STEPPING, episode_id)
+        started_s = time.perf_counter()
+        transition = await self._call(host, lambda: host.step(text))
+        self._tally.step_took(time.perf_counter() - started_s)
+        return transition
+
+    async def end(self, episode_id: str) -> None:
+        """Give the episode's process back."""
+        host = self._episodes.pop(episode_id, None)
+        if host is None:
+            return
+        if host.state is HostState.THINKING:
+            host.enter(HostState.FREE, "")
+            self._free.append(host)
+            self._release(host)
+        else:
+            self._kill(host)
+
+    def close(self) -> None:
+        """End every process; resets that wait, and all calls, fail."""
+        self._is_closed = True
+        self._origins.close()
+        self._permits.release()  # for a reset that waits, which hands it on
+
+    def report(self) -> HostReport:
+        """What happened so far."""
+        return self._tally.report()
+
+    def records(self) -> tuple[HostRecord, ...]:
+        """Every process now, by number."""
+        return tuple(self._alive[number].record for number in sorted(self._alive))
+
+    async def _begin(self, host: Host, seed: int) -> str:
+        if not host.is_forked:
+            await host.start()
+        return await host.reset(seed)
+
+    async def _call(self, host: Host, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """A call of an episode: afterwards the model thinks, or the process is killed."""
+        restarts = self._restarts_of(host.settings)
+        try:
+            answer = await call()
+        except EnvironmentFailed as error:
+            is_ended = host.is_killed
+            self._drop(host)
+            if not is_ended:
+                restarts.failed(host.wave, error.detail)
+                self._tally.failures[error.ending] += 1
+            raise
+        except BaseException:
+            self._drop(host)
+            raise
+        restarts.succeeded()
+        host.enter(HostState.THINKING, host.episode_id)
+        return answer
+
+    async def _take(self, settings: EnvironmentSettings) -> Host:
+        """A process of these settings, free or not yet forked, in the order of the calls."""
+        await self._permits.acquire()
+        try:
+            host = self._reused(settings) or await self._new(settings)
+        except BaseException:
+            self._permits.release()
+            raise
+        self._permitted.add(host)
+        return host
+
+    def _reused(self, settings: EnvironmentSettings) -> Host | None:
+        self._check(settings)
+        for host in reversed(self._free):
+            if host.settings == settings:
+                self._free.remove(host)
+                return host
+        return None
+
+    async def _new(self, settings: EnvironmentSettings) -> Host:
+        if len(self._alive) >= self._config.num_hosts:
+            unused = self._free.pop(0)  # whoever waits in `_take` has no process
+            self._kill(unused)
+            await asyncio.shield(unused.ended)
+        origin = await self._origins.get(has_network=settings.needs_network)
+        self._check(settings)
+        self._num_started += 1
+        host = Host(
+            self._num_started,
+            settings,
+            origin,
+            self._config,
+            wave=self._restarts_of(settings).wave,
+            late=self._tally.late_answer,
+        )
+        self._alive[host.number] = host
+        self._tally.starts += 1
+        if self._num_to_replace:
+            self._num_to_replace -= 1
+            self._tally.restarts += 1
+        return host
+
+    def _check(self, settings: EnvironmentSettings) -> None:
+        if self._is_closed:
+            raise EnvironmentFailed(Ending.CRASHED, "these hosts are closed")
+        self._restarts_of(settings).check()
+
+    def _restarts_of(self, settings: EnvironmentSettings) -> Restarts:
+        for restarts in self._restarts:
+            if restarts.settings == settings:
+                return restarts
+        self._restarts.append(Restarts(settings, self._config.max_restarts))
+        return self._restarts[-1]
+
+    def _drop(self, host: Host) -> None:
+        """Its episode is over, and nothing else can be asked of it."""
+        if self._episodes.get(host.episode_id) is host:
+            del self._episodes[host.episode_id]
+        self._kill(host)
+
+    def _kill(self, host: Host) -> None:
+        """Its place is free once its end is told."""
+        if host.number not in self._alive or host.is_killed:
+            return
+        self._tally.kills += 1
+        self._num_to_replace += host in self._permitted  # one that is free made way
+        host.enter(HostState.DEAD, host.episode_id)
+        host.kill()
+        if not host.is_forked:
+            self._bury(host.number, None)
+            return
+        asyncio.get_running_loop().call_later(GRACE_S, self._end_silent_origin, host)
+
+    def _end_silent_origin(self, host: Host) -> None:
+        """An origin that does not tell an end is stopped or hangs."""
+        if host.number in self._alive:
+            self._origins.end(host.origin)
+
+    def _bury(self, number: int, code: int | None) -> None:
+        """A process has ended, by our order or by itself."""
+        host = self._alive.pop(number, None)
+        if host is None:
+            return
+        host.bury(code)
+        host.enter(HostState.DEAD, host.episode_id)
+        if host in self._free:
+            self._free.remove(host)
+        if not host.is_killed:
+            self._num_to_replace += host in self._permitted
+        self._release(host)
+
+    def _bury_all(self, origin: OriginProcess) -> None:
+        for host in [host for host in self._alive.values() if host.origin is origin]:
+            self._bury(host.number, None)
+
+    def _release(self, host: Host) -> None:
+        """Its place is free for the next in order."""
+        if host in self._permitted:
+            self._permitted.remove(host)
+            self._permits.release()

@@ -1,0 +1,287 @@
+"""Processes in which environments step: one for each episode, limited, contained, replaced, and
+never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from host_environments import Script
+
+from artifacts.records import Ending
+from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
+from tasks.environments.hosts.config import HostConfig
+from tasks.environments.hosts.pool import HostPool
+from tasks.environments.hosts.report import HostState
+
+SCRIPT = Script()
+PATIENT = HostConfig(num_hosts=4, reset_s=120.0, step_s=120.0)  # however busy the machine is
+ISOLATIONS = ["namespaces", "landlock"]
+
+
+@pytest.fixture(autouse=True)
+def landlock_where_the_library_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is refused it there, but a wall is a wall: what is imported already is enough."""
+    monkeypatch.setattr("tasks.environments.hosts.origins.closed_to_nobody", lambda: "")
+
+
+@asynccontextmanager
+async def hosts(
+    config: HostConfig = PATIENT, *settings: EnvironmentSettings
+) -> AsyncIterator[HostPool]:
+    pool = HostPool(config, settings or (SCRIPT,))
+    await pool.warm()
+    outer = psutil.Process().children(recursive=True)
+    try:
+        yield pool
+    finally:
+        pool.close()
+        await until(lambda: not any(process.is_running() for process in outer))
+
+
+async def until(is_true: Callable[[], object], limit_s: float = 60.0) -> None:
+    """Poll: what is waited for happens in other processes."""
+    deadline_s = time.monotonic() + limit_s
+    while not is_true():
+        assert time.monotonic() < deadline_s, "it never came true"
+        await asyncio.sleep(0.01)
+
+
+async def failure(call: Awaitable[object]) -> tuple[Ending, str]:
+    with pytest.raises(EnvironmentFailed) as raised:
+        await call
+    detail = raised.value.detail
+    assert detail
+    assert detail.isascii()
+    assert detail.isprintable()
+    return raised.value.ending, detail
+
+
+async def played(pool: HostPool, episode_id: str, *texts: str, seed: int = 3) -> Transition:
+    await pool.reset(episode_id, SCRIPT, seed)
+    for text in texts:
+        transition = await pool.step(episode_id, text)
+    return transition
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_an_episode_is_played_in_a_process_of_its_own(isolation: str) -> None:
+    async with hosts(PATIENT.model_copy(update={"isolation": isolation})) as pool:
+        assert await pool.reset("one", SCRIPT, 5) == "5:0"
+        assert await pool.reset("two", SCRIPT, 6) == "6:0"
+        told = await pool.step("one", "\ud800 é\n")
+        assert told == Transition("5:1", 0.5, False, False, {"text": "\ud800 é\n"})
+        assert (await pool.step("two", "last")) == Transition(
+            "6:1", 0.5, True, False, {"text": "last"}
+        )
+        assert (await pool.step("one", "")).observation == "5:2"
+        assert [record.number for record in pool.records()] == [1, 2]
+
+
+async def test_a_process_is_used_again_for_equal_settings_and_replaced_for_others() -> None:
+    async with hosts(PATIENT.model_copy(update={"num_hosts": 1})) as pool:
+        for episode_id in ("one", "two"):
+            assert await pool.reset(episode_id, Script(), 5) == "5:0"
+            await pool.step(episode_id, "")
+            await pool.end(episode_id)
+        assert pool.report().starts == 1
+        assert await pool.reset("three", Script(at_reset="echo others"), 5) == "others"
+        report = pool.report()
+        assert (report.starts, report.kills, report.restarts) == (2, 1, 0)
+        assert [record.number for record in pool.records()] == [2]
+
+
+async def test_further_resets_wait_in_order() -> None:
+    async with hosts(PATIENT.model_copy(update={"num_hosts": 2})) as pool:
+        begun: list[str] = []
+
+        async def begin(episode_id: str) -> None:
+            await pool.reset(episode_id, SCRIPT, 1)
+            begun.append(episode_id)
+
+        await begin("a")
+        await begin("b")
+        waiting = [asyncio.create_task(begin(episode_id)) for episode_id in "cdef"]
+        await asyncio.sleep(0)
+        await pool.end("a")
+        await waiting[0]
+        assert begun == ["a", "b", "c"]
+        waiting[1].cancel()
+        await pool.end("b")
+        await waiting[2]
+        await pool.end("c")
+        await waiting[3]
+        assert begun == ["a", "b", "c", "e", "f"]
+        assert len(pool.records()) == 2
+
+
+async def test_what_an_environment_does_wrong_is_a_crash_with_its_reason() -> None:
+    reasons = {
+        "raise some words\u00e9": r"LookupError: some words\\xe9 \(host_environments.py:\d+\)",
+        "sys.exit": "SystemExit: 3",
+        "exit 3": "its process ended with exit status 3",
+        "allocate 600": "MemoryError",
+        "long 40000": "at most 32768 characters, got 40000",
+        "number": "an observation must be text, got int",
+        "bytes": "TypeError: Object of type bytes",
+        "infinite": "a reward must be finite, got inf",
+        "nan": "a reward must be finite, got nan",
+        "nothing": "AttributeError: 'NoneType'",
+        "unasked": "an observation must be text, got NoneType",
+        "claim": "an answer of 2147483647 bytes",
+    }
+    async with hosts() as pool:
+        for text, reason in reasons.items():
+            ending, detail = await failure(played(pool, "one", text))
+            assert ending is Ending.CRASHED
+            assert re.search(reason, detail), detail
+            assert (await failure(pool.step("one", "")))[1] == "these hosts know no such episode"
+        assert await pool.reset("one", SCRIPT, 5) == "5:0"
+        report, num_cases = pool.report(), len(reasons)
+        assert (report.crashed, report.unanswered) == (num_cases, 0)
+        assert (report.restarts, report.starts) == (num_cases, num_cases + 1)
+        assert (report.resets, report.episodes) == (num_cases + 1, num_cases + 1)
+        assert report.steps == num_cases
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_an_environment_is_contained(isolation: str) -> None:
+    reasons = {
+        "fork": "PermissionError",
+        "subprocess": "PermissionError",
+        "thread": "can't start new thread",
+        "disk": "No space left|PermissionError",
+        "socket 127.0.0.1:9": "PermissionError|unknown encoding: idna",
+        f"touch {Path(__file__).parent}/touched": "Read-only file system|PermissionError",
+        "read /etc/shadow": "No such file|PermissionError",
+    }
+    async with hosts(PATIENT.model_copy(update={"isolation": isolation})) as pool:
+        for text, reason in reasons.items():
+            ending, detail = await failure(played(pool, "one", text))
+            assert ending is Ending.CRASHED
+            assert re.search(reason, detail), detail
+
+
+async def test_what_it_prints_is_dropped() -> None:
+    async with hosts() as pool:
+        assert (await played(pool, "one", "print", "print")).observation == "3:2"
+
+
+async def test_a_call_past_its_limit_is_unanswered_and_its_process_killed() -> None:
+    async with hosts(HostConfig(num_hosts=1, reset_s=120.0, step_s=0.3)) as pool:
+        assert await failure(played(pool, "one", "loop")) == (
+            Ending.UNANSWERED,
+            "no answer within 0.3 s",
+        )
+        assert await pool.reset("two", SCRIPT, 5) == "5:0"
+        report = pool.report()
+        assert (report.unanswered, report.crashed, report.kills, report.restarts) == (1, 0, 1, 1)
+
+
+@pytest.mark.parametrize("place", ["at_build", "at_reset"])
+async def test_building_and_resetting_have_a_limit(place: str) -> None:
+    settings = Script(**{place: "loop"})
+    async with hosts(HostConfig(num_hosts=1, reset_s=0.3), settings) as pool:
+        ending, _ = await failure(pool.reset("one", settings, 1))
+        assert ending is Ending.UNANSWERED
+
+
+async def test_an_episode_that_ends_in_a_call_has_its_process_killed() -> None:
+    async with hosts(PATIENT.model_copy(update={"num_hosts": 1})) as pool:
+        await pool.reset("one", SCRIPT, 1)
+        step = asyncio.create_task(pool.step("one", "loop"))
+        await asyncio.sleep(0)
+        assert [record.state for record in pool.records()] == [HostState.STEPPING]
+        await pool.end("one")
+        assert [record.state for record in pool.records()] == [HostState.DEAD]
+        assert (await failure(step))[1] == "its episode was ended"
+        assert await pool.reset("two", SCRIPT, 5) == "5:0"
+        report = pool.report()
+        assert (report.kills, report.crashed, report.restarts) == (1, 0, 1)
+
+
+async def test_a_call_that_is_cancelled_has_its_process_killed() -> None:
+    async with hosts(PATIENT.model_copy(update={"num_hosts": 1})) as pool:
+        await pool.reset("one", SCRIPT, 1)
+        step = asyncio.create_task(pool.step("one", "loop"))
+        await asyncio.sleep(0)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        assert await pool.reset("two", SCRIPT, 5) == "5:0"
+        assert pool.report().kills == 1
+
+
+async def test_ending_what_is_unknown_or_over_is_harmless() -> None:
+    async with hosts() as pool:
+        await pool.end("never")
+        await failure(played(pool, "one", "raise it"))
+        await pool.end("one")
+        assert (await failure(pool.step("one", "")))[0] is Ending.CRASHED
+
+
+async def test_an_environment_that_never_works_is_an_error_with_a_cure() -> None:
+    settings = Script(at_build="raise no game here")
+    config = PATIENT.model_copy(update={"max_restarts": 2})
+    async with hosts(config, settings) as pool:
+        calls = (failure(pool.reset(f"{number}", settings, 1)) for number in range(4))
+        await asyncio.gather(*calls)  # side by side: one failure
+        for number in range(2):
+            await failure(pool.reset(f"again {number}", settings, 1))
+        with pytest.raises(ValueError, match=r"2 restarts .* failed 3 times .*no game.*; mend"):
+            await pool.reset("last", settings, 1)
+        assert await pool.reset("other", SCRIPT, 5) == "5:0"
+
+
+async def test_one_success_forgives_failures() -> None:
+    async with hosts(PATIENT.model_copy(update={"max_restarts": 1})) as pool:
+        for number in range(4):
+            await failure(played(pool, f"{number}", "raise it"))
+        assert await pool.reset("last", SCRIPT, 5) == "5:0"
+
+
+async def test_records_say_what_each_process_is_at() -> None:
+    async with hosts() as pool:
+        before_s = time.time()
+        reset = asyncio.create_task(pool.reset("one", SCRIPT, 1))
+        await asyncio.sleep(0)
+        (record,) = pool.records()
+        assert (record.state, record.episode_id) == (HostState.RESETTING, "one")
+        await reset
+        (record,) = pool.records()
+        assert (record.state, record.kind) == (HostState.THINKING, "host_environments.Script")
+        assert before_s <= record.since_s <= time.time()
+        await pool.end("one")
+        (record,) = pool.records()
+        assert (record.state, record.episode_id) == (HostState.FREE, "")
+
+
+async def test_memory_is_bounded_beyond_what_is_shared() -> None:
+    async with hosts(PATIENT.model_copy(update={"memory_mb": 100})) as pool:
+        assert (await failure(played(pool, "one", "allocate 110")))[1].startswith("MemoryError")
+        transition = await played(pool, "two", "allocate 50", "")
+        assert transition.observation == "3:2"
+
+
+async def test_episodes_outlive_the_loss_of_their_origin_as_failures() -> None:
+    async with hosts() as pool:
+        await pool.reset("thinking", SCRIPT, 1)
+        await pool.reset("stepping", SCRIPT, 1)
+        step = asyncio.create_task(pool.step("stepping", "loop"))
+        await asyncio.sleep(0)
+        for process in host_tree():
+            process.kill()
+        lost = (Ending.CRASHED, "its fork server was lost")
+        assert await failure(step) == lost
+        assert await failure(pool.step("thinking", "")) == lost
+        assert await pool.reset("next", SCRIPT, 5) == "5:0"
+
+
+def host_tree() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
