@@ -20,6 +20,8 @@ from tasks.environments.base import EnvironmentSettings, Transition
 class Script(EnvironmentSettings):
     """An environment that does what it is told by name, at reset or at the step of that text."""
 
+    slow_imports = ("encodings.idna",)  # where the library is out of reach later
+
     name: str = "script"
     at_reset: str = ""
     at_build: str = ""
@@ -36,6 +38,18 @@ class Connected(Script):
     """The same, with the network."""
 
     needs_network = True
+
+
+class Sharing(Script):
+    """The same, with a module that its processes share."""
+
+    slow_imports = ("colorsys",)
+
+
+class Threading(Script):
+    """The same, with a module that cannot be shared; the test writes it."""
+
+    slow_imports = ("colorsys", "module_with_a_thread")
 
 
 class ScriptEnvironment:
@@ -140,6 +154,7 @@ ACTS: dict[str, Callable[[str], object]] = {
     "number": lambda _: 7,
     "bytes": lambda _: b"seven",
     "touch": lambda path: Path(path).write_text("x"),
+    "imported": lambda name: str(name in sys.modules),
     "environ": lambda _: " ".join(sorted(os.environ)),
 }
 ANSWERS: dict[str, Any] = {  # Any: what no environment may answer

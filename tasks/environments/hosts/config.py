@@ -53,8 +53,8 @@ class HostConfig(BaseModel):
     readable: tuple[str, ...] = Field(
         (),
         description=(
-            "Absolute paths that environments may read beside Python, the system's libraries and"
-            " what the run imports from."
+            "Absolute paths outside of /tmp that environments may read beside Python, the system's"
+            " libraries and what the run imports from."
         ),
     )
 

@@ -139,13 +139,13 @@ class Host:
             raise _crashed(await self._cause_of_death()) from error
 
     async def _cause_of_death(self) -> str:
-        """How it ended; a process that has only closed its stream is killed."""
+        """How it ended, as far as that is told soon."""
         if self.is_killed:
             return "its episode was ended"
         await asyncio.wait((self.ended,), timeout=DYING_S)
         if not self.ended.done():
-            self.origin.kill(self.number)
-        code = await asyncio.shield(self.ended)
+            return "its process closed the stream"
+        code = self.ended.result()
         return "its fork server was lost" if code is None else f"its process {manner(code)}"
 
 

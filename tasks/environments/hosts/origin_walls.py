@@ -90,10 +90,14 @@ def _search_path() -> list[str]:
 def _paths(config: HostConfig, *, has_network: bool) -> tuple[str, ...]:
     """What the processes may read, none beneath another one."""
     for path in config.readable:
-        if not os.path.isabs(path) or not os.path.exists(path):
+        if (
+            not os.path.exists(path)
+            or not os.path.isabs(path)
+            or Path("/tmp") in Path(path).parents
+        ):
             raise ValueError(
-                f"hosts.readable must name paths that exist, absolute ones, got {path!r}; mend or"
-                " drop it"
+                "hosts.readable must name absolute paths that exist, outside of /tmp, in place of"
+                f" which a process has its own; got {path!r}; mend, move or drop it"
             )
     resolving = RESOLVING if has_network else ()
     asked = (*interpreter_paths(), *resolving, *_search_path(), *config.readable)

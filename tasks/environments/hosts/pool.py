@@ -126,7 +126,8 @@ class HostPool:
             self._drop(host)
             raise
         restarts.succeeded()
-        host.enter(HostState.THINKING, host.episode_id)
+        if host.number in self._alive:  # it may have ended since it answered
+            host.enter(HostState.THINKING, host.episode_id)
         return answer
 
     async def _take(self, settings: EnvironmentSettings) -> Host:

@@ -1,0 +1,53 @@
+"""Pools for the tests of hosts, and how to wait and to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+from host_environments import Script
+
+from artifacts.records import Ending
+from tasks.environments.base import EnvironmentFailed, EnvironmentSettings
+from tasks.environments.hosts.config import HostConfig
+from tasks.environments.hosts.pool import HostPool
+
+SCRIPT = Script()
+PATIENT = HostConfig(num_hosts=4, reset_s=120.0, step_s=120.0)  # however busy the machine is
+ISOLATIONS = ["namespaces", "landlock"]
+
+
+@asynccontextmanager
+async def hosts(
+    config: HostConfig = PATIENT, *settings: EnvironmentSettings
+) -> AsyncIterator[HostPool]:
+    pool = HostPool(config, settings or (SCRIPT,))
+    await pool.warm()
+    outer = psutil.Process().children(recursive=True)
+    try:
+        yield pool
+    finally:
+        pool.close()
+        await until(lambda: not any(process.is_running() for process in outer))
+
+
+async def until(is_true: Callable[[], object], limit_s: float = 60.0) -> None:
+    """Poll: what is waited for happens in other processes."""
+    deadline_s = time.monotonic() + limit_s
+    while not is_true():
+        assert time.monotonic() < deadline_s, "it never came true"
+        await asyncio.sleep(0.01)
+
+
+async def failure(call: Awaitable[object]) -> tuple[Ending, str]:
+    with pytest.raises(EnvironmentFailed) as raised:
+        await call
+    detail = raised.value.detail
+    assert detail
+    assert detail.isascii()
+    assert detail.isprintable()
+    return raised.value.ending, detail

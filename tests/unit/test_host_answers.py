@@ -1,0 +1,76 @@
+"""What an environment may answer, whatever its process says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.environments.base import Transition
+from tasks.environments.hosts.answers import (
+    DETAIL_CHARS,
+    BadAnswer,
+    max_answer_bytes,
+    printable,
+    read_observation,
+    read_transition,
+)
+
+GOOD = {
+    "observation": "Higher.",
+    "reward": 1,
+    "terminated": False,
+    "truncated": True,
+    "info": {"secret": "7"},
+}
+
+
+def test_what_is_right_is_a_transition() -> None:
+    transition = read_transition(json.dumps(GOOD).encode(), 100)
+    assert transition == Transition("Higher.", 1.0, False, True, {"secret": "7"})
+    assert isinstance(transition.reward, float)
+    assert read_observation(b'{"observation": ""}', 100) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"observation": None}, "must be text, got NoneType"),
+        ({"observation": ["x"]}, "must be text, got list"),
+        ({"observation": "x" * 101}, "at most 100 characters, got 101"),
+        ({"reward": "1"}, "must be a number, got str"),
+        ({"reward": True}, "must be a number, got bool"),
+        ({"reward": float("nan")}, "must be finite, got nan"),
+        ({"reward": float("-inf")}, "must be finite, got -inf"),
+        ({"terminated": 1}, "terminated must be a truth value, got int"),
+        ({"truncated": None}, "truncated must be a truth value, got NoneType"),
+        ({"info": []}, "info must be texts by name"),
+        ({"info": {"a": 1}}, "info must be texts by name"),
+        ({"raised": "ValueError: no\nsuch game"}, "^ValueError: no such game$"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_name(changed: dict[str, object], reason: str) -> None:
+    with pytest.raises(BadAnswer, match=reason):
+        read_transition(json.dumps({**GOOD, **changed}).encode(), 100)
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b"{", b"\xff", b"[" * 100_000])
+def test_what_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(BadAnswer, match="broke the protocol"):
+        read_observation(body, 100)
+
+
+@given(st.text())
+def test_the_longest_observation_fits_the_longest_answer(text: str) -> None:
+    answer = json.dumps({**GOOD, "observation": text})
+    assert len(answer) <= max_answer_bytes(len(text))
+
+
+@given(st.text(alphabet=st.characters()))
+def test_a_reason_is_one_line_of_printable_ascii(text: str) -> None:
+    line = printable(text)
+    assert line.isascii()
+    assert line.isprintable()
+    assert len(line) <= DETAIL_CHARS
