@@ -137,7 +137,7 @@ class Turn:
 class Episode:
     """What a response of many turns consists of."""
 
-    turns: tuple[Turn, ...]  # at least one, unless its environment failed before the first
+    turns: tuple[Turn, ...]  # none where the environment failed before the first, or it was stopped
     ending: Ending | None  # None while it goes on, or when it was stopped
     detail: str = ""  # the reason in a few words, printable ASCII
     last_observation: str = ""  # what the environment said at the end, which the model never read

@@ -32,7 +32,7 @@ from tasks.fitting import Examination, check_prompts
 from tasks.learner.architecture import check_architecture
 from tasks.learner.models import resolve_model
 from tasks.plan import EVALUATION
-from tasks.prompts import heldout_refs, prompts_of, task_dataset
+from tasks.prompts import beginning_of, heldout_refs, prompts_of, task_dataset
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import build_rewards
 from tasks.run_context import RunContext
@@ -186,6 +186,8 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         model_path=str(check_architecture(resolve_model(config.model, cache, say))),
         judge_model_path=str(resolve_model(judge.model, cache, say)) if judge else "",
         rewards=config.rewards,
+        environments=config.environments,
+        episodes=config.episodes,
         reward_workers=config.reward_workers,
         max_infra_fraction=config.max_infra_fraction,
         engine=config.engine,
@@ -229,12 +231,15 @@ def _fitting(config: RunConfig, context: RunContext, commits: Sequence[StepCommi
 
 
 def _with_probes(config: RunConfig, context: RunContext) -> RunContext:
-    """The sync gate's probes: the ends of the first held-out prompts, for what differs between
-    prompts lies there."""
+    """The sync gate's probes: the ends of what the first held-out prompts begin with, for what
+    differs between prompts lies there."""
     if not config.gate.enabled:
         return context
     prompts = prompts_of(context, heldout_refs(context, config.gate.num_probes))
     return replace(
         context,
-        probes=tuple(prompt.token_ids[-config.gate.probe_tokens :] for prompt in prompts.values()),
+        probes=tuple(
+            beginning_of(context, prompt)[-config.gate.probe_tokens :]
+            for prompt in prompts.values()
+        ),
     )

@@ -17,8 +17,7 @@ from typing import Literal
 
 from artifacts.datasets.rows import Row
 from artifacts.records import Prompt
-from tasks.environments.single_turn import render
-from tasks.prompts import HELDOUT, dataset_of, tokenizer_of
+from tasks.prompts import HELDOUT, dataset_of, prompt_of_row, tokenizer_of
 from tasks.rewards.judges.prompt import make_question
 from tasks.rewards.judges.reward import JudgeConfig, judge_of
 from tasks.rewards.judges.tokens import QuestionEncoder
@@ -52,7 +51,6 @@ class Examination:
     def __init__(self, run: RunContext) -> None:
         self._run = run
         self._dataset = dataset_of(run)
-        self._tokenizer = tokenizer_of(run.model_path)
         self._encoders: dict[int, QuestionEncoder] = {}
         self._examined: set[str] = set()
         self._told_s = time.monotonic()
@@ -106,7 +104,7 @@ class Examination:
             self._tell()
             judge = judge_of(config_of(self._run.rewards, row.domain))
             try:
-                prompt = render(row, self._tokenizer, name, self._run.max_prompt_tokens)
+                prompt = prompt_of_row(self._run, row, name)
                 if judge is not None:
                     self._check_judged(prompt, judge)
             except ValueError as error:

@@ -21,6 +21,7 @@ from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.ownership import check_scheduler
 from tasks.cluster.registry import ActorRegistry
 from tasks.engines.remote import EngineActor
+from tasks.environments.player import EpisodePlayer
 from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.rewards.judges.remote import JudgeActor
 from tasks.rewards.judges.reward import judge_engine_of, judges_generate
@@ -185,7 +186,18 @@ class Fleet:
         # of those that a worker sees the first is its own: an engine that was here before may have
         # added its group's
         gpus = tuple(visible.partition(",")[0] for visible in seen)
-        return config, self.run.model_path, name, cores, gpus, self.run.seed
+        return config, self.run.model_path, name, cores, gpus, self.run.seed, self._player()
+
+    def _player(self) -> EpisodePlayer | None:
+        """What makes an engine play the run's episodes; None for a run without environments."""
+        if not self.run.environments:
+            return None
+        return EpisodePlayer(
+            environments=self.run.environments,
+            config=self.run.episodes,
+            model_path=self.run.model_path,
+            max_model_len=self.run.engine.max_model_len,
+        )
 
     async def _join_learners(self) -> None:
         learners = [

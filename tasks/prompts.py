@@ -1,6 +1,9 @@
 """The questions of a run: its rows, and the prompts behind references to them.
 
 PromptRef "3/17" ─▶ row 17 of the dataset ─▶ chat template, tokenizer ─▶ Prompt
+
+Where the domain of a row has an environment the row is a seed, and the prompt is what every episode
+of that environment begins with.
 """
 
 from __future__ import annotations
@@ -13,8 +16,11 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from artifacts.datasets.choice import Dataset, TaskConfig, load_dataset
+from artifacts.datasets.rows import Row
 from artifacts.records import Prompt
 from tasks.engines.model_files import read_tokenizer
+from tasks.environments.episode_prompt import episode_prompt
+from tasks.environments.player import bridge_of
 from tasks.environments.single_turn import render
 from tasks.run_context import RunContext
 from tasks.scheduling.events import PromptRef
@@ -49,15 +55,37 @@ def tokenizer_of(model_path: str) -> PreTrainedTokenizerBase:
 
 def prompts_of(run: RunContext, refs: Sequence[PromptRef]) -> dict[str, Prompt]:
     """The prompts behind these references, rendered and tokenised, by id."""
-    dataset, tokenizer = dataset_of(run), tokenizer_of(run.model_path)
+    dataset = dataset_of(run)
     prompts: dict[str, Prompt] = {}
     for ref in refs:
         epoch, _, row = ref.prompt_id.partition("/")
         rows = dataset.heldout if epoch == HELDOUT else dataset.rows
-        prompts[ref.prompt_id] = render(
-            rows[int(row)], tokenizer, ref.prompt_id, run.max_prompt_tokens
-        )
+        prompts[ref.prompt_id] = prompt_of_row(run, rows[int(row)], ref.prompt_id)
     return prompts
+
+
+def prompt_of_row(run: RunContext, row: Row, prompt_id: str) -> Prompt:
+    """The row as a prompt. ValueError for one that cannot be asked."""
+    settings = run.environments.get(row.domain)
+    if settings is not None:
+        bridge = bridge_of(run.model_path, settings.head())
+        return episode_prompt(row, bridge, prompt_id, run.max_prompt_tokens)
+    if not row.messages:
+        raise ValueError(
+            f"a row that asks nothing must be of a domain with an environment, row {prompt_id} is"
+            f" of {row.domain!r}; add environments.{row.domain}"
+        )
+    return render(row, tokenizer_of(run.model_path), prompt_id, run.max_prompt_tokens)
+
+
+def beginning_of(run: RunContext, prompt: Prompt) -> tuple[int, ...]:
+    """What a response to this prompt comes after, as far as it is known before anybody is asked.
+    The first observation of an episode is not: its row's text stands in for it, so that prompts
+    differ."""
+    if prompt.episode_seed is None:
+        return prompt.token_ids
+    bridge = bridge_of(run.model_path, run.environments[prompt.domain].head())
+    return (*prompt.token_ids, *bridge.first(prompt.text))
 
 
 def heldout_refs(run: RunContext, num_prompts: int) -> tuple[PromptRef, ...]:

@@ -15,6 +15,8 @@ from artifacts.store import Store
 from tasks.deadlines import DeadlineConfig
 from tasks.engines.choice import EngineConfig
 from tasks.engines.sampling import SamplingConfig
+from tasks.environments.choice import EnvironmentConfig
+from tasks.environments.episode_config import EpisodeConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.weight_sync import GateConfig
 from tasks.rewards.registry import RewardConfig
@@ -35,6 +37,8 @@ class RunContext:
     model_path: str  # Hugging Face directory: tokenizer, and version 0 of the weights
     judge_model_path: str = ""  # Hugging Face directory of the judges' model
     rewards: Mapping[str, RewardConfig]  # by domain, "*" for the rest
+    environments: Mapping[str, EnvironmentConfig] = field(default_factory=dict)  # by domain
+    episodes: EpisodeConfig = field(default_factory=EpisodeConfig)  # bounds of episodes
     reward_workers: int  # responses scored side by side
     max_infra_fraction: float  # share of responses without a verdict above which the run stops
     engine: EngineConfig  # the rollout engines; their size is that of the layout

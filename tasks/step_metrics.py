@@ -8,6 +8,7 @@ from operator import add
 
 from artifacts.records import Fate, Group, Running
 from artifacts.reports.timeline import bubble_shares, device_times, stage_s
+from tasks.episode_figures import episode_figures
 from tasks.lag import lag_figures
 from tasks.learner.reports import Skipped, token_means, update_figures
 from tasks.learner.version_sums import figures_by_lag
@@ -33,6 +34,7 @@ def step_metrics(
         **_bubble_metrics(report),
         **_overlap_metrics(report, groups),
         **_domain_rewards(groups),
+        **episode_figures(groups),
         **_judge_metrics(report),
         **_learner_metrics(report),
     }

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -35,14 +35,12 @@ class SmolLM2Config(BaseModel):
     )
 
 
-class TinyLlamaConfig(BaseModel):
-    """A character-level Llama, warmed up on demonstrations of chain-sum on this machine."""
+class TinyModelConfig(BaseModel):
+    """A character-level Llama that is made on this machine, warmed up on demonstrations."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["tiny_llama"] = Field(
-        "tiny_llama", description="Chooses a character-level Llama built on this machine."
-    )
+    kind: str = Field(..., description="Which of them.")
     hidden_size: int = Field(
         192, ge=32, description="Width of the residual stream; a multiple of head_dim."
     )
@@ -52,6 +50,23 @@ class TinyLlamaConfig(BaseModel):
         32, description="Width of an attention head; the CPU engine supports these."
     )
     warm_up_steps: int = Field(250, ge=0, description="Optimizer steps of the supervised warm-up.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.hidden_size % self.head_dim:
+            raise ValueError(
+                f"hidden_size must be a multiple of head_dim, got {self.hidden_size} and"
+                f" {self.head_dim}; change one of them"
+            )
+        return self
+
+
+class TinyLlamaConfig(TinyModelConfig):
+    """A character-level Llama, warmed up on demonstrations of chain-sum on this machine."""
+
+    kind: Literal["tiny_llama"] = Field(
+        "tiny_llama", description="Chooses a character-level Llama built on this machine."
+    )
     wrong_share: float = Field(
         0.2,
         ge=0,
@@ -66,14 +81,20 @@ class TinyLlamaConfig(BaseModel):
     )
     seed: int = Field(0, ge=0, description="Seed of the initial weights and of the demonstrations.")
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.hidden_size % self.head_dim:
-            raise ValueError(
-                f"hidden_size must be a multiple of head_dim, got {self.hidden_size} and"
-                f" {self.head_dim}; change one of them"
-            )
-        return self
+
+class TinyPlayerConfig(TinyModelConfig):
+    """A character-level Llama, warmed up on random valid moves of a game on this machine."""
+
+    kind: Literal["tiny_player"] = Field(
+        "tiny_player", description="Chooses a character-level Llama that knows a game's moves."
+    )
+    game: Mapping[str, str | int | bool] = Field(
+        ..., description="The game, as under environments, in its terse style."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the initial weights and of the demonstrations.")
+
+
+TinyConfig = TinyLlamaConfig | TinyPlayerConfig  # those that are made on this machine
 
 
 class PathConfig(BaseModel):
@@ -111,7 +132,8 @@ class HubModelConfig(BaseModel):
 
 
 ModelConfig = Annotated[
-    SmolLM2Config | TinyLlamaConfig | PathConfig | HubModelConfig, Field(discriminator="kind")
+    SmolLM2Config | TinyLlamaConfig | TinyPlayerConfig | PathConfig | HubModelConfig,
+    Field(discriminator="kind"),
 ]
 
 

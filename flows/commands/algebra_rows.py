@@ -20,6 +20,7 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """The batch algebra as (quantity, value with unit)."""
     algebra = config.scheduling.algebra(config.batch)
     yield from _launch_rows(config, algebra)
+    yield from _episode_rows(config)
     yield from _group_rows(algebra)
     yield from _load_rows(config, algebra)
     yield "rewards", _scored(algebra, config.reward_workers)
@@ -53,6 +54,22 @@ def _launch_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str
         f"{algebra.ordinary.launch_responses}, at most {config.sampling.max_response_tokens}"
         " tokens each",
     )
+
+
+def _episode_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """What a response is where an environment answers."""
+    for domain, settings in config.environments.items():
+        yield (
+            f"an episode of {domain}",
+            f"at most {settings.max_turns} turns of {config.episodes.max_turn_tokens} sampled"
+            f" tokens, {config.sampling.max_response_tokens} tokens with what is given between",
+        )
+    if config.environments:
+        hosts = config.episodes.hosts
+        yield (
+            "environments",
+            f"up to {hosts.num_hosts} processes beside each engine, {hosts.memory_mb} MiB each",
+        )
 
 
 def _group_rows(algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:

@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from artifacts.records import Running
 from tasks.cluster.devices import ClusterConfig, device_map, engine_members
+from tasks.deadlines import DeadlineConfig
 from tasks.engines.choice import EngineConfig
 from tasks.engines.sampling import SamplingConfig
+from tasks.environments.choice import EnvironmentConfig
+from tasks.environments.episode_config import EpisodeConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.overlong import SoftPunishment
+from tasks.rewards.episode import EpisodeRewardConfig
 from tasks.rewards.judges.reward import judge_engine_of
-from tasks.rewards.registry import RewardConfig
+from tasks.rewards.registry import ANY_DOMAIN, RewardConfig, config_of
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.policies.registry import SchedulingConfig
@@ -29,7 +34,13 @@ class Parts(Protocol):
     @property
     def cluster(self) -> ClusterConfig: ...
     @property
+    def deadlines(self) -> DeadlineConfig: ...
+    @property
     def engine(self) -> EngineConfig: ...
+    @property
+    def environments(self) -> Mapping[str, EnvironmentConfig]: ...
+    @property
+    def episodes(self) -> EpisodeConfig: ...
     @property
     def learner(self) -> LearnerConfig: ...
     @property
@@ -55,6 +66,8 @@ def check_parts(config: Parts) -> None:
     _check_shards(config)
     _check_judge(config)
     _check_overlap(config)
+    _check_episode_rewards(config)
+    _check_episode_bounds(config)
 
 
 def _check_lengths(config: Parts) -> None:
@@ -214,4 +227,48 @@ def _check_judge(config: Parts) -> None:
         raise ValueError(
             "engine and judge on one GPU must together have a gpu_memory_utilization of at"
             f" most 1, got {shares:g}; lower one, or give the judge a device of its own"
+        )
+
+
+def _check_episode_rewards(config: Parts) -> None:
+    """Episodes are paid by their environment, and nothing else is."""
+    for domain, reward in config.rewards.items():
+        pays_episodes = isinstance(reward, EpisodeRewardConfig)
+        if pays_episodes and domain not in (ANY_DOMAIN, *config.environments):
+            raise ValueError(
+                f"a reward of kind episode needs an environment, rewards.{domain} has none; add"
+                f" environments.{domain}, or choose another kind"
+            )
+    for domain in config.environments:
+        found = config_of(config.rewards, domain)
+        if not isinstance(found, EpisodeRewardConfig):
+            raise ValueError(
+                f"a domain with an environment must have a reward of kind episode, {domain!r} has"
+                f" {found.kind!r}; set rewards.{domain}.kind=episode"
+            )
+
+
+def _check_episode_bounds(config: Parts) -> None:
+    """A turn has room in its episode, a slow environment in the round's deadline; and no update
+    waits for whole episodes."""
+    if not config.environments:
+        return
+    episodes, longest = config.episodes, config.sampling.max_response_tokens
+    if episodes.max_turn_tokens >= longest:
+        raise ValueError(
+            "episodes.max_turn_tokens must leave room for an observation in"
+            f" sampling.max_response_tokens ({longest}), the bound of a whole episode, got"
+            f" {episodes.max_turn_tokens}; lower it or raise sampling.max_response_tokens"
+        )
+    slowest_s = max(episodes.hosts.reset_s, episodes.hosts.step_s)
+    if slowest_s >= config.deadlines.progress_s:
+        raise ValueError(
+            "deadlines.progress_s must be longer than an environment may take (episodes.hosts,"
+            f" {slowest_s:g} s), got {config.deadlines.progress_s:g} s: a round would be given up"
+            " while its environments think; raise it"
+        )
+    if config.scheduling.algebra(config.batch).at_update is Running.DRAIN:
+        raise ValueError(
+            "scheduling.at_update=drain finishes what engines have begun, and of an episode that is"
+            " a turn: episodes would be of two versions all the same; take interrupt or keep"
         )

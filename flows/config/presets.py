@@ -196,6 +196,42 @@ def tiny_judged() -> Values:
     )
 
 
+def agent() -> Values:
+    """SmolLM2-135M-Instruct plays a game of several turns: guess a number from 1 to 20 in five
+    tries, told whether it is higher or lower."""
+    return overlay(
+        smollm2_sync(),
+        {
+            "preset": "agent",
+            "task": {"kind": "seeds", "domain": "guess"},
+            "environments": {"guess": {"kind": "guess", "largest": 20, "max_turns": 5}},
+            "episodes": {"max_turn_tokens": 8},
+            "rewards": {"*": {"kind": "episode"}},
+            "sampling": {"max_response_tokens": 128},
+            "engine": {"max_model_len": 512},
+        },
+    )
+
+
+def tiny_agent() -> Values:
+    """A Llama of a million parameters that knows the moves of a guessing game, and learns in about
+    a minute to choose them."""
+    game = {"kind": "guess", "style": "terse", "largest": 10, "max_turns": 4}
+    return overlay(
+        tiny_sync(),
+        {
+            "preset": "tiny-agent",
+            "model": {"kind": "tiny_player", "game": game},
+            "task": {"kind": "seeds", "domain": "guess"},
+            "environments": {"guess": game},
+            "episodes": {"max_turn_tokens": 4},
+            "rewards": {"*": {"kind": "episode"}},
+            "sampling": {"max_response_tokens": 32},
+            "engine": {"max_model_len": 64},
+        },
+    )
+
+
 def one_gpu() -> Values:
     """One GPU that takes turns between rollout and learner; model.path names your model, task.path
     your questions."""
@@ -240,6 +276,7 @@ PRESETS: Mapping[str, Callable[[], Values]] = {
     "tinycode": tinycode,
     "smollm2-mixed": smollm2_mixed,
     "smollm2-judged": smollm2_judged,
+    "agent": agent,
     "rollpacker": rollpacker,
     "overlap": overlap,
     "rollpacker-mixed": rollpacker_mixed,
@@ -247,6 +284,7 @@ PRESETS: Mapping[str, Callable[[], Values]] = {
     "tiny-sync": tiny_sync,
     "tiny-async": tiny_async,
     "tiny-judged": tiny_judged,
+    "tiny-agent": tiny_agent,
     "one-gpu": one_gpu,
     "eight-gpu": eight_gpu,
 }

@@ -37,6 +37,8 @@ from tasks.cluster.devices import ClusterConfig
 from tasks.deadlines import DeadlineConfig
 from tasks.engines.choice import EngineConfig
 from tasks.engines.sampling import SamplingConfig
+from tasks.environments.choice import EnvironmentConfig
+from tasks.environments.episode_config import EpisodeConfig
 from tasks.fitting import UnfitPrompts
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.weight_sync import GateConfig
@@ -89,6 +91,17 @@ class RunConfig(BaseModel):
     task: TaskConfig = Field(..., description="Where the prompts come from.")
     rewards: Mapping[str, RewardConfig] = Field(
         ..., description="Reward by domain of the task; '*' serves every other domain."
+    )
+    environments: Mapping[str, EnvironmentConfig] = Field(
+        default_factory=dict,
+        description=(
+            "Environment by domain of the task, whose rows are then seeds of episodes; the other"
+            " domains are answered in one turn."
+        ),
+    )
+    episodes: EpisodeConfig = Field(
+        default_factory=EpisodeConfig,
+        description="Bounds of episodes, and the processes that environments step in.",
     )
     unfit_prompts: UnfitPrompts = Field(
         "refuse",

@@ -20,16 +20,21 @@ def extend_spans(
     return (*kept, VersionSpan(version=version, num_tokens=num_tokens))
 
 
-def check_request(request: Request, max_model_len: int, vocabulary: int) -> None:
-    """ValueError when the request cannot be generated as asked; nothing is ever shortened
-    silently."""
+def check_room(request: Request, max_model_len: int) -> None:
+    """ValueError when the prompt and the longest response do not fit the engine's context."""
     name, length = request.response_id, len(request.prompt_tokens)
-    num_kept = len(request.kept_tokens)
     if length < 1 or length + request.max_new_tokens > max_model_len:
         raise ValueError(
             f"prompt and max_new_tokens must fit max_model_len {max_model_len}, {name} has {length}"
             f" + {request.max_new_tokens}; raise the engine's max_model_len or lower max_new_tokens"
         )
+
+
+def check_request(request: Request, max_model_len: int, vocabulary: int) -> None:
+    """ValueError when the request cannot be generated as asked; nothing is ever shortened
+    silently."""
+    check_room(request, max_model_len)
+    name, num_kept = request.response_id, len(request.kept_tokens)
     if num_kept >= request.max_new_tokens:
         raise ValueError(
             f"max_new_tokens must exceed the kept tokens, {name} has {request.max_new_tokens} and"

@@ -6,13 +6,13 @@ driver -> RemoteEngine -> bytes over Dask -> EngineActor -> Askers -> Replica
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from artifacts.records import Generated, Request, Running, WeightsRef, pack, unpack
 from tasks.cluster.actors import ActorLost, Remote
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.askers import Asker, Askers
-from tasks.engines.base import DRAIN_S, Attestation, Engine, EngineLost, EngineStats
+from tasks.engines.base import DRAIN_S, Attestation, Engine, EngineLost, EngineStats, Replica
 from tasks.engines.choice import EngineConfig, build_engine
 
 
@@ -28,15 +28,17 @@ class EngineActor:
         core_ids: tuple[int, ...],
         gpus: tuple[str, ...],
         seed: int,
+        around: Callable[[Replica], Replica] | None = None,
     ) -> None:
         """core_ids, gpus: all that a tensor-parallel replica holds together; no GPUs means those
-        that the worker sees anyway.
+        that the worker sees anyway. around: makes the replica that callers see of the built one.
 
         The process must not have touched CUDA yet: it reads which GPUs it may see once.
         """
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        self._engine = build_engine(config, model_path, name, pin_process(core_ids), seed)
+        built = build_engine(config, model_path, name, pin_process(core_ids), seed)
+        self._engine = around(built) if around else built
         self._askers = Askers(self._engine)
 
     async def ping(self) -> None:

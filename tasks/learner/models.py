@@ -12,7 +12,9 @@ from artifacts.models.choice import (
     ModelConfig,
     PathConfig,
     SmolLM2Config,
+    TinyConfig,
     TinyLlamaConfig,
+    TinyPlayerConfig,
     build_once,
     cache_name,
     check_model,
@@ -21,8 +23,8 @@ from artifacts.models.hub_model import fetch_hub_model
 
 Report = Callable[[str], None]
 
-# raise it when warm_up or chain_sum change what the same configuration builds: cached models are
-# then left alone
+# raise it when warm_up, demonstrations, chain_sum or a game change what the same configuration
+# builds: cached models are then left alone
 RECIPE = 2
 SMOLLM2 = "smollm2-135m-instruct"  # its directory in the cache
 
@@ -41,7 +43,7 @@ def resolve_model(config: ModelConfig, cache_dir: Path, report: Report = print) 
             return fetch_hub_model(config)
         case SmolLM2Config():
             return build_once(cache_dir, SMOLLM2, partial(_convert, report))
-        case TinyLlamaConfig():
+        case TinyLlamaConfig() | TinyPlayerConfig():
             return build_once(cache_dir, _tiny_name(config), partial(_warm_up, config, report))
 
 
@@ -61,13 +63,13 @@ def present_model(config: ModelConfig, cache_dir: Path) -> Path | None:
             directory = Path(found).parent
         case SmolLM2Config():
             directory = cache_dir / SMOLLM2
-        case TinyLlamaConfig():
+        case TinyLlamaConfig() | TinyPlayerConfig():
             directory = cache_dir / _tiny_name(config)
     return directory if (directory / "config.json").is_file() else None
 
 
-def _tiny_name(config: TinyLlamaConfig) -> str:
-    return cache_name(config, f"tiny_llama-r{RECIPE}")
+def _tiny_name(config: TinyConfig) -> str:
+    return cache_name(config, f"{config.kind}-r{RECIPE}")
 
 
 def _convert(report: Report, target: Path) -> None:
@@ -76,7 +78,7 @@ def _convert(report: Report, target: Path) -> None:
     convert_smollm2(target, report)
 
 
-def _warm_up(config: TinyLlamaConfig, report: Report, target: Path) -> None:
+def _warm_up(config: TinyConfig, report: Report, target: Path) -> None:
     from tasks.learner.warm_up import build_tiny_model
 
     build_tiny_model(config, target, report)

@@ -1,14 +1,12 @@
-"""The tiny model: a small Llama and its supervised warm-up, which makes a model that is right
+"""The tiny models: a small Llama and its supervised warm-up, which makes a model that is right
 sometimes.
 
-    demonstrations (clean, then with wrong steps) -> batches of about 800 tokens -> next-token loss
-    on the responses
+    demonstrations (clean, then flawed) -> batches of about 800 tokens -> next-token loss on what
+    the model is to say
         -> Muon for the matrices, AdamW for the rest -> Hugging Face directory
 
-Trained on clean demonstrations first, so that it finds the rule, and in the last quarter on flawed
-ones, so that sampling errs while the most likely answer is mostly right: the gap that reinforcement
-learning closes. The same configuration gives the same bytes on the same machine; the thread count
-is fixed for that. Leaves out the task (artifacts.datasets.chain_sum).
+The same configuration gives the same bytes on the same machine; the thread count is fixed for that.
+Leaves out what is demonstrated (`demonstrations`).
 """
 
 from __future__ import annotations
@@ -16,17 +14,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from artifacts.datasets.chain_sum import demonstration, draw_training_terms, question
 from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
-from artifacts.models.choice import TinyLlamaConfig
+from artifacts.models.choice import TinyConfig
 from artifacts.models.importing import building_model, importing_transformers
+from tasks.learner.demonstrations import Draw, Example, demonstrations_of
 
 with importing_transformers():
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
@@ -34,9 +31,6 @@ with importing_transformers():
 # a second thread gains little on matrices this small, and loses tenfold when the cores are shared
 NUM_THREADS = 1
 BATCH_TOKENS = 768  # prompts and responses, without padding
-TRAINING_ALPHA = (
-    0.7  # more long chains than any task draws: they hold most of the steps to learn from
-)
 CLEAN_SHARE = 0.75  # of the steps; the demonstrations after it have wrong steps
 MUON_LR, ADAMW_LR = 0.02, 4e-3
 RAMP_STEPS, FINAL_LR_SHARE = 20, 0.1
@@ -45,15 +39,7 @@ IGNORED = -100  # label of positions without loss
 Report = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """A demonstration as token ids."""
-
-    token_ids: tuple[int, ...]  # prompt, response and end token
-    num_prompt_tokens: int  # how many of them carry no loss
-
-
-def build_tiny_model(config: TinyLlamaConfig, target: Path, report: Report) -> None:
+def build_tiny_model(config: TinyConfig, target: Path, report: Report) -> None:
     """Train the model and write it, in bf16, with its tokenizer into the directory `target`."""
     tokenizer = character_tokenizer()
     model = warm_up(config, tokenizer, report)
@@ -62,7 +48,7 @@ def build_tiny_model(config: TinyLlamaConfig, target: Path, report: Report) -> N
 
 
 def warm_up(
-    config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase, report: Report
+    config: TinyConfig, tokenizer: PreTrainedTokenizerBase, report: Report
 ) -> LlamaForCausalLM:
     """A model trained for config.warm_up_steps, in float32. Touches no global random state or
     thread count for good."""
@@ -70,17 +56,15 @@ def warm_up(
         with building_model():
             model = LlamaForCausalLM(_architecture(config, tokenizer))
         optimizers = _optimizers(model)
+        draw = demonstrations_of(config, tokenizer)
         rng = random.Random(f"{config.seed}/warm_up")
         for step in range(config.warm_up_steps):
-            loss = _train_step(
-                model,
-                optimizers,
-                _batch(config, tokenizer, rng, step),
-                _lr_share(step, config.warm_up_steps),
-            )
+            is_clean = step < CLEAN_SHARE * config.warm_up_steps
+            lr_share = _lr_share(step, config.warm_up_steps)
+            loss = _train_step(model, optimizers, _batch(draw, rng, is_clean), lr_share)
             if (step + 1) % 50 == 0:
                 report(
-                    f"tiny_llama: warm-up step {step + 1} of {config.warm_up_steps}, loss"
+                    f"{config.kind}: warm-up step {step + 1} of {config.warm_up_steps}, loss"
                     f" {loss:.3f}"
                 )
     return model.eval()
@@ -98,7 +82,7 @@ def _reproducible(seed: int) -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _architecture(config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
+def _architecture(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
     num_heads = config.hidden_size // config.head_dim
     return LlamaConfig(
         vocab_size=VOCABULARY_SIZE,
@@ -135,28 +119,12 @@ def _lr_share(step: int, num_steps: int) -> float:
     return min(1.0, (step + 1) / RAMP_STEPS) * (1.0 - (1.0 - FINAL_LR_SHARE) * step / num_steps)
 
 
-def _batch(
-    config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase, rng: random.Random, step: int
-) -> tuple[Example, ...]:
+def _batch(draw: Draw, rng: random.Random, is_clean: bool) -> tuple[Example, ...]:
     """Fresh demonstrations of BATCH_TOKENS or a little more."""
-    is_clean = step < CLEAN_SHARE * config.warm_up_steps
-    wrong_share, ramble_share = (
-        (0.0, 0.0) if is_clean else (config.wrong_share, config.ramble_share)
-    )
     examples: list[Example] = []
     while sum(len(example.token_ids) for example in examples) < BATCH_TOKENS:
-        terms = draw_training_terms(rng, TRAINING_ALPHA)
-        prompt = _encode(tokenizer, f"{tokenizer.bos_token}{question(terms)}")
-        response = _encode(
-            tokenizer,
-            f"{demonstration(terms, rng, wrong_share, ramble_share)}{tokenizer.eos_token}",
-        )
-        examples.append(Example(token_ids=(*prompt, *response), num_prompt_tokens=len(prompt)))
+        examples.append(draw(rng, is_clean))
     return tuple(examples)
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _train_step(
@@ -165,10 +133,10 @@ def _train_step(
     examples: tuple[Example, ...],
     lr_share: float,
 ) -> float:
-    """One update on the mean loss per response token (nats); two micro-batches by length spare most
-    of the padding."""
+    """One update on the mean loss per token that is said (nats); two micro-batches by length spare
+    most of the padding."""
     by_length = sorted(examples, key=lambda example: len(example.token_ids))
-    num_tokens = sum(len(example.token_ids) - example.num_prompt_tokens for example in examples)
+    num_tokens = sum(example.num_said for example in examples)
     cut = max(1, len(by_length) * 3 // 4)
     total = 0.0
     for part in filter(None, (by_length[:cut], by_length[cut:])):
@@ -200,5 +168,6 @@ def _padded(examples: list[Example]) -> tuple[Tensor, Tensor]:
     for row, example in enumerate(examples):
         ids = torch.tensor(example.token_ids)
         token_ids[row, : len(ids)] = ids
-        labels[row, example.num_prompt_tokens : len(ids)] = ids[example.num_prompt_tokens :]
+        is_said = torch.tensor(example.is_said)
+        labels[row, : len(ids)][is_said] = ids[is_said]
     return token_ids, labels

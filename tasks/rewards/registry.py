@@ -18,6 +18,7 @@ from pydantic import Field
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.base import Reward, Verdict, stamp
 from tasks.rewards.custom import CustomConfig
+from tasks.rewards.episode import EpisodeRewardConfig
 from tasks.rewards.judges.reward import JudgeConfig
 from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.programs.adaptive_timeout import (
@@ -36,6 +37,7 @@ RewardConfig = Annotated[
     | CodeTestsConfig  # programs, by their tests
     | ReasoningGymConfig  # reasoning-gym's own scorers
     | CustomConfig  # a function of the user's
+    | EpisodeRewardConfig  # what the environment of an episode pays
     | JudgeConfig  # a second model
     | ServiceConfig,  # a service elsewhere, over HTTP
     Field(discriminator="kind"),

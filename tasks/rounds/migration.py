@@ -66,6 +66,7 @@ class Migration:
             kept_tokens=kept.token_ids,
             kept_logprobs=kept.logprobs,
             kept_versions=kept.versions,
+            kept_turns=kept.episode.turns if kept.episode else (),
         )
 
     def freed(self, is_empty: Callable[[str], bool]) -> list[ScaleDown]:

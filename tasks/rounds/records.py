@@ -92,10 +92,12 @@ class RoundInputs:
 
     def request(self, prompt_id: str, index: int) -> Request:
         """What an engine is asked for a response of this round."""
+        prompt = self.prompts[prompt_id]
+        is_episode = prompt.episode_seed is not None
         return Request(
             prompt_id=prompt_id,
             index=index,
-            prompt_tokens=self.prompts[prompt_id].token_ids,
+            prompt_tokens=prompt.token_ids,
             max_new_tokens=self.sampling.max_response_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
@@ -103,6 +105,8 @@ class RoundInputs:
                 self.seed, prompt_id, index
             ),  # without the step: a deferred prompt draws as it did before
             attempt=self.attempt,
+            environment=prompt.domain if is_episode else "",
+            episode_seed=prompt.episode_seed or 0,
         )
 
 

@@ -34,6 +34,16 @@ def test_the_algebra_of_tail_batching_tells_what_is_launched_and_kept() -> None:
     assert rows["evaluation"] == "128 held-out prompts x 4 responses, before and after"
 
 
+def test_an_episode_is_told_with_its_bounds_and_its_environments() -> None:
+    rows = dict(algebra_rows(configured("tiny-agent")))
+    assert (
+        rows["an episode of guess"]
+        == "at most 4 turns of 4 sampled tokens, 32 tokens with what is given between"
+    )
+    assert rows["environments"] == "up to 64 processes beside each engine, 512 MiB each"
+    assert "environments" not in dict(algebra_rows(configured("tiny-sync")))
+
+
 def test_the_algebra_of_synchronous_rounds_is_plain() -> None:
     rows = dict(algebra_rows(configured("tiny-sync")))
     assert rows["prompts launched per step"] == "16"

@@ -51,7 +51,8 @@ def fleet(kind: str, size: int) -> Fleet:
 
 def engine_recipe(fleet: Fleet, name: str) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
     """(size, cores, GPUs) of an engine."""
-    actor, (config, _, made, cores, gpus, _) = fleet._recipe(name)
+    actor, (config, _, made, cores, gpus, _, around) = fleet._recipe(name)
+    assert around is None
     assert (actor, made) == (EngineActor, name)
     assert isinstance(config, VllmEngineConfig)
     return config.tensor_parallel_size, cores, gpus  # type: ignore[return-value]  # arguments of an actor are objects

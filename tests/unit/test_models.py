@@ -4,6 +4,10 @@ repeats to the bit."""
 from __future__ import annotations
 
 import json
+import random
+import re
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -19,10 +23,12 @@ from artifacts.models.choice import (
     PathConfig,
     SmolLM2Config,
     TinyLlamaConfig,
+    TinyPlayerConfig,
     build_once,
     cache_name,
     check_model,
 )
+from tasks.learner.demonstrations import demonstrations_of
 from tasks.learner.models import present_model, resolve_model
 from tasks.learner.warm_up import warm_up
 
@@ -113,6 +119,40 @@ def test_every_field_of_the_tiny_model_changes_its_place_in_the_cache() -> None:
         for name, value in (("seed", 1), ("warm_up_steps", 4), ("wrong_share", 0.1))
     ]
     assert len({cache_name(config, "tiny_llama") for config in (SMALL, *changed)}) == 4
+
+
+def test_the_tiny_model_lies_where_it_always_lay() -> None:
+    assert cache_name(TinyLlamaConfig(), "tiny_llama-r2") == "tiny_llama-r2-191acc0635f6"
+
+
+PLAYER = TinyPlayerConfig(game={"kind": "guess", "style": "terse", "largest": 10}, warm_up_steps=30)
+
+
+def test_a_player_is_warmed_up_on_the_actions_of_valid_episodes() -> None:
+    tokenizer = character_tokenizer()
+    draw = demonstrations_of(PLAYER, tokenizer)
+    for number in range(50):
+        example = draw(random.Random(number), True)
+        said = zip(example.token_ids, example.is_said, strict=True)
+        parts = [
+            (is_said, tokenizer.decode([index for index, _ in part]))
+            for is_said, part in groupby(said, key=itemgetter(1))
+        ]
+        assert parts[0] == (False, "<bos>=")
+        for is_said, text in parts[1:]:
+            expected = r"([1-9]|10)<eos>" if is_said else "[hl]"
+            assert re.fullmatch(expected, text), parts
+        assert parts[-1][0]
+    lines: list[str] = []
+    warm_up(PLAYER.model_copy(update={"warm_up_steps": 50}), tokenizer, lines.append)
+    (line,) = lines
+    assert line.startswith("tiny_player: warm-up step 50 of 50")
+    assert float(line.rpartition(" ")[2]) < 1.6  # a number is ln 10 = 2.3, its end token next to 0
+
+
+def test_a_player_needs_a_game_whose_moves_are_known() -> None:
+    with pytest.raises(ValueError, match=r"model.game must be an environment.*'chess'"):
+        demonstrations_of(TinyPlayerConfig(game={"kind": "chess"}), character_tokenizer())
 
 
 def test_two_warm_ups_give_identical_weights_and_leave_no_trace() -> None:

@@ -16,12 +16,12 @@ from flows.config.run_config import PRESET_VARIABLE, RunConfig
 Json = dict[str, Any]  # Any: YAML values
 FILE: Json = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())
 LAPTOP = ("laptop", "laptop-sync", "laptop-async")
-CPU_JOBS = ("tinycode", "rollpacker", "rollpacker-mixed", "overlap")
+CPU_JOBS = ("tinycode", "rollpacker", "rollpacker-mixed", "overlap", "agent")
 DEPLOYMENTS: dict[str, Json] = {one["name"]: one for one in FILE["deployments"]}
 
 
 def test_there_is_a_deployment_for_every_profile() -> None:
-    tiny, gpu = ("tiny", "tiny-async"), ("one-gpu", "eight-gpu")
+    tiny, gpu = ("tiny", "tiny-async", "tiny-agent"), ("one-gpu", "eight-gpu")
     assert list(DEPLOYMENTS) == [*LAPTOP, *CPU_JOBS, *tiny, *gpu]
     assert len(FILE["deployments"]) == len(DEPLOYMENTS)
 

@@ -1,0 +1,143 @@
+"""An episode as far as it has come: a pure accumulator, from the first observation to the record.
+
+    given(bridge, observation) ─▶ sampled(what the engine said) ─▶ answered(what followed) ─▶ ...
+
+Tokens that are given count for nothing until an action follows them: an episode that stops in
+front of an action has none of them. Leaves out who is asked what, and when it ends (`play`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from artifacts.records import Generated, Request, Turn, VersionSpan
+from tasks.engines.admission import extend_spans
+from tasks.environments.base import Transition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """Tokens that the model sampled."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()  # their behaviour log-probabilities
+    versions: tuple[VersionSpan, ...] = ()  # the weight versions that sampled them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A turn that the model is to speak in, or is speaking in."""
+
+    given: tuple[int, ...]  # token ids in front of the action
+    observation: str  # what the model reads
+    asked_s: float  # when the engine was asked for the action
+    said: Sampled = Sampled()  # what an engine sampled of the action before it was stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSoFar:
+    """Its turns and their tokens, one after the other."""
+
+    turns: tuple[Turn, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()  # 0 of given tokens
+    versions: tuple[VersionSpan, ...] = ()  # given tokens count with what was sampled after them
+    opened: Opened | None = None  # the turn after those, of which it has nothing yet
+
+    @classmethod
+    def of(cls, request: Request) -> EpisodeSoFar:
+        """What a request brings along."""
+        return cls(
+            turns=request.kept_turns,
+            token_ids=request.kept_tokens,
+            logprobs=request.kept_logprobs,
+            versions=request.kept_versions,
+        )
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether the environment has not answered the last action."""
+        return bool(self.turns) and self.turns[-1].answered_s is None
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the model sampled, without those of the turn after."""
+        return sum(turn.num_sampled for turn in self.turns)
+
+    def given(self, token_ids: Sequence[int], observation: str, asked_s: float) -> EpisodeSoFar:
+        """The model is to speak after these tokens."""
+        opened = Opened(given=tuple(token_ids), observation=observation, asked_s=asked_s)
+        return replace(self, opened=opened)
+
+    def reopened(self, asked_s: float) -> EpisodeSoFar:
+        """The last action was stopped half-way and is to go on."""
+        last = self.turns[-1]
+        num_before = len(self.token_ids) - last.num_given - last.num_sampled
+        num_sampled = last.num_sampled
+        begun = num_before + last.num_given
+        before, spans = split_spans(self.versions, num_before)
+        said = Sampled(
+            token_ids=self.token_ids[begun:],
+            logprobs=self.logprobs[begun:],
+            versions=split_spans(spans, last.num_given)[1],
+        )
+        assert len(said.token_ids) == num_sampled, "the turns are all the tokens"
+        return EpisodeSoFar(
+            turns=self.turns[:-1],
+            token_ids=self.token_ids[:num_before],
+            logprobs=self.logprobs[:num_before],
+            versions=before,
+            opened=Opened(
+                given=self.token_ids[num_before:begun],
+                observation=last.observation,
+                asked_s=asked_s,
+                said=said,
+            ),
+        )
+
+    def sampled(self, action: Generated, acted_s: float) -> EpisodeSoFar:
+        """The model has spoken; of an action without a token there is no turn."""
+        assert self.opened is not None, "somebody was asked"
+        if not action.token_ids:
+            return replace(self, opened=None)
+        num_given = len(self.opened.given)
+        first, *later = action.versions
+        versions = extend_spans(self.versions, first.version, num_given + first.num_tokens)
+        for span in later:
+            versions = extend_spans(versions, span.version, span.num_tokens)
+        turn = Turn(
+            num_given=num_given,
+            num_sampled=len(action.token_ids),
+            observation=self.opened.observation,
+            action=action.text,
+            reward=None,
+            asked_s=self.opened.asked_s,
+            acted_s=acted_s,
+            answered_s=None,
+        )
+        return EpisodeSoFar(
+            turns=(*self.turns, turn),
+            token_ids=(*self.token_ids, *self.opened.given, *action.token_ids),
+            logprobs=(*self.logprobs, *(0.0,) * num_given, *action.logprobs),
+            versions=versions,
+        )
+
+    def answered(self, transition: Transition, answered_s: float) -> EpisodeSoFar:
+        """The environment has answered the last action."""
+        last = replace(self.turns[-1], reward=transition.reward, answered_s=answered_s)
+        return replace(self, turns=(*self.turns[:-1], last))
+
+
+def split_spans(
+    spans: Sequence[VersionSpan], num_tokens: int
+) -> tuple[tuple[VersionSpan, ...], tuple[VersionSpan, ...]]:
+    """The spans of the first num_tokens, and those of the rest."""
+    before: tuple[VersionSpan, ...] = ()
+    after: tuple[VersionSpan, ...] = ()
+    for span in spans:
+        num_before = min(span.num_tokens, num_tokens)
+        num_tokens -= num_before
+        before = extend_spans(before, span.version, num_before)
+        after = extend_spans(after, span.version, span.num_tokens - num_before)
+    return before, after

@@ -1,0 +1,45 @@
+"""What makes an engine play a run's episodes: the recipe that its process is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from artifacts.datasets.rows import Message
+from tasks.engines.base import Replica
+from tasks.environments.bridge import Bridge, read_bridge
+from tasks.environments.choice import EnvironmentConfig
+from tasks.environments.episode_config import EpisodeConfig
+from tasks.environments.episode_replica import EpisodeReplica
+from tasks.environments.hosts.pool import HostPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodePlayer:
+    """Called with the replica that a process has built, it gives the one that callers see."""
+
+    environments: Mapping[str, EnvironmentConfig]  # by domain
+    config: EpisodeConfig
+    model_path: str  # Hugging Face directory, for its chat template
+    max_model_len: int  # of the engine
+
+    def __call__(self, inner: Replica) -> Replica:
+        return EpisodeReplica(
+            inner,
+            HostPool(self.config.hosts, self.environments.values()),
+            self.environments,
+            {
+                domain: bridge_of(self.model_path, settings.head())
+                for domain, settings in self.environments.items()
+            },
+            self.config,
+            self.max_model_len,
+        )
+
+
+@lru_cache(maxsize=16)
+def bridge_of(model_path: str, head: tuple[Message, ...]) -> Bridge:
+    """The bridge of a model and an environment's head; made once per process. ValueError for a
+    model that cannot play episodes."""
+    return read_bridge(model_path, head)

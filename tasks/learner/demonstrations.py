@@ -1,0 +1,108 @@
+"""What the tiny models are warmed up on: worked answers to the task chain_sum, or episodes of a
+game in which every move is valid.
+
+Chain sums are clean at first, so that a model finds the rule, and in the last quarter have a known
+share of wrong steps, so that sampling errs while the most likely answer is mostly right. The moves
+of a game are any valid ones: the model learns the form of an action, and not which to choose.
+Either way there is a gap that reinforcement learning closes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
+
+from artifacts.datasets.chain_sum import demonstration, draw_training_terms, question
+from artifacts.models.choice import TinyConfig, TinyLlamaConfig, TinyPlayerConfig
+from tasks.environments.bridge import make_bridge
+from tasks.environments.choice import EnvironmentConfig
+from tasks.environments.games.game import GameConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TRAINING_ALPHA = (
+    0.7  # more long chains than any task draws: they hold most of the steps to learn from
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A demonstration as token ids."""
+
+    token_ids: tuple[int, ...]  # all of it
+    is_said: tuple[bool, ...]  # of each token, whether the model is to say it: it carries loss
+
+    @property
+    def num_said(self) -> int:
+        return sum(self.is_said)
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[tuple[int, ...], bool]]) -> Example:
+        """Of parts in their order, each with whether the model is to say it."""
+        parts = list(parts)
+        return cls(
+            token_ids=tuple(index for ids, _ in parts for index in ids),
+            is_said=tuple(is_said for ids, is_said in parts for _ in ids),
+        )
+
+
+Draw = Callable[[random.Random, bool], Example]  # (its noise, whether it must be clean)
+
+
+def demonstrations_of(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) -> Draw:
+    """Where the demonstrations of a tiny model come from. ValueError for a game whose moves are not
+    known."""
+    if isinstance(config, TinyPlayerConfig):
+        return _episodes(_game(config), tokenizer)
+    return _chain_sums(config, tokenizer)
+
+
+def _chain_sums(config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase) -> Draw:
+    def draw(rng: random.Random, is_clean: bool) -> Example:
+        shares = (0.0, 0.0) if is_clean else (config.wrong_share, config.ramble_share)
+        terms = draw_training_terms(rng, TRAINING_ALPHA)
+        prompt = _encode(tokenizer, f"{tokenizer.bos_token}{question(terms)}")
+        response = _encode(tokenizer, f"{demonstration(terms, rng, *shares)}{tokenizer.eos_token}")
+        return Example.of([(prompt, False), (response, True)])
+
+    return draw
+
+
+def _episodes(game: GameConfig, tokenizer: PreTrainedTokenizerBase) -> Draw:
+    end = int(tokenizer.eos_token_id)
+    bridge = make_bridge(tokenizer, (end,), game.head(), "the tiny model")
+
+    def draw(rng: random.Random, is_clean: bool) -> Example:
+        parts = [(bridge.head, False)]
+        for observation, action in game.demonstrate(rng.randrange(2**31), rng):
+            is_first = len(parts) == 1
+            given = bridge.first(observation) if is_first else bridge.next(observation, end)
+            parts += [(given, False), ((*_encode(tokenizer, action), end), True)]
+        return Example.of(parts)
+
+    return draw
+
+
+def _game(config: TinyPlayerConfig) -> GameConfig:
+    try:
+        game = TypeAdapter[EnvironmentConfig](EnvironmentConfig).validate_python(config.game)
+    except ValidationError as error:
+        raise ValueError(
+            f"model.game must be an environment as under environments, got {dict(config.game)}"
+            f" ({error.errors()[0]['msg']}); write it as there"
+        ) from error
+    if not isinstance(game, GameConfig):
+        raise ValueError(
+            f"model.game must be a game whose valid moves are known, got kind {game.kind!r}; choose"
+            " one of the games, or another model"
+        )
+    return game
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,80 @@
+"""The reward of an episode: what its environment paid, turn by turn.
+
+How it ended decides what that is worth as a verdict. An environment that failed has said nothing
+about the model: no verdict, and no place in a group's mean. A bound that cut the episode leaves the
+reward as it is.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from artifacts.records import Ending, Episode, Generated, Outcome, Prompt, Score
+from tasks.rewards.base import Reward, Verdict, infra, stamp
+from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+
+
+class EpisodeRewardConfig(BaseModel):
+    """Add up what an episode's environment paid."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["episode"] = Field(
+        "episode", description="Chooses what the environment of the domain pays."
+    )
+    discount: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description=(
+            "What a turn's reward is worth one turn later; below 1 the same success is worth more"
+            " in fewer turns."
+        ),
+    )
+
+    def build_reward(self, book: TimeoutBook) -> Reward:
+        """It executes no programs and needs no time limits."""
+        return EpisodeReward(self)
+
+
+class EpisodeReward:
+    """Scores episodes; all there is to know is in their records."""
+
+    name = "episode"
+
+    def __init__(self, config: EpisodeRewardConfig) -> None:
+        self._discount = config.discount
+
+    def score(self, prompt: Prompt, generated: Generated) -> Score:
+        """The stamped verdict; its detail is the ending."""
+        started_s = time.time()
+        verdict = self._verdict(generated.episode)
+        score = stamp(verdict, prompt, generated, scorer=self.name, started_s=started_s)
+        return replace(score, outcome=verdict.outcome, detail=verdict.detail)
+
+    def close(self) -> None:
+        """There is no process to end."""
+
+    def _verdict(self, episode: Episode | None) -> Verdict:
+        if episode is None or episode.ending is None:
+            return infra("this response is no whole episode")
+        if episode.ending.is_failure:
+            return infra(f"{episode.ending}: {episode.detail}")
+        paid = [turn.reward or 0.0 for turn in episode.turns]
+        reward = sum(each * self._discount**number for number, each in enumerate(paid))
+        if not math.isfinite(reward):
+            return infra(f"the environment paid {reward}")
+        return Verdict(
+            reward=reward, outcome=_outcome(episode.ending, reward), detail=str(episode.ending)
+        )
+
+
+def _outcome(ending: Ending, reward: float) -> Outcome:
+    if ending is not Ending.TERMINATED:
+        return Outcome.TRUNCATED
+    return Outcome.OK if reward > 0 else Outcome.WRONG
