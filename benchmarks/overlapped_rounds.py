@@ -10,21 +10,21 @@ what is measured.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from artifacts.records import Generated, Running, WeightsRef
-from benchmarks.simulated_round import SimulatedRound, round_inputs
-from tasks.engines.base import Attestation, EngineLost
+from artifacts.records import Generated, Prompt, Running, WeightsRef
+from benchmarks.simulated_round import SimulatedRound, blank_prompts, round_inputs
+from tasks.engines.base import Attestation, Engine, EngineLost
 from tasks.engines.simulation.mailbox import Mailbox
-from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundInputs, ScoreFeed
 from tasks.scheduling.batch import BatchConfig
-from tasks.scheduling.events import RoundPlan, RoundScheduler
+from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import Policy, Turn
 from tasks.scheduling.queue_state import QueueState, finish_round
 
+Ask = Callable[[Iterable[PromptRef]], dict[str, Prompt]]
 Watch = Callable[[RoundPlan, RoundScheduler], RoundScheduler]
 
 
@@ -33,7 +33,7 @@ class SimulatedLearner:
 
     def __init__(
         self,
-        engines: Sequence[SimulatedEngine],
+        engines: Sequence[Engine],
         train_s: float,
         at_update: Running = Running.INTERRUPT,
     ) -> None:
@@ -85,10 +85,11 @@ class OverlappedRun:
     batch: BatchConfig
     num_steps: int
     domains: Sequence[str]
-    engines: Sequence[SimulatedEngine]
+    engines: Sequence[Engine]
     learner: SimulatedLearner
     feed: Callable[[], ScoreFeed]
     max_response_tokens: int
+    ask: Ask = blank_prompts  # the prompts of a round, by id
     seed: int = 0
     leaves_running: bool = True
     watch: Watch = field(default=lambda plan, scheduler: scheduler)  # looks at the decisions
@@ -146,7 +147,13 @@ def inputs_of(run: OverlappedRun, plan: RoundPlan) -> RoundInputs:
     """The round over the run's engines, with nothing recorded."""
     scheduler = run.watch(plan, run.policy.scheduler(plan))
     inputs = round_inputs(
-        plan, scheduler, run.engines, run.max_response_tokens, feed=run.feed(), attempt=plan.step
+        plan,
+        scheduler,
+        run.engines,
+        run.max_response_tokens,
+        prompts=run.ask(plan.candidates),
+        feed=run.feed(),
+        attempt=plan.step,
     )
     if plan.admission is None:
         return inputs

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from artifacts.records import Generated, Group, Prompt, WeightsRef
+from tasks.engines.base import Engine
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
@@ -83,7 +84,7 @@ def blank_prompts(refs: Iterable[PromptRef], num_tokens: int = PROMPT_TOKENS) ->
 def round_inputs(
     plan: RoundPlan,
     scheduler: RoundScheduler,
-    engines: Sequence[SimulatedEngine],
+    engines: Sequence[Engine],
     max_response_tokens: int,
     **others: Any,  # Any: fields of RoundInputs
 ) -> RoundInputs:
@@ -105,7 +106,7 @@ def round_inputs(
     return replace(inputs, **others)
 
 
-async def load_version(engines: Sequence[SimulatedEngine], version: int) -> None:
+async def load_version(engines: Sequence[Engine], version: int) -> None:
     """Have every engine sample with this version from now on."""
     for engine in engines:
         await engine.load_weights(WeightsRef(version=version, path="", digest=""), probes=())
