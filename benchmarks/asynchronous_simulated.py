@@ -26,6 +26,7 @@ from benchmarks.simulated_round import SimulatedRound
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.rounds.records import RoundResult
 from tasks.scheduling.asynchronous_round import AtDeadline
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import Decision, Event, Launch, Published, RoundPlan, RoundScheduler
@@ -56,6 +57,10 @@ class ExponentialWriter:
     long_share: float
 
     def num_tokens(self, request: Request, noise: int) -> int:
+        return self.drawn(noise)
+
+    def drawn(self, noise: int) -> int:
+        """The length of the response with this noise, in tokens."""
         draws = np.random.default_rng(derive_seed(noise, "length"))
         seconds = MEAN_S * draws.exponential() * (10 if draws.random() < self.long_share else 1)
         return max(1, round(seconds / STEP_S))
@@ -99,13 +104,13 @@ class Watched:
 class Outcome:
     """A run in figures."""
 
-    seconds: float  # virtual, a step
+    seconds: float  # virtual, a planned step
     lag_mean: float  # of trained groups, by the version of their dispatch
     lag_max: int
     length_share: float  # mean trained length over mean sampled length; 1 is without bias
     lost_share: float  # dropped or parked prompts, of those that were trained
-    groups_per_s: float  # trained ones
-    tokens_per_s: float  # trained ones
+    groups_per_s: float  # trained in planned steps
+    tokens_per_s: float  # of those groups
     untrained_share: float  # of all tokens that were generated
 
 
@@ -115,7 +120,7 @@ class Played:
 
     rounds: list[SimulatedRound]
     lags: list[int]  # of trained groups, by the version of their dispatch
-    seconds: float  # virtual
+    seconds: float  # virtual, until the last planned step is trained
 
 
 def play(policy: Policy, num_steps: int, long_share: float, seed: int = 0) -> Outcome:
@@ -150,37 +155,44 @@ async def simulate(policy: Policy, num_steps: int, long_share: float, seed: int)
     )
     rounds: list[SimulatedRound] = []
     lags: list[int] = []
+    clock = asyncio.get_running_loop()
+    planned_s: float | None = None
     async for played in play_overlapped(run):
         lags.extend(
             played.plan.step - 1 - versions[group.prompt.prompt_id]
             for group in played.result.groups
         )
+        if played.plan.is_drain and planned_s is None:
+            planned_s = clock.time() - played.rollout_s
         parked.extend(played.result.deferred)
         rounds.append(played)
-    return Played(rounds=rounds, lags=lags, seconds=asyncio.get_running_loop().time())
+    return Played(rounds=rounds, lags=lags, seconds=planned_s or clock.time())
 
 
 def outcome(run: Played, long_share: float) -> Outcome:
     """What a run gained and cost."""
     results = [played.result for played in run.rounds]
-    lengths = [
-        response.generated.num_sampled
-        for result in results
-        for group in result.groups
-        for response in group.responses
-    ]
+    planned = [played.result for played in run.rounds if not played.plan.is_drain]
+    num_tokens = sum(_trained_tokens(result) for result in results)
+    num_planned_tokens = sum(_trained_tokens(result) for result in planned)
     num_lost = sum(len(result.dropped) + len(result.deferred) for result in results)
     num_generated = sum(response.num_sampled for result in results for response in result.generated)
     sampled = MEAN_S / STEP_S * (1 + 9 * long_share)
     return Outcome(
-        seconds=run.seconds / len(results),
+        seconds=run.seconds / len(planned),
         lag_mean=float(np.mean(run.lags)),
         lag_max=max(run.lags),
-        length_share=float(np.mean(lengths)) / sampled,
+        length_share=num_tokens / (len(run.lags) * BATCH.responses_per_prompt) / sampled,
         lost_share=num_lost / len(run.lags),
-        groups_per_s=len(run.lags) / run.seconds,
-        tokens_per_s=sum(lengths) / run.seconds,
-        untrained_share=1 - sum(lengths) / num_generated,
+        groups_per_s=sum(len(result.groups) for result in planned) / run.seconds,
+        tokens_per_s=num_planned_tokens / run.seconds,
+        untrained_share=1 - num_tokens / num_generated,
+    )
+
+
+def _trained_tokens(result: RoundResult) -> int:
+    return sum(
+        response.generated.num_sampled for group in result.groups for response in group.responses
     )
 
 

@@ -62,6 +62,13 @@ class Setting:
     prompts: int = 256
     most_tokens: int = 32_768
     billions: float = 8.0  # parameters
+    median_tokens: float = 9000.0
+    sigma: float = 0.8  # of the logarithm of the length
+    prompt_share: float = 0.7  # of that variance
+    sequence_s: float = 0.06e-3  # that a sequence of 8B adds to a decode step
+    train_flops: float = 250e12  # a device, a second
+    update_s: float = 0.0  # to bring the weights to the engines, added to training
+    training_devices: int = 0  # of asynchronous runs; 0 chooses
 
     @property
     def num_devices(self) -> int:
@@ -75,12 +82,16 @@ class Setting:
     @property
     def lengths(self) -> LengthModel:
         """Of tokens that stand for many."""
-        return LengthModel(median_tokens=9000 / TOKENS_AS_ONE, sigma=0.8)
+        return LengthModel(
+            median_tokens=self.median_tokens / TOKENS_AS_ONE,
+            sigma=self.sigma,
+            prompt_share=self.prompt_share,
+        )
 
     @property
     def engine(self) -> SimulatedEngineConfig:
         weights_s = self.billions * 2e9 / 3.35e12
-        sequence_s = 0.06e-3 * math.sqrt(self.billions / 8)
+        sequence_s = self.sequence_s * math.sqrt(self.billions / 8)
         return SimulatedEngineConfig(
             max_batch=1024,
             step_s=(0.005 + weights_s) * TOKENS_AS_ONE,
@@ -95,12 +106,15 @@ class Setting:
     def mean_tokens(self) -> float:
         """Of a response, real ones."""
         draws = np.random.default_rng(0).normal(size=100_000)
-        return float(np.minimum(self.most_tokens, 9000 * np.exp(0.8 * draws)).mean())
+        lengths = self.median_tokens * np.exp(self.sigma * draws)
+        return float(np.minimum(self.most_tokens, lengths).mean())
 
     def train_s(self, num_devices: int) -> float:
-        """Seconds to train a step on so many simulated devices."""
+        """Seconds to train a step on so many simulated devices, and to bring its weights to the
+        engines."""
         tokens = self.prompts / SCALE * RESPONSES * self.mean_tokens
-        return tokens * 10 * self.billions * 1e9 / (250e12 * num_devices)
+        training_s = tokens * 10 * self.billions * 1e9 / (self.train_flops * num_devices)
+        return training_s + self.update_s
 
     def generation_s(self, num_devices: int) -> float:
         """Seconds to generate a step's tokens with three steps' responses under way."""
@@ -112,6 +126,8 @@ class Setting:
     @property
     def num_training(self) -> int:
         """Devices that train in asynchronous runs."""
+        if self.training_devices:
+            return self.training_devices // SCALE
         return min(
             range(1, self.num_devices),
             key=lambda num: max(self.train_s(num), self.generation_s(self.num_devices - num)),

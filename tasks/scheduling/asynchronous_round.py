@@ -6,11 +6,12 @@
                                slot is another's
     all slots taken ─▶ carry what is undecided into the next round, close
 
-A slot is another's if a group of a nearer deadline will need it. Groups that are held are accepted
-in the order in which they were completed. What a short round defers goes on here: as many groups
-as are dispatched ahead of a step compete for its slots, and those that come too late are carried,
-tokens and all. Within a prompt eta_R is that of `short_round`; a prompt that was parked is asked
-for no more than is trained, as in a long round. At the deadline of a group that is not complete
+A slot is another's if a group of a nearer deadline will need it. Of the groups that are held, the
+one of the nearest deadline is accepted first. What a short round defers goes on here: as many
+groups as are dispatched ahead of a step compete for its slots, and those that come too late are
+carried, tokens and all. Within a prompt eta_R is that of `short_round`; a prompt that was parked is
+asked for no more than is trained, as in a long round. While earlier steps still train, every group
+is waited for at its deadline: to close sooner would give it up and gain nothing. After that
 
     wait          the round waits for it: no token lags more than the bound, and none is lost
     drop          it is given up as soon as the slots are filled without it, which favours short
@@ -64,6 +65,7 @@ class AsynchronousScheduler:
         self._plan = plan
         self._admission = plan.admission
         self._at_deadline = at_deadline
+        self._gives_up = at_deadline in ("drop", "park")
         self._reserve = Reserve(plan)
         self._upcoming = deque((*plan.prompts[plan.num_carried :], *plan.upcoming))
         queued = plan.candidates[plan.num_carried :][: plan.num_queued]
@@ -99,7 +101,7 @@ class AsynchronousScheduler:
         decisions: list[Decision] = []
         while self._version < event.version and not self._is_closed:
             self._version += 1
-            decisions += self._admit()
+            decisions += [*self._admit(), *self._settle()]
         return decisions
 
     def waiting_for(self) -> str:
@@ -166,12 +168,17 @@ class AsynchronousScheduler:
         """The first complete group that takes no slot which another will need."""
         if not (self._num_free and self._complete):
             return None
-        num_due = Counter(due.deadline for due in self._undecided.values() if due.is_due)
-        return next((name for name in self._complete if self._may_accept(name, num_due)), None)
+        num_due = Counter(due.deadline for due in self._undecided.values() if self._is_due(due))
+        by_deadline = sorted(self._complete, key=lambda name: self._undecided[name].deadline)
+        return next((name for name in by_deadline if self._may_accept(name, num_due)), None)
+
+    def _is_due(self, undecided: _Undecided) -> bool:
+        """Whether a slot is kept for it: while earlier steps still train, it may yet be in time."""
+        return undecided.is_due or (self._gives_up and self._version < self._plan.step - 1)
 
     def _may_accept(self, name: str, num_due: Counter[int]) -> bool:
         candidate = self._undecided[name]
-        others = num_due - Counter([candidate.deadline] if candidate.is_due else [])
+        others = num_due - Counter([candidate.deadline] if self._is_due(candidate) else [])
         step, num_groups = self._plan.step, self._admission.prompts_per_step
         return can_all_be_trained(others, step, self._num_free - 1, num_groups)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.asynchronous_simulated import TRAIN_S, play
@@ -43,3 +45,14 @@ def test_devices_are_shared_out_so_that_the_slower_side_is_fastest() -> None:
         return max(setting.train_s(training), setting.generation_s(generating))
 
     assert slower(num) == min(slower(each) for each in range(1, setting.num_devices))
+
+
+def test_an_assumption_that_is_changed_changes_what_it_is_about() -> None:
+    setting = Setting()
+    assert replace(setting, update_s=20.0).train_s(8) == pytest.approx(setting.train_s(8) + 20)
+    assert replace(setting, train_flops=500e12).train_s(8) == pytest.approx(setting.train_s(8) / 2)
+    assert replace(setting, training_devices=64).num_training == 4
+    assert replace(setting, sigma=0.6).mean_tokens < setting.mean_tokens
+    assert replace(setting, median_tokens=6000.0).lengths.median_tokens == 187.5
+    assert replace(setting, prompt_share=0.0).lengths.prompt_share == 0.0
+    assert replace(setting, sequence_s=0.12e-3).generation_s(2) > setting.generation_s(2)
