@@ -85,6 +85,12 @@ def step_of_commit(name: str) -> int | None:
     return int(stem) if suffix == "json" and stem.isdigit() else None
 
 
+def step_of_partition(name: str) -> int | None:
+    """The step of a folder name in responses/ or journal/, or None if it is none of a step."""
+    key, _, step = name.partition("=")
+    return int(step) if key == "step" and step.isdigit() else None
+
+
 def journal_dir(step: int) -> str:
     return f"{JOURNAL}/step={step_name(step)}"
 
