@@ -10,6 +10,7 @@ that spells them.
     journal/step=00007/         parts appended while the step runs; gone once it is finalised
     responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
     judgements/step=00007/      what judges said, a part per attempt: no question is asked twice
+    evaluation/                 responses, rounds and journal of evaluations, by the step before
     checkpoints/00007/          learner state, complete or absent
     log/                        what its processes wrote: flow.log, and one per worker
     status.json                 whether the run goes on, renewed while it does; how it ended
@@ -35,6 +36,7 @@ ROUNDS = "rounds"
 SPLITS = "splits"
 MOMENTS = "moments"
 JUDGEMENTS = "judgements"
+EVALUATION = "evaluation"
 CHECKPOINTS = "checkpoints"
 REPORT = "report"
 LOGS = "log"

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from artifacts import layout
 from artifacts.journal import Journal
 from artifacts.reports.answers import Question, questions_of, spread
 from artifacts.reports.episode_changes import Change, changes_of, markdown
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from flows.evaluate import EvaluationReport
-from tasks.plan import EVALUATION
 
 SHOWN_QUESTIONS = 12
 SHOWN_EPISODES = 6  # they are longer
@@ -51,6 +51,6 @@ class HeldoutAnswers:
 
 def read_answers(store: Store, evaluations: Evaluations) -> HeldoutAnswers:
     """The answers of the first and the last of a run's evaluations; at least one is there."""
-    asked = Journal(store.child(EVALUATION))
+    asked = Journal(store.child(layout.EVALUATION))
     first, last = min(evaluations), max(evaluations)
     return HeldoutAnswers(before=asked.read(first), after=asked.read(last) if last > first else ())

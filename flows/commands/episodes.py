@@ -17,16 +17,15 @@ from typing import get_args
 from rich.console import Console
 from rich.text import Text
 
+from artifacts import layout
 from artifacts.commit import read_manifest
 from artifacts.journal import Journal
 from artifacts.records import Ending, Outcome
 from artifacts.reports.episode_figures import played
 from artifacts.reports.transcript import STOPPED, UNSCORED, Transcript, Voice, transcript_of
 from artifacts.tables import ResponseRow
-from flows.commands.command_line import sentence
 from flows.commands.episode_choice import EpisodeChoice, Order, told_counts
 from flows.commands.named_run import run_store
-from tasks.plan import EVALUATION
 
 OUTCOMES = (*map(str, Outcome), UNSCORED)
 ENDINGS = (*map(str, Ending), STOPPED)
@@ -39,9 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         show(options, Console(soft_wrap=True, highlight=False, markup=False, emoji=False))
     except (ValueError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"error: {sentence(error)}", markup=False, highlight=False
-        )
+        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
         return 2
     return 0
 
@@ -52,7 +49,7 @@ def show(options: argparse.Namespace, console: Console) -> None:
         raise ValueError(f"--count must be >= 1, got {options.count}; leave it out for 3")
     store = run_store(options.run, options.root)
     run_id = read_manifest(store).run_id
-    journal = Journal(store.child(EVALUATION) if options.heldout else store)
+    journal = Journal(store.child(layout.EVALUATION) if options.heldout else store)
     step = step_of(journal, options, run_id)
     rows = recorded(journal, step)
     where = f"the evaluation after step {step}" if options.heldout else f"step {step}"

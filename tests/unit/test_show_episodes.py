@@ -4,6 +4,8 @@ none."""
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,6 +194,17 @@ def test_the_queries_of_the_documentation_work(run: OpenRun) -> None:
     assert ("00002", "turns", 1, 6.0, 0.0) in endings
     assert len(turns) == 10
     assert turns[0][2:] == ("Guess.", "10", 0.25)
+
+
+def test_no_model_library_is_imported_to_show_episodes() -> None:
+    program = (
+        "import sys, flows.commands.episodes\n"
+        "print([name for name in ('torch', 'vllm', 'prefect', 'pydantic') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
 
 
 def test_the_commands_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
