@@ -82,11 +82,17 @@ class Journal:
         self._store.delete(layout.journal_dir(step))
         self._next_part.pop(step, None)
 
-    def read_groups(self, step: int) -> list[Group]:
-        """The trained groups in training order: all that a replay of the step's training needs."""
-        return groups_from_parquet(
-            self._store.read(layout.table_file("groups", step)), self.read(step)
-        )
+    def steps(self) -> list[int]:
+        """Every step with recorded responses, in order; the last one may still run."""
+        names = (*self._store.list("responses"), *self._store.list(layout.JOURNAL))
+        steps = {layout.step_of_partition(name) for name in names}
+        return sorted(step for step in steps if step is not None)
+
+    def read_groups(self, step: int, rows: Iterable[ResponseRow] | None = None) -> list[Group]:
+        """The trained groups in training order: all that a replay of the step's training needs.
+        `rows`: what `read` says of the step, from a caller that has it."""
+        groups = self._store.read(layout.table_file("groups", step))
+        return groups_from_parquet(groups, self.read(step) if rows is None else rows)
 
     def read_spans(self, step: int) -> list[Span]:
         return spans_from_parquet(self._store.read(layout.table_file("spans", step)))

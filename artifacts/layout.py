@@ -10,6 +10,7 @@ that spells them.
     journal/step=00007/         parts appended while the step runs; gone once it is finalised
     responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
     judgements/step=00007/      what judges said, a part per attempt: no question is asked twice
+    evaluation/                 responses, rounds and journal of evaluations, by the step before
     checkpoints/00007/          learner state, complete or absent
     log/                        what its processes wrote: flow.log, and one per worker
     status.json                 whether the run goes on, renewed while it does; how it ended
@@ -35,6 +36,7 @@ ROUNDS = "rounds"
 SPLITS = "splits"
 MOMENTS = "moments"
 JUDGEMENTS = "judgements"
+EVALUATION = "evaluation"
 CHECKPOINTS = "checkpoints"
 REPORT = "report"
 LOGS = "log"
@@ -83,6 +85,12 @@ def step_of_commit(name: str) -> int | None:
     """The step of a file name in steps/, or None if it is not a commit."""
     stem, _, suffix = name.rpartition(".")
     return int(stem) if suffix == "json" and stem.isdigit() else None
+
+
+def step_of_partition(name: str) -> int | None:
+    """The step of a folder name in responses/ or journal/, or None if it is none of a step."""
+    key, _, step = name.partition("=")
+    return int(step) if key == "step" and step.isdigit() else None
 
 
 def journal_dir(step: int) -> str:

@@ -11,7 +11,8 @@ from artifacts import layout
 from artifacts.commit import StepCommit
 from artifacts.reports.canvas import png
 from artifacts.reports.summary import RunSummary, markdown
-from flows.results import Evaluations, RunResults
+from flows.heldout_answers import Evaluations
+from flows.results import RunResults
 from flows.run import OpenRun
 
 logger = logging.getLogger(__name__)

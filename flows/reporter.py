@@ -27,8 +27,9 @@ from artifacts.commit import StepCommit, figures_by_step, read_commits
 from artifacts.journal import Journal
 from artifacts.reports.figures import RunFigures, figures_of, write_figures
 from artifacts.reports.summary import RunSummary, headline, markdown, rich_summary
-from artifacts.tables import spans_to_parquet
+from artifacts.tables import ResponseRow, spans_to_parquet
 from flows.evaluate import EvaluationReport
+from flows.heldout_answers import read_answers
 from flows.output import screen
 from flows.report_folder import ReportFolder
 from flows.run import OpenRun
@@ -38,11 +39,11 @@ from tasks.learner.reports import REASONS, skipped_of
 from tasks.progress import artifact_key, progress_key
 from tasks.report import StepReport, stage_times
 from tasks.rewards.programs.adaptive_timeout import Anchor, merged, to_record
-from tasks.rewards.registry import learns_timeouts, timeouts_of
+from tasks.rewards.registry import timeouts_of
 from tasks.rounds.filling import Filling
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
-from tasks.step_metrics import running_totals, step_metrics
+from tasks.step_metrics import episode_metrics, running_totals, step_metrics
 from tasks.trained_lengths import lengths_so_far
 
 TABLE_COLUMNS = (
@@ -134,7 +135,9 @@ class RunReporter:
         self, report: StepReport, state: QueueState, planner: PlannerState, checkpoint: str | None
     ) -> StepCommit:
         """The step as it is committed."""
-        metrics = step_metrics(report, state, tuple(self._journal.read_groups(report.plan.step)))
+        rows = self._journal.read(report.plan.step)
+        groups = tuple(self._journal.read_groups(report.plan.step, rows))
+        metrics = step_metrics(report, state, groups) | episode_metrics(report.rollout, rows)
         totals = running_totals(self._counters, metrics, state)
         return StepCommit(
             step=report.plan.step,
@@ -151,14 +154,12 @@ class RunReporter:
             },
             checkpoint=checkpoint,
             planner=planner.to_json(),
-            timeouts=to_record(merged(self._timeouts(report.plan.step), report.reward.relearned)),
+            timeouts=to_record(merged(self._timeouts(rows), report.reward.relearned)),
         )
 
-    def _timeouts(self, step: int) -> dict[str, Anchor]:
-        """What the step's recorded executions tell of the running times of test cases; nothing is
-        read where none can be."""
+    def _timeouts(self, rows: Sequence[ResponseRow]) -> dict[str, Anchor]:
+        """What a step's recorded executions tell of the running times of test cases."""
         rewards = self._run.config.rewards
-        rows = self._journal.read(step) if learns_timeouts(rewards) else ()
         return timeouts_of(
             rewards,
             [
@@ -237,9 +238,17 @@ class RunReporter:
         await acreate_markdown_artifact(
             text, key=f"summary-{self._key}", description=f"What came of {self._run.context.run_id}"
         )
+        await self._show_episodes()
         await self._view.close()
         Console(file=screen()).print(rich_summary(summary))
         return summary
+
+    async def _show_episodes(self) -> None:
+        """Held-out episodes of a run that has any."""
+        answers = await asyncio.to_thread(read_answers, self._run.store, self._evaluations)
+        if text := answers.markdown():
+            about = f"Held-out episodes of {self._run.context.run_id}, before and after"
+            await acreate_markdown_artifact(text, key=f"episodes-{self._key}", description=about)
 
     async def _log_model(self, commits: Sequence[StepCommit]) -> None:
         """The trained model into MLflow, where it is asked for. A refusal is told, and costs

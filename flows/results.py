@@ -18,7 +18,8 @@ from artifacts import layout
 from artifacts.commit import StepCommit, figures_by_step, read_manifest
 from artifacts.journal import Journal
 from artifacts.reports import canvas, plots
-from artifacts.reports.answers import Question, questions_of, spread
+from artifacts.reports.episode_figures import TURNS
+from artifacts.reports.episode_plot import episodes_by_step
 from artifacts.reports.page import Picture, RunPage, Setting, StepLine, render
 from artifacts.reports.staleness_plot import LAG, staleness
 from artifacts.reports.summary import (
@@ -29,17 +30,13 @@ from artifacts.reports.summary import (
 )
 from artifacts.reports.timeline import BUBBLES
 from flows.config.run_config import RunConfig
-from flows.evaluate import EvaluationReport
+from flows.heldout_answers import Evaluations, read_answers
 from flows.resume import OF_THE_ATTEMPT, differences
 from flows.run import OpenRun
 from tasks.alarm import alarms_of
-from tasks.plan import EVALUATION
 from tasks.report import STAGES
 
-SHOWN_QUESTIONS = 12
 TIMELINE = "timeline_"  # what the names of timelines begin with
-
-Evaluations = Mapping[int, EvaluationReport]  # by the step after which it was made
 
 
 class RunResults:
@@ -48,7 +45,6 @@ class RunResults:
     def __init__(self, run: OpenRun) -> None:
         self._run = run
         self._journal = Journal(run.store)
-        self._asked = Journal(run.store.child(EVALUATION))
         self._lengths: dict[int, list[int]] = {}
 
     def summary(
@@ -106,6 +102,8 @@ class RunResults:
         told = figures_by_step(commits)
         if any(LAG in figures for _, figures in told):
             pictures["staleness"] = staleness(told)
+        if any(TURNS in figures for _, figures in told):
+            pictures["episodes"] = episodes_by_step(told)
         devices = sorted({*self._run.context.devices.values()})
         for kind in dict.fromkeys(commit.kind for commit in commits):
             typical = typical_step(commits, kind)
@@ -129,7 +127,7 @@ class RunResults:
             name: Picture(title=title_of(figure), svg=canvas.svg(figure))
             for name, figure in self.pictures(commits, evaluations).items()
         }
-        questions = self._questions(evaluations)
+        answers = read_answers(self._run.store, evaluations)
         so_far = f"{len(commits)} of {config.num_steps} steps"
         page = RunPage(
             summary=summary,
@@ -144,16 +142,12 @@ class RunResults:
             preset=config.preset,
             settings=settings_of(config),
             changes=read_manifest(self._run.store).changes,
-            questions=spread(questions, SHOWN_QUESTIONS),
-            num_questions=len(questions),
+            episodes=answers.episodes,
+            questions=answers.shown,
+            num_questions=len(answers.questions),
             steps_asked=(min(evaluations), max(evaluations)),
         )
         return render(page)
-
-    def _questions(self, evaluations: Evaluations) -> list[Question]:
-        first, last = min(evaluations), max(evaluations)
-        later = self._asked.read(last) if last > first else ()
-        return questions_of(self._asked.read(first), later)
 
     def _facts(self) -> dict[str, str]:
         config, manifest = self._run.config, read_manifest(self._run.store)

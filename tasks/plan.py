@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from artifacts import layout
 from artifacts.journal import Journal
 from artifacts.records import WeightsRef
 from artifacts.store import Store
@@ -12,7 +13,7 @@ from tasks.run_context import RunContext
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 
-EVALUATION = "evaluation"  # folder of a run in which the responses of evaluations are kept
+EVALUATION = layout.EVALUATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

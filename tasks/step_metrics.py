@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
 
 from artifacts.records import Fate, Group, Running
+from artifacts.reports.episode_figures import step_episode_figures
 from artifacts.reports.timeline import bubble_shares, device_times, stage_s
-from tasks.episode_figures import episode_figures
+from artifacts.tables import ResponseRow
 from tasks.lag import lag_figures
 from tasks.learner.reports import Skipped, token_means, update_figures
 from tasks.learner.version_sums import figures_by_lag
 from tasks.report import StepReport, reward_exposed_s, stage_times
+from tasks.rounds.report import RolloutReport
 from tasks.scheduling.queue_state import QueueState
 from tasks.trained_lengths import TOTALS, length_figures
 
@@ -34,10 +36,15 @@ def step_metrics(
         **_bubble_metrics(report),
         **_overlap_metrics(report, groups),
         **_domain_rewards(groups),
-        **episode_figures(groups),
         **_judge_metrics(report),
         **_learner_metrics(report),
     }
+
+
+def episode_metrics(rollout: RolloutReport, rows: Sequence[ResponseRow]) -> dict[str, float]:
+    """Figures of the episodes among a step's recorded responses; nothing where there is none."""
+    decided = {*rollout.accepted, *rollout.filtered, *rollout.dropped}
+    return step_episode_figures(rows, decided)
 
 
 def _time_metrics(report: StepReport) -> dict[str, float]:

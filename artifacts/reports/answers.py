@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from artifacts.reports.transcript import Transcript, transcript_of
 from artifacts.tables import ResponseRow
 
 
@@ -20,6 +21,7 @@ class Answer:
     reward: float | None  # None where no verdict was reached
     outcome: str  # in a word, and why
     num_tokens: int  # sampled tokens
+    transcript: Transcript | None  # of an episode; None for an answer of one turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,7 @@ class Question:
     domain: str  # reward domain
     text: str  # the question as a person would read it
     gold: str  # what the reward compares with
+    seed: int | None  # of the episode that both play; None for a question of one turn
     before: tuple[Answer, ...]  # of the model that the run started from
     after: tuple[Answer, ...]  # of the last evaluated weights; empty before there are any
 
@@ -54,6 +57,7 @@ def questions_of(before: Iterable[ResponseRow], after: Iterable[ResponseRow]) ->
             domain=rows[0].prompt.domain,
             text=rows[0].prompt.text,
             gold=rows[0].prompt.gold,
+            seed=rows[0].prompt.episode_seed,
             before=_answers(rows),
             after=_answers(later.get(prompt_id, [])),
         )
@@ -84,6 +88,7 @@ def _answer(row: ResponseRow) -> Answer:
         reward=None if score is None else score.reward,
         outcome=told,
         num_tokens=generated.num_sampled,
+        transcript=transcript_of(row),
     )
 
 

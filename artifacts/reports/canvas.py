@@ -8,10 +8,11 @@ thread. Leaves out what is drawn (`plots`).
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 DOTS_PER_INCH = 130
 INK, FAINT, GRID, LANE, PAPER = "#222222", "#8a8f98", "#e6e8eb", "#f4f5f7", "#ffffff"
@@ -23,6 +24,8 @@ PAGE_COLOURS = {
     LANE: "--lane",
     PAPER: "--paper",
 }
+Steps = Sequence[tuple[int, Mapping[str, float]]]  # a step and its figures
+
 SVG_METADATA = ("Date", "Creator", "Format", "Type")  # left out: equal numbers draw equal pictures
 
 
@@ -64,6 +67,23 @@ def plain(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.tick_params(colors=INK, labelsize=9)
+
+
+def draw_figure(axes: Axes, steps: Steps, name: str, label: str, colour: str) -> None:
+    """A figure over the steps that have it; nothing where none has."""
+    points = [(step, figures[name]) for step, figures in steps if name in figures]
+    if points:
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, marker=".", label=label)
+
+
+def over_steps(panels: Sequence[Axes]) -> None:
+    """Panels whose horizontal axis counts steps."""
+    for axes in panels:
+        plain(axes)
+        axes.set_xlabel("step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if axes.lines:
+            legend(axes)
 
 
 def legend(axes: Axes) -> None:

@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from artifacts.reports.answers import Question
+from artifacts.reports.episode_changes import Change
 from artifacts.reports.summary import RunSummary, headline, shares
 
 # what the columns of the token ledger mean, for somebody who reads of them for the first time
@@ -84,6 +85,7 @@ class RunPage:
     preset: str  # the preset that the settings differ from
     settings: Sequence[Setting]  # how the configuration differs from it
     changes: Sequence[Mapping[str, object]]  # what resumed attempts changed
+    episodes: Sequence[Change]  # held-out episodes before and after; empty where there are none
     questions: Sequence[Question]  # some held-out questions with their answers
     num_questions: int  # of how many they are taken
     steps_asked: tuple[int, int]  # steps after which they were asked, first and last

@@ -7,20 +7,14 @@ Drawn of runs whose steps overlap; leaves out what the limits are (`tasks.alarm`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from artifacts.reports.canvas import DOTS_PER_INCH, FAINT, INK, legend, plain
+from artifacts.reports.canvas import DOTS_PER_INCH, FAINT, INK, Steps, draw_figure, over_steps
 
 LAG, LARGEST = "lag/mean_versions", "lag/max_versions"
 EFFECTIVE, CUT = "train/effective_sample_fraction", "train/cut_fraction"
 K3_AT = "lag/mismatch_k3_at_"
 LAG_COLOURS = ("#4477aa", "#66aabb", "#88bb88", "#ccbb44", "#ee8866", "#cc6677", "#882255")
-
-Steps = Sequence[tuple[int, Mapping[str, float]]]  # a step and its figures
 
 
 def staleness(steps: Steps) -> Figure:
@@ -28,22 +22,17 @@ def staleness(steps: Steps) -> Figure:
     figure = Figure(figsize=(10.0, 3.4), dpi=DOTS_PER_INCH, layout="constrained")
     figure.suptitle("Staleness", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     lag, cost, divergence = figure.subplots(1, 3)
-    _line(lag, steps, LAG, "mean", LAG_COLOURS[0])
-    _line(lag, steps, LARGEST, "largest", FAINT)
+    draw_figure(lag, steps, LAG, "mean", LAG_COLOURS[0])
+    draw_figure(lag, steps, LARGEST, "largest", FAINT)
     lag.set(ylabel="versions behind", ylim=(0, None))
-    _line(cost, steps, EFFECTIVE, "effective sample", LAG_COLOURS[0])
-    _line(cost, steps, CUT, "without gradient", LAG_COLOURS[5])
+    draw_figure(cost, steps, EFFECTIVE, "effective sample", LAG_COLOURS[0])
+    draw_figure(cost, steps, CUT, "without gradient", LAG_COLOURS[5])
     cost.set(ylabel="share of tokens", ylim=(0, 1.02))
     for place, name in enumerate(_names_at(steps)):
         label = f"lag {name.removeprefix(K3_AT)}"
-        _line(divergence, steps, name, label, LAG_COLOURS[place % len(LAG_COLOURS)])
+        draw_figure(divergence, steps, name, label, LAG_COLOURS[place % len(LAG_COLOURS)])
     divergence.set(ylabel="k3 a token, engine to learner", ylim=(0, None))
-    for axes in (lag, cost, divergence):
-        plain(axes)
-        axes.set_xlabel("step")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if axes.lines:
-            legend(axes)
+    over_steps((lag, cost, divergence))
     return figure
 
 
@@ -51,10 +40,3 @@ def _names_at(steps: Steps) -> list[str]:
     """The figures of k3 by lag that there are, by lag."""
     found = {name for _, figures in steps for name in figures if name.startswith(K3_AT)}
     return sorted(found, key=lambda name: int(name.removeprefix(K3_AT)))
-
-
-def _line(axes: Axes, steps: Steps, name: str, label: str, colour: str) -> None:
-    """A figure over the steps that have it; nothing where none has."""
-    points = [(step, figures[name]) for step, figures in steps if name in figures]
-    if points:
-        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, marker=".", label=label)

@@ -30,6 +30,7 @@ from artifacts.datasets.rows import Row, question_row
 from artifacts.records import Generated, Prompt
 from artifacts.store import Store
 from flows.commands.command_line import sentence
+from flows.commands.named_run import run_store
 from flows.config.run_config import RunConfig
 from tasks.environments.single_turn import render
 from tasks.learner.models import resolve_model
@@ -83,20 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     return 0
-
-
-def run_store(run: str, root: str) -> Store:
-    """Where a run's files lie. `run` is its name under the root, or its folder's path or URL."""
-    if "/" in run or Path(run, layout.MANIFEST).is_file():
-        return Store.open(run.rstrip("/"))
-    opened_root = Store.open(root)
-    store = opened_root.child(run)
-    if not store.exists(layout.MANIFEST):
-        known = [name for name in opened_root.list("") if not name.startswith(".")]
-        known = [name for name in known if opened_root.exists(f"{name}/{layout.MANIFEST}")]
-        there = f"the latest there: {', '.join(known[-5:])}" if known else "there is none"
-        raise ValueError(f"RUN must be a run under {opened_root.url}, got {run!r}; {there}")
-    return store
 
 
 def kept_config(store: Store) -> RunConfig:

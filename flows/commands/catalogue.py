@@ -36,6 +36,7 @@ COMMANDS = (
     Command("environment", PREPARE, "play an environment, say what fails", "check guess"),
     Command("runs", LOOK, "list runs: state, steps, reward", ""),
     Command("ask", LOOK, "ask the model that a run trained", "RUN --task"),
+    Command("episodes", LOOK, "show what was said in episodes", "RUN --heldout"),
     Command("compare", LOOK, "put two runs side by side", "RUN RUN"),
     Command("ui", LOOK, "serve Prefect, MLflow and the reports", ""),
     Command("completion", SHELL, "tab completion for bash, zsh and fish", "bash"),

@@ -121,11 +121,6 @@ def config_of(by_domain: Mapping[str, Found], domain: str) -> Found:
     return found
 
 
-def learns_timeouts(configs: Mapping[str, RewardConfig]) -> bool:
-    """Whether any of these rewards executes programs, whose running times set later limits."""
-    return any(code_tests_of(config) is not None for config in configs.values())
-
-
 def timeouts_of(
     configs: Mapping[str, RewardConfig], scored: Iterable[tuple[str, Score]]
 ) -> dict[str, Anchor]:

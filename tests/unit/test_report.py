@@ -207,7 +207,7 @@ def test_counters_go_on_where_an_earlier_attempt_ended(monkeypatch: pytest.Monke
     monkeypatch.setattr(reporter, "get_client", lambda: None)
     config = SimpleNamespace(num_steps=9, seed=0, rewards=CONTEXT.rewards)
     given = {"config": config, "context": CONTEXT, "store": Store.open("memory://counters")}
-    nothing = SimpleNamespace(read_groups=lambda step: [])
+    nothing = SimpleNamespace(read=lambda step: [], read_groups=lambda step, rows: [])
 
     def committed(commits: tuple[StepCommit, ...]) -> StepCommit:
         run: Any = SimpleNamespace(commits=commits, **given)  # Any: stands in for an open run

@@ -4,17 +4,21 @@ shows."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from report_factories import keep_answers, make_commit, make_evaluation, make_row, make_run
+from transcript_factories import make_episode_row
 
+from artifacts.records import Outcome
 from artifacts.reports import canvas, plots
 from artifacts.reports.answers import Question, questions_of, spread
 from artifacts.reports.page import duration
 from artifacts.store import Store
 from flows.config.run_config import RunConfig
+from flows.heldout_answers import read_answers
 from flows.results import RunResults, device_shares, settings_of, typical_step
 from flows.run import OpenRun
 
@@ -89,6 +93,36 @@ def test_answers_stand_side_by_side_and_stay_text(run: OpenRun) -> None:
     before, after = page.text.index("4 & more"), page.text.index(HOSTILE)
     assert "reward 0.00" in page.text[:before]
     assert "reward 1.00" in page.text[before:after]
+
+
+def test_episodes_stand_side_by_side_turn_by_turn_with_figures_above_them(tmp_path: Path) -> None:
+    figures = {"episode/turns_mean": 2.5, "episode/success_share": 0.5}
+    commit = replace(make_commit(1), metrics={**make_commit(1).metrics, **figures})
+    made = make_run(Store.open(str(tmp_path)), commit, num_steps=1)
+    said = ((HOSTILE, "90", 0.0),)
+    keep_answers(made, 0, make_episode_row("heldout/0", said, Outcome.WRONG))
+    keep_answers(made, 2, make_episode_row("heldout/0"))
+    page = Page(page_of(made))
+    words = " ".join(page.text.split())
+    assert "held-out episodes before after episodes 1 1 success 0.0% 100.0%" in words
+    assert "heldout/0, guess; seed 17" in words
+    before, after = words.index(HOSTILE), words.index("1 environment Guess.")
+    assert "wrong, terminated, 1 turn, 2 sampled and 4 given tokens" in words[:before]
+    assert before < words.index("model 90 reward 0; model 0.50 s") < after
+    assert words.index("model 10") < words.index("2 environment Higher. model 15")
+    titles = [attributes["aria-label"] for tag, attributes in page.tags if tag == "figure"]
+    assert "Episodes" in titles
+    asked = {step: make_evaluation({"heldout/0": 0.0}) for step in (0, 2)}
+    assert read_answers(made.store, asked).markdown().count("**after**") == 1
+
+
+def test_answers_of_one_turn_have_no_table_of_episodes(run: OpenRun) -> None:
+    page = Page(page_of(run))
+    assert "held-out episodes" not in page.text
+    assert "add; expected 3" in " ".join(page.text.split())
+    titles = [attributes["aria-label"] for tag, attributes in page.tags if tag == "figure"]
+    assert "Episodes" not in titles
+    assert read_answers(run.store, {0: make_evaluation({"heldout/0": 0.0})}).markdown() == ""
 
 
 def test_nothing_on_the_page_is_run_or_fetched(run: OpenRun) -> None:

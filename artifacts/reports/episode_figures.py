@@ -1,0 +1,125 @@
+"""Episodes in figures: those of a step under the names that MLflow has, and the same ones of any
+other set of them. Pure.
+
+A round that stops what takes long trains short episodes; the share of the mean turns, 1 without
+bias, says how much of its speed that is (`tasks.trained_lengths` says it of tokens).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from artifacts.records import Ending, Episode, Fate, Outcome
+from artifacts.reports.transcript import environment_s, model_s
+from artifacts.tables import ResponseRow
+
+SUCCESS, TURNS, LONGEST = "episode/success_share", "episode/turns_mean", "episode/turns_max"
+TRAINED_TURNS, STARTED_TURNS = "episode/trained_turns_mean", "episode/started_turns_mean"
+ENDED, STOPPED = "episode/ended_", "episode/stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A response that is an episode."""
+
+    row: ResponseRow
+    episode: Episode
+
+    @property
+    def num_turns(self) -> int:
+        return len(self.episode.turns)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it came to an end that is not its environment's failure."""
+        return self.episode.ending is not None and not self.episode.ending.is_failure
+
+
+def played(rows: Iterable[ResponseRow]) -> list[Played]:
+    """The episodes among these responses."""
+    return [
+        Played(row=row, episode=episode)
+        for row in rows
+        if (episode := row.response.generated.episode) is not None
+    ]
+
+
+def episode_figures(rows: Iterable[ResponseRow]) -> dict[str, float]:
+    """Figures of the episodes among these responses; nothing where there is none. Turns are those
+    of whole ones, successes those among the ones with a verdict."""
+    episodes = played(rows)
+    if not episodes:
+        return {}
+    ended = Counter(found.episode.ending for found in episodes)
+    return {
+        **{f"{ENDED}{ending}": float(ended[ending]) for ending in Ending},
+        STOPPED: float(ended[None]),
+        **_turns(episodes),
+        **_success(episodes),
+        **_seconds(episodes),
+        **_tokens(episodes),
+    }
+
+
+def step_episode_figures(rows: Sequence[ResponseRow], decided: Collection[str]) -> dict[str, float]:
+    """Those of a closed round, and the turns of what it trained against all that it started for
+    the prompts that it decided: trained, filtered or given up for good."""
+    started = [found for found in played(rows) if found.row.prompt.prompt_id in decided]
+    trained = [found for found in started if found.row.fate is Fate.TRAINED]
+    figures = episode_figures(rows)
+    if not trained:
+        return figures
+    trained_mean, started_mean = _mean_turns(trained), _mean_turns(started)
+    figures |= {TRAINED_TURNS: trained_mean, STARTED_TURNS: started_mean}
+    if started_mean:
+        figures["episode/trained_turns_share"] = trained_mean / started_mean
+    return figures
+
+
+def _turns(episodes: Sequence[Played]) -> dict[str, float]:
+    whole = [found for found in episodes if found.is_whole]
+    if not whole:
+        return {}
+    return {
+        TURNS: _mean_turns(whole),
+        LONGEST: float(max(found.num_turns for found in whole)),
+    }
+
+
+def _mean_turns(episodes: Sequence[Played]) -> float:
+    return sum(found.num_turns for found in episodes) / len(episodes)
+
+
+def _success(episodes: Sequence[Played]) -> dict[str, float]:
+    scores = [found.row.response.score for found in episodes]
+    judged = [score for score in scores if score is not None and score.reward is not None]
+    if not judged:
+        return {}
+    return {SUCCESS: sum(score.outcome is Outcome.OK for score in judged) / len(judged)}
+
+
+def _seconds(episodes: Sequence[Played]) -> dict[str, float]:
+    """What environments took, resets included, and its share of the time that episodes waited for
+    environment or model."""
+    turns = [turn for found in episodes for turn in found.episode.turns]
+    stepped_s = sum(environment_s(turn) for turn in turns)
+    waited_s = stepped_s + sum(found.episode.reset_s for found in episodes)
+    total_s = waited_s + sum(model_s(turn) for turn in turns)
+    return {
+        "episode/environment_s": waited_s,
+        "episode/environment_share": waited_s / total_s if total_s else 0.0,
+    }
+
+
+def _tokens(episodes: Sequence[Played]) -> dict[str, float]:
+    responses = [found.row.response.generated for found in episodes]
+    sampled = sum(generated.num_sampled for generated in responses)
+    given = sum(len(generated.token_ids) for generated in responses) - sampled
+    replayed = sum(found.episode.num_replayed for found in episodes)
+    return {
+        "episode/sampled_tokens": float(sampled),
+        "episode/given_tokens": float(given),
+        "episode/replayed_turns": float(replayed),
+    }

@@ -1,0 +1,175 @@
+"""`rollflow episodes`: what was said in a run's episodes, turn by turn.
+
+    RUN                     the first few of the last step with recorded responses
+    RUN --step 3 --longest  those of a step, the longest first
+    RUN --heldout --best    those of the last evaluation; with --step 0 of the one before training
+
+Everything is read from the run's Parquet tables, and from the journal of a step that still runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+from rich.console import Console
+from rich.text import Text
+
+from artifacts import layout
+from artifacts.commit import read_manifest
+from artifacts.journal import Journal
+from artifacts.records import Ending, Outcome
+from artifacts.reports.episode_figures import played
+from artifacts.reports.transcript import STOPPED, UNSCORED, Transcript, Voice, transcript_of
+from artifacts.tables import ResponseRow
+from flows.commands.episode_choice import EpisodeChoice, Order, told_counts
+from flows.commands.named_run import run_store
+
+OUTCOMES = (*map(str, Outcome), UNSCORED)
+ENDINGS = (*map(str, Ending), STOPPED)
+STYLES = {Voice.ENVIRONMENT: "", Voice.MODEL: "cyan", Voice.NOTE: "dim"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 with one sentence on standard error."""
+    options = parser().parse_args(argv)
+    try:
+        show(options, Console(soft_wrap=True, highlight=False, markup=False, emoji=False))
+    except (ValueError, OSError) as error:
+        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
+        return 2
+    return 0
+
+
+def show(options: argparse.Namespace, console: Console) -> None:
+    """Print what is asked for."""
+    if options.count < 1:
+        raise ValueError(f"--count must be >= 1, got {options.count}; leave it out for 3")
+    store = run_store(options.run, options.root)
+    run_id = read_manifest(store).run_id
+    journal = Journal(store.child(layout.EVALUATION) if options.heldout else store)
+    step = step_of(journal, options, run_id)
+    rows = recorded(journal, step)
+    where = f"the evaluation after step {step}" if options.heldout else f"step {step}"
+    found = matching(rows, choice_of(options), f"{where} of {run_id}")
+    for row in found[: options.count]:
+        transcript = transcript_of(row)
+        assert transcript is not None, "only episodes are chosen"
+        for line in printed(transcript):
+            console.print(line)
+    shown = f"{min(options.count, len(found))} of {len(found)} that match"
+    console.print(f"{shown}, of {len(played(rows))} episodes in {where}", style="dim")
+
+
+def step_of(journal: Journal, options: argparse.Namespace, run_id: str) -> int:
+    """The step that is asked for, else the last one. ValueError if nothing is recorded of it."""
+    steps = journal.steps()
+    what = "evaluation" if options.heldout else "step"
+    if not steps:
+        raise ValueError(
+            f"a run must have a recorded {what} to show episodes of, {run_id} has none yet; wait"
+            f" for its first, or leave out {'--heldout' if options.heldout else '--step'}"
+        )
+    if options.step is None:
+        return steps[-1]
+    if options.step not in steps:
+        known = str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+        raise ValueError(
+            f"--step must be a step with recorded responses, {run_id} has {len(steps)} of them"
+            f" ({known}), got {options.step}; leave it out for the last"
+        )
+    return int(options.step)
+
+
+def recorded(journal: Journal, step: int) -> list[ResponseRow]:
+    """What is recorded of the step. A step that is closed meanwhile loses its parts; then its table
+    is there."""
+    try:
+        return journal.read(step)
+    except FileNotFoundError:
+        return journal.read(step)
+
+
+def matching(rows: Sequence[ResponseRow], choice: EpisodeChoice, where: str) -> list[ResponseRow]:
+    """At least one. ValueError if there is none, saying what there is instead."""
+    if not played(rows):
+        raise ValueError(
+            f"the responses must be episodes to be shown, those in {where} are not"
+            f" ({len(rows)} of one turn); choose a run whose domain has an environment"
+        )
+    found = choice.chosen(rows)
+    if not found:
+        raise ValueError(
+            f"an episode must match, none in {where} does; there are {told_counts(rows)}: ask for"
+            " less"
+        )
+    return found
+
+
+def choice_of(options: argparse.Namespace) -> EpisodeChoice:
+    order: Order = next(
+        (name for name in get_args(Order) if getattr(options, name, False)), "recorded"
+    )
+    return EpisodeChoice(
+        outcome=options.outcome,
+        ending=options.ending,
+        least_reward=options.least_reward,
+        order=order,
+    )
+
+
+def printed(transcript: Transcript) -> Iterator[Text]:
+    """A transcript for a terminal."""
+    yield Text(f"{transcript.response_id}  {transcript.about}", style="bold")
+    yield Text(transcript.headline)
+    for line in transcript.lines:
+        yield Text(str(line), style=STYLES[line.voice])
+    yield Text()
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="rollflow episodes",
+        description="Show what was said in a run's episodes, turn by turn.",
+        epilog="example: rollflow episodes RUN --heldout --outcome wrong --longest --count 2",
+    )
+    made.add_argument("run", metavar="RUN", help="name of a run under the root, its path or URL")
+    made.add_argument("--step", type=int, metavar="N", help="of this step (default: the last)")
+    made.add_argument(
+        "--heldout",
+        action="store_true",
+        help="of the last evaluation; with --step of the one after that step, 0 is before training",
+    )
+    made.add_argument(
+        "--outcome",
+        default="",
+        choices=OUTCOMES,
+        metavar="NAME",
+        help=f"only with this outcome: {', '.join(OUTCOMES)}",
+    )
+    made.add_argument(
+        "--ending",
+        default="",
+        choices=ENDINGS,
+        metavar="NAME",
+        help=f"only those that ended so: {', '.join(ENDINGS)}",
+    )
+    made.add_argument(
+        "--least-reward", type=float, metavar="X", help="only those with at least this reward"
+    )
+    first = made.add_mutually_exclusive_group()
+    first.add_argument("--longest", action="store_true", help="those with the most turns first")
+    first.add_argument("--shortest", action="store_true", help="those with the fewest turns first")
+    first.add_argument("--best", action="store_true", help="those with the highest reward first")
+    first.add_argument("--worst", action="store_true", help="those with the lowest reward first")
+    made.add_argument(
+        "--count", type=int, default=3, metavar="N", help="how many (default: %(default)s)"
+    )
+    made.add_argument("--root", default="runs", help="artifact root (default: %(default)s)")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())
