@@ -85,7 +85,7 @@ def test_what_dies_beside_an_evaluation_leaves_it_of_one_version(
     process.communicate()
     assert len(commits(run)) == 4, "no step replaces weights that are being evaluated"
     steps = f"num_steps={num_steps}"
-    finished = launcher.run(tmp_path, steps, preset="tiny-async", resume=run.name)
+    finished = launcher.run(tmp_path, *asked, steps, preset="tiny-async", resume=run.name)
     assert finished.code == 0, finished.err
     check(run, RATIO, num_steps)
     for step in (0, 2, 4, num_steps):
