@@ -25,9 +25,10 @@ ISOLATIONS = ["namespaces", "landlock"]
 async def hosts(
     config: HostConfig = PATIENT, *settings: EnvironmentSettings
 ) -> AsyncIterator[HostPool]:
+    before = set(psutil.Process().children(recursive=True))  # servers of other tests
     pool = HostPool(config, settings or (SCRIPT,))
     await pool.warm()
-    outer = psutil.Process().children(recursive=True)
+    outer = set(psutil.Process().children(recursive=True)) - before
     try:
         yield pool
     finally:

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,8 +27,18 @@ LOST = (Ending.CRASHED, "its fork server was lost")
 NUM_KILLS = 50
 
 
+OTHERS: set[psutil.Process] = set()  # what other tests of this process have running
+
+
+@pytest.fixture(autouse=True)
+def _note_others() -> Iterator[None]:
+    OTHERS.update(psutil.Process().children(recursive=True))
+    yield
+    OTHERS.clear()
+
+
 def tree() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    return [found for found in psutil.Process().children(recursive=True) if found not in OTHERS]
 
 
 def host_processes() -> list[psutil.Process]:
