@@ -27,6 +27,8 @@ NAMES = (
     "eight-gpu",
     "tiny-async",
     "laptop-async",
+    "agent",
+    "tiny-agent",
 )
 Json = dict[str, Any]  # Any: JSON values
 
