@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from plan_factories import make_report
@@ -25,8 +26,9 @@ AFTER = make_episode_row("heldout/0", WON)
 
 
 @pytest.fixture
-def artifacts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What Prefect is given, by key."""
+def artifacts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """What Prefect is given, by key; what MLflow is given goes to a folder of the test."""
+    monkeypatch.chdir(tmp_path)
     made: dict[str, str] = {}
 
     async def kept(text: str, *, key: str, description: str) -> None:
