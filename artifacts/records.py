@@ -132,6 +132,11 @@ class Turn:
     acted_s: float  # when the action was there
     answered_s: float | None  # when the environment had answered; None while it has not
 
+    @property
+    def num_tokens(self) -> int:
+        """Given and sampled ones."""
+        return self.num_given + self.num_sampled
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:

@@ -21,7 +21,7 @@ from enum import StrEnum
 from artifacts.records import Generated, Prompt, Request, Score
 from benchmarks.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
 from benchmarks.slow_environments import Conditions, LockStep, Played, SlowHosts
-from tasks.engines.simulation.mailbox import Mailbox
+from tasks.engines.mailbox import Mailbox
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.environments.base import EnvironmentSettings

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from artifacts.records import Generated, Prompt, Running, WeightsRef
 from benchmarks.simulated_round import SimulatedRound, blank_prompts, round_inputs
 from tasks.engines.base import Attestation, Engine, EngineLost
-from tasks.engines.simulation.mailbox import Mailbox
+from tasks.engines.mailbox import Mailbox
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundInputs, ScoreFeed
 from tasks.scheduling.batch import BatchConfig

@@ -21,7 +21,7 @@ from artifacts.store import Store
 from benchmarks.stale_learning_versions import KeptVersions, due_version
 from flows.config.run_config import RunConfig
 from tasks.engines.base import Engine
-from tasks.engines.simulation.mailbox import Mailbox
+from tasks.engines.mailbox import Mailbox
 from tasks.lag import lag_figures
 from tasks.learner.collective import RoundToTrain, accumulate_round, update_all
 from tasks.learner.remote import LearnerActor, RemoteLearner

@@ -65,7 +65,7 @@ FORBIDDEN_STEMS = {
     "queue",
 }
 # bases of configurations
-CONFIGS = {"BaseModel", "ReplicaConfig", "EnvironmentSettings", "GameConfig"}
+CONFIGS = {"BaseModel", "ReplicaConfig", "EnvironmentSettings", "GameConfig", "StyledGameConfig"}
 
 
 def imports(path: Path) -> Iterator[str]:

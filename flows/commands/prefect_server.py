@@ -32,7 +32,7 @@ def lock_at_begin() -> None:
     ) -> AbstractAsyncContextManager[AsyncSessionTransaction]:
         return begin(self, session, with_for_update=True)
 
-    AioSqliteConfiguration.begin_transaction = begin_with_lock  # type: ignore[method-assign,assignment]
+    setattr(AioSqliteConfiguration, begin.__name__, begin_with_lock)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from functools import partial
 from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.admission import check_room
 from tasks.engines.base import Attestation, EngineLost, EngineStats, Replica
-from tasks.engines.simulation.mailbox import Mailbox
+from tasks.engines.mailbox import Mailbox
 from tasks.environments.base import EnvironmentHosts, EnvironmentSettings
 from tasks.environments.bridge import Bridge
 from tasks.environments.episode_config import EpisodeConfig
@@ -199,7 +199,7 @@ class EpisodeReplica(Replica):
                 raise ValueError(
                     f"a response may be submitted once at a time, got {name} twice; abort it first"
                 )
-            num_tokens = sum(turn.num_given + turn.num_sampled for turn in request.kept_turns)
+            num_tokens = sum(turn.num_tokens for turn in request.kept_turns)
             if num_tokens != len(request.kept_tokens) or num_tokens > request.max_new_tokens:
                 raise ValueError(
                     "the kept tokens of an episode must be those of its kept turns, and at most"

@@ -156,5 +156,5 @@ def _check_tokens(generated: Generated) -> None:
         )
     if generated.episode is None:
         return
-    in_turns = sum(turn.num_given + turn.num_sampled for turn in generated.episode.turns)
+    in_turns = sum(turn.num_tokens for turn in generated.episode.turns)
     assert in_turns == num_tokens, f"the turns of {name} have {in_turns} of {num_tokens} tokens"

@@ -26,11 +26,11 @@ from tasks.engines.base import (
     Replica,
     ReplicaConfig,
 )
+from tasks.engines.mailbox import Mailbox
 from tasks.engines.model_files import read_tokenizer
 from tasks.engines.simulation.answers import Answers
 from tasks.engines.simulation.decoding import Decoding, DecodingBatch, Pace
 from tasks.engines.simulation.lengths import LengthModel
-from tasks.engines.simulation.mailbox import Mailbox
 from tasks.engines.simulation.writers import BlankWriter, ChainSumWriter, Writer
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Score
-from tasks.engines.simulation.mailbox import Mailbox
+from tasks.engines.mailbox import Mailbox
 from tasks.scheduling.seeds import derive_seed
 
 

@@ -17,8 +17,8 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import Environment, Transition
-from tasks.environments.games.game import GameConfig, Style
-from tasks.environments.head import EMPTY_HEAD, head
+from tasks.environments.games.game import StyledGameConfig
+from tasks.environments.head import head
 
 LARGEST_PAY = 9
 RULES = (
@@ -28,7 +28,7 @@ RULES = (
 )
 
 
-class BanditConfig(GameConfig):
+class BanditConfig(StyledGameConfig):
     """Find the button that pays best."""
 
     kind: Literal["bandit"] = Field("bandit", description="Chooses buttons that pay coins.")
@@ -36,15 +36,9 @@ class BanditConfig(GameConfig):
         6, ge=1, description="Presses; text that names no button uses one up and pays nothing."
     )
     buttons: int = Field(3, ge=2, le=8, description="How many buttons there are.")
-    style: Style = Field(
-        "chat",
-        description="'chat': sentences, for a chat model; 'terse': characters, for the tiny model.",
-    )
 
-    def head(self) -> tuple[Message, ...]:
+    def chat_head(self) -> tuple[Message, ...]:
         """The rules and one episode that tries every button and stays with the best."""
-        if self.style == "terse":
-            return EMPTY_HEAD
         rules = RULES.format(
             buttons=self.buttons, names=listed(self.names()), presses=self.max_turns
         )

@@ -10,9 +10,11 @@ import random
 from collections.abc import Sequence
 from typing import Literal
 
-from tasks.environments.base import EnvironmentSettings
+from pydantic import Field
 
-Style = Literal["chat", "terse"]
+from artifacts.datasets.rows import Message
+from tasks.environments.base import EnvironmentSettings
+from tasks.environments.head import EMPTY_HEAD
 
 
 class GameConfig(EnvironmentSettings):
@@ -33,3 +35,20 @@ class GameConfig(EnvironmentSettings):
                 break
             observations.append(turn.observation)
         return list(zip(observations, actions, strict=True))
+
+
+class StyledGameConfig(GameConfig):
+    """A game for a chat model that the tiny model can play, too."""
+
+    style: Literal["chat", "terse"] = Field(
+        "chat",
+        description="'chat': sentences, for a chat model; 'terse': characters, for the tiny model.",
+    )
+
+    def head(self) -> tuple[Message, ...]:
+        """The tiny model knows the rules from its warm-up."""
+        return EMPTY_HEAD if self.style == "terse" else self.chat_head()
+
+    def chat_head(self) -> tuple[Message, ...]:
+        """The rules, and episodes played as examples."""
+        raise NotImplementedError

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import Environment, Transition
-from tasks.environments.games.game import GameConfig, Style
-from tasks.environments.head import EMPTY_HEAD, head
+from tasks.environments.games.game import StyledGameConfig
+from tasks.environments.head import head
 
 MOVES = {"left": (-1, 0), "right": (1, 0), "down": (0, -1), "up": (0, 1)}
 RULES = (
@@ -28,21 +28,15 @@ Place = tuple[int, int]
 SHOTS: tuple[tuple[Place, Place], ...] = (((0, 2), (2, 1)), ((2, 0), (1, 2)))
 
 
-class GridConfig(GameConfig):
+class GridConfig(StyledGameConfig):
     """Walk to a goal."""
 
     kind: Literal["grid"] = Field("grid", description="Chooses a walk to a goal on a square.")
     size: int = Field(4, ge=3, le=9, description="Fields of a side.")
     spare_moves: int = Field(3, ge=0, description="Moves beyond those of the shortest way.")
-    style: Style = Field(
-        "chat",
-        description="'chat': sentences, for a chat model; 'terse': characters, for the tiny model.",
-    )
 
-    def head(self) -> tuple[Message, ...]:
+    def chat_head(self) -> tuple[Message, ...]:
         """The rules and two shortest ways."""
-        if self.style == "terse":
-            return EMPTY_HEAD
         walks = [turn for start, goal in SHOTS for turn in self._walk(start, goal)]
         return head(RULES.format(size=self.size), walks)
 

@@ -17,8 +17,8 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import Environment, Transition
-from tasks.environments.games.game import GameConfig, Style
-from tasks.environments.head import EMPTY_HEAD, head
+from tasks.environments.games.game import StyledGameConfig
+from tasks.environments.head import head
 
 ACTION = re.compile(r"([0-9]{1,9})\.?")
 
@@ -51,7 +51,7 @@ RULES = (
 )
 
 
-class GuessConfig(GameConfig):
+class GuessConfig(StyledGameConfig):
     """Guess a number."""
 
     kind: Literal["guess"] = Field("guess", description="Chooses the guessing of a number.")
@@ -59,15 +59,9 @@ class GuessConfig(GameConfig):
         5, ge=1, description="Tries; text that is no number of the range uses one up."
     )
     largest: int = Field(20, ge=2, le=999_999_999, description="Largest number it may be.")
-    style: Style = Field(
-        "chat",
-        description="'chat': sentences, for a chat model; 'terse': characters, for the tiny model.",
-    )
 
-    def head(self) -> tuple[Message, ...]:
+    def chat_head(self) -> tuple[Message, ...]:
         """The rules and two episodes that halve the interval that is left."""
-        if self.style == "terse":
-            return EMPTY_HEAD
         rules = RULES.format(largest=self.largest, tries=self.max_turns)
         shots = [self._shot(secret) for secret in (self.largest * 2 // 3, self.largest // 4 + 1)]
         return head(rules, shots[0] + shots[1])
