@@ -15,18 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from artifacts.episodes import Ending, Episode, Turn
 from artifacts.layout import TableName
-from artifacts.records import (
-    CaseResult,
-    CaseVerdict,
-    Ending,
-    Episode,
-    Fate,
-    Group,
-    Outcome,
-    Turn,
-    VersionSpan,
-)
+from artifacts.records import CaseResult, CaseVerdict, Fate, Group, Outcome, VersionSpan
 
 Row = dict[str, Any]  # Any: one cell per column, of the column's type
 

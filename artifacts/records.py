@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from artifacts.episodes import Episode, Turn
+
 FinishReason = Literal["stop", "length", "aborted"]
 
 
@@ -59,23 +61,6 @@ class Fate(StrEnum):
     JUDGED = "judged"  # written by a judge model
 
 
-class Ending(StrEnum):
-    """How an episode ended, and so whose doing it was."""
-
-    TERMINATED = "terminated"  # the environment came to an end of its own
-    TRUNCATED = "truncated"  # the environment cut it by a bound of its own
-    TURNS = "turns"  # the bound on turns
-    TOKENS = "tokens"  # the bound on tokens, or what the next observation leaves no room for
-    TIME = "time"  # the bound on the episode's time
-    CRASHED = "crashed"  # the environment raised, died or broke its protocol
-    UNANSWERED = "unanswered"  # a reset or a step took the environment longer than it may
-
-    @property
-    def is_failure(self) -> bool:
-        """Whether the environment failed: no verdict on the model."""
-        return self in (Ending.CRASHED, Ending.UNANSWERED)
-
-
 class CaseVerdict(StrEnum):
     """What became of one test case of a program."""
 
@@ -111,43 +96,6 @@ class Prompt:
     gold: str  # what the reward compares with; its format belongs to the reward
     text: str  # the question as a person would read it (the last user turn)
     episode_seed: int | None = None  # of the environment's reset; None for a question of one turn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One turn of an episode: what the environment said, what the model answered, what it was
-    paid.
-
-    The tokens of an episode are those of its turns, one after the other: in each first the given
-    ones, then the sampled ones. The last turn of an episode that was stopped may lack the
-    environment's answer, and a part of its sampled tokens.
-    """
-
-    num_given: int  # tokens that nobody sampled: the bridge, with the observation in it
-    num_sampled: int  # tokens of the action, its end token included when it was sampled
-    observation: str  # what the model read
-    action: str  # what it answered
-    reward: float | None  # what the environment paid for it; None while it has not answered
-    asked_s: float  # when the engine was asked for the action
-    acted_s: float  # when the action was there
-    answered_s: float | None  # when the environment had answered; None while it has not
-
-    @property
-    def num_tokens(self) -> int:
-        """Given and sampled ones."""
-        return self.num_given + self.num_sampled
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
-    """What a response of many turns consists of."""
-
-    turns: tuple[Turn, ...]  # none where the environment failed before the first, or it was stopped
-    ending: Ending | None  # None while it goes on, or when it was stopped
-    detail: str = ""  # the reason in a few words, printable ASCII
-    last_observation: str = ""  # what the environment said at the end, which the model never read
-    reset_s: float = 0.0  # seconds that the environment's reset took
-    num_replayed: int = 0  # turns that a new environment was led through to go on elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ import math
 import random
 from dataclasses import dataclass
 
-from artifacts.records import Ending, prompt_of
+from artifacts.episodes import Ending
+from artifacts.records import prompt_of
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
 from tasks.scheduling.seeds import derive_seed

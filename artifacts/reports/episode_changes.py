@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from artifacts.reports.answers import Answer, Question
 from artifacts.reports.episode_figures import (
     ENDED,

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from artifacts.records import Ending, Episode, Fate, Outcome
+from artifacts.episodes import Ending, Episode
+from artifacts.records import Fate, Outcome
 from artifacts.reports.transcript import environment_s, model_s
 from artifacts.tables import ResponseRow
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from artifacts.records import Episode, Generated, Outcome, Turn
+from artifacts.episodes import Episode, Turn
+from artifacts.records import Generated, Outcome
 from artifacts.reports.printable import printable
 from artifacts.tables import ResponseRow
 

@@ -19,8 +19,9 @@ from rich.text import Text
 
 from artifacts import layout
 from artifacts.commit import read_manifest
+from artifacts.episodes import Ending
 from artifacts.journal import Journal
-from artifacts.records import Ending, Outcome
+from artifacts.records import Outcome
 from artifacts.reports.episode_figures import played
 from artifacts.reports.transcript import STOPPED, UNSCORED, Transcript, Voice, transcript_of
 from artifacts.tables import ResponseRow

@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.datasets.rows import Message
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 
 
 class Transition(NamedTuple):

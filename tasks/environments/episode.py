@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from artifacts.records import Generated, Request, Turn, VersionSpan
+from artifacts.episodes import Turn
+from artifacts.records import Generated, Request, VersionSpan
 from tasks.engines.admission import extend_spans
 from tasks.environments.base import Transition
 

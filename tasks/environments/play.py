@@ -15,7 +15,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from artifacts.records import Ending, Episode, FinishReason, Generated, Request
+from artifacts.episodes import Ending, Episode
+from artifacts.records import FinishReason, Generated, Request
 from tasks.environments.base import (
     EnvironmentFailed,
     EnvironmentHosts,

@@ -14,7 +14,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.records import Ending, Episode, Generated, Outcome, Prompt, Score
+from artifacts.episodes import Ending, Episode
+from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.base import Reward, Verdict, infra, stamp
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.episodes import Ending
 from artifacts.journal import Journal
-from artifacts.records import Ending, Fate, Outcome
+from artifacts.records import Fate, Outcome
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tests.flows.conftest import Finished, Launcher

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from host_environments import Script
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings
 from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.pool import HostPool

@@ -16,7 +16,7 @@ import pytest
 from host_environments import Script
 from host_pools import PATIENT, SCRIPT, failure, hosts, until
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed
 from tasks.environments.hosts import pool as pool_module
 from tasks.environments.hosts.config import HostConfig

@@ -12,7 +12,7 @@ import pytest
 from host_environments import Script
 from host_pools import ISOLATIONS, PATIENT, SCRIPT, failure, hosts, until
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from tasks.environments.base import Transition
 from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.origin_process import OriginProcess

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
 from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.direct import DirectHosts

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artifacts.records import Ending, response_id
+from artifacts.episodes import Ending
+from artifacts.records import response_id
 from benchmarks.environment_latency import (
     CONDITIONS,
     LINES,

@@ -22,7 +22,8 @@ from episode_factories import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.records import Ending, Generated, Request, Running, VersionSpan, WeightsRef
+from artifacts.episodes import Ending
+from artifacts.records import Generated, Request, Running, VersionSpan, WeightsRef
 from tasks.engines.base import EngineLost
 from tasks.environments.base import EnvironmentFailed, Transition
 

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from artifacts.records import Ending, Episode, Generated, Outcome, Prompt, Score, Turn, VersionSpan
+from artifacts.episodes import Ending, Episode, Turn
+from artifacts.records import Generated, Outcome, Prompt, Score, VersionSpan
 from tasks.rewards.episode import EpisodeRewardConfig
 from tasks.rewards.registry import build_reward
 

@@ -10,7 +10,8 @@ from plan_factories import make_report
 from report_factories import make_row
 from transcript_factories import LOST, RESET_S, STEP_S, TURN_S, WON, make_episode_row
 
-from artifacts.records import Ending, Fate, Outcome
+from artifacts.episodes import Ending
+from artifacts.records import Fate, Outcome
 from artifacts.reports.episode_figures import (
     LONGEST,
     STARTED_TURNS,

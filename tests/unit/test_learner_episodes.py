@@ -18,7 +18,8 @@ from learner_factories import (
 from torch.nn.functional import cross_entropy
 from turn_factories import as_episode
 
-from artifacts.records import Ending, Group, Outcome, Response, VersionSpan, pack
+from artifacts.episodes import Ending
+from artifacts.records import Group, Outcome, Response, VersionSpan, pack
 from artifacts.sampled import sampled_versions
 from tasks.learner.advantage import (
     Advantage,

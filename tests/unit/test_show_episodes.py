@@ -14,8 +14,9 @@ import pytest
 from report_factories import make_commit, make_run
 from transcript_factories import HOSTILE, LOST, WON, make_episode_row
 
+from artifacts.episodes import Ending
 from artifacts.journal import Journal
-from artifacts.records import Ending, Outcome
+from artifacts.records import Outcome
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from flows.commands import episodes

@@ -16,12 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts import layout
+from artifacts.episodes import Ending, Episode, Turn
 from artifacts.journal import Journal
 from artifacts.records import (
     CaseResult,
     CaseVerdict,
-    Ending,
-    Episode,
     Fate,
     Generated,
     Group,
@@ -30,7 +29,6 @@ from artifacts.records import (
     Response,
     Score,
     Span,
-    Turn,
     VersionSpan,
 )
 from artifacts.store import Store

@@ -6,7 +6,8 @@ import pytest
 from report_factories import make_row
 from transcript_factories import HOSTILE, LOST, WON, make_episode_row
 
-from artifacts.records import Ending, Outcome
+from artifacts.episodes import Ending
+from artifacts.records import Outcome
 from artifacts.reports.answers import questions_of
 from artifacts.reports.episode_changes import changes_of, markdown
 from artifacts.reports.printable import MOST_CHARACTERS, MOST_LINES, printable

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from report_factories import make_row
 
-from artifacts.records import Ending, Episode, Fate, Outcome, Turn, VersionSpan
+from artifacts.episodes import Ending, Episode, Turn
+from artifacts.records import Fate, Outcome, VersionSpan
 from artifacts.tables import ResponseRow
 
 TURN_S, STEP_S, RESET_S = 0.5, 0.25, 1.0

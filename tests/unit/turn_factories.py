@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from artifacts.records import Ending, Episode, Generated, Turn, VersionSpan
+from artifacts.episodes import Ending, Episode, Turn
+from artifacts.records import Generated, VersionSpan
 from tasks.engines.simulation.replica import SimulatedEngine
 
 VOCABULARY = 61

@@ -3,7 +3,7 @@ limited, killed or contained."""
 
 from __future__ import annotations
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from tasks.environments.base import (
     Environment,
     EnvironmentFailed,

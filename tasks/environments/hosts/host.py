@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from tasks.cluster.deaths import manner
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
 from tasks.environments.hosts.answers import (

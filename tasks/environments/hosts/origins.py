@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings
 from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.origin_process import Ended, OriginProcess

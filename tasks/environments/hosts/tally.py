@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from tasks.environments.hosts.report import NUM_BINS, HostReport, WallTimes, bin_of
 
 
