@@ -197,8 +197,8 @@ def tiny_judged() -> Values:
 
 
 def agent() -> Values:
-    """SmolLM2-135M-Instruct plays a game of several turns: guess a number from 1 to 20 in five
-    tries, told whether it is higher or lower."""
+    """SmolLM2-135M-Instruct learns a game of several turns in a few minutes: guess a number from 1
+    to 20 in five tries, told whether it is higher or lower."""
     return overlay(
         smollm2_sync(),
         {
@@ -207,27 +207,35 @@ def agent() -> Values:
             "environments": {"guess": {"kind": "guess", "largest": 20, "max_turns": 5}},
             "episodes": {"max_turn_tokens": 8},
             "rewards": {"*": {"kind": "episode"}},
+            # many numbers, each guessed by few: what one number rewards is noise for the others
+            "batch": {"prompts_per_step": 16, "responses_per_prompt": 4},
+            "scheduling": {"dynamic_sampling": 0.0},
             "sampling": {"max_response_tokens": 128},
             "engine": {"max_model_len": 512},
+            "learner": {"optimizer": {"learning_rate": 5e-5}},
         },
     )
 
 
 def tiny_agent() -> Values:
-    """A Llama of a million parameters that knows the moves of a guessing game, and learns in about
-    a minute to choose them."""
-    game = {"kind": "guess", "style": "terse", "largest": 10, "max_turns": 4}
+    """A Llama of a million parameters that knows the moves of a guessing game and what they are
+    answered, and learns to choose them."""
+    game = {"kind": "guess", "style": "terse", "largest": 8, "max_turns": 4}
     return overlay(
         tiny_sync(),
         {
             "preset": "tiny-agent",
-            "model": {"kind": "tiny_player", "game": game},
+            "num_steps": 80,
+            "model": {"kind": "tiny_player", "game": game, "warm_up_steps": 400},
             "task": {"kind": "seeds", "domain": "guess"},
             "environments": {"guess": game},
             "episodes": {"max_turn_tokens": 4},
             "rewards": {"*": {"kind": "episode"}},
+            "batch": {"prompts_per_step": 64, "responses_per_prompt": 4},
             "sampling": {"max_response_tokens": 32},
             "engine": {"max_model_len": 64},
+            "learner": {"optimizer": {"learning_rate": 1e-3, "warmup_steps": 10}},
+            "keep": {"checkpoint_every_steps": 20},
         },
     )
 

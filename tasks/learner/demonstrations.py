@@ -3,7 +3,8 @@ game in which every move is valid.
 
 Chain sums are clean at first, so that a model finds the rule, and in the last quarter have a known
 share of wrong steps, so that sampling errs while the most likely answer is mostly right. The moves
-of a game are any valid ones: the model learns the form of an action, and not which to choose.
+of a game are any valid ones: the model learns the form of an action, and not which to choose. It
+predicts what the game answers, too, and so comes to know what follows from an action.
 Either way there is a gap that reinforcement learning closes.
 """
 
@@ -35,19 +36,19 @@ class Example:
     """A demonstration as token ids."""
 
     token_ids: tuple[int, ...]  # all of it
-    is_said: tuple[bool, ...]  # of each token, whether the model is to say it: it carries loss
+    is_learned: tuple[bool, ...]  # of each token, whether the model is to predict it
 
     @property
-    def num_said(self) -> int:
-        return sum(self.is_said)
+    def num_learned(self) -> int:
+        return sum(self.is_learned)
 
     @classmethod
     def of(cls, parts: Iterable[tuple[tuple[int, ...], bool]]) -> Example:
-        """Of parts in their order, each with whether the model is to say it."""
+        """Of parts in their order, each with whether the model is to predict it."""
         parts = list(parts)
         return cls(
             token_ids=tuple(index for ids, _ in parts for index in ids),
-            is_said=tuple(is_said for ids, is_said in parts for _ in ids),
+            is_learned=tuple(is_learned for ids, is_learned in parts for _ in ids),
         )
 
 
@@ -82,7 +83,7 @@ def _episodes(game: GameConfig, tokenizer: PreTrainedTokenizerBase) -> Draw:
         for observation, action in game.demonstrate(rng.randrange(2**31), rng):
             is_first = len(parts) == 1
             given = bridge.first(observation) if is_first else bridge.next(observation, end)
-            parts += [(given, False), ((*_encode(tokenizer, action), end), True)]
+            parts += [(given, True), ((*_encode(tokenizer, action), end), True)]
         return Example.of(parts)
 
     return draw

@@ -3,7 +3,7 @@ is needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -23,9 +23,9 @@ from artifacts.models.hub_model import fetch_hub_model
 
 Report = Callable[[str], None]
 
-# raise it when warm_up, demonstrations, chain_sum or a game change what the same configuration
-# builds: cached models are then left alone
-RECIPE = 2
+# by kind; raise it when warm_up, demonstrations, chain_sum or a game change what the same
+# configuration builds: cached models are then left alone
+RECIPES: Mapping[str, int] = {"tiny_llama": 2, "tiny_player": 3}
 SMOLLM2 = "smollm2-135m-instruct"  # its directory in the cache
 
 
@@ -69,7 +69,7 @@ def present_model(config: ModelConfig, cache_dir: Path) -> Path | None:
 
 
 def _tiny_name(config: TinyConfig) -> str:
-    return cache_name(config, f"{config.kind}-r{RECIPE}")
+    return cache_name(config, f"{config.kind}-r{RECIPES[config.kind]}")
 
 
 def _convert(report: Report, target: Path) -> None:

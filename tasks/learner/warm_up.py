@@ -2,7 +2,7 @@
 sometimes.
 
     demonstrations (clean, then flawed) -> batches of about 800 tokens -> next-token loss on what
-    the model is to say
+    the model is to predict
         -> Muon for the matrices, AdamW for the rest -> Hugging Face directory
 
 The same configuration gives the same bytes on the same machine; the thread count is fixed for that.
@@ -133,10 +133,10 @@ def _train_step(
     examples: tuple[Example, ...],
     lr_share: float,
 ) -> float:
-    """One update on the mean loss per token that is said (nats); two micro-batches by length spare
+    """One update on the mean loss per predicted token (nats); two micro-batches by length spare
     most of the padding."""
     by_length = sorted(examples, key=lambda example: len(example.token_ids))
-    num_tokens = sum(example.num_said for example in examples)
+    num_tokens = sum(example.num_learned for example in examples)
     cut = max(1, len(by_length) * 3 // 4)
     total = 0.0
     for part in filter(None, (by_length[:cut], by_length[cut:])):
@@ -168,6 +168,6 @@ def _padded(examples: list[Example]) -> tuple[Tensor, Tensor]:
     for row, example in enumerate(examples):
         ids = torch.tensor(example.token_ids)
         token_ids[row, : len(ids)] = ids
-        is_said = torch.tensor(example.is_said)
-        labels[row, : len(ids)][is_said] = ids[is_said]
+        is_learned = torch.tensor(example.is_learned)
+        labels[row, : len(ids)][is_learned] = ids[is_learned]
     return token_ids, labels
