@@ -111,7 +111,6 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
             f" it with resume={run_id!r}"
         )
     _check_rows(config)
-    _check_freeing(config)
     with handover_directory(Path(config.keep.weights_dir), run_id) as weights_dir:
         if leftovers := store.sweep(""):
             logger.info("swept=%d unfinished files of a killed attempt, run=%s", leftovers, run_id)
@@ -155,20 +154,6 @@ def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
         unfit=unfit,
     )
     config.scheduling.plan_round(first)
-
-
-def _check_freeing(config: RunConfig) -> None:
-    """ValueError for limits of the stream trainer that nothing would obey: where steps overlap no
-    learner waits for the device of an engine, so that none is freed."""
-    limits = config.stream_trainer.changed_limits if config.stream_trainer.enabled else {}
-    if limits and config.scheduling.algebra(config.batch).overlaps:
-        told = ", ".join(f"stream_trainer.{name} {value:g}" for name, value in limits.items())
-        raise ValueError(
-            "the stream trainer's limits must be the defaults beside scheduling.kind"
-            f" {config.scheduling.kind!r}, got {told}: its steps train while engines generate, and"
-            " none of these makes room; leave them out (stream_trainer.enabled trains groups as"
-            " they are accepted)"
-        )
 
 
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:

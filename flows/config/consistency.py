@@ -66,6 +66,7 @@ def check_parts(config: Parts) -> None:
     _check_shards(config)
     _check_judge(config)
     _check_overlap(config)
+    _check_freeing(config)
     _check_episode_rewards(config)
     _check_episode_bounds(config)
 
@@ -201,6 +202,20 @@ def _check_overlap(config: Parts) -> None:
         raise ValueError(
             "engine.sleep_mode needs engines that rest while the learner trains, scheduling.kind"
             f" {config.scheduling.kind!r} keeps them busy; leave it out"
+        )
+
+
+def _check_freeing(config: Parts) -> None:
+    """Limits of the stream trainer are obeyed: where steps overlap no learner waits for the device
+    of an engine, so that none is freed."""
+    limits = config.stream_trainer.changed_limits if config.stream_trainer.enabled else {}
+    if limits and config.scheduling.algebra(config.batch).overlaps:
+        told = ", ".join(f"stream_trainer.{name} {value:g}" for name, value in limits.items())
+        raise ValueError(
+            "the stream trainer's limits must be the defaults beside scheduling.kind"
+            f" {config.scheduling.kind!r}, got {told}: its steps train while engines generate, and"
+            " none of these makes room; leave them out (stream_trainer.enabled trains groups as"
+            " they are accepted)"
         )
 
 

@@ -13,7 +13,7 @@ from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from flows.config.presets import preset_values
 from flows.config.run_config import RunConfig
-from flows.run import OpenRun, _check_freeing, effective_config, open_run
+from flows.run import OpenRun, effective_config
 from flows.run_record import record_beginning
 from flows.train import evaluations_until
 from tasks.plan import EVALUATION
@@ -72,25 +72,6 @@ def resumed(root: Path, **given: object) -> RunConfig:
     return effective_config(
         RunConfig.model_validate({"preset": "smollm2", "resume": "run", "keep": keep} | given)
     )
-
-
-@pytest.mark.parametrize("preset", ["tiny-sync", "tiny-async"])
-def test_limits_that_nothing_would_obey_are_refused(tmp_path: Path, preset: str) -> None:
-    """Where steps overlap no device is freed."""
-    given = {"enabled": True, "max_freed_share": 0.25, "kv_share": 0.9}
-    asked = {"preset": preset, "stream_trainer": given, "keep": {"artifact_root": str(tmp_path)}}
-    config = RunConfig.model_validate(asked)
-    if preset == "tiny-sync":
-        _check_freeing(config)
-        return
-    with (
-        pytest.raises(ValueError, match=r"max_freed_share 0\.25: its"),
-        open_run(config),
-    ):
-        raise AssertionError("it must not open")
-    changed = {"enabled": True}
-    _check_freeing(RunConfig.model_validate(asked | {"stream_trainer": changed}))
-    _check_freeing(RunConfig.model_validate(asked | {"stream_trainer": given | {"enabled": False}}))
 
 
 def test_a_resumed_run_keeps_its_configuration_but_for_what_is_given(tmp_path: Path) -> None:

@@ -374,6 +374,20 @@ def test_the_stream_trainer_needs_a_device_to_free() -> None:
     assert apart.stream_trainer.milestones[0] == 0.2
 
 
+def test_limits_of_freeing_that_nothing_would_obey_are_refused() -> None:
+    """Where steps overlap no device is freed."""
+    on, limits = "stream_trainer.enabled=true", ["stream_trainer.max_freed_share=0.25"]
+    assert "got stream_trainer.max_freed_share 0.25: its steps train" in refusal(
+        on, *limits, preset="tiny-async"
+    )
+    for preset, assigned in (
+        ("tiny-sync", [on, *limits]),
+        ("tiny-async", [on]),
+        ("tiny-async", ["stream_trainer.enabled=false", *limits]),
+    ):
+        RunConfig.model_validate(assemble(preset, "", assigned))
+
+
 def test_sharded_parameters_need_ranks_that_train_at_the_same_time() -> None:
     sharded = "learner.parameters=sharded"
     alone = 'cluster.roles="rollout: 0-1, learner: 1"'
