@@ -1,21 +1,32 @@
-"""Text that a model or an environment wrote, made fit for a terminal and a page."""
+"""Text that a model, an environment or an exception wrote, made fit to be shown: escapes stand for
+whatever is no visible character."""
 
 from __future__ import annotations
 
 MOST_CHARACTERS = 600
 MOST_LINES = 20
+LINE_CHARACTERS = 400
 
 
 def printable(text: str) -> str:
-    """The text with escapes for whatever is no visible character, line ends aside; a long one is
-    cut, and says by how much."""
+    """The text for a terminal or a page, its line ends kept; a long one is cut, and says by how
+    much."""
     kept = "\n".join(text[:MOST_CHARACTERS].split("\n")[:MOST_LINES])
-    shown = "".join(_visible(character) for character in kept)
+    shown = "\n".join(_visible(line) for line in kept.split("\n"))
     left = len(text) - len(kept)
     return f"{shown} … {left:,} more characters" if left else shown
 
 
-def _visible(character: str) -> str:
-    if character == "\n" or character.isprintable():
-        return character
-    return character.encode("unicode_escape").decode("ascii")
+def printable_line(text: str, max_chars: int = LINE_CHARACTERS) -> str:
+    """The text as one line of ASCII, for logs and tables, which must not fail on surrogates; a
+    long one is cut, and ends in dots."""
+    words = _visible(" ".join(text.split()))
+    line = words.encode("ascii", "backslashreplace").decode("ascii")
+    return line if len(line) <= max_chars else f"{line[: max_chars - 3]}..."
+
+
+def _visible(line: str) -> str:
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in line
+    )

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from artifacts.episodes import Episode, Turn
+from artifacts.printable import printable
 from artifacts.records import Generated, Outcome
-from artifacts.reports.printable import printable
 from artifacts.tables import ResponseRow
 
 STOPPED = "stopped"  # how an episode ended that was not played to its end

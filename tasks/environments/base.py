@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.datasets.rows import Message
 from artifacts.episodes import Ending
+from artifacts.printable import printable_line
 
 
 class Transition(NamedTuple):
@@ -76,9 +77,9 @@ class EnvironmentFailed(RuntimeError):
     """The environment raised, died or did not answer in time: never the model's fault."""
 
     def __init__(self, ending: Ending, detail: str) -> None:
-        super().__init__(detail)
+        self.detail = printable_line(detail)  # the reason in a few words, printable ASCII
+        super().__init__(self.detail)
         self.ending = ending  # CRASHED or UNANSWERED
-        self.detail = detail  # the reason in a few words, printable ASCII
 
 
 class EnvironmentHosts(Protocol):

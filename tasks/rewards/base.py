@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
+from artifacts.printable import printable_line
 from artifacts.records import CaseResult, Generated, Outcome, Prompt, Score
 from tasks.sandbox.interrupt import Interrupt, Interrupted
 
@@ -106,7 +107,7 @@ def wrong(detail: str) -> Verdict:
 
 def infra(detail: str) -> Verdict:
     """No verdict: the reward or its data failed, not the model."""
-    return Verdict(reward=None, outcome=Outcome.INFRA, detail=printable(detail))
+    return Verdict(reward=None, outcome=Outcome.INFRA, detail=printable_line(detail))
 
 
 def stamp(
@@ -129,9 +130,3 @@ def stamp(
         finished_s=time.time(),
         cases=verdict.cases,
     )
-
-
-def printable(text: str, max_chars: int = 400) -> str:
-    """One line of printable ASCII: details reach logs and tables, which must not fail on surrogates
-    or control characters."""
-    return ascii(" ".join(text.split()))[1:-1][:max_chars]

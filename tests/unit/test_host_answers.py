@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from tasks.environments.base import Transition
 from tasks.environments.hosts.answers import (
-    DETAIL_CHARS,
     BadAnswer,
     max_answer_bytes,
-    printable,
     read_observation,
     read_transition,
 )
@@ -66,11 +64,3 @@ def test_what_is_no_object_is_refused(body: bytes) -> None:
 def test_the_longest_observation_fits_the_longest_answer(text: str) -> None:
     answer = json.dumps({**GOOD, "observation": text})
     assert len(answer) <= max_answer_bytes(len(text))
-
-
-@given(st.text(alphabet=st.characters()))
-def test_a_reason_is_one_line_of_printable_ascii(text: str) -> None:
-    line = printable(text)
-    assert line.isascii()
-    assert line.isprintable()
-    assert len(line) <= DETAIL_CHARS

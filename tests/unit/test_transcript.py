@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from report_factories import make_row
-from transcript_factories import HOSTILE, LOST, WON, make_episode_row
+from transcript_factories import LOST, WON, make_episode_row
 
 from artifacts.episodes import Ending
 from artifacts.records import Outcome
 from artifacts.reports.answers import questions_of
 from artifacts.reports.episode_changes import changes_of, markdown
-from artifacts.reports.printable import MOST_CHARACTERS, MOST_LINES, printable
 from artifacts.reports.transcript import Transcript, transcript_of
 from artifacts.tables import ResponseRow
 
@@ -66,26 +64,6 @@ def test_a_failure_says_what_failed_even_before_the_first_turn() -> None:
 def test_lines_of_an_observation_stand_below_each_other() -> None:
     transcript = told(make_episode_row(said=(("a\nb", "c", 0.0),)))
     assert str(transcript.lines[0]) == "  1  environment  a\n                  b"
-
-
-def test_nothing_invisible_is_printed() -> None:
-    shown = printable(HOSTILE)
-    assert shown.isprintable()
-    assert shown.startswith("\\x1b[31mred\\x1b[0m \\u202e:smile:")
-    assert shown.endswith("\\ud800")
-    assert printable("a\r\n\tb\u2028") == "a\\r\n\\tb\\u2028"
-    assert printable("grün 猫 😀") == "grün 猫 😀"
-
-
-@pytest.mark.parametrize(
-    ("text", "left"), [("x" * (MOST_CHARACTERS + 1234), 1234), ("x\n" * (MOST_LINES + 5), 11)]
-)
-def test_a_long_text_is_cut_and_says_by_how_much(text: str, left: int) -> None:
-    shown = printable(text)
-    assert shown.endswith(f" … {left:,} more characters")
-    assert len(shown) < MOST_CHARACTERS + 40
-    assert shown.count("\n") < MOST_LINES
-    assert printable(text[: len(text) - left]) == shown.rpartition(" … ")[0]
 
 
 def test_changes_count_success_turns_and_endings() -> None:

@@ -11,9 +11,9 @@ import json
 import math
 from collections.abc import Mapping
 
+from artifacts.printable import printable_line
 from tasks.environments.base import Transition
 
-DETAIL_CHARS = 240  # of a failure's reason
 ESCAPED_BYTES = 12  # that a character takes in JSON at most
 INFO_BYTES = 64 << 10  # for all of an answer beside its observation
 
@@ -22,19 +22,12 @@ class BadAnswer(Exception):
     """The environment raised, or answered what no environment may; the reason in a line."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(printable(reason))
+        super().__init__(printable_line(reason))
 
 
 def max_answer_bytes(max_observation_chars: int) -> int:
     """No answer that is allowed is longer."""
     return ESCAPED_BYTES * max_observation_chars + INFO_BYTES
-
-
-def printable(text: str) -> str:
-    """A text as one line of printable ASCII."""
-    line = " ".join(text.split()).encode("ascii", "backslashreplace").decode("ascii")
-    shown = "".join(letter if letter.isprintable() else "?" for letter in line)
-    return shown if len(shown) <= DETAIL_CHARS else f"{shown[: DETAIL_CHARS - 3]}..."
 
 
 def read_observation(body: bytes, max_chars: int) -> str:

@@ -14,7 +14,6 @@ from tasks.environments.hosts.answers import (
     BadAnswer,
     checked_observation,
     checked_transition,
-    printable,
 )
 from tasks.environments.hosts.config import HostConfig
 
@@ -59,4 +58,4 @@ class DirectHosts:
 
 def _failed(error: Exception) -> EnvironmentFailed:
     said = str(error) if isinstance(error, BadAnswer) else f"{type(error).__name__}: {error}"
-    return EnvironmentFailed(Ending.CRASHED, printable(said))
+    return EnvironmentFailed(Ending.CRASHED, said)

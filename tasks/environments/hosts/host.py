@@ -19,7 +19,6 @@ from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Tran
 from tasks.environments.hosts.answers import (
     BadAnswer,
     max_answer_bytes,
-    printable,
     read_observation,
     read_transition,
 )
@@ -138,7 +137,7 @@ class Host:
             with _as_crash():
                 return await self._link.answer(limit_s)
         except Unanswered as error:
-            raise EnvironmentFailed(Ending.UNANSWERED, printable(str(error))) from error
+            raise EnvironmentFailed(Ending.UNANSWERED, str(error)) from error
         except LinkLost as error:
             raise _crashed(await self._cause_of_death()) from error
 
@@ -167,7 +166,7 @@ def _pickled(settings: EnvironmentSettings) -> bytes:
 
 
 def _crashed(detail: str) -> EnvironmentFailed:
-    return EnvironmentFailed(Ending.CRASHED, printable(detail))
+    return EnvironmentFailed(Ending.CRASHED, detail)
 
 
 @contextlib.contextmanager

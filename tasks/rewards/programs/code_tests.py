@@ -20,8 +20,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.datasets.code_cases import CodeGold
+from artifacts.printable import printable_line
 from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Prompt, Score
-from tasks.rewards.base import ProcessReward, Reward, Verdict, printable, right, stamp, wrong
+from tasks.rewards.base import ProcessReward, Reward, Verdict, right, stamp, wrong
 from tasks.rewards.programs.adaptive_timeout import (
     AdaptiveTimeoutConfig,
     TimeoutBook,
@@ -167,7 +168,7 @@ class CodeTests(ProcessReward):
         return replace(told, cases=cases)
 
     def _failure(self, number: int, case: CaseResult, words: str) -> Verdict:
-        detail = printable(f"{case.verdict}: case {number}{': ' if words else ''}{words}", 120)
+        detail = printable_line(f"{case.verdict}: case {number}{': ' if words else ''}{words}", 120)
         if case.verdict is CaseVerdict.TIMEOUT:
             name = "early_kill" if is_early_kill(self._config.timeout, case) else "timeout"
             return Verdict(
