@@ -11,7 +11,7 @@ from artifacts import layout
 from artifacts.commit import StepCommit
 from artifacts.reports.canvas import png
 from artifacts.reports.summary import RunSummary, markdown
-from flows.heldout_answers import Evaluations
+from flows.heldout_answers import Evaluations, HeldoutAnswers, read_answers
 from flows.results import RunResults
 from flows.run import OpenRun
 
@@ -31,7 +31,7 @@ class ReportFolder:
         await self.drawn()
         summary = self._results.summary(commits, evaluations, self._links())
         self._drawing = asyncio.create_task(
-            asyncio.to_thread(self._write_page, commits, evaluations, summary, False)
+            asyncio.to_thread(self._write_page_so_far, commits, evaluations, summary)
         )
 
     async def drawn(self) -> None:
@@ -45,31 +45,33 @@ class ReportFolder:
         self._drawing = None
 
     async def finish(
-        self, commits: Sequence[StepCommit], evaluations: Evaluations, model: str
+        self,
+        commits: Sequence[StepCommit],
+        evaluations: Evaluations,
+        answers: HeldoutAnswers,
+        model: str,
     ) -> RunSummary:
         """Everything, of a run that is over; model: where it was exported."""
         await self.drawn()
         summary = self._results.summary(commits, evaluations, {"model": model} | self._links())
-        await asyncio.to_thread(self._write_page, commits, evaluations, summary, True)
-        pictures = await asyncio.to_thread(self._pictures, commits, evaluations)
-        for name, data in {**pictures, "summary.md": markdown(summary).encode()}.items():
+        page = await asyncio.to_thread(
+            self._results.page, commits, evaluations, answers, summary, is_over=True
+        )
+        plots = await asyncio.to_thread(self._plots, commits, evaluations)
+        files = {layout.PAGE: page, **plots, "summary.md": markdown(summary).encode()}
+        for name, data in files.items():
             self._run.store.write(layout.report_file(name), data)
             self._run.tracker.log_file(data, f"{layout.REPORT}/{name}")
         return summary
 
-    def _write_page(
-        self,
-        commits: Sequence[StepCommit],
-        evaluations: Evaluations,
-        summary: RunSummary,
-        is_over: bool,
+    def _write_page_so_far(
+        self, commits: Sequence[StepCommit], evaluations: Evaluations, summary: RunSummary
     ) -> None:
-        page = self._results.page(commits, evaluations, summary, is_over)
+        answers = read_answers(self._run.store, evaluations)
+        page = self._results.page(commits, evaluations, answers, summary, is_over=False)
         self._run.store.write(layout.report_file(layout.PAGE), page)
-        if is_over:
-            self._run.tracker.log_file(page, f"{layout.REPORT}/{layout.PAGE}")
 
-    def _pictures(
+    def _plots(
         self, commits: Sequence[StepCommit], evaluations: Evaluations
     ) -> Mapping[str, bytes]:
         drawn = self._results.pictures(commits, evaluations)

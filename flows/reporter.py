@@ -29,7 +29,7 @@ from artifacts.reports.figures import RunFigures, figures_of, write_figures
 from artifacts.reports.summary import RunSummary, headline, markdown, rich_summary
 from artifacts.tables import ResponseRow, spans_to_parquet
 from flows.evaluate import EvaluationReport
-from flows.heldout_answers import read_answers
+from flows.heldout_answers import HeldoutAnswers, read_answers
 from flows.output import screen
 from flows.report_folder import ReportFolder
 from flows.run import OpenRun
@@ -230,7 +230,8 @@ class RunReporter:
         """Page, plots and summary into the report folder, MLflow and Prefect; the summary on the
         terminal. `model`: where it was exported."""
         commits = read_commits(self._run.store)
-        summary = await self._folder.finish(commits, self._evaluations, model)
+        answers = await asyncio.to_thread(read_answers, self._run.store, self._evaluations)
+        summary = await self._folder.finish(commits, self._evaluations, answers, model)
         text = markdown(summary)
         self._run.tracker.log_metrics(len(commits), self._figures_now().columns)
         self._run.tracker.describe(f"{headline(summary)}\n\n{text}")
@@ -238,14 +239,13 @@ class RunReporter:
         await acreate_markdown_artifact(
             text, key=f"summary-{self._key}", description=f"What came of {self._run.context.run_id}"
         )
-        await self._show_episodes()
+        await self._show_episodes(answers)
         await self._view.close()
         Console(file=screen()).print(rich_summary(summary))
         return summary
 
-    async def _show_episodes(self) -> None:
+    async def _show_episodes(self, answers: HeldoutAnswers) -> None:
         """Held-out episodes of a run that has any."""
-        answers = await asyncio.to_thread(read_answers, self._run.store, self._evaluations)
         if text := answers.markdown():
             about = f"Held-out episodes of {self._run.context.run_id}, before and after"
             await acreate_markdown_artifact(text, key=f"episodes-{self._key}", description=about)

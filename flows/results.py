@@ -30,7 +30,7 @@ from artifacts.reports.summary import (
 )
 from artifacts.reports.timeline import BUBBLES
 from flows.config.run_config import RunConfig
-from flows.heldout_answers import Evaluations, read_answers
+from flows.heldout_answers import Evaluations, HeldoutAnswers
 from flows.resume import OF_THE_ATTEMPT, differences
 from flows.run import OpenRun
 from tasks.alarm import alarms_of
@@ -118,6 +118,7 @@ class RunResults:
         self,
         commits: Sequence[StepCommit],
         evaluations: Evaluations,
+        answers: HeldoutAnswers,
         summary: RunSummary,
         is_over: bool,
     ) -> bytes:
@@ -127,7 +128,6 @@ class RunResults:
             name: Picture(title=title_of(figure), svg=canvas.svg(figure))
             for name, figure in self.pictures(commits, evaluations).items()
         }
-        answers = read_answers(self._run.store, evaluations)
         so_far = f"{len(commits)} of {config.num_steps} steps"
         page = RunPage(
             summary=summary,

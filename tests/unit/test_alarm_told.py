@@ -15,6 +15,7 @@ from artifacts.reports.summary import markdown
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from flows import reporter
+from flows.heldout_answers import read_answers
 from flows.reporter import ALARM_TAG, RunReporter
 from flows.results import RunResults
 
@@ -80,7 +81,8 @@ def test_the_summary_and_the_page_have_every_alarm_of_the_run() -> None:
     summary = results.summary(commits, evaluations, {})
     assert [warning.partition(":")[0] for warning in summary.warnings] == [ALARM]
     assert f"* Warning: {ALARM}: " in markdown(summary)
-    page = results.page(commits, evaluations, summary, True).decode()
+    answers = read_answers(run.store, evaluations)
+    page = results.page(commits, evaluations, answers, summary, is_over=True).decode()
     assert f"Warning: {ALARM}: " in page
     assert 'aria-label="Staleness"' in page
 

@@ -64,7 +64,8 @@ def page_of(run: OpenRun, *, is_over: bool = True) -> str:
     results = RunResults(run)
     links = {"MLflow": "http://localhost:5000/#/runs/1"} | dict(run.links)
     summary = results.summary(run.commits, evaluations, links)
-    return results.page(run.commits, evaluations, summary, is_over).decode()
+    answers = read_answers(run.store, evaluations)
+    return results.page(run.commits, evaluations, answers, summary, is_over).decode()
 
 
 def test_the_page_tells_result_cost_configuration_and_where_to_look(run: OpenRun) -> None:
