@@ -114,16 +114,7 @@ async def play_overlapped(run: OverlappedRun) -> AsyncIterator[SimulatedRound]:
             inputs = replace(inputs, recorded=recorded, adopted=before.in_flight)
         before = await drive_round(inputs)
         run.learner.train(step)
-        accepted = [group.prompt.prompt_id for group in before.groups]
-        state = finish_round(
-            state,
-            plan,
-            accepted=accepted,
-            deferred=before.deferred,
-            dropped=before.dropped,
-            filtered=before.filtered,
-            carried=before.carried,
-        )
+        state = finish_round(state, plan, before)
         yield SimulatedRound(
             plan=plan, result=before, state=state, rollout_s=loop.time() - started_s
         )

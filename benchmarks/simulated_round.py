@@ -47,15 +47,7 @@ async def play_rounds(next_plan: NextPlan, play: Play) -> AsyncIterator[Simulate
     while (plan := next_plan(state, step)) is not None:
         started_s = loop.time()
         result = await play(plan)
-        state = finish_round(
-            state,
-            plan,
-            accepted=[group.prompt.prompt_id for group in result.groups],
-            deferred=result.deferred,
-            dropped=result.dropped,
-            filtered=result.filtered,
-            carried=result.carried,
-        )
+        state = finish_round(state, plan, result)
         yield SimulatedRound(
             plan=plan, result=result, state=state, rollout_s=loop.time() - started_s
         )

@@ -128,14 +128,7 @@ class StaleRun:
         version = due_version(step, self._lag)
         plan = self._planned(step)
         played = await self._play(plan, version)
-        self._state = finish_round(
-            self._state,
-            plan,
-            accepted=[group.prompt.prompt_id for group in played.groups],
-            deferred=played.deferred,
-            dropped=played.dropped,
-            filtered=played.filtered,
-        )
+        self._state = finish_round(self._state, plan, played)
         trained = await self._train(step, version, played.groups)
         await self._versions.keep(step)
         lags = lag_figures(step, played.groups, recomputes=False)

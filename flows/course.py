@@ -153,16 +153,7 @@ def next_round(run: OpenRun, state: QueueState, step: int, published: int) -> Be
 def state_after(before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
     """Where the prompts stand after the step's round. One that was begun with more room may leave
     prompts that do not fit."""
-    after = finish_round(
-        before,
-        plan.round,
-        accepted=rollout.accepted,
-        deferred=rollout.deferred,
-        dropped=rollout.dropped,
-        filtered=rollout.filtered,
-        carried=rollout.carried,
-    )
-    return without_unfit(after, plan.run.unfit)
+    return without_unfit(finish_round(before, plan.round, rollout), plan.run.unfit)
 
 
 def due(step: int, every: int) -> bool:

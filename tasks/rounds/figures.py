@@ -82,8 +82,7 @@ def reward_waits(result: RoundResult) -> tuple[Interval, ...]:
     out, and no such response was being generated. What was aborted or deferred in the end does not
     count: the round waited for none of it, so that in a short round it hides no verdict.
     """
-    accepted = {group.prompt.prompt_id for group in result.groups}
-    decided = accepted | {*result.dropped, *result.filtered}
+    decided = {*result.accepted, *result.dropped, *result.filtered}
     whole = [response for response in result.generated if response.finish_reason != "aborted"]
     needed = [response for response in whole if response.prompt_id in decided]
     scores = result.scores

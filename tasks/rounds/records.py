@@ -131,3 +131,8 @@ class RoundResult:
     carried_responses: tuple[Response, ...] = ()
     in_flight: tuple[InFlight, ...] = ()  # responses of carried prompts that run on
     awaited_weights_s: float = 0.0  # in which only newer weights could help it on
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """Prompt ids in training order."""
+        return tuple(group.prompt.prompt_id for group in self.groups)

@@ -80,7 +80,7 @@ def round_report(
     ledger = ledger_of(result, is_evaluation=is_evaluation)
     decided = lengths_of_decided(result)
     return RolloutReport(
-        accepted=tuple(group.prompt.prompt_id for group in result.groups),
+        accepted=result.accepted,
         deferred=result.deferred,
         dropped=result.dropped,
         filtered=result.filtered,

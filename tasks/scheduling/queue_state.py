@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from tasks.scheduling.admission import Dispatched
 from tasks.scheduling.events import Carry, PromptRef, RoundPlan
@@ -27,9 +27,8 @@ class QueueState:
     """Where the drawn prompts are."""
 
     queue: tuple[PromptRef, ...] = ()  # the long-prompt queue, first in first out
-    skipped: tuple[
-        PromptRef, ...
-    ] = ()  # passed over in a reserve for one of another domain; the next to be asked
+    # passed over in a reserve for one of another domain; the next to be asked
+    skipped: tuple[PromptRef, ...] = ()
     carried: tuple[Carried, ...] = ()  # undecided, in the order of the next round
     num_drawn: int = 0  # prompts drawn from the dataset; also the position of the prompt stream
     num_trained: int = 0  # prompts trained
@@ -74,56 +73,62 @@ class QueueState:
         return cls(**(dict(raw) | refs | {"carried": carried}))
 
 
-def finish_round(
-    state: QueueState,
-    plan: RoundPlan,
-    *,
-    accepted: Collection[str],
-    deferred: Sequence[str],
-    dropped: Collection[str],
-    filtered: Collection[str] = (),
-    carried: Sequence[Carry] = (),
-) -> QueueState:
-    """The state after a round; every prompt that it asked must be in exactly one of the five
-    (prompt ids)."""
+class RoundEnd(Protocol):
+    """Where each prompt of a round ended up: every one that it asked is in exactly one of these, by
+    its id."""
+
+    @property
+    def accepted(self) -> Collection[str]:
+        """Trained."""
+        ...
+
+    @property
+    def deferred(self) -> Sequence[str]:
+        """For the long-prompt queue, in its order."""
+        ...
+
+    @property
+    def dropped(self) -> Collection[str]:
+        """Given up."""
+        ...
+
+    @property
+    def filtered(self) -> Collection[str]:
+        """Not worth training on."""
+        ...
+
+    @property
+    def carried(self) -> Sequence[Carry]:
+        """For the next round, in its order."""
+        ...
+
+
+def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueState:
+    """The state after a round. ValueError for an end that does not account for its prompts."""
+    asked = _asked(plan, end)
     refs = {ref.prompt_id: ref for ref in plan.candidates}
-    asked = [*accepted, *deferred, *dropped, *filtered, *(prompt.prompt_id for prompt in carried)]
-    planned = {ref.prompt_id for ref in plan.prompts}
-    if len(set(asked)) != len(asked) or not planned <= set(asked) <= set(refs):
-        raise ValueError(
-            f"step {plan.step} must account for each of its {len(planned)} prompts once, got"
-            f" {len(accepted)} accepted, {len(deferred)} deferred, {len(dropped)} dropped,"
-            f" {len(filtered)} filtered and {len(carried)} carried; repeat the step"
-        )
     num_old = plan.num_carried + plan.num_queued
     queued = plan.candidates[plan.num_carried : num_old]
     assert state.queue[: plan.num_queued] == queued, "a round takes the head of the queue"
-    unasked = tuple(ref for ref in queued if ref.prompt_id not in asked)
-    kept = (*unasked, *state.queue[plan.num_queued :])
+    unasked = [ref for ref in queued if ref.prompt_id not in asked]
     returned = {ref.prompt_id for ref in queued}
     returned |= {before.ref.prompt_id for before in state.carried if before.dispatched.is_returned}
-    skipped, num_new = _advance(state, plan.candidates[num_old:], set(asked))
+    skipped, num_new = _advance(state, plan.candidates[num_old:], asked)
     is_placed = bool(num_new and plan.places)
     num_drawn = plan.places[num_new - 1] + 1 if is_placed else state.num_drawn + num_new
+    deferred = [refs[prompt_id] for prompt_id in end.deferred]
     return replace(
         state,
-        queue=(*kept, *(refs[prompt_id] for prompt_id in deferred)),
+        queue=(*unasked, *state.queue[plan.num_queued :], *deferred),
         skipped=skipped,
         carried=tuple(
-            Carried(
-                ref=refs[prompt.prompt_id],
-                dispatched=Dispatched(
-                    version=prompt.version,
-                    is_returned=prompt.prompt_id in returned,
-                    indices=prompt.indices,
-                ),
-            )
-            for prompt in carried
+            Carried(ref=refs[carry.prompt_id], dispatched=_dispatched(carry, returned))
+            for carry in end.carried
         ),
         num_drawn=num_drawn,
-        num_trained=state.num_trained + len(accepted),
-        num_dropped=state.num_dropped + len(dropped),
-        num_filtered=state.num_filtered + len(filtered),
+        num_trained=state.num_trained + len(end.accepted),
+        num_dropped=state.num_dropped + len(end.dropped),
+        num_filtered=state.num_filtered + len(end.filtered),
         num_unfit=state.num_unfit + num_drawn - state.num_drawn - num_new,
     )
 
@@ -158,3 +163,27 @@ def _advance(
     )
     passed_over = tuple(ref for ref in upcoming[:last] if ref.prompt_id not in asked)
     return (*passed_over, *state.skipped[last:]), max(0, last - len(state.skipped))
+
+
+def _asked(plan: RoundPlan, end: RoundEnd) -> Collection[str]:
+    """The prompts that the round asked, by id; each of the plan's is among them."""
+    carried = [carry.prompt_id for carry in end.carried]
+    asked = [*end.accepted, *end.deferred, *end.dropped, *end.filtered, *carried]
+    planned = {ref.prompt_id for ref in plan.prompts}
+    possible = {ref.prompt_id for ref in plan.candidates}
+    if len(set(asked)) != len(asked) or not planned <= set(asked) <= possible:
+        raise ValueError(
+            f"step {plan.step} must account for each of its {len(planned)} prompts once, got"
+            f" {len(end.accepted)} accepted, {len(end.deferred)} deferred, {len(end.dropped)}"
+            f" dropped, {len(end.filtered)} filtered and {len(carried)} carried; repeat the step"
+        )
+    return set(asked)
+
+
+def _dispatched(carry: Carry, returned: Collection[str]) -> Dispatched:
+    """`returned`: prompts that have been in the long-prompt queue."""
+    return Dispatched(
+        version=carry.version,
+        is_returned=carry.prompt_id in returned,
+        indices=carry.indices,
+    )

@@ -139,15 +139,7 @@ class World:
         assert not left or plan.admission is None, "synchronous rounds ask early, some in vain"
         for prompt in left:
             self._forget(prompt)
-        played.state = finish_round(
-            before,
-            plan,
-            accepted=played.accepted,
-            deferred=played.deferred,
-            dropped=played.dropped,
-            filtered=played.filtered,
-            carried=played.carried,
-        )
+        played.state = finish_round(before, plan, played)
         return played
 
     def _recover(self, step: int) -> None:
@@ -512,7 +504,8 @@ def test_the_surplus_of_a_complete_group_stops_while_its_slot_is_another_groups(
         carry,
         CloseRound(),
     ]
-    state = finish_round(before, plan, accepted=[first], deferred=[], dropped=[], carried=[carry])
+    played = Played(plan=plan, state=before, accepted={first: 0}, carried=[carry])
+    state = finish_round(before, plan, played)
     assert policy.scheduler(plan_of(state, step=3)).start() == [
         Launch(prompt_id=second, index=index) for index in (0, 2)
     ]

@@ -102,7 +102,7 @@ def test_every_prompt_is_decided_once_and_nothing_is_left(scenario: Scenario) ->
         prompt
         for one in rounds
         for prompt in (
-            *(group.prompt.prompt_id for group in one.result.groups),
+            *one.result.accepted,
             *one.result.dropped,
             *one.result.filtered,
         )

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from round_factories import ENGINE, make_engines, make_plan, plan_round, play, simulate_run
+from round_factories import ENGINE, Ended, make_engines, make_plan, plan_round, play, simulate_run
 from turn_factories import TalkingEngine
 
 from artifacts.records import Fate, Outcome
@@ -123,7 +123,7 @@ def test_every_drawn_prompt_is_trained_once_or_dropped_or_filtered_or_still_to_b
     gone: set[str] = set()
     for one in run(scenario):
         done = [
-            *(group.prompt.prompt_id for group in one.result.groups),
+            *one.result.accepted,
             *one.result.dropped,
             *one.result.filtered,
         ]
@@ -160,7 +160,7 @@ def test_only_groups_whose_rewards_agree_are_filtered_and_none_of_them_is_queued
             *one.result.deferred,
             *one.result.dropped,
             *one.result.filtered,
-            *(group.prompt.prompt_id for group in one.result.groups),
+            *one.result.accepted,
         }
         left = {ref.domain for ref in one.plan.reserve if ref.prompt_id not in asked}
         for group in one.result.groups:
@@ -263,7 +263,7 @@ def test_in_steady_state_one_round_in_so_many_is_long(
         assert plan is not None
         names = prompt_ids(plan.prompts)
         accepted, deferred = names[: plan.accept_prompts], names[plan.accept_prompts :]
-        state = finish_round(state, plan, accepted=accepted, deferred=deferred, dropped=())
+        state = finish_round(state, plan, Ended(accepted=accepted, deferred=deferred))
         kinds.append(plan.kind)
     assert Counter(kinds) == {"short": num_periods * (period - 1), "long": num_periods}
     assert state.queue == ()
@@ -304,7 +304,7 @@ def test_unfit_rows_are_passed_over_and_counted(
         filtered, rest = names[: len(reserved)], names[len(reserved) :]
         accepted, deferred = rest[: plan.accept_prompts], rest[plan.accept_prompts :]
         state = finish_round(
-            state, plan, accepted=accepted, deferred=deferred, dropped=(), filtered=filtered
+            state, plan, Ended(accepted=accepted, deferred=deferred, filtered=filtered)
         )
         asked |= set(names)
         passed_over = [

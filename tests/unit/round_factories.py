@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from artifacts.records import Generated, Group, Prompt, Response, WeightsRef, response_id
 from benchmarks import simulated_round
@@ -22,6 +23,7 @@ from tasks.rounds.records import RoundResult, ScoreFeed
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import (
     AcceptGroup,
+    Carry,
     Decision,
     Event,
     Launch,
@@ -38,6 +40,17 @@ from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTra
 ENGINE = SimulatedEngineConfig(
     max_batch=64, kv_capacity_tokens=60_000, lengths=LengthModel(median_tokens=120, sigma=1.0)
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """Where the prompts of a round ended up (`RoundEnd`)."""
+
+    accepted: Collection[str]
+    deferred: Sequence[str] = ()
+    dropped: Collection[str] = ()
+    filtered: Collection[str] = ()
+    carried: Sequence[Carry] = ()
 
 
 def make_plan(

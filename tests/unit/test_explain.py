@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from learner_factories import make_model, naive_model
-from round_factories import plan_round
+from round_factories import Ended, plan_round
 
 from flows.commands.algebra_rows import algebra_rows
 from flows.commands.explain import placement_rows
@@ -181,9 +181,7 @@ def drain_rounds(config: RunConfig, num_steps: int) -> int:
         state = finish_round(
             state,
             plan,
-            accepted=names[: plan.accept_prompts],
-            deferred=names[plan.accept_prompts :],
-            dropped=(),
+            Ended(accepted=names[: plan.accept_prompts], deferred=names[plan.accept_prompts :]),
         )
         step += 1
     return step - 1 - num_steps

@@ -3,7 +3,7 @@ by hand and over whole simulated runs."""
 
 from __future__ import annotations
 
-from round_factories import ENGINE
+from round_factories import ENGINE, Ended
 
 from artifacts.records import Outcome
 from benchmarks.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
@@ -72,15 +72,7 @@ class Round:
     def after(self) -> QueueState:
         carried = tuple(decision for decision in self.decisions if isinstance(decision, Carry))
         accepted = [ref.prompt_id for ref in self.plan.candidates[: BATCH.prompts_per_step]]
-        return finish_round(
-            self.before,
-            self.plan,
-            accepted=accepted,
-            deferred=(),
-            dropped=(),
-            filtered=(),
-            carried=carried,
-        )
+        return finish_round(self.before, self.plan, Ended(accepted=accepted, carried=carried))
 
 
 def test_responses_run_then_wait_for_a_verdict_then_make_a_group() -> None:

@@ -139,18 +139,6 @@ async def unshown(plan: StepPlan) -> AsyncIterator[RoundProgress]:
     yield RoundProgress(plan)
 
 
-def after(plan: StepPlan, report: RolloutReport, before: QueueState) -> QueueState:
-    return finish_round(
-        before,
-        plan.round,
-        accepted=report.accepted,
-        deferred=report.deferred,
-        dropped=report.dropped,
-        filtered=report.filtered,
-        carried=report.carried,
-    )
-
-
 def test_the_next_round_goes_on_with_what_runs_and_with_what_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +151,7 @@ def test_the_next_round_goes_on_with_what_runs_and_with_what_is_recorded(
         assert recorded
         carried = {carry.prompt_id for carry in report.carried}
         assert {row.prompt.prompt_id for row in recorded} <= carried
-        second = stage.plan(after(first, report, QueueState()), 2)
+        second = stage.plan(finish_round(QueueState(), first.round, report), 2)
         second = replace(second, adopted=report.in_flight)
         later = await stage.play(second, beside=[first])
         assert set(later.accepted) == carried
@@ -190,7 +178,7 @@ def test_a_run_that_is_killed_between_two_rounds_asks_again_what_was_not_recorde
         killed = Stage(tmp_path, monkeypatch)
         back = read_round(store_of(first), 1)
         assert back == replace(report, in_flight=())
-        second = killed.plan(after(first, back, QueueState()), 2)
+        second = killed.plan(finish_round(QueueState(), first.round, back), 2)
         await killed.play(second)
         assert left <= set(killed.engine.submitted)
         assert not recorded & set(killed.engine.submitted)

@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from round_factories import make_engines, make_plan, plan_round, play
+from round_factories import Ended, make_engines, make_plan, plan_round, play
 
 from artifacts.records import Outcome, Response
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
@@ -190,10 +190,7 @@ def test_what_a_round_passes_over_is_asked_first_by_the_next() -> None:
     state = finish_round(
         QueueState(),
         plan,
-        accepted=[*names[1:], third.prompt_id],
-        deferred=(),
-        dropped=(),
-        filtered=[names[0]],
+        Ended(accepted=[*names[1:], third.prompt_id], filtered=[names[0]]),
     )
     assert (state.skipped, state.num_drawn, state.num_filtered) == (plan.reserve[:2], 7, 1)
     state = QueueState.from_json(json.loads(json.dumps(state.to_json())))
@@ -231,10 +228,7 @@ def test_a_long_round_fills_up_from_the_stream_and_a_drain_trains_what_there_is(
     state = finish_round(
         QueueState(queue=queue, num_drawn=10),
         long,
-        accepted=accepted,
-        deferred=(),
-        dropped=(),
-        filtered=["9/0"],
+        Ended(accepted=accepted, filtered=["9/0"]),
     )
     assert (state.queue, state.num_drawn, state.num_trained, state.num_filtered) == ((), 11, 4, 1)
 
@@ -258,11 +252,4 @@ def test_an_interrupted_round_replays_its_replacements_from_what_was_recorded() 
     again = run_virtual(play(plan, make_engines(2), SimulatedFeed(feed), recorded=recorded))
     assert len(again.groups) == 6
     assert len({one.response_id for one in again.generated}) == len(again.generated)
-    finish_round(
-        QueueState(),
-        plan,
-        accepted=[group.prompt.prompt_id for group in again.groups],
-        deferred=again.deferred,
-        dropped=again.dropped,
-        filtered=again.filtered,
-    )
+    finish_round(QueueState(), plan, again)
