@@ -32,9 +32,9 @@ from tasks.learner.streaming import StreamedAccumulation
 from tasks.rounds.driver import drive_round
 from tasks.rounds.figures import rollout_spans
 from tasks.rounds.records import RoundInputs
+from tasks.scheduling.device_groups import DeviceGroup
 from tasks.scheduling.events import PromptRef, RoundPlan
 from tasks.scheduling.stream_training import (
-    DeviceGroup,
     ScaleDown,
     StreamTrainer,
     StreamTrainerConfig,

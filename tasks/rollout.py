@@ -45,12 +45,8 @@ from tasks.sample_stream import (
     aborting,
     round_key,
 )
-from tasks.scheduling.stream_training import (
-    ScaleDown,
-    StreamTrainer,
-    StreamTrainerConfig,
-    separable_groups,
-)
+from tasks.scheduling.device_groups import separable_groups
+from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
 
 HISTORY_ROUNDS = 8  # rounds whose responses project what those of the next will hold
 

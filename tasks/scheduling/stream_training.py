@@ -6,9 +6,9 @@ mid-round, and when.
       projected to reach? -> ScaleDown: their engines hand over what they run, their learners begin
       to accumulate gradients
 
-A device group is freed whole or not at all, so that no learner communication group and no engine is
-ever split. Pure: readings in, decisions out. Leaves out how requests move (`rounds.generation`)
-and what the learners get (`learner.streaming`).
+A device group is freed whole or not at all (`device_groups`). Pure: readings in, decisions out.
+Leaves out how requests move (`rounds.generation`) and what the learners get
+(`learner.streaming`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tasks.scheduling.device_groups import DeviceGroup
 
 CAUTION = 0.9  # quantile of the lengths a response may still reach that it is projected to reach
 ROUNDING = 1e-9  # error of a sum of milestone steps
@@ -105,15 +107,6 @@ class StreamTrainerConfig(BaseModel):
             if self.enabled
             else ()
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceGroup:
-    """Engines and learners that can be told apart from the rest of the cluster: what is freed, is
-    freed whole."""
-
-    engines: tuple[str, ...]  # rollout replicas on its devices
-    learners: tuple[str, ...]  # learner ranks on its devices, whole communication groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,34 +250,4 @@ def _held_tokens(group: DeviceGroup, running: Sequence[RunningRequest]) -> int:
         request.prompt_tokens + request.num_tokens
         for request in running
         if request.engine in group.engines
-    )
-
-
-def separable_groups(
-    engines: Mapping[str, frozenset[str]],
-    learners: Mapping[str, frozenset[str]],
-    communication_groups: Iterable[Sequence[str]],
-) -> tuple[DeviceGroup, ...]:
-    """The smallest parts of the cluster that share no device, no engine and no learner
-    communication group with another.
-
-    `engines` and `learners`: devices by actor name. `communication_groups`: learners that cannot
-    compute without each other (tensor- or pipeline-parallel ranks; purely data-parallel ranks are
-    alone).
-    """
-    joined = [*engines.values(), *learners.values()]
-    joined += [
-        frozenset[str]().union(*(learners[name] for name in names))
-        for names in communication_groups
-    ]
-    parts: list[frozenset[str]] = []
-    for devices in joined:
-        touching = [part for part in parts if part & devices]
-        parts = [part for part in parts if not part & devices] + [devices.union(*touching)]
-    return tuple(
-        DeviceGroup(
-            engines=tuple(name for name, devices in engines.items() if devices <= part),
-            learners=tuple(name for name, devices in learners.items() if devices <= part),
-        )
-        for part in sorted(parts, key=sorted)
     )

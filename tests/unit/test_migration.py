@@ -16,11 +16,11 @@ from artifacts.records import Generated, Group, Request
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.records import RoundResult
+from tasks.scheduling.device_groups import DeviceGroup
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.ledger import account_tokens
 from tasks.scheduling.seeds import derive_seed
 from tasks.scheduling.stream_training import (
-    DeviceGroup,
     ScaleDown,
     StreamTrainer,
     StreamTrainerConfig,
@@ -109,9 +109,8 @@ def test_no_token_is_computed_twice_or_lost() -> None:
         ) - len(result.migrated)
 
     booked, least = run_virtual(work())
-    assert (
-        least <= booked <= least + 200
-    )  # the simulated decoding of a fraction of a token ends with each interruption
+    # the simulated decoding of a fraction of a token ends with each interruption
+    assert least <= booked <= least + 200
 
 
 def test_devices_are_freed_before_the_round_ends_and_nothing_is_launched_there_afterwards() -> None:
