@@ -18,7 +18,8 @@ from typing import Any
 
 from artifacts.records import Request
 from tasks.engines.vllm.core import VllmCore
-from tasks.engines.vllm.engine import VllmEngineConfig, build_core, pin_this_thread
+from tasks.engines.vllm.cores import pin_this_thread
+from tasks.engines.vllm.engine import VllmEngineConfig, build_core
 
 _PROMPT_TOKENS = 100
 

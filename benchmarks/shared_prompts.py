@@ -22,7 +22,8 @@ from dataclasses import replace
 from artifacts.records import Generated, Request
 from flows.config.run_config import RunConfig
 from tasks.engines.vllm.core import VllmCore
-from tasks.engines.vllm.engine import build_core, pin_this_thread
+from tasks.engines.vllm.cores import pin_this_thread
+from tasks.engines.vllm.engine import build_core
 from tasks.engines.vllm.measuring import measurable
 from tasks.environments.single_turn import render
 from tasks.prompts import task_dataset, tokenizer_of

@@ -10,7 +10,8 @@ import sys
 from artifacts.judgements import Question
 from artifacts.models.choice import PathConfig
 from benchmarks.bare_llm import bare_llm
-from tasks.engines.vllm.engine import VllmEngineConfig, build_core, pin_this_thread
+from tasks.engines.vllm.cores import pin_this_thread
+from tasks.engines.vllm.engine import VllmEngineConfig, build_core
 from tasks.rewards.judges.engine import JudgeEngine, JudgeEngineConfig
 
 CORES = tuple(sorted(os.sched_getaffinity(0)))[:2]

@@ -12,7 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.engines.model_files import read_stop_ids
-from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig, cores_of_ranks
+from tasks.engines.vllm.cores import cores_of_ranks
+from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 
 
 def test_a_bad_model_path_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ owns which device.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +22,7 @@ from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.base import DRAIN_S, Attestation, EngineStats, Replica, ReplicaConfig
 from tasks.engines.model_files import check_model_directory, read_stop_ids, read_tokenizer
 from tasks.engines.vllm.core import VllmCore
+from tasks.engines.vllm.cores import pin_this_thread
 from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
 from tasks.engines.vllm.stepping import SteppingThread
 
@@ -193,7 +192,8 @@ class VllmEngine(Replica):
         Fingerprints are of what the engine holds as far as that can be read back; `worker`
         says how far.
         """
-        fixed, began_s = tuple(probes), time.monotonic()
+        fixed = tuple(probes)
+        began_s = time.monotonic()
         drains = running is Running.DRAIN
         if drains:
             await self._thread.call(
@@ -248,37 +248,3 @@ def build_core(
     core = VllmCore(engine, tokenizer, stop_ids, name, version=0)
     core.warm_up()
     return core
-
-
-def pin_this_thread(cpu_ids: tuple[int, ...] | None, num_ranks: int) -> None:
-    """Bind this thread, and with it the compute threads it will start, and size torch's pool to the
-    cores.
-
-    vLLM's own VLLM_CPU_OMP_THREADS_BIND does nothing for an engine in process. Set before torch is
-    imported where that is still possible, because OpenMP reads its environment once. The ranks of a
-    tensor-parallel replica are processes of their own, which take their cores from that variable;
-    without it vLLM wants a NUMA node for each.
-    """
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    if num_ranks > 1:
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(cpu_ids or (), num_ranks)
-    if cpu_ids is None:
-        return
-    os.sched_setaffinity(0, cpu_ids)
-    if "torch" not in sys.modules:
-        os.environ["OMP_NUM_THREADS"] = str(len(cpu_ids))
-    import torch
-
-    torch.set_num_threads(len(cpu_ids))
-
-
-def cores_of_ranks(cpu_ids: Sequence[int], num_ranks: int) -> str:
-    """The cores of each rank as vLLM's CPU backend reads them, "0,1|2,3"; "nobind" when they
-    cannot be shared out evenly.
-    """
-    share, rest = divmod(len(cpu_ids), num_ranks)
-    if not share or rest:
-        return "nobind"
-    return "|".join(
-        ",".join(map(str, cpu_ids[rank * share : (rank + 1) * share])) for rank in range(num_ranks)
-    )

@@ -25,13 +25,13 @@ from artifacts.records import Generated, Request
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.base import ReplicaConfig
 from tasks.engines.model_files import check_model_directory
-from tasks.engines.vllm.engine import VllmEngineConfig, build_core, pin_this_thread
+from tasks.engines.vllm.cores import pin_this_thread
+from tasks.engines.vllm.engine import VllmEngineConfig, build_core
 from tasks.scheduling.throughput import ThroughputPoint
 
 SEED = 11
-MARK = (
-    "MEASURED "  # begins the lines that carry an answer; vLLM's libraries print lines of their own
-)
+# begins the lines that carry an answer; vLLM's libraries print lines of their own
+MARK = "MEASURED "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,8 @@ class MeasuringOrder:
 
     model_path: str
     engine: VllmEngineConfig  # its tensor_parallel_size is the size that is measured
-    cores: tuple[
-        int, ...
-    ]  # pinned to, counted among those the process may use; empty for wherever it may run
+    # pinned to, counted among those the process may use; empty for wherever it may run
+    cores: tuple[int, ...]
     gpus: tuple[str, ...]  # CUDA_VISIBLE_DEVICES of the replica; empty on a CPU
     batches: tuple[int, ...]  # responses that decode together
     lengths: tuple[int, ...]  # prompt tokens of each

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from artifacts.judgements import Judgement, Question
 from artifacts.models.choice import ModelConfig
 from tasks.engines.model_files import check_model_directory, read_tokenizer
-from tasks.engines.vllm.engine import VllmEngineConfig, pin_this_thread
+from tasks.engines.vllm.cores import pin_this_thread
+from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
 from tasks.engines.vllm.stepping import SteppingThread
 from tasks.rewards.judges.core import JudgeCore
@@ -174,7 +175,6 @@ class JudgeEngine(Judge):
 
 def read_num_layers(model_path: str) -> int:
     """Decoder layers of the model."""
-    config: dict[str, Any] = json.loads(
-        (Path(model_path) / "config.json").read_text()
-    )  # Any: JSON values
+    # Any: JSON values
+    config: dict[str, Any] = json.loads((Path(model_path) / "config.json").read_text())
     return int(config.get("text_config", config)["num_hidden_layers"])
