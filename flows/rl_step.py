@@ -12,7 +12,7 @@ last two follow (─), in this process: they are calls to actors, and a task run
 learners begin on devices that the rollout frees; else they begin when it is over. The round's kind
 and its sizes are decided before the step begins (`tasks.scheduling.policies`). In the RollPacker
 paper a step of the 14B model spends about 70 % in rollout, 5 to 10 % in reward and 20 to 25 % in
-training (Table 1).
+training (Table 1). `docs/architecture.md` follows one response from file to file.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ async def rl_step(plan: StepPlan, place: Place | None = None) -> StepReport:
     """
     started_s = time.time()
     with dask.annotate(resources=SLOT):
-        rollout = run_rollout.submit(plan)
-        reward = score_responses.submit(plan)
+        rollout = run_rollout.submit(plan)  # prompts become responses, scored ones become groups
+        reward = score_responses.submit(plan)  # a response that is finished gets its score
     if place is not None and not await place.may_train(rollout):
         await all_results(result_of(rollout), result_of(reward))
         raise RoundAborted("a step that overlaps this one failed")
     turn_s = time.time()
     with dask.annotate(resources=SLOT):
-        gradients = accumulate_gradients.submit(plan)
+        gradients = accumulate_gradients.submit(plan)  # accepted groups become sums of gradients
     rolled_out, scored, (accumulated, policy, published) = await all_results(
-        result_of(rollout), result_of(reward), train_on(plan, gradients, place)
+        result_of(rollout), result_of(reward), update_and_publish(plan, gradients, place)
     )
     return StepReport(
         plan=plan,
@@ -74,13 +74,13 @@ async def rl_step(plan: StepPlan, place: Place | None = None) -> StepReport:
     )
 
 
-async def train_on(
+async def update_and_publish(
     plan: StepPlan,
     gradients: Any,  # Any: a Prefect future
     place: Place | None = None,
 ) -> tuple[GradientReport, PolicyReport, PublishReport]:
-    """The update and its publication, as soon as the gradients are there and nobody needs the
-    weights before it any more."""
+    """Update as soon as the gradients are there and nobody needs the weights before them any more;
+    then publish."""
     accumulated: GradientReport = await result_of(gradients)
     if place is not None:
         await place.may_update()

@@ -18,8 +18,7 @@ from typing import Literal
 from artifacts.datasets.rows import Row
 from artifacts.records import Prompt
 from tasks.prompts import HELDOUT, dataset_of, prompt_of_row, tokenizer_of
-from tasks.rewards.judges.prompt import make_question
-from tasks.rewards.judges.reward import JudgeConfig, judge_of
+from tasks.rewards.judges.reward import JudgeConfig, judge_of, question_about
 from tasks.rewards.judges.tokens import QuestionEncoder
 from tasks.rewards.registry import config_of
 from tasks.run_context import RunContext
@@ -118,11 +117,7 @@ class Examination:
         encoder = self._encoders.setdefault(
             limit, QuestionEncoder(tokenizer_of(self._run.judge_model_path), limit)
         )
-        question = make_question(
-            judge=config.judge, rubric=config.rubric, prompt=prompt, answer="x " * limit,
-            mode=config.mode, yes=config.yes, no=config.no, max_new_tokens=config.max_new_tokens,
-        )  # fmt: skip
-        if encoder.encode(question) is None:
+        if encoder.encode(question_about(config, prompt, answer="x " * limit)) is None:
             raise ValueError(
                 "the question about a prompt must leave room for an answer in the judge's "
                 f"context of {limit} tokens, "

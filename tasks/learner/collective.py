@@ -52,22 +52,23 @@ class Accumulated:
 
 async def accumulate_round(
     learners: Sequence[RemoteLearner],
-    said: AsyncIterator[Group | ScaleDown],
+    stream: AsyncIterator[Group | ScaleDown],
     store: Store,
     planned: RoundToTrain,
     config: LearnerConfig,
 ) -> Accumulated:
-    """Train on what the round says, until it says no more, as far as the gradients.
+    """Train on a round's accepted groups as far as the gradients, until the stream of them ends;
+    learners that a ScaleDown frees begin before that.
 
     Follows the split of an earlier attempt if there is one, else makes one: as the groups come, or
     of all of them where advantages span the step or it makes several updates. What a lost attempt
     accumulated is dropped.
     """
     ranks = await _fresh_ranks(learners, planned.step)
-    checked = _checked(said, planned)
+    checked = _checked(stream, planned)
     split = read_split(store, planned.step)
     if split is not None or config.advantage.spans_step or config.scores_first:
-        groups = [word async for word in checked if isinstance(word, Group)]
+        groups = [item async for item in checked if isinstance(item, Group)]
         if split is None:
             split = _split_of(groups, len(ranks), planned.step, config)
             await asyncio.to_thread(write_split, store, planned.step, split)
@@ -86,24 +87,24 @@ async def accumulate_round(
             config.max_tokens_per_microbatch,
             config.flat_groups_cost,
         )
-        async for word in checked:
-            if isinstance(word, ScaleDown):
-                for name in word.learners:
+        async for item in checked:
+            if isinstance(item, ScaleDown):
+                for name in item.learners:
                     accumulation.free(places[name])
             else:
-                await accumulation.offer([word])
+                await accumulation.offer([item])
         reports = await accumulation.finish(record)
     return Accumulated(ranks=reports, num_groups_streamed=accumulation.num_streamed)
 
 
 async def _checked(
-    said: AsyncIterator[Group | ScaleDown], planned: RoundToTrain
+    stream: AsyncIterator[Group | ScaleDown], planned: RoundToTrain
 ) -> AsyncIterator[Group | ScaleDown]:
-    """What the round says, its groups checked: the one way into training but for a replay."""
-    async for word in said:
-        if isinstance(word, Group):
-            _check_versions(word, planned)
-        yield word
+    """The stream, its groups checked: the one way into training but for a replay."""
+    async for item in stream:
+        if isinstance(item, Group):
+            _check_versions(item, planned)
+        yield item
 
 
 def _check_versions(group: Group, planned: RoundToTrain) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from artifacts.records import Generated, Group
+from artifacts.records import Generated, Group, Prompt
 from artifacts.sampled import of_sampled, sampled_versions
 from tasks.learner.advantage import Moments, ReinforcePlusPlusAdvantage, step_moments
 from tasks.learner.credit import Credit, token_mean, turn_advantages
@@ -23,9 +23,8 @@ from tasks.learner.packing import Sample
 class TrainingSet:
     """What some groups contribute to an update, as sums."""
 
-    samples: tuple[
-        Sample, ...
-    ]  # every response with a verdict and at least one sampled token that is not masked
+    # every response with a verdict and at least one sampled token that is not masked
+    samples: tuple[Sample, ...]
     normaliser: float  # what they add to the divisor of the loss
     num_groups: int  # groups given
     num_groups_flat: int  # groups whose advantages are all zero
@@ -46,43 +45,53 @@ def training_set(
     Its first part counts for the group.
     """
     samples: list[Sample] = []
-    normaliser, flat, excluded, masked = 0.0, 0, 0, 0
+    normaliser = 0.0
+    num_flat = num_excluded = num_masked = 0
     parts = [as_part(group) for group in groups]
     for part in parts:
         group = part.group
         rewards = _rewards(group, overlong)
         advantages = turn_advantages(group, rewards, advantage, part.moments)
-        flat += part.is_first and not any(map(any, filter(None, advantages)))
+        num_flat += part.is_first and not any(map(any, filter(None, advantages)))
         for place in part.places:
             generated = group.responses[place].generated
             of_turns, reward = advantages[place], rewards[place]
             if of_turns is None or reward is None or not generated.num_sampled:
-                excluded += 1
+                num_excluded += 1
                 continue
             if overlong.is_masked(generated):
-                masked += 1
+                num_masked += 1
                 continue
             weight, addition = normalisation.of(generated.num_sampled)
             normaliser += addition
-            samples.append(
-                Sample(
-                    prompt=group.prompt.token_ids,
-                    response=generated.token_ids,
-                    sampled=generated.sampled,
-                    behaviour=of_sampled(generated, generated.logprobs),
-                    advantages=of_turns,
-                    reward=reward,
-                    weight=weight,
-                    versions=sampled_versions(generated),
-                )
-            )
+            samples.append(_sample(group.prompt, generated, of_turns, reward, weight))
     return TrainingSet(
         samples=tuple(samples),
         normaliser=normaliser,
         num_groups=sum(part.is_first for part in parts),
-        num_groups_flat=flat,
-        num_responses_excluded=excluded,
-        num_responses_masked=masked,
+        num_groups_flat=num_flat,
+        num_responses_excluded=num_excluded,
+        num_responses_masked=num_masked,
+    )
+
+
+def _sample(
+    prompt: Prompt,
+    generated: Generated,
+    advantages: tuple[float, ...],
+    reward: float,
+    weight: float,
+) -> Sample:
+    """The training of one response."""
+    return Sample(
+        prompt=prompt.token_ids,
+        response=generated.token_ids,
+        sampled=generated.sampled,
+        behaviour=of_sampled(generated, generated.logprobs),
+        advantages=advantages,
+        reward=reward,
+        weight=weight,
+        versions=sampled_versions(generated),
     )
 
 

@@ -33,7 +33,7 @@ def test_update_and_publication_follow_the_gradients_and_wait_for_nothing_else(
     reward: Future[object] = Future()
 
     async def step() -> list[object]:
-        trained = asyncio.create_task(step_flow.train_on("plan", finished("sums")))  # type: ignore[arg-type]
+        trained = asyncio.create_task(step_flow.update_and_publish("plan", finished("sums")))  # type: ignore[arg-type]
         await trained
         reward.set_result("verdicts")
         return await step_flow.all_results(step_flow.result_of(reward), trained)
@@ -64,7 +64,7 @@ def test_training_that_was_aborted_makes_no_update(monkeypatch: pytest.MonkeyPat
     aborted: Future[object] = Future()
     aborted.set_exception(RoundAborted("the rollout failed"))
     with pytest.raises(RoundAborted):
-        asyncio.run(step_flow.train_on("plan", aborted))  # type: ignore[arg-type]
+        asyncio.run(step_flow.update_and_publish("plan", aborted))  # type: ignore[arg-type]
 
 
 async def test_the_update_waits_for_the_evaluation_of_the_weights_that_it_replaces(
@@ -82,7 +82,7 @@ async def test_the_update_waits_for_the_evaluation_of_the_weights_that_it_replac
 
     monkeypatch.setattr(step_flow, "update_policy", update)
     monkeypatch.setattr(step_flow, "publish_weights", publish)
-    training = asyncio.create_task(step_flow.train_on("plan", finished("sums"), place))  # type: ignore[arg-type]
+    training = asyncio.create_task(step_flow.update_and_publish("plan", finished("sums"), place))  # type: ignore[arg-type]
     done, _ = await asyncio.wait({training}, timeout=0.1)
     assert (done, told) == (set(), [])
     place.evaluation.set_result(None)
@@ -99,4 +99,4 @@ async def test_no_update_follows_an_evaluation_that_failed(monkeypatch: pytest.M
     place.evaluation = asyncio.get_running_loop().create_future()
     place.evaluation.set_exception(EngineLost("engine-0 is gone"))
     with pytest.raises(RoundAborted, match="evaluation"):
-        await step_flow.train_on("plan", finished("sums"), place)  # type: ignore[arg-type]
+        await step_flow.update_and_publish("plan", finished("sums"), place)  # type: ignore[arg-type]

@@ -165,6 +165,11 @@ def verdict_unasked(config: JudgeConfig, prompt: Prompt, generated: Generated) -
 def question_of(config: JudgeConfig, prompt: Prompt, generated: Generated) -> Question:
     """What the judge is asked about a response."""
     answer = shown_part(config.shown, prompt.gold, generated.text, config.max_answer_chars)
+    return question_about(config, prompt, answer)
+
+
+def question_about(config: JudgeConfig, prompt: Prompt, answer: str) -> Question:
+    """What the judge is asked about an answer, whichever response it is from."""
     return make_question(
         judge=config.judge, rubric=config.rubric, prompt=prompt, answer=answer,
         mode=config.mode, yes=config.yes, no=config.no, max_new_tokens=config.max_new_tokens,
