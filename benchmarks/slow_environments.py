@@ -54,7 +54,8 @@ class Conditions:
     def failure(self, seed: int, num_turns: int) -> tuple[Ending, int] | None:
         """How the environment fails, and at which step; None if it does not."""
         draws = random.Random(derive_seed(seed, "failure"))
-        share, turn = draws.random(), draws.randint(1, num_turns)
+        share = draws.random()
+        turn = draws.randint(1, num_turns)
         if share < self.hang_share:
             return Ending.UNANSWERED, turn
         return (Ending.CRASHED, turn) if share < self.hang_share + self.crash_share else None

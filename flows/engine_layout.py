@@ -66,7 +66,8 @@ class EngineLayouts:
         )
         await fleet.relayout(members)
         await publish(fleet.run)
-        ended_s, run = time.time(), fleet.run
+        ended_s = time.time()
+        run = fleet.run
         return tuple(
             Span(device=device, actor=engine, kind="wake", start_s=began_s, end_s=ended_s)
             for engine in run.engines

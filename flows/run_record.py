@@ -50,7 +50,8 @@ def record_beginning(config: RunConfig, run_id: str, store: Store, step: int) ->
     of what the configuration changes."""
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     earlier = read_manifest(store) if config.resume else None
-    tracker, sha = RunTracker(config.tracking_uri()), git_sha(REPOSITORY)
+    tracker = RunTracker(config.tracking_uri())
+    sha = git_sha(REPOSITORY)
     mlflow_run = tracker.start(
         experiment=config.keep.experiment,
         run_name=run_id,

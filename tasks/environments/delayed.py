@@ -84,7 +84,8 @@ class DelayedConfig(EnvironmentSettings):
         """What befalls the reset (no action yet) or the step that takes the last action."""
         rng = _rng("turn", seed, actions)
         is_slow = rng.random() < self.slow_turns
-        crashes, hangs = rng.random() < self.crash_turns, rng.random() < self.hang_turns
+        crashes = rng.random() < self.crash_turns
+        hangs = rng.random() < self.hang_turns
         is_slow = is_slow or _rng("episode", seed, actions[:1]).random() < self.slow_episodes
         latency_s = self._latency(rng) * (self.slow_factor if is_slow else 1.0)
         return Fate(latency_s=latency_s, crashes=crashes, hangs=hangs)

@@ -96,7 +96,8 @@ class Critic:
         self, batch: PackedBatch, weight: Tensor, before: Tensor, returns: Tensor
     ) -> AccumulateReport:
         """Adds the gradient of a row's weighted loss sum, all (P,); its loss and its time."""
-        started, clip = time.time(), self._config.value_clip
+        started = time.time()
+        clip = self._config.value_clip
 
         def derivative(values: Tensor) -> Tensor:
             with torch.enable_grad():

@@ -139,7 +139,8 @@ class GroupProgress:
     def close(self) -> list[Abort]:
         """Want nothing more of it; answers with the abort of what still runs, if anything does."""
         self.is_open = False
-        running, self._running = tuple(self._running), {}
+        running = tuple(self._running)
+        self._running = {}
         return [Abort(prompt_id=self.ref.prompt_id, indices=running)] if running else []
 
     def describe(self) -> str:

@@ -185,7 +185,8 @@ class VerifyWorker:
 
     def _ask(self, arguments: tuple[Json, ...], limit_s: float, clock: Clock) -> Reply:
         assert self._process is not None
-        process, latest_s = self._process, time.monotonic() + limit_s + STANDSTILL_S
+        process = self._process
+        latest_s = time.monotonic() + limit_s + STANDSTILL_S
         try:
             computed_s = _computed_s(process)
             send_frame(process.stream, {"arguments": arguments, "limit_s": limit_s}, latest_s)
@@ -213,7 +214,8 @@ class VerifyWorker:
         `computed_s`: processor time of the worker before the call, None for a limit by the wall
         clock.
         """
-        started_s, left_s = time.monotonic(), limit_s
+        started_s = time.monotonic()
+        left_s = limit_s
         while not self._is_ready(process, min(WATCH_S, max(0.01, left_s))):
             elapsed_s = time.monotonic() - started_s
             if process.is_stopped():
