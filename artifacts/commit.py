@@ -35,19 +35,15 @@ class StepCommit:
     queue: Json  # state of the scheduler, the long-prompt queue above all
     seeds: Json  # random state, enough to draw the same next prompts
     counters: Mapping[str, int]  # the run's totals: prompts, responses, updates, ledger tokens
-    metrics: Mapping[
-        str, float
-    ]  # what MLflow gets; not-a-number and infinities come back as not-a-number
-    timings: Mapping[
-        str, float
-    ]  # seconds per stage, and `started_s` and `finished_s` in Unix seconds
+    # what MLflow gets; not-a-number and infinities come back as not-a-number
+    metrics: Mapping[str, float]
+    # seconds per stage, and `started_s` and `finished_s` in Unix seconds
+    timings: Mapping[str, float]
     checkpoint: str | None  # store path of the checkpoint of this step, if one was made
-    planner: Json = field(
-        default_factory=dict
-    )  # state of the parallelism planner; empty when it is off
-    timeouts: Mapping[str, Sequence[float]] = field(
-        default_factory=dict
-    )  # what the step's executions tell, see `adaptive_timeout`
+    # state of the parallelism planner; empty when it is off
+    planner: Json = field(default_factory=dict)
+    # what the step's executions tell, see `adaptive_timeout`
+    timeouts: Mapping[str, Sequence[float]] = field(default_factory=dict)
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
 
 
@@ -64,9 +60,8 @@ class RunManifest:
     mlflow_run_id: str | None  # None when tracking is off
     prefect_flow_run_ids: tuple[str, ...] = ()  # one per attempt, the latest last
     links: Mapping[str, str] = field(default_factory=dict)  # name -> URL
-    changes: tuple[
-        Json, ...
-    ] = ()  # what resumed attempts changed in the config: after_step, field, before, after
+    # what resumed attempts changed in the config: after_step, field, before, after
+    changes: tuple[Json, ...] = ()
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
 
 

@@ -44,9 +44,8 @@ class Store:
         """A store at any fsspec URL or local path. Raises ValueError for a protocol that is unknown
         or not installed."""
         try:
-            filesystem, root = url_to_fs(
-                url, use_listings_cache=False, **storage_options
-            )  # other processes write here, too
+            # other processes write here, too
+            filesystem, root = url_to_fs(url, use_listings_cache=False, **storage_options)
         except (ImportError, ValueError) as error:
             cure = "use a local directory, or install the protocol's package (pip install -e .[s3])"
             raise ValueError(

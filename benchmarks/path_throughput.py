@@ -155,9 +155,8 @@ def _replay(
             "--bare",
             str(scratch / f"{spec.name}.json"),
         ]
-        environment = (
-            os.environ | spec.environment
-        )  # the thread counts of an engine's worker; torch reads them when it is imported
+        # the thread counts of an engine's worker; torch reads them when it is imported
+        environment = os.environ | spec.environment
         children.append(
             subprocess.Popen(
                 command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

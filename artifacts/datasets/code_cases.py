@@ -28,12 +28,10 @@ class CallCase(BaseModel):
     model_config = _CONFIG
 
     kind: Literal["call"] = Field("call", description="Chooses a call of the function.")
-    arguments: list[Any] = Field(
-        ..., description="Positional arguments."
-    )  # Any: JSON of plain values
-    expected: Any = Field(
-        ..., description="What the function must return, in exactly this type."
-    )  # Any: JSON of a plain value
+    # Any: JSON of plain values
+    arguments: list[Any] = Field(..., description="Positional arguments.")
+    # Any: JSON of a plain value
+    expected: Any = Field(..., description="What the function must return, in exactly this type.")
     tolerance: float = Field(
         0.0,
         ge=0,

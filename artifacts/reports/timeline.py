@@ -15,9 +15,8 @@ from artifacts.records import Generated, Span
 
 Work = Literal["train", "update", "rollout", "evaluate", "reward"]
 Bubble = Literal["sleep_wake", "sync", "tail", "reward_wait", "idle"]
-WORK: tuple[Work, ...] = get_args(
-    Work
-)  # a device that does two things at once is booked under the first of them
+# a device that does two things at once is booked under the first of them
+WORK: tuple[Work, ...] = get_args(Work)
 BUBBLES: tuple[Bubble, ...] = get_args(Bubble)
 SYNC_KINDS = frozenset({"publish", "gate"})
 SLEEP_KINDS = frozenset({"sleep", "wake"})

@@ -73,9 +73,8 @@ def _value(text: str, is_text: bool) -> Any:  # Any: parsed JSON
         value = json.loads(text)
     except json.JSONDecodeError:
         return text
-    return (
-        text if is_text and isinstance(value, bool | int | float) else value
-    )  # run_name=2026 is a name
+    # run_name=2026 is a name
+    return text if is_text and isinstance(value, bool | int | float) else value
 
 
 def sentence(error: object) -> str:

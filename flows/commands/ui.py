@@ -104,9 +104,8 @@ def serve_pages(root: Path, prefect_port: int, mlflow_port: int, reports_port: i
 
 def _print_pages(prefect_port: int, mlflow_port: int, reports_port: int, root: Path) -> None:
     print(f"Prefect   http://{LOOPBACK}:{prefect_port}")
-    print(
-        f"MLflow    http://{LOOPBACK}:{mlflow_port}/#/experiments?workflowType=machine_learning"
-    )  # else it opens on chat traces
+    # without its kind of workflow the page opens on chat traces
+    print(f"MLflow    http://{LOOPBACK}:{mlflow_port}/#/experiments?workflowType=machine_learning")
     for page in sorted(root.glob("*/report/*.html")):
         print(f"{page.stem:<9} http://{LOOPBACK}:{reports_port}/{page.relative_to(root)}")
     print("Ctrl-C ends the servers.", flush=True)

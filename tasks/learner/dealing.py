@@ -16,13 +16,11 @@ from artifacts.sampled import num_computed
 from tasks.learner.advantage import Moments
 from tasks.learner.packing import shared_prefix
 
-QUADRATIC_TOKENS = (
-    8192  # a sequence of so many tokens costs as much for its attention as for the rest
-)
+# a sequence of so many tokens costs as much for its attention as for the rest
+QUADRATIC_TOKENS = 8192
 CUT_SHARE = 0.125  # groups cheaper than this share of a rank's fair load are never cut
-CUT_GAIN = (
-    0.95  # a cut must bring the dearest rank below this share of what whole groups would give it
-)
+# a cut must bring the dearest rank below this share of what whole groups would give it
+CUT_GAIN = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,9 +26,8 @@ from tasks.environments.games.game import GameConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TRAINING_ALPHA = (
-    0.7  # more long chains than any task draws: they hold most of the steps to learn from
-)
+# more long chains than any task draws: they hold most of the steps to learn from
+TRAINING_ALPHA = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

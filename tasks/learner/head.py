@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 ROWS_PER_CHUNK = 1024  # logits held at once: chunk x vocabulary, in the compute dtype
-_CPU_ROWS_IN_CACHE = (
-    16  # rows turned into probabilities together, so that fp32 copies stay in cache
-)
+# rows turned into probabilities together, so that fp32 copies stay in cache
+_CPU_ROWS_IN_CACHE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,9 +35,8 @@ class QueryBlock:
 
     start: int  # first query
     end: int  # one past the last query
-    key_spans: tuple[
-        tuple[int, int], ...
-    ]  # half-open ranges of keys, in order; the last one is the block itself
+    # half-open ranges of keys, in order; the last one is the block itself
+    key_spans: tuple[tuple[int, int], ...]
     hidden: Tensor  # bool (queries, keys): True where a query must not look
 
 

@@ -21,9 +21,8 @@ class Polls:
 
     def __init__(self) -> None:
         self._open: dict[str, Answer] = {}
-        self._answered: asyncio.Queue[str] = (
-            asyncio.Queue()
-        )  # sources whose question has ended, some of them dropped since
+        # sources whose question has ended, some of them dropped since
+        self._answered: asyncio.Queue[str] = asyncio.Queue()
 
     def is_asked(self, source: str) -> bool:
         """Whether a question to this source is open."""

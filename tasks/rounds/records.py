@@ -101,9 +101,8 @@ class RoundInputs:
             max_new_tokens=self.sampling.max_response_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
-            seed=derive_seed(
-                self.seed, prompt_id, index
-            ),  # without the step: a deferred prompt draws as it did before
+            # without the step: a deferred prompt draws as it did before
+            seed=derive_seed(self.seed, prompt_id, index),
             attempt=self.attempt,
             environment=prompt.domain if is_episode else "",
             episode_seed=prompt.episode_seed or 0,

@@ -12,9 +12,8 @@ from tests.engine.conftest import Slot
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.filterwarnings(
-        "ignore:.*torch.distributed.reduce_op.*:FutureWarning"
-    ),  # vLLM scans every module's attributes
+    # vLLM scans every module's attributes
+    pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning"),
 ]
 
 

@@ -21,9 +21,8 @@ from tests.engine.conftest import Slot
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.timeout(300),
-    pytest.mark.filterwarnings(
-        "ignore:.*torch.distributed.reduce_op.*:FutureWarning"
-    ),  # vLLM scans every module's attributes
+    # vLLM scans every module's attributes
+    pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning"),
 ]
 
 HOSTILE = (
@@ -83,9 +82,8 @@ def test_the_same_question_gets_the_same_verdict(judge: JudgeEngine) -> None:
     (first,) = decide(judge, question("8"))
     assert decide(judge, question("8")) == (first,)
     batch = decide(judge, *(question(str(number)) for number in range(12)))
-    assert batch[8].p_yes == pytest.approx(
-        first.p_yes, abs=0.02
-    )  # bf16: the batch changes the last bits
+    # bf16: the batch changes the last bits
+    assert batch[8].p_yes == pytest.approx(first.p_yes, abs=0.02)
 
 
 def test_a_generated_verdict_is_read_from_the_judges_own_object(judge: JudgeEngine) -> None:

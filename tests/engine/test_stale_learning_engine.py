@@ -15,9 +15,8 @@ from tasks.rewards.registry import Rewards, build_rewards
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.filterwarnings(
-        "ignore:.*torch.distributed.reduce_op.*:FutureWarning"
-    ),  # vLLM scans every module's attributes
+    # vLLM scans every module's attributes
+    pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning"),
 ]
 
 

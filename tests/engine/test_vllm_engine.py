@@ -27,9 +27,8 @@ from tests.engine.conftest import collect_all, generate, make_batch, make_reques
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.filterwarnings(
-        "ignore:.*torch.distributed.reduce_op.*:FutureWarning"
-    ),  # vLLM scans every module's attributes
+    # vLLM scans every module's attributes
+    pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning"),
 ]
 
 PROBES = ((5, 9, 30, 41, 7, 22), (3, 4, 5, 6))

@@ -139,9 +139,8 @@ def test_nothing_of_the_last_program_is_left_in_memory(arena: Arena) -> None:
         search = LOOK_THROUGH_MEMORY.replace("FIRST", repr(mark[:8].encode())).replace(
             "SECOND", repr(mark[8:].encode())
         )
-        assert (
-            arena.verdict(search, 20.0) == "pass"
-        )  # it looked everywhere and gives the expected value where it found nothing
+        # it looked everywhere and gives the expected value where it found nothing
+        assert arena.verdict(search, 20.0) == "pass"
 
 
 def test_no_open_file_is_shared_by_two_programs(arena: Arena) -> None:

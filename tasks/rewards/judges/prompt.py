@@ -16,9 +16,8 @@ from artifacts.records import Prompt
 from tasks.rewards.maths.final_answer import answer_tail, find_expression, find_number, visible_text
 from tasks.rewards.maths.math_answer import read_gold
 
-TEMPLATE_VERSION = (
-    1  # raise it when the wording below changes: kept verdicts are then asked for again
-)
+# raise it when the wording below changes: kept verdicts are then asked for again
+TEMPLATE_VERSION = 1
 GAP = "\n[...]\n"
 
 Shown = Literal["final_answer", "response"]

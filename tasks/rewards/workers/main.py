@@ -33,9 +33,8 @@ def main(socket_fd: int, scorer_path: str, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(2, 1)  # what a scorer prints goes to the log
-    logging.disable(
-        logging.WARNING
-    )  # math-verify warns that nobody limits its time; the parent does
+    # math-verify warns that nobody limits its time; the parent does
+    logging.disable(logging.WARNING)
     try:
         scorer = load_scorer(scorer_path)
     except BaseException as error:  # a user's module may raise anything while it is imported

@@ -34,9 +34,8 @@ COMMANDS, REPLIES = (
     4,
 )  # the descriptors that the program's process keeps beside its standard streams
 NUM_FILES = 32
-OUTPUT_FILE_BYTES = (
-    4 << 20
-)  # the longest file where there is no /tmp: the one that standard output is kept in
+# the longest file where there is no /tmp: the one that standard output is kept in
+OUTPUT_FILE_BYTES = 4 << 20
 CPU_S = 600  # the host's clock ends a program long before
 LENGTH = struct.Struct(">I")  # before every message, both ways
 CONFINED = b""  # the first message, before there is a program; why not, if it is not

@@ -39,9 +39,8 @@ FORK, END = (
     b"F",
     b"E",
 )  # what a host says: a candidate for these four descriptors; the running one is to end
-STATUS = struct.Struct(
-    ">Ii"
-)  # what it is told: number of a candidate from 1, its exit code as `waitstatus_to_exitcode` has it
+# what it is told: number of a candidate from 1, its exit code as `waitstatus_to_exitcode` has it
+STATUS = struct.Struct(">Ii")
 NUM_STREAMS = 4  # standard input, standard output, commands, replies
 
 

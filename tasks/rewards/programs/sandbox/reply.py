@@ -13,9 +13,8 @@ MAX_REPLY_BYTES = 256 << 10
 Kind = Literal[
     "value", "raised", "ask", "memory", "exited", "timeout", "died", "too_long", "forged", "not_run"
 ]  # fmt: skip
-GOES_ON: frozenset[Kind] = frozenset(
-    {"value", "raised", "ask"}
-)  # after these the program still runs
+# after these the program still runs
+GOES_ON: frozenset[Kind] = frozenset({"value", "raised", "ask"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
