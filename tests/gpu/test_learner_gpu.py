@@ -3,13 +3,10 @@ gloo."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from learner_factories import make_model, random_groups
 
 from artifacts.records import pack

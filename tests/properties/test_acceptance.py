@@ -3,14 +3,9 @@ against what they are drawn from."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from round_factories import ENGINE, make_engines, simulate_run
 
 from benchmarks.acceptance_simulated import Simulation, Variant, main, measure

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from round_factories import make_plan
 
 from artifacts.records import Outcome

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +12,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from learner_factories import make_model, random_groups, with_episodes
 
 from artifacts.records import Group, pack

@@ -4,17 +4,13 @@ lengths, failing verdicts, dying engines, responses that are episodes."""
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from round_factories import ENGINE, Ended, make_engines, make_plan, plan_round, play, simulate_run
 from turn_factories import TalkingEngine
 

@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from record_factories import make_generated
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from turn_factories import VOCABULARY, as_episode, random_turns
 
-from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, VersionSpan
+from artifacts.records import Group, Outcome, Prompt, Response, Score
 from tasks.learner.dealing import GroupPart
 from tasks.learner.packing import Sample
 from tasks.learner.ranks import Ranks
@@ -51,18 +52,11 @@ def make_group(
     """A scored group; behaviour log-probabilities are made up from the token ids."""
     made = []
     for index, (tokens, reward) in enumerate(zip(responses, rewards, strict=True)):
-        generated = Generated(
+        generated = make_generated(
             prompt_id=prompt_id,
             index=index,
             token_ids=tokens,
             logprobs=tuple(-1.0 - (token % 7) / 3 for token in tokens),
-            versions=(VersionSpan(version=0, num_tokens=len(tokens)),),
-            finish_reason="stop",
-            text="",
-            engine="engine-0",
-            submitted_s=0.0,
-            first_token_s=0.0,
-            finished_s=0.0,
         )
         outcome = Outcome.INFRA if reward is None else Outcome.OK
         score = Score(

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 
+from record_factories import make_request
+
 from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.askers import Asker, Askers
 from tasks.engines.base import EngineLost
@@ -16,16 +18,8 @@ CONFIG = SimulatedEngineConfig(lengths=LengthModel(median_tokens=100, sigma=1.0)
 WEIGHTS = WeightsRef(version=0, path="", digest="")
 
 
-def make_request(prompt_id: str, index: int) -> Request:
-    return Request(
-        prompt_id=prompt_id,
-        index=index,
-        prompt_tokens=(1, 2),
-        max_new_tokens=400,
-        temperature=1.0,
-        top_p=1.0,
-        seed=index,
-    )
+def asked(prompt_id: str, index: int) -> Request:
+    return make_request(prompt_id=prompt_id, index=index, seed=index)
 
 
 async def collected(askers: Askers, asker: Asker, num_wanted: int) -> list[Generated]:
@@ -45,8 +39,8 @@ def test_each_collects_what_it_asked_for_while_the_other_waits_too() -> None:
     async def share() -> None:
         replica = SimulatedEngine("engine-0", CONFIG)
         askers = Askers(replica)
-        trained = [make_request("a", index) for index in range(6)]
-        heldout = [make_request("b", index) for index in range(5)]
+        trained = [asked("a", index) for index in range(6)]
+        heldout = [asked("b", index) for index in range(5)]
         await askers.submit(Asker.ROUND, trained)
         await askers.submit(Asker.EVALUATION, heldout)
         of_round, of_evaluation = await asyncio.gather(
@@ -62,8 +56,8 @@ def test_each_collects_what_it_asked_for_while_the_other_waits_too() -> None:
 def test_what_a_round_asked_for_waits_for_it_while_the_evaluation_goes_on() -> None:
     async def share() -> None:
         askers = Askers(SimulatedEngine("engine-0", CONFIG))
-        await askers.submit(Asker.ROUND, [make_request("a", index) for index in range(6)])
-        await askers.submit(Asker.EVALUATION, [make_request("b", index) for index in range(40)])
+        await askers.submit(Asker.ROUND, [asked("a", index) for index in range(6)])
+        await askers.submit(Asker.EVALUATION, [asked("b", index) for index in range(40)])
         assert len(await collected(askers, Asker.EVALUATION, 40)) == 40
         assert len(await collected(askers, Asker.ROUND, 6)) == 6
 
@@ -74,7 +68,7 @@ def test_to_stop_nothing_ends_both_waits_at_once() -> None:
     async def share() -> None:
         replica = SimulatedEngine("engine-0", CONFIG)
         askers = Askers(replica)
-        await askers.submit(Asker.ROUND, [make_request("a", 0)])
+        await askers.submit(Asker.ROUND, [asked("a", 0)])
         waits = [asyncio.create_task(askers.collect(asker, 500.0)) for asker in Asker]
         await asyncio.sleep(0.0001)
         await replica.abort(())
@@ -87,8 +81,8 @@ def test_to_stop_nothing_ends_both_waits_at_once() -> None:
 def test_a_load_that_drops_forgets_what_nobody_collected() -> None:
     async def share() -> None:
         askers = Askers(SimulatedEngine("engine-0", CONFIG))
-        await askers.submit(Asker.ROUND, [make_request("a", 0)])
-        await askers.submit(Asker.EVALUATION, [make_request("b", 0)])
+        await askers.submit(Asker.ROUND, [asked("a", 0)])
+        await askers.submit(Asker.EVALUATION, [asked("b", 0)])
         while not await askers.collect(Asker.EVALUATION, 5.0):
             pass
         await asyncio.sleep(600)
@@ -103,7 +97,7 @@ def test_both_hear_of_a_replica_that_is_lost() -> None:
     async def share() -> None:
         replica = SimulatedEngine("engine-0", CONFIG)
         askers = Askers(replica)
-        await askers.submit(Asker.ROUND, [make_request("a", 0)])
+        await askers.submit(Asker.ROUND, [asked("a", 0)])
         waits = [asyncio.create_task(askers.collect(asker, 500.0)) for asker in Asker]
         await asyncio.sleep(0.0001)
         replica.close()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from record_factories import make_request
 from round_factories import ENGINE, make_plan, make_prompts, play
 
 from artifacts.records import Request, Response, VersionSpan, WeightsRef
@@ -26,14 +27,11 @@ async def loaded(version: int, name: str = "engine-0") -> SimulatedEngine:
 
 
 def left_over(prompt_id: str = "p0", index: int = 0) -> Request:
-    return Request(
+    return make_request(
         prompt_id=prompt_id,
         index=index,
         prompt_tokens=make_prompts(PLAN)[prompt_id].token_ids,
         max_new_tokens=30,
-        temperature=1.0,
-        top_p=1.0,
-        seed=0,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
+from record_factories import make_request
 
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import Generated, Request, WeightsRef
@@ -38,15 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asked(question: str, index: int = 0, bound: int = 200) -> Request:
     tokens = tuple(character_tokenizer().encode(question, add_special_tokens=False))
-    return Request(
-        prompt_id="0/1",
-        index=index,
-        prompt_tokens=tokens,
-        max_new_tokens=bound,
-        temperature=1.0,
-        top_p=1.0,
-        seed=index,
-    )
+    return make_request(index=index, prompt_tokens=tokens, max_new_tokens=bound, seed=index)
 
 
 def answers(model: Path, config: SimulatedEngineConfig, *requests: Request) -> list[Generated]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from record_factories import make_generated
 
 from artifacts.episodes import Ending, Episode, Turn
-from artifacts.records import Generated, Outcome, Prompt, Score, VersionSpan
+from artifacts.records import Outcome, Prompt, Score
 from tasks.rewards.episode import EpisodeRewardConfig
 from tasks.rewards.registry import build_reward
 
@@ -32,19 +33,10 @@ def turn(reward: float | None) -> Turn:
 def score(
     ending: Ending | None, *rewards: float | None, discount: float = 1.0, detail: str = ""
 ) -> Score:
-    num_tokens = 2 * len(rewards)
-    generated = Generated(
-        prompt_id="0/1",
+    generated = make_generated(
         index=3,
-        token_ids=(5,) * num_tokens,
-        logprobs=(0.0,) * num_tokens,
-        versions=(VersionSpan(version=0, num_tokens=num_tokens),),
+        token_ids=(5, 5) * len(rewards),
         finish_reason="stop" if ending is Ending.TERMINATED else "length",
-        text="",
-        engine="engine-0",
-        submitted_s=0.0,
-        first_token_s=0.0,
-        finished_s=0.0,
         episode=Episode(turns=tuple(map(turn, rewards)), ending=ending, detail=detail),
     )
     config = EpisodeRewardConfig(discount=discount)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import create_model
+from record_factories import make_generated
 from round_factories import make_plan, play, simulate_run
 
 from artifacts.datasets.choice import load_dataset
@@ -150,10 +151,7 @@ def test_the_reward_is_chosen_and_scores(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def said(text: str) -> Generated:
-    return Generated(
-        prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(), finish_reason="stop",
-        text=text, engine="engine-0", submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
-    )  # fmt: skip
+    return make_generated(text=text)
 
 
 def test_the_engine_is_chosen_and_plays_a_round(

@@ -18,9 +18,8 @@ from tasks.learner.ranks import PeerLost, Ranks
 
 def _rank(rank: int, out: str) -> None:
     """Rank 1 dies where rank 0 waits for it; what rank 0 met on the way goes into a file."""
-    Ranks(rank, 2, torch.device("cpu")).join(
-        f"file://{out}/first", 60.0
-    )  # never closed: its run was killed
+    # never closed: its run was killed
+    Ranks(rank, 2, torch.device("cpu")).join(f"file://{out}/first", 60.0)
     ranks = Ranks(rank, 2, torch.device("cpu"))
     ranks.join(f"file://{out}/second", 60.0)
     total = ranks.sum([float(rank + 1)])

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from record_factories import make_generated
 from round_factories import ENGINE
 
 from artifacts.records import Generated, Request, Response, Running, Score
@@ -272,18 +273,13 @@ def test_what_nobody_asks_for_any_more_is_stopped() -> None:
         inputs, first = await second_round(run)
         left = first.in_flight[0]
         wanted = replace(inputs.request(left.prompt_id, left.index), attempt=9)
-        record = Generated(
+        record = make_generated(
             prompt_id=wanted.prompt_id,
             index=wanted.index,
             token_ids=(1,),
             logprobs=(0.0,),
             versions=(),
-            finish_reason="stop",
-            text="",
             engine="engine-9",
-            submitted_s=0.0,
-            first_token_s=0.0,
-            finished_s=0.0,
         )
         recorded = [*inputs.recorded, Response(generated=record, score=None)]
         run.learner.version = 1

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from record_factories import make_request
 
-from artifacts.records import Request, VersionSpan, WeightsRef
+from artifacts.records import VersionSpan, WeightsRef
 from flows import recovery
 from tasks import durable
 from tasks.cluster.actors import ActorLost
@@ -26,15 +27,7 @@ RUN = SimpleNamespace(
     config=SimpleNamespace(keep=SimpleNamespace(checkpoints=2)),
     weights_of=lambda step: WeightsRef(version=step, path="", digest="committed"),
 )
-SAMPLED = Request(
-    prompt_id="0/1",
-    index=0,
-    prompt_tokens=(1, 2),
-    max_new_tokens=400,
-    temperature=1.0,
-    top_p=1.0,
-    seed=0,
-)
+SAMPLED = make_request()
 
 
 def learner_at(version: int) -> SimpleNamespace:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_factories import make_generated
 
 from artifacts.datasets.code_cases import AssertionCase, CodeGold, StdioCase, call_case
 from artifacts.records import Generated, Outcome, Prompt, Score
@@ -40,11 +41,7 @@ def prompt(domain: str) -> Prompt:
 
 
 def response(text: str, finish_reason: str = "stop") -> Generated:
-    return Generated(
-        prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(),
-        finish_reason=finish_reason, text=text,  # type: ignore[arg-type]
-        engine="engine-0", submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
-    )  # fmt: skip
+    return make_generated(finish_reason=finish_reason, text=text)
 
 
 def make_pool(configs: dict[str, RewardConfig], num_workers: int = 2) -> RewardPool:

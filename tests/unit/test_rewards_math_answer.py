@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from record_factories import make_generated
 
-from artifacts.records import FinishReason, Generated, Outcome, Prompt, VersionSpan
+from artifacts.records import FinishReason, Generated, Outcome, Prompt
 from tasks.rewards.maths.math_answer import MathAnswer, MathAnswerConfig
 
-HANG_GUARD_S = (
-    20.0  # far above any verdict, far below a hang: worker starts on a busy machine included
-)
+# far above any verdict, far below a hang: worker starts on a busy machine included
+HANG_GUARD_S = 20.0
 
 OK, WRONG, TIMEOUT = Outcome.OK, Outcome.WRONG, Outcome.TIMEOUT
 
@@ -25,12 +25,7 @@ def prompt(gold: str) -> Prompt:
 
 
 def response(text: str, finish_reason: FinishReason = "stop") -> Generated:
-    return Generated(
-        prompt_id="0/7", index=3, token_ids=(5,), logprobs=(-0.1,),
-        versions=(VersionSpan(version=0, num_tokens=1),),
-        finish_reason=finish_reason, text=text, engine="engine-0", submitted_s=0.0,
-        first_token_s=0.0, finished_s=0.0,
-    )  # fmt: skip
+    return make_generated(text, (5,), prompt_id="0/7", index=3, finish_reason=finish_reason)
 
 
 def box(content: str) -> str:

@@ -8,8 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+from record_factories import make_generated
 
-from artifacts.records import Generated, Outcome, Prompt
+from artifacts.records import Outcome, Prompt
 from tasks.rewards import reasoning_gym_score
 from tasks.rewards.reasoning_gym_score import (
     ALLOWED_DATASETS,
@@ -138,11 +139,7 @@ def test_an_entry_that_takes_longer_than_a_scorer_may_costs_no_response_its_rewa
     )
     gold = json.dumps({"dataset": "sokoban", "seed": 7, "index": 0, "config": SMALL["sokoban"]})
     prompt = Prompt(prompt_id="0/1", domain="gym", token_ids=(1,), gold=gold, text="q")
-    response = Generated(
-        prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(), finish_reason="stop",
-        text=f"Answer: {entries('sokoban')[0]['answer']}", engine="engine-0", submitted_s=0.0,
-        first_token_s=0.0, finished_s=0.0,
-    )  # fmt: skip
+    response = make_generated(text=f"Answer: {entries('sokoban')[0]['answer']}")
     assert reward.score(prompt, response).outcome is Outcome.OK
     assert limits == [reasoning_gym_score.ENTRY_S, None]
     reward.close()

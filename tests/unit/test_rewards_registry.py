@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
+from record_factories import make_generated
 
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.custom import CustomConfig
@@ -28,11 +29,7 @@ def prompt(domain: str, gold: str) -> Prompt:
 
 
 def response(text: str, finish_reason: str = "stop") -> Generated:
-    return Generated(
-        prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(),
-        finish_reason=finish_reason, text=text,  # type: ignore[arg-type]
-        engine="engine-0", submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
-    )  # fmt: skip
+    return make_generated(finish_reason=finish_reason, text=text)
 
 
 def gym_gold(dataset: str, index: int = 0, **config: object) -> str:

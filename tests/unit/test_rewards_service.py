@@ -12,6 +12,7 @@ from threading import Event, Thread
 
 import pytest
 from pydantic import ValidationError
+from record_factories import make_generated
 
 from artifacts.records import Generated, Outcome, Prompt, Score
 from flows.experiments.verdict_service import Verdicts, verdict_service, wait_s
@@ -24,11 +25,7 @@ PROMPT = Prompt(prompt_id="0/1", domain="add", token_ids=(1,), gold="8", text="3
 
 
 def response(text: str = "Answer: 8", index: int = 0) -> Generated:
-    return Generated(
-        prompt_id="0/1", index=index, token_ids=(), logprobs=(), versions=(),
-        finish_reason="stop", text=text,
-        engine="engine-0", submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
-    )  # fmt: skip
+    return make_generated(index=index, text=text)
 
 
 @contextmanager

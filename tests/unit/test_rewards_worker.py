@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from record_factories import make_generated
 
-from artifacts.records import Generated, Outcome, Prompt, Score
+from artifacts.records import Outcome, Prompt, Score
 from tasks.rewards.custom import CustomConfig, CustomReward
 from tasks.rewards.workers.verify_worker import VerifyWorker, WorkerStartError, without_value
 from tasks.sandbox.interrupt import Interrupted
@@ -110,11 +111,7 @@ def score(
     reward: CustomReward, text: str = "right", finish_reason: str = "stop", gold: str = "g"
 ) -> Score:
     prompt = Prompt(prompt_id="0/1", domain="own", token_ids=(1,), gold=gold, text="q")
-    generated = Generated(
-        prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(),
-        finish_reason=finish_reason, text=text,  # type: ignore[arg-type]
-        engine="engine-0", submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
-    )  # fmt: skip
+    generated = make_generated(finish_reason=finish_reason, text=text)
     return reward.score(prompt, generated)
 
 

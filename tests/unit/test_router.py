@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from record_factories import make_request
+
 from artifacts.records import Request
 from tasks.rounds.router import Router
 
@@ -12,14 +14,11 @@ from tasks.rounds.router import Router
 def request(
     prompt: int, index: int = 0, num_prompt_tokens: int = 10, max_new_tokens: int = 100
 ) -> Request:
-    return Request(
+    return make_request(
         prompt_id=f"p{prompt}",
         index=index,
         prompt_tokens=(1,) * num_prompt_tokens,
         max_new_tokens=max_new_tokens,
-        temperature=1.0,
-        top_p=1.0,
-        seed=0,
     )
 
 

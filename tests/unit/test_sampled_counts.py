@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from record_factories import make_generated, make_request
 from round_factories import ENGINE, make_plan, make_prompts, play
 from turn_factories import TalkingEngine, as_episode, turn
 
@@ -16,7 +17,6 @@ from artifacts.records import (
     Generated,
     Group,
     Prompt,
-    Request,
     Response,
     VersionSpan,
     WeightsRef,
@@ -40,20 +40,13 @@ PLAN = replace(make_plan(domains=("a",) * 4, accept_per_prompt=4), step=4)
 def said(*versions: tuple[int, int]) -> Generated:
     """A response of one turn, its spans as (version, tokens)."""
     num_tokens = sum(count for _, count in versions)
-    return Generated(
+    return make_generated(
         prompt_id="p0",
-        index=0,
         token_ids=tuple(range(num_tokens)),
         logprobs=tuple(-0.1 * place for place in range(num_tokens)),
         versions=tuple(
             VersionSpan(version=version, num_tokens=count) for version, count in versions
         ),
-        finish_reason="stop",
-        text="",
-        engine="engine-0",
-        submitted_s=0.0,
-        first_token_s=0.0,
-        finished_s=0.0,
     )
 
 
@@ -107,15 +100,8 @@ def test_rounds_count_what_their_engines_sampled(tmp_path: Path) -> None:
     async def played() -> tuple[RoundResult, int, int]:
         engine = TalkingEngine("engine-0", ENGINE)
         await engine.load_weights(WeightsRef(version=3, path="", digest=""), probes=())
-        left_over = Request(
-            prompt_id="p0",
-            index=0,
-            prompt_tokens=(1,),
-            max_new_tokens=30,
-            temperature=1.0,
-            top_p=1.0,
-            seed=0,
-            attempt=3001,
+        left_over = make_request(
+            prompt_id="p0", prompt_tokens=(1,), max_new_tokens=30, attempt=3001
         )
         await engine.submit([left_over])
         await asyncio.sleep(100)
@@ -172,14 +158,10 @@ def test_an_engine_sampled_what_was_not_kept_of_an_episode() -> None:
     engine = TalkingEngine("engine-0", ENGINE)
     dispatch = Dispatch([engine])
     generated = as_episode(said((3, 5)), (((9,), 2), ((9,) * 3, 1), ((9,), 2)))
-    request = Request(
+    request = make_request(
         prompt_id="p0",
-        index=0,
         prompt_tokens=(1,),
         max_new_tokens=30,
-        temperature=1.0,
-        top_p=1.0,
-        seed=0,
         kept_tokens=generated.token_ids[:7],
         kept_logprobs=generated.logprobs[:7],
         kept_versions=(VersionSpan(version=3, num_tokens=7),),

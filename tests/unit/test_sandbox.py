@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from record_factories import make_generated
 
 from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, StdioCase, call_case
 from artifacts.records import CaseVerdict, Generated, Outcome, Prompt, Score
@@ -426,9 +427,8 @@ def test_only_root_needs_a_map_of_users() -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root's sandbox has a map")
 def test_root_that_may_not_become_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "tasks.sandbox.user_map.MAP", "0 0 1\n1 0 1\n"
-    )  # twice the same: the kernel refuses
+    # twice the same: the kernel refuses
+    monkeypatch.setattr("tasks.sandbox.user_map.MAP", "0 0 1\n1 0 1\n")
     sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits())
     with pytest.raises(SandboxUnavailable, match="could not become nobody"):
         sandbox.warm()
@@ -584,11 +584,6 @@ def reward() -> Iterator[CodeTests]:
 PROMPT = Prompt(
     prompt_id="0/1", domain="code", token_ids=(1,), gold=ADD.model_dump_json(), text="q"
 )
-RESPONSE = Generated(
-    prompt_id="0/1", index=0, token_ids=(), logprobs=(), versions=(), finish_reason="stop", text="",
-    engine="engine-0",
-    submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
-)  # fmt: skip
 
 
 FORGE = "import os, struct\ndef add(a, b):\n    os.write(4, struct.pack('>I', len(body)) + body)\n"
@@ -596,7 +591,7 @@ NO_WALLS = f"""body = b'{{"unconfined": "x"}}'\n{FORGE}"""
 
 
 def fenced(program: str) -> Generated:
-    return replace(RESPONSE, text=f"Here you are:\n```python\n{program}\n```\nDone.")
+    return make_generated(f"Here you are:\n```python\n{program}\n```\nDone.")
 
 
 def test_reward_is_one_when_every_case_passes_and_records_them(reward: CodeTests) -> None:

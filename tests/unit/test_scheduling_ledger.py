@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from artifacts.records import Fate, FinishReason, Generated, VersionSpan
+from record_factories import make_generated
+
+from artifacts.records import Fate, FinishReason, Generated
 from tasks.scheduling.ledger import account_tokens
 
 
 def response(index: int, num_tokens: int, reason: FinishReason = "stop") -> Generated:
-    return Generated(
-        prompt_id="0/1",
-        index=index,
-        token_ids=(1,) * num_tokens,
-        logprobs=(-1.0,) * num_tokens,
-        versions=(VersionSpan(version=0, num_tokens=num_tokens),),
-        finish_reason=reason,
-        text="",
-        engine="engine-0",
-        submitted_s=0.0,
-        first_token_s=0.0,
-        finished_s=0.0,
-    )
+    return make_generated(index=index, token_ids=(1,) * num_tokens, finish_reason=reason)
 
 
 def test_each_response_is_booked_by_its_fate() -> None:

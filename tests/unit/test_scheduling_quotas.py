@@ -27,9 +27,8 @@ def test_quotas_are_the_shares_of_the_launched_mix_rounded_either_way() -> None:
 
 
 def test_the_first_to_finish_has_its_share_rounded_up() -> None:
-    slots = Slots(
-        domain_quotas(prompts_of(["code"] * 6 + ["story"] * 2 + ["add"] * 2), 8), 8
-    )  # 4.8, 1.6, 1.6
+    # 4.8, 1.6, 1.6
+    slots = Slots(domain_quotas(prompts_of(["code"] * 6 + ["story"] * 2 + ["add"] * 2), 8), 8)
     assert (slots.num_free, slots.is_free("story")) == (8, True)
     for domain in ["story", "story", "add", "add"]:
         assert slots.is_free(domain)

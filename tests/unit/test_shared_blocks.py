@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from record_factories import make_request
 
 from artifacts.records import Request
 from tasks.engines.vllm.siblings import Siblings
@@ -87,15 +88,7 @@ def draw_token(request: Any) -> None:
 
 
 def asked(tokens: list[int], index: int = 1) -> Request:
-    return Request(
-        prompt_id="0/0",
-        index=index,
-        prompt_tokens=tuple(tokens),
-        max_new_tokens=9,
-        temperature=1.0,
-        top_p=1.0,
-        seed=0,
-    )
+    return make_request(prompt_id="0/0", index=index, prompt_tokens=tuple(tokens), max_new_tokens=9)
 
 
 @pytest.mark.parametrize("num_tokens", [20, 33, 60, 64, 95])

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from record_factories import make_request
 from round_factories import make_plan, play
 
 from artifacts.records import Generated, Request, Running, VersionSpan, WeightsRef
@@ -24,14 +25,10 @@ PLAIN = SimulatedEngineConfig(
 def request(
     index: int, max_new_tokens: int = 1000, kept: int = 0, num_prompt_tokens: int = 10
 ) -> Request:
-    return Request(
-        prompt_id="0/1",
+    return make_request(
         index=index,
         prompt_tokens=(1,) * num_prompt_tokens,
         max_new_tokens=max_new_tokens,
-        temperature=1.0,
-        top_p=1.0,
-        seed=0,
         kept_tokens=(2,) * kept,
         kept_logprobs=(-2.0,) * kept,
         kept_versions=(VersionSpan(version=0, num_tokens=kept),) if kept else (),

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from record_factories import make_generated
 
 from artifacts.records import Generated
 from tasks.engines.base import EngineLost
@@ -41,18 +42,10 @@ class CountdownCore:
         done = [index for index, count in self.left.items() if count == 0]
         for index in done:
             del self.left[index]
-        return [make_generated(index) for index in done]
+        return [make_generated(index=index) for index in done]
 
     def close(self) -> None:
         self.closed = True
-
-
-def make_generated(index: int) -> Generated:
-    return Generated(
-        prompt_id="0/0", index=index, token_ids=(1,), logprobs=(-1.0,), versions=(),
-        finish_reason="stop", text="", engine="e",
-        submitted_s=0.0, first_token_s=0.0, finished_s=0.0,
-    )  # fmt: skip
 
 
 Thread = SteppingThread[CountdownCore]
@@ -90,7 +83,7 @@ async def test_a_cancelled_or_timed_out_collect_loses_nothing(thread: Thread) ->
     waiting = asyncio.create_task(thread.collect(5))
     await asyncio.sleep(0)
     waiting.cancel()
-    thread.deliver([make_generated(4)])
+    thread.deliver([make_generated(index=4)])
     assert [generated.index for generated in await thread.collect(5)] == [4]
 
 
@@ -98,10 +91,10 @@ async def test_a_clearing_forgets_what_nobody_collected_and_ends_waits(thread: T
     abandoned = asyncio.create_task(thread.collect(5))
     await asyncio.sleep(0)
     thread.clear()
-    thread.deliver([make_generated(1)])
+    thread.deliver([make_generated(index=1)])
     assert await abandoned == []
     assert [generated.index for generated in await thread.collect(5)] == [1]
-    thread.deliver([make_generated(2)])
+    thread.deliver([make_generated(index=2)])
     thread.clear()
     assert await thread.collect(0.0) == []
 
