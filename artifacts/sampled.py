@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 def of_sampled(generated: Generated, values: Sequence[Value]) -> tuple[Value, ...]:
-    """Of one value for each token those of the sampled ones."""
+    """The values of the sampled tokens, given one for every token."""
     return tuple(values[place] for places in generated.sampled for place in places)
 
 

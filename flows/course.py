@@ -98,7 +98,7 @@ class RunCourse:
         return with_relayout(report, relayout), await self._checkpoint(plan.step)
 
     async def _checkpoint(self, step: int) -> str | None:
-        """That of this step, if one is due."""
+        """Save the checkpoint of this step, if one is due; where it lies."""
         keep = self._run.config.keep
         if not due(step, keep.checkpoint_every_steps):
             return None

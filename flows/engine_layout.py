@@ -104,7 +104,7 @@ class EngineLayouts:
         return not_slower(self._profile, self._sizes, now, self._num_devices, demand)
 
     def _first_size(self, layout: str) -> int:
-        """By the profile if there is one."""
+        """The tensor-parallel size of a layout's first engines, by the profile if there is one."""
         if self._profile is None:
             return self._config.engine.tensor_parallel_size
         return best_size(

@@ -16,7 +16,7 @@ from tasks.sample_buffer import RoundAborted
 
 
 class Place:
-    """One step's, in the process of the flow alone."""
+    """What one step and the loop over all steps tell each other, within the flow's process."""
 
     __slots__ = ("_telling", "closed", "evaluation", "held_s", "turn")
 

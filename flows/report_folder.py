@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReportFolder:
-    """Of one run."""
+    """Writes the folder of one run."""
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run

@@ -216,7 +216,7 @@ class RunReporter:
         self._view.stepped(commit.step, commit.kind, commit.metrics)
 
     def _progress(self) -> list[Filling]:
-        """Of the round that runs, and of an evaluation if one does."""
+        """How full the round is that runs, and the evaluation if one does."""
         run_id = self._run.context.run_id
         keys = [progress_key(run_id, is_evaluation=of_one) for of_one in (False, True)]
         found = [self._client.get_metadata(key, default=None) for key in keys]

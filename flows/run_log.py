@@ -33,7 +33,7 @@ class FlowRunHandler(APILogHandler):
 
 @contextmanager
 def told_in_prefect(flow_run_id: str) -> Iterator[None]:
-    """For the length of the block, warnings of this process are in the logs of this flow run."""
+    """Send warnings of this process to the logs of the flow run, for the length of the block."""
     handler = FlowRunHandler(flow_run_id)
     loggers = [logging.getLogger(room) for room in ROOMS]
     for logger in loggers:

@@ -161,7 +161,7 @@ class Steps:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             self._end_evaluation()
             if self._under_way and self._under_way[-1].place.closed.done():
-                self._under_way[-1].place.closed.result()
+                self._under_way[-1].place.closed.result()  # raises why its round has failed
             if self._under_way and self._under_way[0].playing.done():
                 await self._commit(self._under_way[0])
                 if self._course.is_barrier(self.step):

@@ -32,6 +32,6 @@ def lag_of(response: Generated, step: int) -> int | None:
 
 
 def _recomputed_tokens(response: Generated) -> int:
-    """Its sampled tokens that were computed again because newer weights were loaded, once for each
-    load."""
+    """Sampled tokens of a response that were computed again because newer weights were loaded, once
+    for each load."""
     return sum(accumulate(span.num_tokens for span in sampled_versions(response)[:-1]))

@@ -95,7 +95,7 @@ async def _show(plan: StepPlan, counted: RoundProgress) -> None:
 
 
 async def _tell(client: Client, plan: StepPlan, filling: Filling | None) -> None:
-    """Of a round the last filling stays; an evaluation that is over has none."""
+    """Keep how full the round is where the terminal looks; None clears it."""
     key = progress_key(plan.run.run_id, is_evaluation=plan.is_evaluation)
     told = None if filling is None else asdict(filling)
     await asyncio.to_thread(client.set_metadata, key, told)

@@ -160,8 +160,8 @@ def _stream_trainer(plan: StepPlan) -> StreamTrainer:
 
 
 async def _readings(plan: StepPlan) -> list[EngineStats]:
-    """Of the engines that answer, without the responses of an evaluation beside the round; one that
-    died meanwhile has none, and its round is complete all the same."""
+    """Readings of the engines that answer, without the responses of an evaluation beside the round.
+    One that died meanwhile has none, and its round is complete all the same."""
     readings = await asyncio.gather(*(_reading(plan, name) for name in plan.run.engines))
     return [reading for reading in readings if reading is not None]
 

@@ -65,8 +65,9 @@ def episode_figures(rows: Iterable[ResponseRow]) -> dict[str, float]:
 
 
 def step_episode_figures(rows: Sequence[ResponseRow], decided: Collection[str]) -> dict[str, float]:
-    """Those of a closed round, and the turns of what it trained against all that it started for
-    the prompts that it decided: trained, filtered or given up for good."""
+    """Figures of the episodes of a closed round; the turns of those that it trained are compared
+    with the turns of all that it started for the prompts that it decided (trained, filtered or
+    given up for good)."""
     started = [found for found in played(rows) if found.row.prompt.prompt_id in decided]
     trained = [found for found in started if found.row.fate is Fate.TRAINED]
     figures = episode_figures(rows)

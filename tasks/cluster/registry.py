@@ -232,6 +232,6 @@ class ActorRegistry:
             self.discard(name)
 
     def _check_open(self) -> None:
-        """For a thread that still makes actors when the run has been stopped."""
+        """ActorLost in a thread that still makes actors when the run has been stopped."""
         if self._closed:
             raise ActorLost("no actor is made any more: the run ends")

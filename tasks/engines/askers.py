@@ -27,7 +27,7 @@ class Asker(StrEnum):
 
 
 class Askers:
-    """Those of one replica. Belongs to one event loop."""
+    """Keeps apart who asked one replica for what. Belongs to one event loop."""
 
     def __init__(self, replica: Engine) -> None:
         self._replica = replica

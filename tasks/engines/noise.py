@@ -24,7 +24,7 @@ def row_seeds(
     seeds: npt.NDArray[np.uint64],
     positions: npt.NDArray[np.uint64],
 ) -> npt.NDArray[np.int64]:
-    """For each row of a batch the seed of its next token's noise: 64 bits, as a signed number."""
+    """The seed of the next token's noise for each row of a batch: 64 bits, as a signed number."""
     mixed = seeds + (positions + np.uint64(1)) * _STEP  # arrays of uint64 wrap around
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST_FACTOR
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND_FACTOR

@@ -58,7 +58,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """One model's and one head's."""
+    """Makes the tokens between turns, for one model and one head."""
 
     head: tuple[int, ...]  # token ids of what every episode begins with
     stop_ids: frozenset[int]  # tokens that end an action

@@ -100,7 +100,7 @@ class DelayedConfig(EnvironmentSettings):
 
 
 def _rng(what: str, seed: int, actions: Sequence[str]) -> random.Random:
-    """Of its own for every number of actions and every text of theirs."""
+    """A generator of its own for every seed and every sequence of actions."""
     said = "\x00".join(actions).encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(said, digest_size=8).hexdigest()
     return random.Random(f"delayed/{what}/{seed}/{len(actions)}/{digest}")

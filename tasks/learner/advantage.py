@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Of some values; exact sums, so that their order does not matter."""
+    """Mean and spread of some values, from exact sums, so that their order does not matter."""
 
     count: int
     mean: float
@@ -26,7 +26,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Moments:
-        """Zero for no values."""
+        """The moments of these values; all zero for none."""
         count = max(1, len(values))
         mean = math.fsum(values) / count
         squares = math.fsum((value - mean) ** 2 for value in values)
@@ -34,7 +34,7 @@ class Moments:
 
     @classmethod
     def together(cls, parts: Sequence[Moments]) -> Moments:
-        """Those of all values of the parts."""
+        """The moments of all values of the parts."""
         count = sum(part.count for part in parts)
         mean = math.fsum(part.count * part.mean for part in parts) / max(1, count)
         squares = math.fsum(
@@ -137,8 +137,8 @@ class ReinforcePlusPlusAdvantage(BaseModel):
 
 
 class GaeAdvantage(BaseModel):
-    """Of tokens, from a critic's values: generalised advantage estimation (PPO as published, arXiv
-    1506.02438 and 1707.06347). The other responses of a group do not matter.
+    """Generalised advantage estimation: advantages of tokens from a critic's values (PPO as
+    published, arXiv 1506.02438 and 1707.06347). The other responses of a group do not matter.
 
     What `of` gives is the reward itself; the learner makes advantages of it when it has the values
     (gae). Whitening needs all tokens of the step.

@@ -55,13 +55,13 @@ def check_architecture(path: Path) -> Path:
 
 
 def check_packed(path: Path) -> None:
-    """The same without the engines: whether packed training computes what the model does."""
+    """ValueError unless packed training computes what the model does; engines are not asked."""
     config = read_config(path)
     _refuse(path, config, list(_obstacles(config)))
 
 
 def read_config(path: Path) -> Any:  # Any: transformers' configurations carry no types
-    """Of a Hugging Face directory."""
+    """The configuration in a Hugging Face directory."""
     with importing_transformers():
         from transformers import AutoConfig
 

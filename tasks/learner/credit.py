@@ -39,9 +39,10 @@ def turn_advantages(
     credit: Credit,
     moments: Moments | None = None,
 ) -> list[tuple[float, ...] | None]:
-    """Of each response an advantage for each turn (`Generated.sampled`), 0 for one in which nothing
-    was sampled; None for a response without a verdict. `rewards`: as training sees them; `moments`:
-    of the step's, where they count."""
+    """The advantages of each response, one for each of its turns (`Generated.sampled`): 0 for a
+    turn in which nothing was sampled, None for a response without a verdict.
+
+    `rewards`: as training sees them. `moments`: of all rewards of the step, where they count."""
     answers = [response.generated for response in group.responses]
     if not isinstance(credit, TurnReturnAdvantage | AnchorStateAdvantage):
         values = group_advantages(rewards, credit, moments)
@@ -63,8 +64,8 @@ def turn_advantages(
 
 
 def token_mean(advantages: Sequence[float], sampled: Sequence[range]) -> float:
-    """Of a response, the mean over its sampled tokens; exactly the advantage that all turns have
-    where they have the same one."""
+    """The mean advantage of a response's sampled tokens; where all turns have the same advantage,
+    exactly that one."""
     first, num_tokens = advantages[0], sum(map(len, sampled))
     parts = zip(advantages, sampled, strict=True)
     return first + sum((own - first) * len(places) for own, places in parts) / num_tokens

@@ -43,7 +43,7 @@ class Example:
 
     @classmethod
     def of(cls, parts: Iterable[tuple[tuple[int, ...], bool]]) -> Example:
-        """Of parts in their order, each with whether the model is to predict it."""
+        """The example of these parts in order, each with whether the model is to predict it."""
         parts = list(parts)
         return cls(
             token_ids=tuple(index for ids, _ in parts for index in ids),

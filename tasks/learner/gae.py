@@ -71,7 +71,7 @@ def _backwards(
 
 
 def spread_of(tensors: Sequence[Tensor], ranks: Ranks) -> Spread:
-    """Of all elements, on all ranks. Collective."""
+    """Mean and variance of all elements on all ranks. Collective."""
     own = [tensor.double() for tensor in tensors]
     count, total = ranks.sum(
         [float(sum(tensor.numel() for tensor in own)), math.fsum(float(t.sum()) for t in own)]

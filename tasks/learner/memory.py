@@ -37,7 +37,7 @@ class ModelSize:
 
 
 def model_size(path: Path) -> ModelSize:
-    """Of a Hugging Face directory, by its config.json alone."""
+    """The size of the model in a Hugging Face directory, by its config.json alone."""
     model = empty_model(read_config(path))
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tables = {id(embedding.weight), id(head.weight)}

@@ -183,7 +183,8 @@ class MicroStep:
 
     @torch.no_grad()
     def _movement(self, row: ScoredRow, result: HeadResult) -> AccumulateReport:
-        """Of a pass in a step of several updates: a clip may act whatever the ratio is to."""
+        """Report of a training pass in a step of several updates. A clip may act on every token,
+        whatever the loss takes its ratio to."""
         logp, tokens = result.logp, row.tokens
         assert tokens.proximal is not None
         completed = self._objective.completed(logp, tokens, lengths_of(row.batch))

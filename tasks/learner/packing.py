@@ -47,7 +47,7 @@ class Sample:
 
     @property
     def token_advantages(self) -> tuple[float, ...]:
-        """Of each sampled token."""
+        """The advantage of each sampled token."""
         of_turns = zip(self.advantages, self.sampled, strict=True)
         return tuple(own for own, places in of_turns for _ in places)
 

@@ -42,7 +42,7 @@ class Parameters(Protocol):
 
 
 class TrainedParameters(Parameters, Protocol):
-    """Those of a decoder that is trained, with sums of gradients beside them."""
+    """The parameters of a decoder that is trained, with sums of gradients beside them."""
 
     @property
     def shapes(self) -> Mapping[str, torch.Size]:
@@ -55,7 +55,8 @@ class TrainedParameters(Parameters, Protocol):
         ...
 
     def checksum(self) -> int:
-        """The same on all ranks that were given the same weights; before the first update."""
+        """A number that all ranks agree on if they were given the same weights; before the first
+        update."""
         ...
 
     def gradient(self, name: str) -> Tensor:
@@ -71,7 +72,7 @@ class TrainedParameters(Parameters, Protocol):
         ...
 
     def reduced(self) -> list[Tensor]:
-        """Of every piece the gradient, summed over all ranks; may be changed in place.
+        """The gradient of every piece, summed over all ranks; may be changed in place.
         Collective."""
         ...
 

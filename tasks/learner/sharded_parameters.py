@@ -90,7 +90,7 @@ class TrainedShards(ShardedParameters):
         model.base_model.register_forward_pre_hook(self._note_pass)
 
     def checksum(self) -> int:
-        """Of what was loaded: each rank's own, while a gathered parameter would be everybody's."""
+        """Of what this rank loaded; gathered parameters would be the same on every rank."""
         return self._checksum
 
     def gradient(self, name: str) -> Tensor:

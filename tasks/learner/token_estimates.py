@@ -51,7 +51,7 @@ def estimates(
 
 
 def _rewards(row: ScoredRow, config: LearnerConfig) -> Tensor:
-    """Of each token; the KL penalty of the proximal policy taken off where it is in the reward."""
+    """The reward of each token, less the KL penalty of the proximal policy where that is in it."""
     tokens, lengths = row.tokens, lengths_of(row.batch)
     if tokens.reference is None or config.kl_place != "reward":
         return token_rewards(tokens.reward, None, lengths)

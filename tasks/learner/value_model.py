@@ -54,8 +54,8 @@ class Valuer:
         return self._forward(batch)
 
     def backward(self, batch: PackedBatch, derivative_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """The same, and adds the gradient of a sum to the sums of gradients, given what it makes of
-        the values: the derivative by each."""
+        """The values, after adding a loss's gradient to the sums of gradients; `derivative_of`:
+        the loss's derivative by each value."""
         values = self._forward(batch)
         torch.autograd.backward([values], [derivative_of(values.detach())])
         return values.detach()

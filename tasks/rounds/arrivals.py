@@ -16,7 +16,7 @@ from tasks.scheduling.events import AcceptGroup, Carry, Decision, Defer, Drop, F
 
 
 class Arrivals:
-    """One round's."""
+    """Keeps what one round has got."""
 
     def __init__(self, inputs: RoundInputs) -> None:
         self._prompts = inputs.prompts

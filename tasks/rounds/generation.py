@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Generation:
-    """One round's."""
+    """The responses of one round that are still to be generated."""
 
     def __init__(
         self, inputs: RoundInputs, dispatch: Dispatch, tell: Callable[[Lost], None]

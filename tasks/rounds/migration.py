@@ -20,12 +20,11 @@ from tasks.scheduling.stream_training import ScaleDown
 
 
 class Migration:
-    """One round's."""
+    """Keeps the books on responses of one round that change engines."""
 
     def __init__(self) -> None:
-        self.kept: dict[
-            str, Generated
-        ] = {}  # partial responses whose continuation has not come home
+        # partial responses whose continuation has not come home
+        self.kept: dict[str, Generated] = {}
         self.moved: list[Generated] = []  # partial responses as the engines handed them over
         self._moving: set[str] = set()
         self._leaving: list[ScaleDown] = []

@@ -15,7 +15,7 @@ LOOKS = 4  # within one deadline
 
 
 class Progress:
-    """One wait's; it begins now."""
+    """Watches over one wait, which begins now."""
 
     def __init__(self, deadline_s: float, now_s: float) -> None:
         self._deadline_s = deadline_s

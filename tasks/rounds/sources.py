@@ -37,7 +37,7 @@ class Heard:
 
 
 class Sources:
-    """One round's."""
+    """Listens to all sources of one round."""
 
     def __init__(
         self,

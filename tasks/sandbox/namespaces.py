@@ -33,7 +33,8 @@ def settle() -> None:
 
 
 def become_nobody(capabilities: int = 0) -> None:
-    """For ever an unprivileged user, if the process is root's, with these capabilities alone."""
+    """Become an unprivileged user for good, with these capabilities alone, if the process is
+    root's."""
     if os.getuid() == 0:
         _checked(_LIBC.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0), "keep capabilities")
         os.setgroups([])

@@ -48,7 +48,7 @@ class UserMap:
 
     @property
     def arguments(self) -> list[str]:
-        """For bubblewrap: where it tells its process, and where it waits."""
+        """bubblewrap's arguments: where it tells of its process, and where it waits."""
         return ["--info-fd", str(self._tell), "--userns-block-fd", str(self._wait)]
 
     @property

@@ -16,7 +16,7 @@ LOGPROB = -0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """One replica's. Times go in as those of the event loop's clock."""
+    """Makes the responses of one replica. Times are given by the event loop's clock."""
 
     engine: str  # name of the replica
     writer: Writer  # who writes them

@@ -34,8 +34,9 @@ def forget_kernels(model: nn.Module) -> None:
 
 
 def experts_held(module: nn.Module, of_file: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By the parameters' names the file's tensors, where the module holds them; else what it holds,
-    flat, which no tensor of a file is."""
+    """Tensors by the names of the module's parameters: the file's where the module holds what it
+    would hold after loading them, else its own, flattened so that no tensor of a file equals
+    them."""
     held = dict(module.named_parameters(recurse=False))
     if any(of_file[name].shape != shape for name, shape in _whole_shapes(module).items()):
         return dict(of_file)
@@ -57,7 +58,7 @@ def _packed(module: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str, Te
 
 
 def _whole_shapes(module: Any) -> dict[str, tuple[int, ...]]:  # Any: a vLLM layer
-    """Of a module that no rank shares, before its experts are packed."""
+    """Shapes of the parameters before they are packed, if the module is not shared by ranks."""
     num, config = module.global_num_experts, module.moe_config
     width, hidden = config.intermediate_size_per_partition, module.hidden_size
     return {"w13_weight": (num, 2 * width, hidden), "w2_weight": (num, hidden, width)}

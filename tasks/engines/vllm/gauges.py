@@ -10,7 +10,7 @@ from tasks.engines.vllm.live import Live
 
 
 class Gauges:
-    """Of one engine."""
+    """Counts for one engine."""
 
     def __init__(self) -> None:
         self._num_tokens = 0  # of what has ended

@@ -42,7 +42,7 @@ class Waiting:
 
     @property
     def tokens(self) -> Tokens:
-        """Of the prompt, kept ones included."""
+        """The tokens to compute first: the prompt's and the kept ones."""
         return (*self.request.prompt_tokens, *self.request.kept_tokens)
 
 
@@ -62,7 +62,7 @@ class Siblings:
 
     @property
     def waiting(self) -> Sequence[Waiting]:
-        """Those that have not entered vLLM."""
+        """Requests that have not entered vLLM."""
         return self._waiting
 
     def hold(self, request: Request, submitted_s: float) -> bool:

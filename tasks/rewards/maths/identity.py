@@ -128,7 +128,8 @@ def _windows(reach: int | None) -> tuple[Window, ...]:
 
 @lru_cache(maxsize=4096)
 def _coordinate(place: int, starts: Window) -> Number:
-    """Of the letter at a place of the alphabet: drawn once in a process."""
+    """The number that stands for the letter at this place of the alphabet, drawn once in a
+    process."""
     start = starts[place % 2]
     distance = place * STEP + WIDTH * context.ldexp(_DRAW.getrandbits(BITS), -BITS)
     return context.mpf(start) + (distance if start > 0 else -distance)
