@@ -44,6 +44,14 @@ class Environment(Protocol):
         ...
 
 
+class Program(NamedTuple):
+    """What a model asks to have run."""
+
+    text: str  # in Python
+    limit_s: float  # wall seconds that it may take
+    max_chars: int  # of what it says that the model reads
+
+
 class EnvironmentSettings(BaseModel):
     """What every kind of environment is asked by those who do not know its kind."""
 
@@ -58,6 +66,11 @@ class EnvironmentSettings(BaseModel):
         """What the model reads before the first observation: the rules, and episodes played as
         examples, as chat turns. The first message is the system's."""
         raise NotImplementedError
+
+    def program_in(self, text: str) -> Program | None:
+        """The program that an action asks to have run, which an environment never does itself: it
+        takes the turn, and what the program says becomes the observation."""
+        return None
 
     def build(self) -> Environment:
         """A new environment. ValueError, with the cure, for one that cannot be made."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from artifacts.datasets.rows import Message
-from tasks.environments.base import Environment, EnvironmentSettings, Transition
+from tasks.environments.base import Environment, EnvironmentSettings, Program, Transition
 from tasks.environments.kinds import SingleEnvironment
 
 
@@ -76,6 +76,9 @@ class DelayedConfig(EnvironmentSettings):
 
     def head(self) -> tuple[Message, ...]:
         return self.environment.head()
+
+    def program_in(self, text: str) -> Program | None:
+        return self.environment.program_in(text)
 
     def build(self) -> Environment:
         return Delayed(self)

@@ -15,15 +15,15 @@ from tasks.environments.adapters.custom import CustomEnvironmentConfig
 from tasks.environments.adapters.gymnasium import GymnasiumConfig
 from tasks.environments.adapters.http import HttpConfig
 from tasks.environments.games.bandit import BanditConfig
-from tasks.environments.games.chain_calc import ChainCalcConfig
 from tasks.environments.games.grid import GridConfig
 from tasks.environments.games.guess import GuessConfig
+from tasks.environments.tools.tools import ToolsConfig
 
 SingleEnvironment = Annotated[
     GuessConfig  # a number, by "Higher." and "Lower."
     | BanditConfig  # buttons that pay coins
-    | ChainCalcConfig  # sums, with a calculator
     | GridConfig  # a walk to a goal
+    | ToolsConfig  # questions, with a calculator or Python
     | CustomEnvironmentConfig  # a class of the user's
     | GymnasiumConfig  # an id of gymnasium
     | HttpConfig,  # behind a server

@@ -13,6 +13,8 @@ from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.episode_config import EpisodeConfig
 from tasks.environments.episode_replica import EpisodeReplica
 from tasks.environments.hosts.pool import HostPool
+from tasks.environments.tools.tool_hosts import ToolHosts
+from tasks.sandbox.isolation import Isolation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,10 @@ class EpisodePlayer:
     def __call__(self, inner: Replica) -> Replica:
         return EpisodeReplica(
             inner,
-            HostPool(self.config.hosts, self.environments.values()),
+            ToolHosts(
+                HostPool(self.config.hosts, self.environments.values()),
+                Isolation(self.config.hosts.isolation),
+            ),
             self.environments,
             {
                 domain: bridge_of(self.model_path, settings.head())

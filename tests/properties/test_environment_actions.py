@@ -11,21 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.environments.games.bandit import BanditConfig
-from tasks.environments.games.chain_calc import ChainCalcConfig
 from tasks.environments.games.game import GameConfig
 from tasks.environments.games.grid import GridConfig
 from tasks.environments.games.guess import GuessConfig
+from tasks.environments.tools.tools import ToolsConfig
 
 GAMES: tuple[GameConfig, ...] = (
     GuessConfig(),
     GuessConfig(style="terse"),
     BanditConfig(),
     BanditConfig(style="terse"),
-    ChainCalcConfig(),
     GridConfig(),
     GridConfig(style="terse"),
+    ToolsConfig(tools=("calculator", "python")),
+    ToolsConfig(style="terse"),
 )
-ALMOST = st.sampled_from(["7", "A", "a", "up", "u", "add 1 2", "answer 3", "add", "20.", " B ."])
+ALMOST = st.sampled_from(
+    ["7", "A", "a", "up", "u", "calc 1 + 2", "answer 3", "c1p2", "calc", "20.", " B ."]
+)
 TEXTS = st.one_of(st.none(), ALMOST, st.text(), st.integers().map(str))  # none: a valid move
 
 

@@ -25,9 +25,9 @@ from tasks.environments.conformance.report import Rule
 from tasks.environments.conformance.suite import check_environment
 from tasks.environments.delayed import DelayedConfig
 from tasks.environments.games.bandit import BanditConfig
-from tasks.environments.games.chain_calc import ChainCalcConfig
 from tasks.environments.games.grid import GridConfig
 from tasks.environments.games.guess import GuessConfig
+from tasks.environments.tools.tools import ToolsConfig
 
 OWN = "examples.guess_environment:Guess"
 SHIPPED: tuple[EnvironmentSettings, ...] = (
@@ -36,10 +36,11 @@ SHIPPED: tuple[EnvironmentSettings, ...] = (
     GuessConfig(largest=2, max_turns=1),
     BanditConfig(),
     BanditConfig(style="terse", buttons=8),
-    ChainCalcConfig(),
-    ChainCalcConfig(max_turns=1, largest_term=999_999),
     GridConfig(),
     GridConfig(style="terse", size=9, spare_moves=0, max_turns=40),
+    ToolsConfig(),
+    ToolsConfig(max_turns=1, max_operations=1),
+    ToolsConfig(style="terse"),
     CustomEnvironmentConfig(path=OWN),
     DelayedConfig(environment=GuessConfig()),
 )

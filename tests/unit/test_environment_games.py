@@ -14,12 +14,11 @@ from artifacts.datasets.chain_sum import CHARACTERS
 from tasks.environments.base import Environment
 from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.games.bandit import Bandit, BanditConfig
-from tasks.environments.games.chain_calc import INVALID, ChainCalcConfig
 from tasks.environments.games.game import GameConfig
 from tasks.environments.games.grid import GridConfig
 from tasks.environments.games.guess import GuessConfig
 
-GAMES: tuple[GameConfig, ...] = (GuessConfig(), BanditConfig(), ChainCalcConfig(), GridConfig())
+GAMES: tuple[GameConfig, ...] = (GuessConfig(), BanditConfig(), GridConfig())
 TERSE_GAMES: tuple[GameConfig, ...] = (
     GuessConfig(style="terse", largest=10, max_turns=4),
     BanditConfig(style="terse"),
@@ -121,49 +120,6 @@ def test_there_is_always_a_button_that_pays() -> None:
         assert max(game.pays) > 0
 
 
-def test_a_sum_is_worked_out_with_the_calculator() -> None:
-    for seed in range(50):
-        turns = ChainCalcConfig().demonstrate(seed, random.Random(0))
-        terms = [int(number) for number in re.findall(r"\d+", turns[0][0])]
-        assert all(10 <= term <= 99 for term in terms)
-        assert len(turns) == len(terms)
-        game = ChainCalcConfig().build()
-        game.reset(seed)
-        *calls, last = [game.step(action) for _, action in turns]
-        assert [call.observation for call in calls] == [
-            str(sum(terms[: index + 2])) for index in range(len(calls))
-        ]
-        assert (last.reward, last.terminated) == (1.0, True)
-        assert last.info == {"action": "answer", "terms": str(len(terms))}
-
-
-@pytest.mark.parametrize("text", ["answer 68", "answer 1.", "answer 999999999999"])
-def test_an_answer_ends_the_sum_right_or_wrong(text: str) -> None:
-    game = ChainCalcConfig().build()
-    asked = game.reset(0)
-    turn = game.step(text)
-    total = sum(int(number) for number in re.findall(r"\d+", asked))
-    assert (turn.terminated, turn.reward) == (True, float(text == f"answer {total}"))
-
-
-@pytest.mark.parametrize("text", [*HOSTILE, "add 1", "add 1 2 3", "add -1 2", "answer", "Add 1 2"])
-def test_what_is_no_call_is_answered_by_how_to_call(text: str) -> None:
-    game = ChainCalcConfig(max_turns=2).build()
-    game.reset(0)
-    first, last = game.step(text), game.step(text)
-    assert (first.observation, first.info["action"]) == (INVALID, "invalid")
-    assert (first.truncated, last.truncated, last.terminated) == (False, True, False)
-
-
-def test_terms_are_as_many_as_their_weights_say() -> None:
-    config = ChainCalcConfig(term_weights=(0.0, 0.5, 0.5))
-    sizes = [config.build().reset(seed).count("+") + 1 for seed in range(400)]
-    assert set(sizes) == {3, 4}
-    assert sizes.count(3) / 400 == pytest.approx(0.5, abs=0.1)
-    with pytest.raises(ValidationError, match=r"one of term_weights must be > 0"):
-        ChainCalcConfig(term_weights=(0.0,))
-
-
 def test_a_shortest_way_leads_to_the_goal_and_dithering_does_not() -> None:
     for seed in range(60):
         game = GridConfig().build()
@@ -207,9 +163,7 @@ def test_the_head_is_a_chat_that_ends_with_an_answer(config: GameConfig) -> None
     assert head == config.head(), "every prompt of a run has the same head"
 
 
-@pytest.mark.parametrize(
-    "config", [GuessConfig(), BanditConfig(), GridConfig()], ids=lambda game: game.kind
-)
+@pytest.mark.parametrize("config", GAMES, ids=lambda game: game.kind)
 def test_the_examples_of_the_head_are_played_by_the_rules(config: GameConfig) -> None:
     shown = [message.content for message in config.head()[1:]]
     while shown:

@@ -14,20 +14,20 @@ from tasks.environments.adapters.http import HttpConfig
 from tasks.environments.base import EnvironmentSettings
 from tasks.environments.delayed import DelayedConfig
 from tasks.environments.games.bandit import BanditConfig
-from tasks.environments.games.chain_calc import ChainCalcConfig
 from tasks.environments.games.grid import GridConfig
 from tasks.environments.games.guess import GuessConfig
 from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.pool import HostPool
+from tasks.environments.tools.tools import ToolsConfig
 
 PATIENT = HostConfig(num_hosts=2, reset_s=120.0, step_s=120.0)  # however busy the machine is
 OWN = Path(__file__).parents[2] / "examples" / "guess_environment.py"
-ACTIONS = ("7", "A", "add 1 2", "up", "down", "", "12.", "answer 3", "B", "right", "3", "\x00")
+ACTIONS = ("7", "A", "calc 1 + 2", "up", "down", "", "12.", "answer 3", "B", "right", "3", "\x00")
 KINDS: tuple[EnvironmentSettings, ...] = (
     GuessConfig(),
     BanditConfig(),
-    ChainCalcConfig(),
     GridConfig(),
+    ToolsConfig(),
     CustomEnvironmentConfig(path="examples.guess_environment:Guess"),
     CustomEnvironmentConfig(path=f"{OWN}:Guess"),
     DelayedConfig(environment=GuessConfig(), mean_s=0.001),

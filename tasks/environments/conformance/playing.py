@@ -32,8 +32,11 @@ class Episode:
 class Playing:
     """Resets and steps environments."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float], observe: Callable[[str, Transition], Transition]
+    ) -> None:
+        """`observe`: what the model reads after this text, of what the environment answered."""
+        self._clock, self._observe = clock, observe
         self.tried: set[Rule] = set()
         self.resets_s: list[float] = []
         self.steps_s: list[float] = []
@@ -110,6 +113,7 @@ class Playing:
                 f"step must not raise, step({shown(text)}) did: {described(error)}; answer such a"
                 " text, and count it as a turn",
             ) from error
+        turn = self._observe(text, turn)
         self.steps_s.append(self._clock() - began_s)
         _check_values(turn)
         return turn

@@ -7,6 +7,7 @@ Leaves out processes and limits: ending a step that never returns is the caller'
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import random
@@ -18,6 +19,8 @@ from tasks.environments.base import EnvironmentSettings
 from tasks.environments.conformance.players import Player, players
 from tasks.environments.conformance.playing import Episode, Playing, difference
 from tasks.environments.conformance.report import Broken, Check, ConformanceReport, Rule
+from tasks.environments.tools.program_runner import ProgramRunner
+from tasks.sandbox.isolation import Isolation
 
 
 def check_environment(
@@ -30,11 +33,12 @@ def check_environment(
     """Play episodes of so many seeds, at least two, by every player. `actions` are valid moves of
     an environment whose moves are not known. ValueError for one that cannot be made."""
     settings.build()
-    suite = _Suite(settings, Playing(clock))
-    suite.attempt(suite.check_head)
-    for seed, player in itertools.product(range(num_seeds), players(settings, actions).items()):
-        suite.attempt(partial(suite.check_episode, seed, *player))
-    suite.attempt(suite.check_side_by_side)
+    with contextlib.closing(ProgramRunner(Isolation.NAMESPACES)) as programs:
+        suite = _Suite(settings, Playing(clock, partial(programs.observed, settings)))
+        suite.attempt(suite.check_head)
+        for seed, player in itertools.product(range(num_seeds), players(settings, actions).items()):
+            suite.attempt(partial(suite.check_episode, seed, *player))
+        suite.attempt(suite.check_side_by_side)
     return suite.report()
 
 

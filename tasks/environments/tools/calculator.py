@@ -1,0 +1,127 @@
+"""A calculator for what a model writes: exact, bounded, and without `eval`.
+
+    text -> its signs as Python's -> only digits and signs? -> syntax tree -> fractions -> text
+
+Numbers, + - * / // % ** and brackets are all there is. Every operation's result is bounded before
+it is taken, so that no text takes longer than a millisecond.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+MAX_CHARS = 200  # of an expression
+MAX_BITS = 200  # of a numerator or a denominator: 60 digits
+MAX_DECIMALS = 6  # of a result that has more of them
+SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
+TIMES = re.compile(r"(?<=[0-9)])\s*[xX]\s*(?=[0-9(])")
+THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+READABLE = re.compile(r"[-+*/%().0-9 \t]+")
+UNREADABLE = "That is no expression."
+TOO_LONG = "That is too long."
+TOO_LARGE = "That is too large."
+NO_DIVISION = "Nothing can be divided by 0."
+
+
+class CannotCompute(Exception):
+    """No number comes of it; why, in a short sentence for the model."""
+
+
+class Result(NamedTuple):
+    """What came of an expression."""
+
+    value: Fraction  # exact
+    num_operations: int  # with two operands
+
+
+def calculate(text: str) -> Result:
+    """The value of an expression. Raises CannotCompute."""
+    if len(text) > MAX_CHARS:
+        raise CannotCompute(TOO_LONG)
+    spelled = TIMES.sub("*", THOUSANDS.sub("", text.translate(SIGNS))).strip()
+    if not READABLE.fullmatch(spelled):
+        raise CannotCompute(UNREADABLE)
+    try:
+        tree = ast.parse(spelled, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise CannotCompute(UNREADABLE) from None
+    num_operations = sum(isinstance(node, ast.BinOp) for node in ast.walk(tree))
+    return Result(value=_value(tree.body), num_operations=num_operations)
+
+
+def written(value: Fraction) -> str:
+    """A number as the calculator shows it: whole, or with at most six decimals."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    rounded = round(abs(value) * 10**MAX_DECIMALS)
+    whole, decimals = divmod(rounded, 10**MAX_DECIMALS)
+    shown = f"{whole}.{decimals:0{MAX_DECIMALS}d}".rstrip("0").removesuffix(".")
+    return f"-{shown}" if value < 0 and rounded else shown
+
+
+def _value(node: ast.expr) -> Fraction:
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return _bounded(Fraction(repr(number)))
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value(operand)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATIONS:
+            return _bounded(OPERATIONS[type(sign)](_value(left), _value(right)))
+    raise CannotCompute(UNREADABLE)
+
+
+def _divided(top: Fraction, low: Fraction) -> Fraction:
+    _check_divisor(low)
+    return top / low
+
+
+def _floor_divided(top: Fraction, low: Fraction) -> Fraction:
+    _check_divisor(low)
+    return Fraction(top // low)
+
+
+def _remainder(top: Fraction, low: Fraction) -> Fraction:
+    _check_divisor(low)
+    return top % low
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1:
+        raise CannotCompute(UNREADABLE)
+    if base == 0 and exponent < 0:
+        raise CannotCompute(NO_DIVISION)
+    if (_bits(base) - 1) * abs(exponent.numerator) > MAX_BITS:  # none of 0, 1 and -1
+        raise CannotCompute(TOO_LARGE)
+    return Fraction(base**exponent)
+
+
+def _check_divisor(low: Fraction) -> None:
+    if low == 0:
+        raise CannotCompute(NO_DIVISION)
+
+
+def _bits(value: Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
+
+
+def _bounded(value: Fraction) -> Fraction:
+    if _bits(value) > MAX_BITS:
+        raise CannotCompute(TOO_LARGE)
+    return value
+
+
+OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: lambda left, right: left + right,
+    ast.Sub: lambda left, right: left - right,
+    ast.Mult: lambda left, right: left * right,
+    ast.Div: _divided,
+    ast.FloorDiv: _floor_divided,
+    ast.Mod: _remainder,
+    ast.Pow: _power,
+}

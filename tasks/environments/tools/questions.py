@@ -1,0 +1,156 @@
+"""The questions that tools are for: drawn from a seed, with how they are worked out.
+
+`arithmetic` has products that a small model cannot do by head, `counting` wants a program.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from math import isqrt
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from tasks.environments.tools.calculator import calculate, written
+
+ASKING = "What is "
+SHOTS = (-1, -2, -3, -4)  # seeds of the questions shown as examples, which no run has
+LARGEST_EXPONENT = 1_000
+
+
+class Question(NamedTuple):
+    """A question and its answer."""
+
+    text: str  # as a person would ask
+    gold: str  # the number that is right
+    expression: str  # what a calculator is to be given, its parts apart; empty where none does it
+    program: str  # what Python is to be given
+
+
+class Arithmetic(BaseModel):
+    """An expression to be worked out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["arithmetic"] = Field("arithmetic", description="Chooses expressions.")
+    signs: tuple[Literal["+", "-", "*"], ...] = Field(
+        ("+", "-", "*"), min_length=1, description="The signs that are drawn from."
+    )
+    term_weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        (0.6, 0.3, 0.1),
+        description="How often an expression has 2, 3, ... numbers, relative to each other.",
+    )
+    largest_term: int = Field(
+        999, ge=10, le=999_999, description="Largest number in an expression; the least is 10."
+    )
+
+    @field_validator("term_weights")
+    @classmethod
+    def _check(cls, weights: tuple[float, ...]) -> tuple[float, ...]:
+        if sum(weights) <= 0:
+            raise ValueError(f"one of term_weights must be > 0, got {weights}; raise one")
+        return weights
+
+    def draw(self, seed: int) -> Question:
+        """The question of a seed."""
+        rng = random.Random(f"arithmetic/{seed}")
+        num_terms = 2 + rng.choices(range(len(self.term_weights)), self.term_weights)[0]
+        parts = [str(rng.randint(10, self.largest_term))]
+        for _ in range(num_terms - 1):
+            parts += [rng.choice(self.signs), str(rng.randint(10, self.largest_term))]
+        return _of_expression(" ".join(parts))
+
+    def shown(self) -> list[Question]:
+        """Questions to show as examples."""
+        return [self.draw(seed) for seed in SHOTS]
+
+
+class Counting(BaseModel):
+    """Something to be counted or added up, for which there is a program of one line."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["counting"] = Field("counting", description="Chooses what wants a program.")
+    largest: int = Field(
+        200, ge=50, le=4_000, description="Largest number that is counted to; the least is 20."
+    )
+
+    def draw(self, seed: int) -> Question:
+        """The question of a seed."""
+        rng = random.Random(f"counting/{seed}")
+        sort, factor, last = rng.randrange(3), rng.randint(3, 9), rng.randint(20, self.largest)
+        if sort == 0:
+            return _primes(last)
+        return _multiples(factor, last) if sort == 1 else _digits(factor, last)
+
+    def shown(self) -> list[Question]:
+        """Questions to show as examples."""
+        return [self.draw(seed) for seed in SHOTS]
+
+
+Questions = Annotated[Arithmetic | Counting, Field(discriminator="kind")]
+
+
+def asked_expression(text: str) -> str:
+    """The expression that a question asks for; empty where it asks for something else."""
+    asked = text.removeprefix(ASKING).removesuffix("?")
+    return asked if set(asked) <= set("0123456789+-* ") else ""
+
+
+def worked_out(expression: str, max_operations: int) -> list[str]:
+    """The calls of somebody who works an expression out: products first, from left to right, until
+    the rest is one call with at most so many operations."""
+    calls, parts = list[str](), expression.split()
+    while len(parts) // 2 > max_operations:
+        sign = _first_sign(parts)
+        calls.append(" ".join(parts[sign - 1 : sign + 2]))
+        parts[sign - 1 : sign + 2] = [result_of(calls[-1])]
+    return [*calls, " ".join(parts)]
+
+
+def result_of(expression: str) -> str:
+    """What the calculator says to an expression that it can compute."""
+    return written(calculate(expression).value)
+
+
+def _first_sign(parts: Sequence[str]) -> int:
+    return parts.index("*") if "*" in parts else 1
+
+
+def _of_expression(expression: str) -> Question:
+    return Question(
+        text=f"{ASKING}{expression}?",
+        gold=result_of(expression),
+        expression=expression,
+        program=f"print({expression})",
+    )
+
+
+def _primes(last: int) -> Question:
+    primes = [n for n in range(2, last + 1) if all(n % d for d in range(2, isqrt(n) + 1))]
+    return Question(
+        text=f"How many primes are there up to {last}?",
+        gold=str(len(primes)),
+        expression="",
+        program=f"print(sum(all(n % d for d in range(2, n)) for n in range(2, {last} + 1)))",
+    )
+
+
+def _multiples(factor: int, last: int) -> Question:
+    return Question(
+        text=f"What is the sum of the multiples of {factor} from 1 to {last}?",
+        gold=str(sum(range(factor, last + 1, factor))),
+        expression="",
+        program=f"print(sum(n for n in range(1, {last} + 1) if n % {factor} == 0))",
+    )
+
+
+def _digits(base: int, last: int) -> Question:
+    exponent = min(last, LARGEST_EXPONENT)
+    return Question(
+        text=f"What is the sum of the digits of {base} to the power of {exponent}?",
+        gold=str(sum(map(int, str(base**exponent)))),
+        expression="",
+        program=f"print(sum(map(int, str({base} ** {exponent}))))",
+    )

@@ -1,0 +1,183 @@
+"""tools: a question that is worked out with a calculator, with Python, or with both.
+
+    What is 47 * 86 + 391?  ->  calc 47 * 86 + 391  ->  4433  ->  answer 4433
+
+A call's result, or a short sentence about what was wrong with it, is the next observation; an
+answer ends the episode and is judged as the mathematics reward judges numbers. The calculator
+computes here. A program is run by `ToolHosts`, in the sandbox of the code rewards: the process of
+an environment may start no other, and what a model wrote may not run where the answer is known.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from artifacts.datasets.rows import Message
+from tasks.environments.base import Environment, Program, Transition
+from tasks.environments.games.game import StyledGameConfig
+from tasks.environments.head import head
+from tasks.environments.tools.calculator import CannotCompute, calculate, written
+from tasks.environments.tools.grammar import (
+    INVALID,
+    Action,
+    Tool,
+    answer,
+    call,
+    meant,
+    read_action,
+    tersely,
+)
+from tasks.environments.tools.questions import (
+    Arithmetic,
+    Question,
+    Questions,
+    asked_expression,
+    result_of,
+    worked_out,
+)
+from tasks.rewards.maths.exact_number import exact_number, leading_number, plain
+from tasks.rewards.maths.final_answer import fold
+
+RULES = {
+    "calculator": "You have a calculator: reply with calc and an expression to use it.",
+    "python": "You have Python: reply with python and below it a program, to see what it prints.",
+}
+ANSWERING = "When you know the answer, reply with answer and the number."
+FORMS = {"calculator": '"calc" and an expression', "python": '"python" and a program'}
+NOT_RUN = "Nothing here runs Python."  # what `ToolHosts` puts the program's own words in place of
+NUMBER = re.compile(r"[-m]?[0-9]+(\.[0-9]+)?")
+
+
+class ToolsConfig(StyledGameConfig):
+    """Answer a question with tools."""
+
+    kind: Literal["tools"] = Field(
+        "tools", description="Chooses questions that are worked out with tools."
+    )
+    max_turns: int = Field(6, ge=1, description="Calls and answers after which it is cut.")
+    tools: tuple[Tool, ...] = Field(
+        ("calculator",), min_length=1, description="What may be called: calculator, python."
+    )
+    questions: Questions = Field(default_factory=Arithmetic, description="What is asked.")
+    max_operations: int = Field(
+        16,
+        ge=1,
+        description=(
+            "Operations that the calculator does in one call; with 1, a question takes as many"
+            " calls as it has signs."
+        ),
+    )
+    program_s: float = Field(5.0, gt=0, le=60, description="Wall seconds that a program may take.")
+    max_result_chars: int = Field(
+        200, ge=16, description="Characters that the model reads of what a program prints."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        asked, tools = self.questions.kind, ", ".join(self.tools)
+        if self.style == "terse" and (asked != "arithmetic" or tools != "calculator"):
+            raise ValueError(
+                "style terse must go with arithmetic and the calculator alone, for which it has"
+                f" characters, got {asked} and {tools}; use style chat"
+            )
+        if asked == "counting" and "python" not in self.tools:
+            raise ValueError(f"questions of kind counting need python, got {tools}; add it")
+        return self
+
+    def chat_head(self) -> tuple[Message, ...]:
+        """The rules, and questions worked out with one tool after the other."""
+        rules = " ".join([*(RULES[tool] for tool in self.tools), ANSWERING])
+        shots = enumerate(self.questions.shown())
+        return head(rules, [turn for place, shot in shots for turn in self._shot(place, shot)])
+
+    def _shot(self, place: int, question: Question) -> list[tuple[str, str]]:
+        """A question worked out: every observation with its action."""
+        fit = [tool for tool in self.tools if tool == "python" or question.expression]
+        calls = [question.program]
+        if (tool := fit[place % len(fit)]) == "calculator":
+            calls = worked_out(question.expression, self.max_operations)
+        results = [*map(result_of, calls[:-1]), question.gold]
+        actions = [*(call(tool, body, "chat") for body in calls), answer(question.gold, "chat")]
+        return list(zip([question.text, *results], actions, strict=True))
+
+    def build(self) -> Environment:
+        return Tools(self)
+
+    def read(self, text: str) -> Action:
+        """What a text asks for, of what may be asked for here."""
+        action = read_action(text, self.style)
+        return action if action.kind in (*self.tools, "answer") else INVALID
+
+    def program_in(self, text: str) -> Program | None:
+        kind, body = self.read(text)
+        is_program = kind == "python"
+        return Program(body, self.program_s, self.max_result_chars) if is_program else None
+
+    def valid_action(self, observations: Sequence[str], rng: random.Random) -> str:
+        """The next call, or an answer with what was said last: either as often."""
+        numbers = [seen for seen in observations[1:] if NUMBER.fullmatch(seen)]
+        if rng.random() < 0.5:
+            return answer(numbers[-1] if numbers else str(rng.randint(10, 999)), self.style)
+        asked = observations[0]
+        expression = asked_expression(meant(asked) if self.style == "terse" else asked) or "1 + 1"
+        tool = rng.choice(self.tools)
+        if tool == "python":
+            return call(tool, f"print({expression})", self.style)
+        calls = worked_out(expression, self.max_operations)
+        return call(tool, calls[min(len(numbers), len(calls) - 1)], self.style)
+
+
+class Tools:
+    """One question."""
+
+    def __init__(self, config: ToolsConfig) -> None:
+        self._config, self._is_terse = config, config.style == "terse"
+        forms = [*(FORMS[tool] for tool in config.tools), '"answer" and the number']
+        self._how = f"Say {', or '.join(forms)}."
+
+    def reset(self, seed: int) -> str:
+        self._question = self._config.questions.draw(seed)
+        self._left = self._config.max_turns
+        return tersely(self._question.expression) if self._is_terse else self._question.text
+
+    def step(self, text: str) -> Transition:
+        self._left -= 1
+        action = self._config.read(text)
+        if action.kind == "answer":
+            return self._judged(action.body)
+        if action.kind == "calculator":
+            said, verdict = self._computed(action.body)
+        elif action.kind == "python":
+            said, verdict = NOT_RUN, "call"
+        else:
+            said, verdict = "x" if self._is_terse else self._how, "invalid"
+        return Transition(said, 0.0, False, self._left <= 0, {"action": verdict})
+
+    def _judged(self, said: str) -> Transition:
+        is_right = is_same_number(self._question.gold, said)
+        words = "ny" if self._is_terse else ("Wrong.", "Right.")
+        return Transition(words[is_right], float(is_right), True, False, {"action": "answer"})
+
+    def _computed(self, expression: str) -> tuple[str, str]:
+        """What the calculator says, and whether that was a call or a failed one."""
+        most = self._config.max_operations
+        try:
+            value, num_operations = calculate(expression)
+            if num_operations > most:
+                raise CannotCompute(f"At most {most} operation{'s' * (most > 1)} at once.")
+        except CannotCompute as error:
+            return "x" if self._is_terse else str(error), "failed"
+        if self._is_terse and value.denominator > 1:
+            return "x", "failed"  # no character for a point
+        return tersely(written(value)) if self._is_terse else written(value), "call"
+
+
+def is_same_number(gold: str, said: str) -> bool:
+    """Whether an answer is this number, alone or with a unit; as `math_answer` reads it."""
+    wanted, given = exact_number(gold), leading_number(plain(fold(said)))
+    return wanted is not None and given is not None and wanted.amount == given.amount
