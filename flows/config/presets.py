@@ -225,7 +225,7 @@ def tiny_agent() -> Values:
         tiny_sync(),
         {
             "preset": "tiny-agent",
-            "num_steps": 80,
+            "num_steps": 100,
             "model": {"kind": "tiny_player", "game": game, "warm_up_steps": 400},
             "task": {"kind": "seeds", "domain": "guess"},
             "environments": {"guess": game},

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from queue import LifoQueue
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Program, Transition
 from tasks.rewards.programs.sandbox.reply import Reply
 from tasks.rewards.programs.sandbox.sandbox import (

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from tasks.environments.base import (
     EnvironmentFailed,
     EnvironmentHosts,
