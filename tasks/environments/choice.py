@@ -2,7 +2,7 @@
 
     EnvironmentConfig (chosen by `kind`) ──▶ head, build ──▶ Environment
 
-`kinds` lists those that stand on their own.
+`kinds` lists those that stand on their own and can be wrapped by another one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from typing import Annotated
 
 from pydantic import Field
 
+from tasks.environments.adapters.package import PackageConfig
 from tasks.environments.delayed import DelayedConfig
 from tasks.environments.kinds import SingleEnvironment
 
-EnvironmentConfig = Annotated[SingleEnvironment | DelayedConfig, Field(discriminator="kind")]
+EnvironmentConfig = Annotated[
+    SingleEnvironment
+    | PackageConfig  # an id of GEM or TextArena, in an interpreter of its own
+    | DelayedConfig,  # any of the first, with delays
+    Field(discriminator="kind"),
+]
