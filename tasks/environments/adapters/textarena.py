@@ -34,7 +34,9 @@ class TextArenaGame(PackageGame):
         super().__init__(game_id, kwargs, max_turns)
         try:
             self.reset(0)
-        except AssertionError as error:  # so it says how many players there must be
+        except MemoryError:
+            raise
+        except Exception as error:  # so it says how many players there must be
             raise self.unusable("let one player play", error) from error
 
     def begin(self, game: Any, seed: int) -> str:  # Any: of the package

@@ -20,7 +20,6 @@ from typing import Any
 from artifacts.records import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
 from tasks.environments.hosts.answers import (
-    BadAnswer,
     max_answer_bytes,
     read_made,
     read_observation,
@@ -57,13 +56,14 @@ class HostedEnvironment:
         """ValueError, with the cure, for an environment that cannot be made."""
         self._settings = settings
         self._seed, self._actions = 0, list[str]()
-        self._line = _Line(settings)
-        self._line.send(RECIPE + pickled_recipe(settings))
         try:
-            read_made(self._line.ask(MAKE, CONFIG.reset_s))
-        except BadAnswer as error:
+            self._line = _Line(settings)
+            self._line.send(RECIPE + pickled_recipe(settings))
+            with as_crash():
+                read_made(self._line.ask(MAKE, CONFIG.reset_s))
+        except EnvironmentFailed as error:
             raise ValueError(
-                f"an environment must be made without an error, this one raised {error}; correct"
+                f"an environment must be made without a failure, this one was not: {error}; correct"
                 " its configuration"
             ) from error
 
