@@ -20,7 +20,6 @@ from artifacts.episodes import Ending
 from tasks.environments.transition import Transition as Transition
 
 
-
 class Environment(Protocol):
     """One episode at a time."""
 

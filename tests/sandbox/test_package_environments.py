@@ -16,7 +16,7 @@ from host_pools import ISOLATIONS, PATIENT, failure, hosts
 from package_sources import GEM, TEXTARENA, bare_environment, install
 from pydantic import ValidationError
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from flows.commands import environment
 from tasks.environments.adapters.package import PackageConfig
 from tasks.environments.base import EnvironmentFailed, Transition

@@ -17,7 +17,7 @@ import time
 import weakref
 from typing import Any
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
 from tasks.environments.hosts.answers import (
     max_answer_bytes,
