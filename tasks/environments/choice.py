@@ -11,13 +11,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tasks.environments.adapters.package import PackageConfig
+from tasks.environments.adapters.package import GemConfig, TextArenaConfig
 from tasks.environments.delayed import DelayedConfig
 from tasks.environments.kinds import SingleEnvironment
 
 EnvironmentConfig = Annotated[
     SingleEnvironment
-    | PackageConfig  # an id of GEM or TextArena, in an interpreter of its own
+    | GemConfig  # an id of GEM, in an interpreter of its own
+    | TextArenaConfig  # an id of TextArena, likewise
     | DelayedConfig,  # any of the first, with delays
     Field(discriminator="kind"),
 ]

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from artifacts.episodes import Ending
 from flows.commands import environment
-from tasks.environments.adapters.package import PackageConfig
+from tasks.environments.adapters.package import GemConfig, PackageConfig, TextArenaConfig
 from tasks.environments.base import EnvironmentFailed, Transition
 from tasks.environments.conformance.suite import check_environment
 from tasks.environments.delayed import DelayedConfig
@@ -60,11 +60,11 @@ def old_python(folder: Path) -> Path:
 
 
 def textarena(python: Path, game_id: str = "Guess-v0", **given: Any) -> PackageConfig:
-    return PackageConfig(kind="textarena", id=game_id, python=str(python), **given)
+    return TextArenaConfig(id=game_id, python=str(python), **given)
 
 
 def gem(python: Path, game_id: str = "game:Guess-v0", **given: Any) -> PackageConfig:
-    return PackageConfig(kind="gem", id=game_id, python=str(python), **given)
+    return GemConfig(id=game_id, python=str(python), **given)
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
@@ -256,7 +256,7 @@ async def test_a_pool_says_at_once_what_no_restart_can_help(python: Path) -> Non
 
 def test_the_path_holds_wherever_the_process_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/var")
-    settings = PackageConfig(kind="gem", id="game:Guess-v0", python="tmp/venv/bin/python")
+    settings = GemConfig(id="game:Guess-v0", python="tmp/venv/bin/python")
     assert settings.python == "/var/tmp/venv/bin/python"
 
 

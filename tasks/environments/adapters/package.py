@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
 from tasks.environments.adapters.adapter import AdapterConfig
-from tasks.environments.adapters.package_recipe import GAMES, PackageRecipe
+from tasks.environments.adapters.gem import GemGame
+from tasks.environments.adapters.package_recipe import PackageRecipe
+from tasks.environments.adapters.textarena import TextArenaGame
 from tasks.environments.base import Environment
 from tasks.environments.hosts.hosted import HostedEnvironment
 
@@ -25,12 +27,10 @@ def _absolute(path: str) -> str:
 
 
 class PackageConfig(AdapterConfig):
-    """Play a game of GEM or TextArena."""
+    """Play a game of a package."""
 
-    kind: Literal["gem", "textarena"] = Field(
-        ...,
-        description="Chooses a game of the package gem-llm, or one of textarena for one player.",
-    )
+    package: ClassVar[str]  # as the recipe names it
+
     id: str = Field(
         ..., description="Its id, for example game:Mastermind-v0-easy or FrozenLake-v0."
     )
@@ -46,18 +46,34 @@ class PackageConfig(AdapterConfig):
     )
 
     @property
-    def slow_imports(self) -> tuple[str, ...]:  # type: ignore[override]  # by kind
-        return (GAMES[self.kind].registry,)
-
-    @property
     def interpreter(self) -> str:
         return self.python
 
     def recipe(self) -> PackageRecipe:
         return PackageRecipe(
-            package=self.kind, id=self.id, kwargs=dict(self.kwargs), max_turns=self.max_turns
+            package=self.package, id=self.id, kwargs=dict(self.kwargs), max_turns=self.max_turns
         )
 
     def build(self) -> Environment:
         """In a process of its own: this one may not have the package."""
         return HostedEnvironment(self)
+
+
+class GemConfig(PackageConfig):
+    """Play a game of GEM."""
+
+    package: ClassVar[str] = GemGame.package
+    slow_imports: ClassVar[tuple[str, ...]] = (GemGame.registry,)
+
+    kind: Literal["gem"] = Field("gem", description="Chooses a game of the package gem-llm.")
+
+
+class TextArenaConfig(PackageConfig):
+    """Play a game of TextArena."""
+
+    package: ClassVar[str] = TextArenaGame.package
+    slow_imports: ClassVar[tuple[str, ...]] = (TextArenaGame.registry,)
+
+    kind: Literal["textarena"] = Field(
+        "textarena", description="Chooses a game of the package textarena for one player."
+    )
