@@ -10,7 +10,6 @@ engine and the episode driver; processes, limits and failures to the hosts (`Env
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -19,16 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from artifacts.datasets.rows import Message
 from artifacts.episodes import Ending
 from artifacts.printable import printable_line
-
-
-class Transition(NamedTuple):
-    """What a turn of the model led to."""
-
-    observation: str  # what the model reads next; at the end what it would have read
-    reward: float  # of this turn
-    terminated: bool  # the episode reached an end of its own
-    truncated: bool  # a bound of the environment cut it
-    info: Mapping[str, str]  # details for the records
+from tasks.environments.transition import Transition as Transition
 
 
 class Environment(Protocol):
@@ -52,6 +42,14 @@ class Program(NamedTuple):
     max_chars: int  # of what it says that the model reads
 
 
+class Recipe(Protocol):
+    """What a process builds an environment from; it pickles."""
+
+    def build(self) -> Environment:
+        """A new environment. ValueError, with the cure, for one that cannot be made."""
+        ...
+
+
 class EnvironmentSettings(BaseModel):
     """What every kind of environment is asked by those who do not know its kind."""
 
@@ -61,6 +59,15 @@ class EnvironmentSettings(BaseModel):
     slow_imports: ClassVar[tuple[str, ...]] = ()  # modules that its processes share, imported once
 
     max_turns: int = Field(16, ge=1, description="Turns after which an episode is cut.")
+
+    @property
+    def interpreter(self) -> str:
+        """Absolute path of the Python that its processes run with; empty: the run's own."""
+        return ""
+
+    def recipe(self) -> Recipe:
+        """What its processes build it from."""
+        return self
 
     def head(self) -> tuple[Message, ...]:
         """What the model reads before the first observation: the rules, and episodes played as

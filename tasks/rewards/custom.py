@@ -10,16 +10,16 @@ programs.
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.workers.reply import Reply
 from tasks.rewards.workers.verify_worker import DEFAULT_MEMORY_BYTES, VerifyWorker, WorkerStartError
+from tasks.sandbox.import_path import absolute
 
 FAILED = {
     "raised": "failed",
@@ -39,7 +39,7 @@ class CustomConfig(BaseModel):
     kind: Literal["custom"] = Field(
         default="custom", description="Chooses a reward function of your own."
     )
-    path: str = Field(
+    path: Annotated[str, AfterValidator(absolute)] = Field(
         description=(
             "The function of (prompt, response, gold), as 'package.module:function' or"
             " 'path/to/file.py:function'."
@@ -74,7 +74,7 @@ class CustomReward(ProcessReward):
         module is imported."""
         self.name = f"custom:{config.path}"
         self._worker = VerifyWorker(
-            _absolute(config.path),
+            config.path,
             timeout_s=config.timeout_s,
             clock="wall",
             memory_bytes=config.memory_bytes,
@@ -104,10 +104,3 @@ class CustomReward(ProcessReward):
         return Verdict(
             reward=reward, outcome=Outcome.OK if reward > 0 else Outcome.WRONG, detail="custom"
         )
-
-
-def _absolute(path: str) -> str:
-    """A file path that holds in the worker, whatever its working directory; import paths stay as
-    they are."""
-    module_path, _, name = path.rpartition(":")
-    return f"{Path(module_path).resolve()}:{name}" if module_path.endswith(".py") else path

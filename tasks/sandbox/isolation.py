@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import filterfalse
 from pathlib import Path
 
+from tasks.sandbox.interpreter import Interpreter, own
 from tasks.sandbox.namespaces import DEVICE, NAMESPACE_LIMIT, NOBODY
 from tasks.sandbox.user_map import UserMap
 
@@ -61,6 +61,7 @@ class View:
     code: tuple[str, ...] = ()  # of these sources, read-only, beneath INSIDE
     has_packages: bool = False  # installed packages, which are hidden otherwise
     has_network: bool = False  # the machine's network
+    tmp_bytes: int = 0  # that it may write to /tmp; 0: nothing
 
 
 def bubblewrap() -> str:
@@ -77,11 +78,13 @@ def bubblewrap() -> str:
     return found
 
 
-def interpreter_paths() -> tuple[str, ...]:
-    """What an interpreter needs: itself, its library, and the system's."""
-    libraries = (f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64", *LIBRARIES)
-    own = os.path.realpath(sys.executable)
-    return tuple(path for path in dict.fromkeys((own, *libraries)) if os.path.exists(path))
+def interpreter_paths(interpreter: Interpreter | None = None) -> tuple[str, ...]:
+    """What an interpreter needs, this process's unless it is named: itself, its library, and the
+    system's."""
+    python = interpreter or own()
+    libraries = (f"{python.base_prefix}/lib", f"{python.base_prefix}/lib64", *LIBRARIES)
+    asked = dict.fromkeys((python.executable, *libraries))
+    return tuple(path for path in asked if os.path.exists(path))
 
 
 def hidden_packages() -> list[str]:
@@ -108,7 +111,8 @@ def walls(users: UserMap | None, view: View) -> list[str]:
     code = [w for path in view.code for w in ("--ro-bind", str(ROOT / path), f"{INSIDE}/{path}")]
     network = ["--share-net"] if view.has_network else []
     views = ["--unshare-all", *network, "--unshare-user", *nobody, "--cap-drop", "ALL"]
-    ends = ["--dir", "/tmp", "--remount-ro", "/", "--chdir", "/", "--hostname", "sandbox"]
+    tmp = ["--size", str(view.tmp_bytes), "--tmpfs"] if view.tmp_bytes else ["--dir"]
+    ends = [*tmp, "/tmp", "--remount-ro", "/", "--chdir", "/", "--hostname", "sandbox"]
     return [bubblewrap(), *views, *capabilities, *_ways(view), *binds, *devices, *code, *ends]
 
 

@@ -168,7 +168,7 @@ from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.pool import HostPool
 
 async def main():
-    origins.closed_to_nobody = lambda: ""
+    origins.closed_to_nobody = lambda _: ""
     pool = HostPool(HostConfig(reset_s=120, step_s=120, isolation=sys.argv[2]), [Script()])
     for number in range(3):
         await pool.reset(str(number), Script(), number)

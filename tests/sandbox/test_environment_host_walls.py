@@ -12,6 +12,7 @@ from host_pools import ISOLATIONS, PATIENT, SCRIPT, failure, hosts
 
 from tasks.environments.hosts.origin_walls import closed_to_nobody
 from tasks.environments.hosts.pool import HostPool
+from tasks.sandbox.interpreter import own
 
 OUTSIDE = "/etc/passwd"
 
@@ -111,7 +112,7 @@ async def test_a_machine_without_the_isolation_is_refused_with_the_cure(
 async def test_landlock_is_refused_where_nobody_can_read_python(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tasks.environments.hosts.origins.closed_to_nobody", lambda: "/root")
+    monkeypatch.setattr("tasks.environments.hosts.origins.closed_to_nobody", lambda _: "/root")
     pool = HostPool(PATIENT.model_copy(update={"isolation": "landlock"}))
     with pytest.raises(
         ValueError, match=r"could not read Python, /root is closed .*; use a kernel"
@@ -129,10 +130,10 @@ def test_a_directory_that_is_closed_to_others_is_named(
     library.parent.parent.chmod(0o700)
     monkeypatch.setattr(os, "__file__", str(library))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert str(library.parent.parent).startswith(closed_to_nobody())
-    assert closed_to_nobody()
+    assert str(library.parent.parent).startswith(closed_to_nobody(own()))
+    assert closed_to_nobody(own())
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert closed_to_nobody() == ""
+    assert closed_to_nobody(own()) == ""
 
 
 async def test_settings_that_no_other_process_can_have_are_refused() -> None:

@@ -101,9 +101,12 @@ def test_a_file_named_like_a_module_shadows_nothing(tmp_path: Path) -> None:
     ("path", "said"),
     [
         ("examples.guess_environment", "must have a ':' before the name"),
-        ("no_such_module:Guess", "must be importable, .* No module named 'no_such_module'"),
+        (
+            "no_such_module:Guess",
+            "must be importable, .* No module named 'no_such_module'",
+        ),
         ("no/such/file.py:Guess", r"there is no file /.*no/such/file\.py"),
-        ("examples.guess_environment:Other", "examples.guess_environment has no Other"),
+        ("examples.guess_environment:Other", "examples.guess_environment has nothing named Other"),
         ("json:dumps", r"json:dumps must be callable with kwargs \{\}"),
         ("collections:Counter", r"must have reset\(seed\) and step\(text\), .* has no reset"),
     ],

@@ -44,7 +44,8 @@ SHIPPED: tuple[EnvironmentSettings, ...] = (
     CustomEnvironmentConfig(path=OWN),
     DelayedConfig(environment=GuessConfig()),
 )
-TESTED_ELSEWHERE = {"http", "gymnasium"}  # a server, a package: test_environment_adapters
+# a server, packages: test_environment_adapters, test_package_environments
+TESTED_ELSEWHERE = {"http", "gymnasium", "gem", "textarena"}
 
 
 @pytest.mark.parametrize("settings", SHIPPED, ids=lambda settings: settings.kind)

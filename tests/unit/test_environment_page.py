@@ -48,6 +48,8 @@ def test_the_table_has_every_kind_with_its_fields() -> None:
 def test_configurations_on_the_page_are_valid() -> None:
     (shown,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     assert ADAPTER.validate_json(shown).model_dump()["id"] == "FrozenLake-v1"
+    (inline,) = re.findall(r'`(\{"kind": "textarena".*?)`', PAGE)
+    assert ADAPTER.validate_json(inline).model_dump()["id"] == "FrozenLake-v0"
     (inline,) = re.findall(r'`(\{"kind": "delayed".*?)`', PAGE)
     assert ADAPTER.validate_python(json.loads(inline)) == DelayedConfig(
         environment=GuessConfig(), mean_s=1, deviation_s=1, slow_episodes=0.03
@@ -61,7 +63,7 @@ def test_the_rules_are_those_of_the_suite() -> None:
 
 def test_the_commands_shown_can_be_parsed() -> None:
     commands = re.findall(r"^rollflow environment (.*)$", PAGE, re.MULTILINE)
-    assert len(commands) == 2
+    assert len(commands) == 3
     for command in commands:
         assert parser().parse_args(command.split()).what == "check"
 

@@ -343,5 +343,13 @@ def test_worker_gets_no_secrets_from_the_environment(monkeypatch: pytest.MonkeyP
 
 
 def test_scorer_that_cannot_be_loaded_says_why() -> None:
-    with pytest.raises(WorkerStartError, match="has no function no_such_function"):
+    with pytest.raises(WorkerStartError, match="has nothing named no_such_function"):
         VerifyWorker("os:no_such_function", timeout_s=1.0).call()
+
+
+def test_a_file_named_like_a_module_shadows_nothing_in_the_worker(tmp_path: Path) -> None:
+    path = tmp_path / "random.py"
+    path.write_text("def f(*_):\n    import random\n    return random.Random(1).randint(3, 3)\n")
+    worker = VerifyWorker(f"{path}:f", timeout_s=20.0)
+    assert worker.call("", "", "").value == 3
+    worker.close()

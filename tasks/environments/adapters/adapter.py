@@ -3,11 +3,16 @@ before it plays, so the configuration does."""
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import EnvironmentSettings
 from tasks.environments.head import head
+from tasks.sandbox.import_path import absolute
+
+ImportPath = Annotated[str, AfterValidator(absolute)]
 
 
 class ProtocolError(TypeError):

@@ -14,10 +14,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from artifacts.datasets.rows import Message
-from tasks.environments.adapters.adapter import AdapterConfig, ProtocolError
-from tasks.environments.adapters.import_path import ImportPath, load
+from tasks.environments.adapters.adapter import AdapterConfig, ImportPath, ProtocolError
 from tasks.environments.base import Environment, Transition
 from tasks.environments.head import head
+from tasks.sandbox.import_path import load
 
 METHODS = ("reset", "step")
 

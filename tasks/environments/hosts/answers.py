@@ -3,6 +3,7 @@
 {"observation"}                                                    to a reset
 {"observation", "reward", "terminated", "truncated", "info"}       to a step
 {"raised": the exception in a line}                                instead of either
+{"unusable": why it can never work, and the cure}                  likewise
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import math
 from collections.abc import Mapping
 
 from artifacts.printable import printable_line
-from tasks.environments.base import Transition
+from tasks.environments.transition import Transition, Unusable
 
+SENTENCE_CHARS = 1000  # of the reason why an environment can never work
 ESCAPED_BYTES = 12  # that a character takes in JSON at most
 INFO_BYTES = 64 << 10  # for all of an answer beside its observation
 
@@ -30,8 +32,13 @@ def max_answer_bytes(max_observation_chars: int) -> int:
     return ESCAPED_BYTES * max_observation_chars + INFO_BYTES
 
 
+def read_made(body: bytes) -> None:
+    """The answer to the order to be made. Raises BadAnswer or Unusable."""
+    _read(body)
+
+
 def read_observation(body: bytes, max_chars: int) -> str:
-    """The answer to a reset. Raises BadAnswer."""
+    """The answer to a reset. Raises BadAnswer or Unusable."""
     return checked_observation(_read(body).get("observation"), max_chars)
 
 
@@ -85,6 +92,8 @@ def _read(body: bytes) -> dict[str, object]:
         raise BadAnswer("its process broke the protocol: an answer that is no JSON") from error
     if not isinstance(answer, dict):
         raise BadAnswer("its process broke the protocol: an answer that is no object")
+    if "unusable" in answer:
+        raise Unusable(printable_line(str(answer["unusable"]), SENTENCE_CHARS))
     if "raised" in answer:
         raise BadAnswer(str(answer["raised"]))
     return answer

@@ -24,7 +24,7 @@ from tasks.environments.hosts.answers import (
 )
 from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.host_link import HostLink, LinkLost, Unanswered
-from tasks.environments.hosts.host_process import CONFINED, RESET, SETTINGS, STEP, framed
+from tasks.environments.hosts.host_process import CONFINED, RECIPE, RESET, STEP, framed
 from tasks.environments.hosts.origin_process import OriginProcess
 from tasks.environments.hosts.report import HostRecord, HostState
 
@@ -59,7 +59,7 @@ class Host:
         self.is_forked = False
         self.is_killed = False
         self._since_s = time.time()
-        self._pickled = _pickled(settings)
+        self._pickled = pickled_recipe(settings)
         self._config = config
         self._link = HostLink(max_answer_bytes(config.max_observation_chars), late)
 
@@ -93,24 +93,24 @@ class Host:
                 self.origin.fork(self.number, theirs)
             except OSError as error:
                 self._link.disconnect()
-                raise _crashed(f"no process could be forked: {error}") from error
+                raise crashed(f"no process could be forked: {error}") from error
             self.is_forked = True
         told = await self._answer(WALLS_S)
         if told != CONFINED:
-            raise _crashed(f"its walls do not stand: {told.decode('utf-8', 'replace')}")
-        self._link.send(framed(SETTINGS + self._pickled))
+            raise crashed(f"its walls do not stand: {told.decode('utf-8', 'replace')}")
+        self._link.send(framed(RECIPE + self._pickled))
 
     async def reset(self, seed: int) -> str:
-        """Begin an episode."""
+        """Begin an episode. ValueError, with the cure, for an environment that cannot work."""
         body = await self._ask(RESET + str(seed).encode("ascii"), self._config.limits.reset_s)
-        with _as_crash():
+        with as_crash():
             return read_observation(body, self._config.max_observation_chars)
 
     async def step(self, text: str) -> Transition:
         """Take a turn."""
         told = STEP + text.encode("utf-8", "surrogatepass")
         body = await self._ask(told, self._config.limits.step_s)
-        with _as_crash():
+        with as_crash():
             return read_transition(body, self._config.max_observation_chars)
 
     def kill(self) -> None:
@@ -134,12 +134,12 @@ class Host:
 
     async def _answer(self, limit_s: float) -> bytes:
         try:
-            with _as_crash():
+            with as_crash():
                 return await self._link.answer(limit_s)
         except Unanswered as error:
             raise EnvironmentFailed(Ending.UNANSWERED, str(error)) from error
         except LinkLost as error:
-            raise _crashed(await self._cause_of_death()) from error
+            raise crashed(await self._cause_of_death()) from error
 
     async def _cause_of_death(self) -> str:
         """How it ended, as far as that is told soon."""
@@ -152,12 +152,14 @@ class Host:
         return "its fork server was lost" if code is None else f"its process {manner(code)}"
 
 
-def _pickled(settings: EnvironmentSettings) -> bytes:
+def pickled_recipe(settings: EnvironmentSettings) -> bytes:
+    """What a process builds its environment from. ValueError, with the cure, for settings that
+    another process cannot have."""
     kind = type(settings)
     try:
         if kind.__module__ == "__main__":
             raise AttributeError("another process has another __main__")
-        return pickle.dumps(settings)
+        return pickle.dumps(settings.recipe())
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(
             "settings of environments must pickle, by a class at the top of a module,"
@@ -165,13 +167,15 @@ def _pickled(settings: EnvironmentSettings) -> bytes:
         ) from error
 
 
-def _crashed(detail: str) -> EnvironmentFailed:
+def crashed(detail: str) -> EnvironmentFailed:
+    """The failure of an environment whose process is of no use any more."""
     return EnvironmentFailed(Ending.CRASHED, detail)
 
 
 @contextlib.contextmanager
-def _as_crash() -> Iterator[None]:
+def as_crash() -> Iterator[None]:
+    """What no environment may answer is its crash."""
     try:
         yield
     except BadAnswer as error:
-        raise _crashed(str(error)) from error
+        raise crashed(str(error)) from error

@@ -1,7 +1,8 @@
-"""The process of one environment, from the fork to its end. Runs behind the walls.
+"""The process of one environment, from the fork to its end. Runs behind the walls, maybe in another
+interpreter than the run's: standard library only.
 
     private /tmp -> no capabilities -> streams -> limits -> filter -> say so
-    -> settings -> ( reset or step -> answer )*
+    -> recipe -> ( make, reset or step -> answer )*
 
 From the filter on nothing in this process is trusted: the caller checks what it answers and holds
 the clock.
@@ -14,10 +15,14 @@ import os
 import pickle
 import struct
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tasks.environments.base import Environment, EnvironmentSettings, Transition
+from tasks.environments.transition import Unusable
 from tasks.sandbox.confinement import confine, connect, limit
 from tasks.sandbox.seccomp import Filter
+
+if TYPE_CHECKING:  # another interpreter may lack what these import
+    from tasks.environments.base import Environment, Recipe
 
 STREAM = 3  # the descriptor beside the standard streams, which lead nowhere
 NUM_FILES = 64
@@ -25,7 +30,7 @@ LANDLOCK_FILE_BYTES = 4 << 20  # where there is no /tmp, and no file to be writt
 FOREVER_S = 1 << 30  # the caller's clock ends a call long before
 LENGTH = struct.Struct(">I")  # before every message, both ways
 CONFINED = b""  # the first message: the walls stand; else why not
-SETTINGS, RESET, STEP = b"B", b"R", b"S"  # what an order begins with
+RECIPE, MAKE, RESET, STEP = b"B", b"M", b"R", b"S"  # what an order begins with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,31 +72,35 @@ def run_host(stream: int, bounds: Bounds) -> None:
 
 
 def _serve() -> None:
-    settings: bytes = b""
+    recipe: bytes = b""
     environment: Environment | None = None
     while (order := _read(STREAM)) is not None:
         kind, told = order[:1], order[1:]
-        if kind == SETTINGS:
-            settings, environment = told, None
+        if kind == RECIPE:
+            recipe, environment = told, None
             continue
         try:
             if environment is None:
-                environment = _built(settings)
+                environment = _built(recipe)
             answer = _answer(environment, kind, told)
+        except Unusable as error:
+            answer = json.dumps({"unusable": str(error)[:1000]})
         except BaseException as error:  # an exit of the environment's is its exception, too
             answer = json.dumps({"raised": _words(error)})
         _write(STREAM, answer.encode("ascii"))
 
 
-def _built(settings: bytes) -> Environment:
-    made: EnvironmentSettings = pickle.loads(settings)
-    return made.build()
+def _built(pickled: bytes) -> Environment:
+    recipe: Recipe = pickle.loads(pickled)
+    return recipe.build()
 
 
 def _answer(environment: Environment, kind: bytes, told: bytes) -> str:
+    if kind == MAKE:
+        return json.dumps({})
     if kind == RESET:
         return json.dumps({"observation": environment.reset(int(told))})
-    turn: Transition = environment.step(told.decode("utf-8", "surrogatepass"))
+    turn = environment.step(told.decode("utf-8", "surrogatepass"))
     return json.dumps(
         {
             "observation": turn.observation,

@@ -4,7 +4,8 @@
     pool == the stream =========================================================> host
     pool <== number and exit code of each that ended === origin
 
-Runs behind the walls. It never sees an order or an answer, and no environment is built in it.
+Runs behind the walls, maybe in another interpreter than the run's: standard library only. It never
+sees an order or an answer, and no environment is built in it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class OriginOrders:
 
     socket_fd: int
     search_path: Sequence[str]  # `sys.path`
+    prefix: str  # `sys.prefix`
     imports: Sequence[str]  # modules that all hosts share
     memory_bytes: int  # of a host, beyond what it shares
     tmp_bytes: int  # of a host's /tmp; 0 without namespaces

@@ -16,6 +16,7 @@ from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.origin import ENDED, FORK, KILL, ORDER
 from tasks.environments.hosts.origin_walls import ENVIRONMENT, START_S, command
 from tasks.sandbox.child_process import ChildProcess
+from tasks.sandbox.interpreter import Interpreter, at, own
 from tasks.sandbox.interrupt import Interrupt
 from tasks.sandbox.isolation import Isolation
 from tasks.sandbox.walled_process import NotStarted, start_walled
@@ -28,9 +29,16 @@ class OriginProcess:
     """One origin, from its start to its end; a lost one is replaced by another."""
 
     def __init__(
-        self, config: HostConfig, imports: Sequence[str] = (), *, has_network: bool = False
+        self,
+        config: HostConfig,
+        imports: Sequence[str] = (),
+        *,
+        has_network: bool = False,
+        interpreter: str = "",
     ) -> None:
+        """`interpreter`: absolute path of the Python that it runs with; empty: this one's."""
         self._config = config
+        self._python = interpreter
         self._imports = tuple(imports)
         self._has_network = has_network
         self._interrupt = Interrupt()
@@ -45,8 +53,15 @@ class OriginProcess:
         """Process id of the outermost process, None when there is none."""
         return self._process.popen.pid if self._process else None
 
+    @property
+    def interpreter(self) -> Interpreter:
+        """What it runs with; the first call may take a second. ValueError, with the cure, for one
+        that cannot be used."""
+        return at(self._python) if self._python else own()
+
     def start(self) -> None:
-        """Have it running, which takes about a second. NotStarted if it cannot.
+        """Have it running, which takes about a second. NotStarted if it cannot, and what
+        `interpreter` raises.
 
         Where a shared import fails, hangs or starts threads, each host imports for itself.
         """
@@ -75,6 +90,14 @@ class OriginProcess:
         with contextlib.suppress(OSError):  # an origin that is gone has ended it
             self._send(KILL, number)
 
+    def forget_ends(self) -> None:
+        """For a caller that does not attach: an origin whose words nobody reads says no more."""
+        assert self._process is not None
+        self._process.stream.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while self._process.stream.recv(1 << 16):
+                pass
+
     def interrupt(self) -> None:
         """From another thread than that of `start`, which raises Interrupted."""
         self._interrupt.set()
@@ -89,10 +112,15 @@ class OriginProcess:
         process.kill()
 
     def _started(self, imports: Sequence[str]) -> ChildProcess:
-        isolation = Isolation(self._config.isolation)
+        isolation, interpreter = Isolation(self._config.isolation), self.interpreter
         return start_walled(
             lambda socket_fd, users: command(
-                self._config, socket_fd, users, imports=imports, has_network=self._has_network
+                self._config,
+                socket_fd,
+                users,
+                imports=imports,
+                has_network=self._has_network,
+                interpreter=interpreter,
             ),
             isolation,
             env=ENVIRONMENT if isolation is Isolation.LANDLOCK else {},

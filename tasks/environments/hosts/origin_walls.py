@@ -1,20 +1,22 @@
 """The walls around a pool's processes: the command line of their origin.
 
-They see the interpreter, the system's libraries, what the run imports from and what the
-configuration names, all of it read-only, and a private /tmp. Beside what the isolation gives: no
-new processes or threads, no sockets but an environment's that needs the network (`seccomp`).
+They see the interpreter, the system's libraries, what it imports from and what the configuration
+names, all of it read-only, and a private /tmp. Another interpreter than the run's sees its own
+virtual environment and a part of these sources, and no packages of the run. Beside what the
+isolation gives: no new processes or threads, no sockets but an environment's that needs the network
+(`seccomp`).
 """
 
 from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.origin import OriginOrders
+from tasks.sandbox.interpreter import Interpreter, own
 from tasks.sandbox.isolation import (
     RESOLVING,
     ROOT,
@@ -26,9 +28,12 @@ from tasks.sandbox.isolation import (
 )
 from tasks.sandbox.user_map import UserMap
 
-START_S = 60.0  # to an origin that has imported everything
+START_S = 180.0  # to an origin that has imported everything: a cold disk may take a minute
+SOURCES = f"{ROOT}/tasks"  # all that another interpreter sees of these
 ENTRY = (  # what is installed editable is found by code in the directories of packages
-    "import json, site, sys; sys.path[:] = paths = json.loads(sys.argv[1])['search_path'];"
+    "import sys; sys.path[:] = [path for path in sys.path if path];"
+    " import json, site; orders = json.loads(sys.argv[1]);"
+    " sys.path[:] = paths = orders['search_path']; sys.prefix = sys.exec_prefix = orders['prefix'];"
     " [site.addsitedir(path) for path in paths if path.endswith('-packages')];"
     " from tasks.environments.hosts.origin import main; main(sys.argv[1])"
 )
@@ -50,15 +55,17 @@ def command(
     *,
     imports: Sequence[str],
     has_network: bool,
+    interpreter: Interpreter,
 ) -> list[str]:
     """The command line of an origin that talks over this descriptor. FileNotFoundError without
     bubblewrap."""
     isolation = Isolation(config.isolation)
     has_namespaces = isolation is Isolation.NAMESPACES
-    paths = _paths(config, has_network=has_network)
+    paths = _paths(config, interpreter, has_network=has_network)
     orders = OriginOrders(
         socket_fd=socket_fd,
-        search_path=_search_path(),
+        search_path=_search_path(interpreter),
+        prefix=interpreter.prefix,
         imports=imports,
         memory_bytes=config.limits.memory_bytes,
         tmp_bytes=config.disk_mb << 20 if has_namespaces else 0,
@@ -66,28 +73,41 @@ def command(
         has_network=has_network,
         start_s=int(START_S),
     )
-    python = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-c", ENTRY]
+    python = [interpreter.executable, "-s", "-S", "-B", "-c", ENTRY]
     python.append(orders.as_text())
     if not has_namespaces:
         return python
-    view = View(paths=paths, has_packages=True, has_network=has_network)
+    view = View(paths=paths, has_packages=True, has_network=has_network, tmp_bytes=orders.tmp_bytes)
     return [*walls(users, view), *variables(ENVIRONMENT), *python]
 
 
-def closed_to_nobody() -> str:
-    """The directory that keeps the interpreter's library from others than its owner, an empty
-    string without one: under Landlock root's processes are nobody's."""
-    ways = Path(os.path.realpath(os.__file__)).parents
+def closed_to_nobody(interpreter: Interpreter) -> str:
+    """The directory that keeps an interpreter's library from others than its owner, an empty string
+    without one: under Landlock root's processes are nobody's."""
+    library = Path(os.path.realpath(interpreter.library))
+    ways = (library, *library.parents)
     closed = [str(way) for way in ways if not way.stat().st_mode & stat.S_IXOTH]
     return closed[-1] if closed and os.geteuid() == 0 else ""
 
 
-def _search_path() -> list[str]:
-    """Where this process imports from, and these sources."""
-    return list(dict.fromkeys([*(entry or os.getcwd() for entry in sys.path), str(ROOT)]))
+def _search_path(interpreter: Interpreter) -> list[str]:
+    """Where it imports from, and these sources: first where the names of packages are not ours to
+    know."""
+    if interpreter == own():
+        return list(dict.fromkeys([*interpreter.search_path, str(ROOT)]))
+    return list(dict.fromkeys([str(ROOT), *interpreter.search_path]))
 
 
-def _paths(config: HostConfig, *, has_network: bool) -> tuple[str, ...]:
+def _importable(interpreter: Interpreter) -> list[str]:
+    """What it may read to import: of these sources no more than it must where it is not the run's
+    own, and of its virtual environment everything."""
+    if interpreter == own():
+        return _search_path(interpreter)
+    is_virtual = interpreter.prefix != interpreter.base_prefix
+    return [SOURCES, *([interpreter.prefix] if is_virtual else []), *interpreter.search_path]
+
+
+def _paths(config: HostConfig, interpreter: Interpreter, *, has_network: bool) -> tuple[str, ...]:
     """What the processes may read, none beneath another one."""
     for path in config.readable:
         if (
@@ -100,7 +120,12 @@ def _paths(config: HostConfig, *, has_network: bool) -> tuple[str, ...]:
                 f" which a process has its own; got {path!r}; mend, move or drop it"
             )
     resolving = RESOLVING if has_network else ()
-    asked = (*interpreter_paths(), *resolving, *_search_path(), *config.readable)
+    asked = (
+        *interpreter_paths(interpreter),
+        *resolving,
+        *_importable(interpreter),
+        *config.readable,
+    )
     there = [path for path in dict.fromkeys(map(os.path.normpath, asked)) if _is_bindable(path)]
     return tuple(path for path in there if not any(_is_above(other, path) for other in there))
 

@@ -1,11 +1,12 @@
-"""The origins of a pool: one for environments without a network, one for those that need it, each
-started when it is wanted first and again when it was lost."""
+"""The origins of a pool: one for each interpreter, with a network and without, started when it is
+wanted first and again when it was lost."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings
@@ -17,6 +18,13 @@ from tasks.sandbox.isolation import CURES, Isolation
 from tasks.sandbox.walled_process import NotStarted
 
 LOG = logging.getLogger(__name__)
+
+
+class Surroundings(NamedTuple):
+    """What environments have in common that share an origin."""
+
+    interpreter: str  # its path; empty: the run's own
+    has_network: bool
 
 
 class Origins:
@@ -33,31 +41,34 @@ class Origins:
         self._config = config
         self._imports = _slow_imports(settings)
         self._ended, self._lost = ended, lost
-        self._running: dict[bool, OriginProcess] = {}
-        self._starting: dict[bool, asyncio.Task[OriginProcess]] = {}
+        self._running: dict[Surroundings, OriginProcess] = {}
+        self._starting: dict[Surroundings, asyncio.Task[OriginProcess]] = {}
         self._unborn: set[OriginProcess] = set()
 
     async def warm(self) -> None:
         """Have those running that the settings want."""
-        for has_network in self._imports:
-            await self.get(has_network=has_network)
+        for wanted in self._imports:
+            await self._get(wanted)
 
-    async def get(self, *, has_network: bool) -> OriginProcess:
-        """One that runs, which takes a second if it must be started.
+    async def get(self, settings: EnvironmentSettings) -> OriginProcess:
+        """One for such environments that runs, which takes a second if it must be started.
 
-        ValueError, with the cure, if the machine does not give the isolation.
+        ValueError, with the cure, if the machine does not give the isolation or the interpreter.
         """
-        if has_network in self._running:
-            return self._running[has_network]
-        if has_network not in self._starting:
-            self._starting[has_network] = asyncio.create_task(self._start(has_network))
-        return await asyncio.shield(self._starting[has_network])
+        return await self._get(surroundings(settings))
+
+    async def _get(self, wanted: Surroundings) -> OriginProcess:
+        if wanted in self._running:
+            return self._running[wanted]
+        if wanted not in self._starting:
+            self._starting[wanted] = asyncio.create_task(self._start(wanted))
+        return await asyncio.shield(self._starting[wanted])
 
     def end(self, origin: OriginProcess) -> None:
         """End one and its hosts; harmless if it has ended."""
-        for has_network, running in list(self._running.items()):
+        for place, running in list(self._running.items()):
             if running is origin:
-                del self._running[has_network]
+                del self._running[place]
                 origin.close()
                 self._lost(origin)
 
@@ -72,35 +83,54 @@ class Origins:
         LOG.warning("fork server of environments lost: pid=%s", origin.pid)
         self.end(origin)
 
-    async def _start(self, has_network: bool) -> OriginProcess:
-        imports = self._imports.get(has_network, ())
-        origin = OriginProcess(self._config, imports, has_network=has_network)
+    async def _start(self, wanted: Surroundings) -> OriginProcess:
+        origin = OriginProcess(
+            self._config,
+            self._imports.get(wanted, ()),
+            has_network=wanted.has_network,
+            interpreter=wanted.interpreter,
+        )
         self._unborn.add(origin)
         try:
-            if self._config.isolation == "landlock" and (closed := closed_to_nobody()):
-                raise NotStarted(f"could not read Python, {closed} is closed to others")
-            await asyncio.to_thread(origin.start)
-        except NotStarted as error:
-            raise ValueError(
-                f"environments need the isolation {self._config.isolation!r}, this machine does"
-                f" not give it: the fork server of their processes {error};"
-                f" {CURES[Isolation(self._config.isolation)]}"
-            ) from error
+            await asyncio.to_thread(start_origin, origin, self._config)
         except Interrupted as error:
             raise EnvironmentFailed(Ending.CRASHED, "these hosts are closed") from error
         finally:
             self._unborn.discard(origin)
-            del self._starting[has_network]
+            del self._starting[wanted]
         origin.attach(self._ended, lambda: self._give_up(origin))
-        self._running[has_network] = origin
+        self._running[wanted] = origin
         return origin
 
 
-def _slow_imports(settings: Iterable[EnvironmentSettings]) -> dict[bool, tuple[str, ...]]:
-    """The modules that hosts share, by whether they have a network."""
-    found: dict[bool, tuple[str, ...]] = {}
+def surroundings(settings: EnvironmentSettings) -> Surroundings:
+    """What an environment needs of its origin."""
+    return Surroundings(settings.interpreter, settings.needs_network)
+
+
+def start_origin(origin: OriginProcess, config: HostConfig) -> None:
+    """Have it running. ValueError, with the cure, if the machine does not give the isolation or the
+    interpreter; Interrupted."""
+    try:
+        if config.isolation == "landlock" and (closed := closed_to_nobody(origin.interpreter)):
+            raise NotStarted(f"could not read Python, {closed} is closed to others")
+        origin.start()
+    except NotStarted as error:
+        raise ValueError(
+            f"environments need the isolation {config.isolation!r}, this machine does not give it:"
+            f" the fork server of their processes {error}; {CURES[Isolation(config.isolation)]}"
+        ) from error
+
+
+def shared_imports(settings: EnvironmentSettings) -> tuple[str, ...]:
+    """The modules that hosts of an environment share."""
+    return (type(settings.recipe()).__module__, *settings.slow_imports)
+
+
+def _slow_imports(settings: Iterable[EnvironmentSettings]) -> dict[Surroundings, tuple[str, ...]]:
+    """The modules that hosts share, by what else they have in common."""
+    found: dict[Surroundings, tuple[str, ...]] = {}
     for one in settings:
-        modules = (type(one).__module__, *one.slow_imports)
-        known = found.get(one.needs_network, ())
-        found[one.needs_network] = tuple(dict.fromkeys((*known, *modules)))
+        place = surroundings(one)
+        found[place] = tuple(dict.fromkeys((*found.get(place, ()), *shared_imports(one))))
     return found

@@ -156,7 +156,7 @@ class HostPool:
             unused = self._free.pop(0)  # whoever waits in `_take` has no process
             self._kill(unused)
             await asyncio.shield(unused.ended)
-        origin = await self._origins.get(has_network=settings.needs_network)
+        origin = await self._origins.get(settings)
         self._check(settings)
         self._num_started += 1
         host = Host(

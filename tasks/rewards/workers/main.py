@@ -9,8 +9,6 @@ It has no time limit of its own beyond a CPU bound that outlives a dead parent; 
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 import math
 import os
@@ -19,10 +17,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 
 from tasks.sandbox.frames import Json, receive_frame, send_frame
+from tasks.sandbox.import_path import find
 
 Scorer = Callable[..., Json]
 
@@ -71,33 +68,13 @@ def answer(scorer: Scorer, request: dict[str, Json]) -> dict[str, Json]:
 
 
 def load_scorer(path: str) -> Scorer:
-    """The function at "package.module:function" or "path/to/file.py:function"; ValueError if it is
-    not there."""
-    module_path, separator, name = path.rpartition(":")
-    if not (separator and module_path and name):
-        raise ValueError("write it as 'package.module:function' or 'path/to/file.py:function'")
-    module = (
-        _load_file(Path(module_path))
-        if module_path.endswith(".py")
-        else importlib.import_module(module_path)
-    )
-    scorer = getattr(module, name, None)
+    """The function at an import path; ValueError if something else is there, and whatever `find`
+    raises."""
+    scorer = find(path)
     if not callable(scorer):
-        raise ValueError(f"{module_path} has no function {name}")
+        raise ValueError(f"{path} is no function")
     # callable() is all that can be known of a user's function
     return scorer  # type: ignore[no-any-return]
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def describe(error: BaseException) -> str:

@@ -1,4 +1,5 @@
-"""What an import path names: 'package.module:name' or 'path/to/file.py:name'."""
+"""What an import path names: 'package.module:name' or 'path/to/file.py:name'. Runs also in the
+processes of rewards: standard library only."""
 
 from __future__ import annotations
 
@@ -8,42 +9,44 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator
-
-CURE = "write 'package.module:Name' or 'path/to/file.py:Name' and import it in a shell"
+FORM = "'package.module:name' or 'path/to/file.py:name'"
 
 
-def _absolute(path: str) -> str:
+def absolute(path: str) -> str:
+    """A file's path that holds in the working directory of whatever process; the paths of modules
+    stay as they are."""
     module_path, _, name = path.rpartition(":")
     return f"{Path(module_path).absolute()}:{name}" if module_path.endswith(".py") else path
 
 
-# a field of a configuration: a file's holds in the working directory of whatever process
-ImportPath = Annotated[str, AfterValidator(_absolute)]
-
-
-def load(path: str) -> Any:  # Any: whatever the user's module has there
-    """The object at an import path. ValueError if there is none, or if importing its module
-    raises."""
+def find(path: str) -> Any:  # Any: whatever the user's module has there
+    """The object at an import path. LookupError if the module has no such name, ValueError if this
+    is no import path, and whatever the module raises while it is imported."""
     module_path, _, name = path.rpartition(":")
     if not (module_path and name):
-        raise ValueError(f"an import path must have a ':' before the name, got {path!r}; {CURE}")
+        raise ValueError(f"an import path must have a ':' before the name, got {path!r}")
+    module = (
+        _file_module(Path(module_path))
+        if module_path.endswith(".py")
+        else importlib.import_module(module_path)
+    )
+    if not hasattr(module, name):
+        raise LookupError(f"{module_path} has nothing named {name}")
+    return getattr(module, name)
+
+
+def load(path: str) -> Any:  # Any: likewise
+    """The object at an import path. ValueError, with the cure, if it cannot be had."""
     try:
-        module = (
-            _file_module(Path(module_path))
-            if module_path.endswith(".py")
-            else importlib.import_module(module_path)
-        )
+        return find(path)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise ValueError(
             f"an import path must be importable, {path!r} is not"
-            f" ({type(error).__name__}: {error}); {CURE} to see the error"
+            f" ({type(error).__name__}: {error}); write {FORM}, and import it in a shell to see the"
+            " error"
         ) from error
-    if not hasattr(module, name):
-        raise ValueError(f"an import path must name what is there, {module_path} has no {name}")
-    return getattr(module, name)
 
 
 def _file_module(path: Path) -> ModuleType:

@@ -1,0 +1,79 @@
+"""A game of GEM or TextArena, in processes of an interpreter that has the package.
+
+The packages pin versions that a run cannot have, so they live in a virtual environment of their
+own; `python` names it. Nothing is installed or imported there but the package, these sources and
+the standard library. What the games themselves do is in `gem` and `textarena`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+
+from tasks.environments.adapters.adapter import AdapterConfig
+from tasks.environments.adapters.gem import GemGame
+from tasks.environments.adapters.package_recipe import PackageRecipe
+from tasks.environments.adapters.textarena import TextArenaGame
+from tasks.environments.base import Environment
+from tasks.environments.hosts.hosted import HostedEnvironment
+
+
+def _absolute(path: str) -> str:
+    """Links stay: a virtual environment is known by its own."""
+    return os.path.abspath(os.path.expanduser(path)) if path else ""
+
+
+class PackageConfig(AdapterConfig):
+    """Play a game of a package."""
+
+    package: ClassVar[str]  # as the recipe names it
+
+    id: str = Field(
+        ..., description="Its id, for example game:Mastermind-v0-easy or FrozenLake-v0."
+    )
+    python: Annotated[str, AfterValidator(_absolute)] = Field(
+        "",
+        description=(
+            "The interpreter that has the package: bin/python of a virtual environment, Python 3.10"
+            " or later, outside of /tmp. Empty: the run's own."
+        ),
+    )
+    kwargs: Mapping[str, Any] = Field(  # Any: the game's own keyword arguments
+        default_factory=dict, description="Keyword arguments of the package's make."
+    )
+
+    @property
+    def interpreter(self) -> str:
+        return self.python
+
+    def recipe(self) -> PackageRecipe:
+        return PackageRecipe(
+            package=self.package, id=self.id, kwargs=dict(self.kwargs), max_turns=self.max_turns
+        )
+
+    def build(self) -> Environment:
+        """In a process of its own: this one may not have the package."""
+        return HostedEnvironment(self)
+
+
+class GemConfig(PackageConfig):
+    """Play a game of GEM."""
+
+    package: ClassVar[str] = GemGame.package
+    slow_imports: ClassVar[tuple[str, ...]] = (GemGame.registry,)
+
+    kind: Literal["gem"] = Field("gem", description="Chooses a game of the package gem-llm.")
+
+
+class TextArenaConfig(PackageConfig):
+    """Play a game of TextArena."""
+
+    package: ClassVar[str] = TextArenaGame.package
+    slow_imports: ClassVar[tuple[str, ...]] = (TextArenaGame.registry,)
+
+    kind: Literal["textarena"] = Field(
+        "textarena", description="Chooses a game of the package textarena for one player."
+    )
