@@ -40,7 +40,7 @@ from benchmarks.watched_hosts import WatchedHosts
 from flows.config.run_config import RunConfig
 from flows.experiments.ablation_figures import markdown_table
 from tasks.engines.base import Replica
-from tasks.engines.vllm.engine import VllmEngine
+from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.environments.base import EnvironmentHosts, EnvironmentSettings
 from tasks.environments.delayed import DelayedConfig
 from tasks.environments.episode_replica import EpisodeReplica
@@ -248,6 +248,7 @@ def main() -> None:
     given = parser.parse_args()
     config = RunConfig(preset="tiny-agent")  # type: ignore[call-arg]  # the rest is the preset's
     model_path = str(resolve_model(config.model, Path(".cache/models")))
+    assert isinstance(config.engine, VllmEngineConfig)
     engine = VllmEngine(
         config=config.engine, model_path=model_path, name="engine-0", cpu_ids=None, seed=0
     )
