@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from tasks.environments.base import Transition
 from tasks.environments.games.guess import GuessConfig
 
-GAME = GuessConfig(style="terse", largest=10, max_turns=4)  # of the preset `tiny-agent`
 SLOW_S = 15.0  # longer than the other episodes of a round take altogether
 
 
@@ -17,10 +17,10 @@ def is_slow(seed: int) -> bool:
 
 
 class SlowGuess:
-    """The game of the preset, after a while."""
+    """The game of these settings, after a while."""
 
-    def __init__(self) -> None:
-        self._game = GAME.build()
+    def __init__(self, **settings: Any) -> None:  # Any: of GuessConfig
+        self._game = GuessConfig(**settings).build()
 
     def reset(self, seed: int) -> str:
         time.sleep(SLOW_S * is_slow(seed))

@@ -15,16 +15,19 @@ from artifacts.journal import Journal
 from artifacts.records import Fate
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
+from flows.config.presets import preset_values
 from tests.flows.asynchronous_records import PROMPTS, RESPONSES, check, commits, dispatch_places
 from tests.flows.conftest import Finished, Launcher
-from tests.flows.slow_guess import GAME, is_slow
+from tests.flows.slow_guess import is_slow
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine]
 
+GAME = preset_values("tiny-agent")["environments"]["guess"]
 SLOW_GUESS = {
     "kind": "custom",
     "path": str(Path(__file__).with_name("slow_guess.py")) + ":SlowGuess",
-    "max_turns": GAME.max_turns,
+    "kwargs": GAME,
+    "max_turns": GAME["max_turns"],
 }
 SETTINGS = (
     f"environments.guess={json.dumps(SLOW_GUESS)}",

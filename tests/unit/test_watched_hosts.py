@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from episode_factories import GAME, LocalHosts
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from benchmarks.slow_environments import LockStep
 from benchmarks.watched_hosts import WatchedHosts
 from tasks.engines.simulation.virtual_time import run_virtual
