@@ -152,22 +152,17 @@ def test_no_token_of_an_episode_is_older_than_the_bound(overlapped: tuple[Finish
     assert max(lags) > 0
 
 
-def test_slow_groups_are_trained_later_than_they_were_dispatched(
-    overlapped: tuple[Finished, Path],
-) -> None:
-    """Others that began after them, and were there first, are trained before them."""
+def test_slow_groups_let_others_go_first(overlapped: tuple[Finished, Path]) -> None:
+    """Of the prompts that are dispatched with the first step as many are fast as it trains."""
     _, run = overlapped
-    rounds = [rows_of(run, step) for step in range(1, NUM_STEPS + 1)]
-    check_group_seeds(row for rows in rounds for row in rows)
-    trained_in = {
-        row.prompt.prompt_id: step for step, rows in enumerate(rounds) for row in trained(rows)
-    }
-    slow = {row.prompt.prompt_id for rows in rounds for row in rows if is_slow_row(row)}
+    rounds = {step: rows_of(run, step) for step in range(1, NUM_STEPS + 1)}
+    check_group_seeds(row for rows in rounds.values() for row in rows)
     places = dispatch_places(run)
-    late = {prompt for prompt in trained_in if trained_in[prompt] > places[prompt] // PROMPTS}
-    assert late
-    assert late <= slow
-
-
-def is_slow_row(row: ResponseRow) -> bool:
-    return is_slow(row.prompt.episode_seed or 0)
+    slow = {
+        row.prompt.prompt_id
+        for rows in rounds.values()
+        for row in rows
+        if is_slow(row.prompt.episode_seed or 0) and places[row.prompt.prompt_id] < 2 * PROMPTS
+    }
+    assert 0 < len(slow) <= PROMPTS
+    assert slow.isdisjoint(row.prompt.prompt_id for row in trained(rounds[1]))
