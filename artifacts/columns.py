@@ -76,6 +76,7 @@ _TURN = {
     "asked_s": pa.float64(),
     "acted_s": pa.float64(),
     "answered_s": pa.float64(),
+    "starts_over": pa.bool_(),
 }
 _EPISODE = {  # beside its turns
     "ending": pa.string(),

@@ -44,6 +44,9 @@ class Turn:
     asked_s: float  # when the engine was asked for the action
     acted_s: float  # when the action was there
     answered_s: float | None  # when the environment had answered; None while it has not
+    # whether its given tokens are the whole history, written anew behind the prompt: the tokens of
+    # the turns before it are then not what the model read
+    starts_over: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any, Literal
 
 from artifacts.episodes import Episode, Turn
@@ -186,6 +187,14 @@ class Generated:
             end = begin + turn.num_sampled
             found.append(range(begin, end))
         return tuple(found)
+
+    @property
+    def restarts(self) -> tuple[int, ...]:
+        """Where among `token_ids` the model began to read behind the prompt again, because its
+        chat template had written the history anew."""
+        turns = self.episode.turns if self.episode else ()
+        begins = accumulate((turn.num_tokens for turn in turns), initial=0)
+        return tuple(begin for begin, turn in zip(begins, turns, strict=False) if turn.starts_over)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,11 @@ Ask = Callable[[Iterable[PromptRef]], dict[str, Prompt]]
 Watch = Callable[[RoundPlan, RoundScheduler], RoundScheduler]
 
 
+def blank_weights(version: int) -> WeightsRef:
+    """Of a simulated engine, which has none."""
+    return WeightsRef(version=version, path="", digest="")
+
+
 class SimulatedLearner:
     """Trains one step after the other, each for train_s, and publishes what it made."""
 
@@ -36,13 +41,16 @@ class SimulatedLearner:
         engines: Sequence[Engine],
         train_s: float,
         at_update: Running = Running.INTERRUPT,
+        weights: Callable[[int], WeightsRef] = blank_weights,
     ) -> None:
+        """weights: of a version."""
         self.version = 0
         self.drained_s = 0.0  # of the engine that took longest, summed over the loads
         self.busy_s = 0.0
         self._engines = engines
         self._train_s = train_s
         self._at_update = at_update
+        self._weights = weights
         self._news = Mailbox[int]()
         self._training: list[asyncio.Task[None]] = []
 
@@ -65,7 +73,7 @@ class SimulatedLearner:
             await before
         await asyncio.sleep(self._train_s)
         self.busy_s += self._train_s
-        weights = WeightsRef(version=step, path="", digest="")
+        weights = self._weights(step)
         loads = (engine.load_weights(weights, (), self._at_update) for engine in self._engines)
         attested = await asyncio.gather(*loads, return_exceptions=True)
         failures = [held for held in attested if isinstance(held, BaseException)]

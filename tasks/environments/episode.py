@@ -33,6 +33,7 @@ class Opened:
     given: tuple[int, ...]  # token ids in front of the action
     observation: str  # what the model reads
     asked_s: float  # when the engine was asked for the action
+    starts_over: bool = False  # whether `given` is the whole history, written anew
     said: Sampled = Sampled()  # what an engine sampled of the action before it was stopped
 
 
@@ -66,9 +67,46 @@ class EpisodeSoFar:
         """Tokens that the model sampled, without those of the turn after."""
         return sum(turn.num_sampled for turn in self.turns)
 
-    def given(self, token_ids: Sequence[int], observation: str, asked_s: float) -> EpisodeSoFar:
+    @property
+    def said(self) -> list[tuple[str, str]]:
+        """Each observation with the action that answered it."""
+        return [(turn.observation, turn.action) for turn in self.turns]
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """The tokens of its turns that the model reads behind the prompt: all of them, unless the
+        history was written anew."""
+        num_read = 0
+        for turn in self.turns:
+            num_read = turn.num_tokens + (0 if turn.starts_over else num_read)
+        return self.token_ids[len(self.token_ids) - num_read :]
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """What the model has read behind the prompt when it speaks next."""
+        assert self.opened is not None, "a turn is opened"
+        return (*(() if self.opened.starts_over else self.path), *self.opened.given)
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the history was written anew."""
+        opened = self.opened is not None and self.opened.starts_over
+        return sum(turn.starts_over for turn in self.turns) + opened
+
+    def given(
+        self,
+        token_ids: Sequence[int],
+        observation: str,
+        asked_s: float,
+        starts_over: bool = False,
+    ) -> EpisodeSoFar:
         """The model is to speak after these tokens."""
-        opened = Opened(given=tuple(token_ids), observation=observation, asked_s=asked_s)
+        opened = Opened(
+            given=tuple(token_ids),
+            observation=observation,
+            asked_s=asked_s,
+            starts_over=starts_over,
+        )
         return replace(self, opened=opened)
 
     def reopened(self, asked_s: float) -> EpisodeSoFar:
@@ -93,6 +131,7 @@ class EpisodeSoFar:
                 given=self.token_ids[num_before:begun],
                 observation=last.observation,
                 asked_s=asked_s,
+                starts_over=last.starts_over,
                 said=said,
             ),
         )
@@ -116,6 +155,7 @@ class EpisodeSoFar:
             asked_s=self.opened.asked_s,
             acted_s=acted_s,
             answered_s=None,
+            starts_over=self.opened.starts_over,
         )
         return EpisodeSoFar(
             turns=(*self.turns, turn),

@@ -26,6 +26,7 @@ from tasks.environments.base import (
 from tasks.environments.bridge import Bridge
 from tasks.environments.episode import EpisodeSoFar
 from tasks.environments.episode_config import EpisodeConfig
+from tasks.scheduling.seeds import derive_seed
 
 logger = logging.getLogger(__name__)
 
@@ -156,8 +157,8 @@ class Play:
         there was none from the beginning: of such an episode there is nothing to judge."""
         if self.so_far.opened is not None:  # begun elsewhere
             return True
-        tokens, bridge = self.so_far.token_ids, self._means.bridge
-        given = bridge.next(observation, tokens[-1]) if tokens else bridge.first(observation)
+        tokens, path, said = self.so_far.token_ids, self.so_far.path, self.so_far.said
+        given, starts_over = self._means.bridge.given(path, said, observation)
         if self._room(len(tokens) + len(given)) < 1:
             if tokens:
                 return False
@@ -166,7 +167,7 @@ class Play:
                 f"the first observation has {len(given)} tokens with what stands around it, and"
                 f" leaves no room for an action in {self.request.max_new_tokens}",
             )
-        self.so_far = self.so_far.given(given, observation, self._means.clock())
+        self.so_far = self.so_far.given(given, observation, self._means.clock(), starts_over)
         return True
 
     def _room(self, num_tokens: int) -> int:
@@ -177,11 +178,15 @@ class Play:
         """Have the engine speak."""
         opened = self.so_far.opened
         assert opened is not None, "a turn is opened"
-        before = (*self.so_far.token_ids, *opened.given)
+        num_restarts = self.so_far.num_restarts
         asked = replace(
             self.request,
-            prompt_tokens=(*self.request.prompt_tokens, *before),
-            max_new_tokens=self._room(len(before)),
+            prompt_tokens=(*self.request.prompt_tokens, *self.so_far.read),
+            max_new_tokens=self._room(len(self.so_far.token_ids) + len(opened.given)),
+            # noise is a function of seed and position, and positions come back on another path
+            seed=derive_seed(self.request.seed, "path", num_restarts)
+            if num_restarts
+            else self.request.seed,
             kept_tokens=opened.said.token_ids,
             kept_logprobs=opened.said.logprobs,
             kept_versions=opened.said.versions,

@@ -23,6 +23,14 @@ from artifacts.records import VersionSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """A sequence to compute."""
+
+    computed: tuple[int, ...]  # token ids, from the prompt's first to the last that predicts
+    predictors: tuple[int, ...]  # places in it that predict a sampled token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One response to learn from."""
 
@@ -34,6 +42,9 @@ class Sample:
     reward: float  # as training sees it
     weight: float  # of each of its token losses in the sum
     versions: tuple[VersionSpan, ...] = ()  # the weight versions of the sampled tokens
+    # places of the response that the model read right behind the prompt, because its chat template
+    # had written the history anew
+    restarts: tuple[int, ...] = ()
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -52,9 +63,23 @@ class Sample:
         return tuple(own for own, places in of_turns for _ in places)
 
     @property
-    def computed(self) -> tuple[int, ...]:
-        """The tokens whose hidden states are needed."""
-        return self.prompt + self.response[: self.places[-1]]
+    def paths(self) -> tuple[Path, ...]:
+        """What the model read: one path, and another for every restart. In order they have all
+        sampled tokens."""
+        begins = (0, *self.restarts)
+        found: list[Path] = []
+        for begin, end in zip(begins, (*self.restarts, len(self.response)), strict=True):
+            places = tuple(place for place in self.places if begin <= place < end)
+            if places:
+                computed = self.prompt + self.response[begin : places[-1]]
+                nodes = tuple(len(self.prompt) - 1 + place - begin for place in places)
+                found.append(Path(computed=computed, predictors=nodes))
+        return tuple(found)
+
+    @property
+    def computed(self) -> tuple[tuple[int, ...], ...]:
+        """The tokens whose hidden states are needed, path by path."""
+        return tuple(path.computed for path in self.paths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +101,13 @@ def pack_samples(samples: Sequence[Sample]) -> PackedBatch:
     tokens: list[int] = []
     positions: list[int] = []
     ends: list[int] = []
-    paths: dict[int, list[int]] = {}
+    predictors: dict[int, list[int]] = {}
     prompt_nodes: set[int] = set()
     path: list[int] = []
     previous: tuple[int, ...] = ()
-    sequences = [sample.computed for sample in samples]
-    for index in sorted(range(len(samples)), key=sequences.__getitem__):
-        sequence = sequences[index]
+    paths = [(each, len(sample.prompt)) for sample in samples for each in sample.paths]
+    for index in sorted(range(len(paths)), key=lambda place: paths[place][0].computed):
+        sequence, num_prompt = paths[index][0].computed, paths[index][1]
         shared = shared_prefix(previous, sequence)
         for node in path[shared:]:
             ends[node] = len(tokens)
@@ -90,9 +115,8 @@ def pack_samples(samples: Sequence[Sample]) -> PackedBatch:
         tokens.extend(sequence[shared:])
         positions.extend(range(shared, len(sequence)))
         ends.extend([0] * (len(sequence) - shared))
-        num_prompt = len(samples[index].prompt)
         prompt_nodes.update(path[:num_prompt])
-        paths[index] = [path[num_prompt - 1 + place] for place in samples[index].places]
+        predictors[index] = [path[place] for place in paths[index][0].predictors]
         previous = sequence
     for node in path:
         ends[node] = len(tokens)
@@ -100,7 +124,7 @@ def pack_samples(samples: Sequence[Sample]) -> PackedBatch:
         tokens=tuple(tokens),
         positions=tuple(positions),
         subtree_ends=tuple(ends),
-        predictors=tuple(node for index in range(len(samples)) for node in paths[index]),
+        predictors=tuple(node for index in range(len(paths)) for node in predictors[index]),
         targets=tuple(sample.response[place] for sample in samples for place in sample.places),
         samples=tuple(samples),
         num_prompt_nodes=len(prompt_nodes),
@@ -114,31 +138,39 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[PackedBatc
     Sequences that share prefixes fall together because they are sorted. A sequence longer than the
     bound gets a row of its own.
     """
-    ordered = sorted(
-        samples,
-        key=lambda sample: (
-            sample.computed,
-            sample.prompt,
-            sample.response,
-            sample.places,
-            sample.behaviour,
-            sample.advantages,
-            sample.reward,
+    computed = [(sample.computed, sample) for sample in samples]
+    computed.sort(
+        key=lambda pair: (
+            pair[0],
+            pair[1].prompt,
+            pair[1].response,
+            pair[1].places,
+            pair[1].behaviour,
+            pair[1].advantages,
+            pair[1].reward,
         ),
     )
     rows: list[list[Sample]] = []
     filled = max_tokens + 1
     previous: tuple[int, ...] = ()
-    for sample in ordered:
-        sequence = sample.computed
-        added = len(sequence) - shared_prefix(previous, sequence)
+    for sequences, sample in computed:
+        added = _num_added(previous, sequences)
         if added and filled + added > max_tokens:
             rows.append([])
-            filled, added = 0, len(sequence)
+            filled, added = 0, _num_added((), sequences)
         rows[-1].append(sample)
         filled += added
-        previous = sequence
+        previous = sequences[-1]
     return [pack_samples(row) for row in rows]
+
+
+def _num_added(previous: tuple[int, ...], sequences: Sequence[tuple[int, ...]]) -> int:
+    """Nodes at most that these paths add to a row whose last one is `previous`."""
+    num_added = 0
+    for sequence in sequences:
+        num_added += len(sequence) - shared_prefix(previous, sequence)
+        previous = sequence
+    return num_added
 
 
 def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -87,6 +87,7 @@ def _sample(
         prompt=prompt.token_ids,
         response=generated.token_ids,
         sampled=generated.sampled,
+        restarts=generated.restarts,
         behaviour=of_sampled(generated, generated.logprobs),
         advantages=advantages,
         reward=reward,

@@ -11,7 +11,8 @@ from artifacts.datasets.rows import Message
 from artifacts.models.character_tokenizer import BOS, EOS, character_tokenizer
 from artifacts.models.choice import SmolLM2Config
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
-from tasks.environments.bridge import BLANK_LINE, Bridge, make_bridge
+from tasks.environments.bridge import Bridge, make_bridge
+from tasks.environments.written_episode import BLANK_LINE
 from tasks.learner.models import resolve_model
 
 HEAD = (
@@ -20,10 +21,9 @@ HEAD = (
     Message(role="assistant", content="5"),
 )
 CUT = -1  # the last token of an action that no end token ended
-STRIPS_THOUGHTS = (
-    "{% for m in messages %}{% set said = m['content'] %}"
-    "{% if '</think>' in said and not loop.last %}{% set said = said.split('</think>')[-1] %}"
-    "{% endif %}<|im_start|>{{ m['role'] }}\n{{ said }}<|im_end|>\n{% endfor %}"
+COUNTS_TURNS = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}, {{ messages|length }} in all\n"
+    "{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -82,8 +82,8 @@ def test_an_observation_cannot_close_its_turn(tokenizer: PreTrainedTokenizerBase
 def test_a_template_that_changes_earlier_turns_is_refused(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    tokenizer.chat_template = STRIPS_THOUGHTS
-    with pytest.raises(ValueError, match=r"extends what it said before, a-model's.*'<think>.*take"):
+    tokenizer.chat_template = COUNTS_TURNS
+    with pytest.raises(ValueError, match=r"extends what it said before, a-model's.*'4 in.*; take"):
         bridge_of(tokenizer)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +12,12 @@ from pydantic import ValidationError
 
 from artifacts.datasets.rows import Row, question_row
 from artifacts.models.character_tokenizer import character_tokenizer
+from flows.commands.command_line import assemble
 from flows.config.overlay import overlay
 from flows.config.presets import preset_values
 from flows.config.run_config import RunConfig
 from tasks.environments.bridge import make_bridge
+from tasks.environments.delayed import DelayedConfig
 from tasks.environments.episode_prompt import episode_prompt
 from tasks.environments.games.guess import GuessConfig
 
@@ -61,6 +66,36 @@ def test_parts_that_do_not_fit_are_named_with_the_cure(
 ) -> None:
     with pytest.raises(ValidationError, match=sentence):
         RunConfig.model_validate(overlay({"preset": "tiny-agent"}, changes))
+
+
+SCHEDULES = [  # as docs/episodes.md has them
+    ("scheduling.kind=tail_batching",),
+    (
+        "scheduling.kind=tail_batching",
+        "scheduling.prompt_overprovision=1",
+        "scheduling.response_overprovision=1.25",
+    ),
+    ("scheduling.kind=asynchronous", "cluster.roles=rollout: 0, learner: 1"),
+]
+
+
+@pytest.mark.parametrize("assignments", SCHEDULES)
+def test_every_documented_schedule_takes_episodes(assignments: tuple[str, ...]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "episodes.md").read_text()
+    said = " ".join(shlex.join(["--set", assignment]) for assignment in assignments)
+    assert f"{said} " in text
+    config = RunConfig.model_validate(assemble("tiny-agent", "", assignments))
+    assert config.environments["guess"].kind == "guess"
+    assert f"scheduling.kind={config.scheduling.kind}" == assignments[0]
+
+
+def test_the_documented_delays_are_of_the_presets_game() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "episodes.md").read_text()
+    (line,) = re.findall(r"--set '(environments\.guess=.*?)'", text, re.DOTALL)
+    config = RunConfig.model_validate(assemble("tiny-agent", "", (line,)))
+    delayed = config.environments["guess"]
+    assert isinstance(delayed, DelayedConfig)
+    assert delayed.environment == RunConfig(preset="tiny-agent").environments["guess"]  # type: ignore[call-arg]
 
 
 def test_a_row_of_seeds_becomes_the_head_and_the_seed() -> None:

@@ -172,6 +172,56 @@ def test_gradients_of_episodes_are_those_of_an_ordinary_loop_over_their_sampled_
         )
 
 
+@pytest.mark.parametrize(
+    "normalisation", [TokenMean(), SequenceMean(), ConstantLength(length_tokens=8)]
+)
+def test_an_episode_whose_history_was_written_anew_is_trained_on_what_was_read(
+    model_path: str, normalisation: TokenMean | SequenceMean | ConstantLength
+) -> None:
+    """Two paths behind one prompt; both count as the one response that they are."""
+    group = make_group((1, 2, 3), [(11, 12, 13, 14, 15), (16, 17)], [1.0, 0.0])
+    turns = (((9, 8), 2), ((9, 8, 12, 7), 3))
+    rewritten = as_episode(group.responses[0].generated, turns, restarts=(1,))
+    second = as_episode(group.responses[1].generated, (((9, 8), 2),))
+    responses = tuple(
+        replace(response, generated=generated)
+        for response, generated in zip(group.responses, (rewritten, second), strict=True)
+    )
+    config = PLAIN.model_copy(
+        update={
+            "loss": PolicyGradientLoss(),
+            "advantage": DrGrpoAdvantage(),
+            "normalisation": normalisation,
+        }
+    )
+    rank = learner(model_path, config)
+    report = rank.accumulate(pack((replace(group, responses=responses),)))
+
+    model = naive_model(model_path)
+    paths = (  # token ids, how many of them at the end were sampled, advantage, response
+        ([1, 2, 3, 9, 8, 11, 12], 2, 0.5, 0),
+        ([1, 2, 3, 9, 8, 12, 7, 13, 14, 15], 3, 0.5, 0),
+        ([1, 2, 3, 9, 8, 16, 17], 2, -0.5, 1),
+    )
+    weights = {"token_mean": (1, 1), "sequence_mean": (1 / 5, 1 / 2), "constant": (1 / 8, 1 / 8)}
+    total = torch.zeros(())
+    for sequence, num_sampled, advantage, place in paths:
+        logits = model(input_ids=torch.tensor([sequence]), use_cache=False).logits[0, :-1]
+        told = torch.tensor(sequence[-num_sampled:])
+        lost = cross_entropy(logits[-num_sampled:], told, reduction="sum")
+        total = total + weights[normalisation.kind][place] * advantage * lost
+    total.backward()
+
+    assert report.normaliser == (7.0 if normalisation.kind == "token_mean" else 2.0)
+    assert (report.num_responses, report.num_tokens_scored) == (2, 7)
+    assert report.num_tokens_computed == 5 + 1 + 4 + 1, "what paths share is computed once"
+    assert report.loss_sum == pytest.approx(total.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(
+            rank._policy.parameters.gradient(name), parameter.grad, rtol=1e-4, atol=2e-6
+        )
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_an_episode_without_a_sampled_token_is_in_no_sum_and_no_divisor(
     model_path: str, config: LearnerConfig

@@ -15,7 +15,10 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple)
 
 
 def sample(
-    prompt: tuple[int, ...], response: tuple[int, ...], sampled: tuple[range, ...] = ()
+    prompt: tuple[int, ...],
+    response: tuple[int, ...],
+    sampled: tuple[range, ...] = (),
+    restarts: tuple[int, ...] = (),
 ) -> Sample:
     """Of sampled tokens alone, unless it says which they are."""
     sampled = sampled or (range(len(response)),)
@@ -27,16 +30,21 @@ def sample(
         advantages=(1.0,) * len(sampled),
         reward=1.0,
         weight=1.0,
+        restarts=restarts,
     )
 
 
 @st.composite
 def samples_of_turns(draw: st.DrawFn) -> Sample:
-    """With given tokens anywhere in the response, and at least one sampled one."""
+    """With given tokens anywhere in the response, and at least one sampled one; before some of them
+    the history is written anew."""
     response = draw(TOKENS)
     cuts = sorted(draw(st.lists(st.integers(0, len(response)), max_size=6)))
     sampled = tuple(range(start, stop) for start, stop in zip(cuts[::2], cuts[1::2], strict=False))
-    return sample(draw(TOKENS), response, sampled if sum(map(len, sampled)) else ())
+    sampled = sampled if sum(map(len, sampled)) else (range(len(response)),)
+    begins = sorted({0, *(places.start for places in sampled if places)})
+    restarts = tuple(begin for begin in begins[1:] if draw(st.booleans()))
+    return sample(draw(TOKENS), response, sampled, restarts)
 
 
 SAMPLES = st.lists(samples_of_turns(), min_size=1, max_size=8)
@@ -78,12 +86,12 @@ def test_every_predictor_sees_exactly_its_own_sequence(samples: list[Sample]) ->
     sees = is_ancestor(ends, nodes[:, None], nodes[None, :])
     predictors = iter(batch.predictors)
     for item in samples:
-        for length in (len(item.prompt) + place for place in item.places):
+        for place in item.places:
             path = torch.nonzero(sees[next(predictors)]).flatten().tolist()
-            assert (
-                tuple(batch.tokens[node] for node in path) == (item.prompt + item.response)[:length]
-            )
-            assert [batch.positions[node] for node in path] == list(range(length))
+            begin = max((begin for begin in item.restarts if begin <= place), default=0)
+            read = item.prompt + item.response[begin:place]
+            assert tuple(batch.tokens[node] for node in path) == read
+            assert [batch.positions[node] for node in path] == list(range(len(read)))
 
 
 @given(SAMPLES, st.integers(1, 20), st.none() | st.integers(1, 6))

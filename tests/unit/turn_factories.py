@@ -17,9 +17,10 @@ def as_episode(
     generated: Generated,
     turns: Sequence[tuple[tuple[int, ...], int]],
     ending: Ending | None = Ending.TERMINATED,
+    restarts: Sequence[int] = (),
 ) -> Generated:
     """The response's tokens as those sampled in an episode: in each turn so many of them, after
-    these given ones."""
+    these given ones. restarts: numbers of the turns whose given ones are the whole history."""
     tokens: list[int] = []
     logprobs: list[float] = []
     versions: list[int] = []
@@ -37,7 +38,10 @@ def as_episode(
         logprobs=tuple(logprobs),
         versions=tuple(VersionSpan(version=version, num_tokens=1) for version in versions),
         episode=Episode(
-            turns=tuple(turn(len(given), num_sampled) for given, num_sampled in turns),
+            turns=tuple(
+                replace(turn(len(given), num_sampled), starts_over=number in restarts)
+                for number, (given, num_sampled) in enumerate(turns)
+            ),
             ending=ending,
         ),
     )
