@@ -60,7 +60,7 @@ def command(
         socket_fd=socket_fd,
         search_path=_search_path(),
         imports=imports,
-        memory_bytes=config.limits.memory_bytes,
+        memory_bytes=config.memory_mb << 20,
         tmp_bytes=config.disk_mb << 20 if has_namespaces else 0,
         readable=() if has_namespaces else [os.path.realpath(path) for path in paths],
         has_network=has_network,
