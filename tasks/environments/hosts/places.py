@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed
 
 
