@@ -17,6 +17,7 @@ from artifacts.reports.host_states import (
     to_json,
 )
 from artifacts.store import Store
+from flows.heldout_answers import read_answers
 from flows.results import RunResults
 
 LIVING = HostLine(
@@ -98,7 +99,8 @@ def page_of(store: Store) -> str:
     evaluations = {0: make_evaluation(scores), 1: make_evaluation(scores, version=1)}
     commits = [make_commit(1)]
     summary = results.summary(commits, evaluations, {})
-    return results.page(commits, evaluations, summary, is_over=True).decode()
+    answers = read_answers(made.store, evaluations)
+    return results.page(commits, evaluations, answers, summary, is_over=True).decode()
 
 
 def test_the_page_of_a_run_has_them(tmp_path: Path) -> None:
