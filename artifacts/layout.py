@@ -42,6 +42,7 @@ REPORT = "report"
 LOGS = "log"
 PAGE = "index.html"  # in the report: all of it on one page
 DASK_PAGE = "dask.html"  # in the report of a local root: what the workers did
+HOSTS = "hosts.json"  # in the report: the states of environment hosts when they were last told
 FIGURES = "figures.json"  # in the report: what a list of runs tells of each
 MODEL = "model"
 ASIDE_PREFIX = ".tmp-"  # pyarrow and DuckDB globs skip such names

@@ -130,6 +130,8 @@ class SlowHosts:
         self._lock_step = lock_step
         self._playing: dict[str, Played] = {}
 
+    async def warm(self) -> None: ...
+
     async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
         played = Played(
             episode_id=episode_id,

@@ -21,6 +21,9 @@ class WatchedHosts:
         self._lock_step = lock_step
         self._playing: dict[str, Played] = {}
 
+    async def warm(self) -> None:
+        await self._inner.warm()
+
     async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
         played = Played(episode_id=episode_id, seed=seed, num_turns=0)
         self.played.append(played)

@@ -9,6 +9,7 @@ the evaluations.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -26,6 +27,12 @@ from artifacts import layout
 from artifacts.commit import StepCommit, figures_by_step, read_commits
 from artifacts.journal import Journal
 from artifacts.reports.figures import RunFigures, figures_of, write_figures
+from artifacts.reports.host_states import (
+    PoolState,
+    host_rows,
+    hosts_told,
+    keep_hosts,
+)
 from artifacts.reports.summary import RunSummary, headline, markdown, rich_summary
 from artifacts.tables import ResponseRow, spans_to_parquet
 from flows.evaluate import EvaluationReport
@@ -35,6 +42,7 @@ from flows.report_folder import ReportFolder
 from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.alarm import alarms_of
+from tasks.environments.hosts.bulletin import told_states
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.progress import artifact_key, progress_key
 from tasks.report import StepReport, stage_times
@@ -70,7 +78,9 @@ class RunReporter:
         self._commits = list(run.commits)
         self._key = artifact_key(run.context.run_id)
         self._client = get_client()
-        self._view = TerminalView(run.context.run_id, run.config.num_steps, self._progress)
+        self._view = TerminalView(
+            run.context.run_id, run.config.num_steps, self._progress, self._hosts_told
+        )
 
     async def __aenter__(self) -> Self:
         await self._view.__aenter__()
@@ -180,6 +190,7 @@ class RunReporter:
         self._run.tracker.log_step(commit.step, commit.metrics)
         write_figures(self._run.store, self._figures_now())
         self._show(commit)
+        await self._tell_hosts()
         if commit.checkpoint is not None:
             self._run.tracker.log_metrics(commit.step, self._figures_now().columns)
             await self._folder.redraw(tuple(self._commits), dict(self._evaluations))
@@ -198,6 +209,26 @@ class RunReporter:
             key=f"steps-{self._key}",
             description=f"Steps of {self._run.context.run_id}",
         )
+
+    async def _tell_hosts(self) -> None:
+        """The states of environment hosts: kept for the page, and as a table in Prefect. Pools that
+        say nothing cost nothing."""
+        pools = await asyncio.to_thread(self._pools)
+        if not pools:
+            return
+        await asyncio.to_thread(keep_hosts, self._run.store, pools)
+        await acreate_table_artifact(
+            table=host_rows(pools, time.time()),
+            key=f"hosts-{self._key}",
+            description=f"Environment hosts of {self._run.context.run_id}: {hosts_told(pools)}",
+        )
+
+    def _pools(self) -> tuple[PoolState, ...]:
+        context = self._run.context
+        return told_states(self._client, context.run_id, context.host_pools)
+
+    def _hosts_told(self) -> str:
+        return hosts_told(self._pools())
 
     def _warn(self, commit: StepCommit) -> None:
         """Tell the alarms that the step raised: on the terminal, in the log, and as a tag that has
@@ -230,6 +261,7 @@ class RunReporter:
         """Page, plots and summary into the report folder, MLflow and Prefect; the summary on the
         terminal. `model`: where it was exported."""
         commits = read_commits(self._run.store)
+        await self._tell_hosts()
         answers = await asyncio.to_thread(read_answers, self._run.store, self._evaluations)
         summary = await self._folder.finish(commits, self._evaluations, answers, model)
         text = markdown(summary)

@@ -20,6 +20,7 @@ from artifacts.journal import Journal
 from artifacts.reports import canvas, plots
 from artifacts.reports.episode_figures import TURNS
 from artifacts.reports.episode_plot import episodes_by_step
+from artifacts.reports.host_states import read_hosts
 from artifacts.reports.page import Picture, RunPage, Setting, StepLine, render
 from artifacts.reports.staleness_plot import LAG, staleness
 from artifacts.reports.summary import (
@@ -143,6 +144,7 @@ class RunResults:
             settings=settings_of(config),
             changes=read_manifest(self._run.store).changes,
             episodes=answers.episodes,
+            hosts=read_hosts(self._run.store),
             questions=answers.shown,
             num_questions=len(answers.questions),
             steps_asked=(min(evaluations), max(evaluations)),

@@ -185,6 +185,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         members=members,
         learners=tuple(spec.name for spec in specs if spec.role == "learner"),
         judges=tuple(spec.name for spec in specs if spec.role == "judge"),
+        environment_workers=tuple(spec.name for spec in specs if spec.role == "environment"),
         devices={spec.name: spec.device or "host" for spec in specs},
         scheduling=config.scheduling,
     )

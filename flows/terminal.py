@@ -54,11 +54,17 @@ class TerminalView:
     evaluation that runs, as far as there are any."""
 
     def __init__(
-        self, run_id: str, num_steps: int, read_progress: Callable[[], Sequence[Filling]]
+        self,
+        run_id: str,
+        num_steps: int,
+        read_progress: Callable[[], Sequence[Filling]],
+        read_hosts: Callable[[], str] = str,
     ) -> None:
+        """read_hosts: the states of environment hosts in a line, empty without any."""
         self._run_id = run_id
         self._num_steps = num_steps
         self._read_progress = read_progress
+        self._read_hosts = read_hosts
         self._rows: deque[tuple[int, str, Mapping[str, float]]] = deque(maxlen=SHOWN_STEPS)
         self._rewards: list[float] = []
         self._notes: list[Text] = []
@@ -131,10 +137,11 @@ class TerminalView:
     async def _tick(self) -> None:
         assert self._live is not None
         while True:
-            self._live.update(self._picture(await asyncio.to_thread(self._read_progress)))
+            fillings = await asyncio.to_thread(self._read_progress)
+            self._live.update(self._picture(fillings, await asyncio.to_thread(self._read_hosts)))
             await asyncio.sleep(0.5)
 
-    def _picture(self, fillings: Sequence[Filling]) -> Group:
+    def _picture(self, fillings: Sequence[Filling], hosts: str = "") -> Group:
         elapsed_s = time.monotonic() - self._started_s
         table = Table(box=None, pad_edge=False, header_style="dim")
         columns = columns_of([metrics for _, _, metrics in self._rows])
@@ -156,6 +163,7 @@ class TerminalView:
             table,
         ]
         lines += [Text(round_told(filling), style="cyan") for filling in fillings]
+        lines += [Text(hosts, style="cyan")] * bool(hosts)
         return Group(*lines, *self._notes[-3:])
 
 

@@ -1,16 +1,17 @@
-"""The actors of a run: sample buffer, engines, learner ranks and judges; started together, replaced
-one by one when their worker dies.
+"""The actors of a run: sample buffer, engines, learner ranks, judges and pools of environments;
+started together, replaced one by one when their worker dies.
 
 Engines can be rebuilt with other device groups between two rounds; `run` says which there are. What
-is lost is made anew. Learner ranks form one process group, so that one lost rank means new ones for
-all, in new processes, and the caller must restore them.
+is lost is made anew, pools of environments while a round goes on (`host_keeper`). Learner ranks
+form one process group, so that one lost rank means new ones for all, in new processes, and the
+caller must restore them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 
@@ -21,7 +22,9 @@ from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.ownership import check_scheduler
 from tasks.cluster.registry import ActorRegistry
 from tasks.engines.remote import EngineActor
+from tasks.environments.hosts.host_actor import HostActor
 from tasks.environments.player import EpisodePlayer
+from tasks.host_keeper import HostKeeper
 from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.rewards.judges.remote import JudgeActor
 from tasks.rewards.judges.reward import judge_engine_of, judges_generate
@@ -52,6 +55,13 @@ class Fleet:
         self._specs = {spec.name: spec for spec in specs}
         self._start_s = run.deadlines.start_s
         self._are_joined = False  # the learners, in one group
+        self._making = asyncio.Lock()  # one change of actors at a time
+        self._keeper = HostKeeper(
+            run.environment_workers,
+            self._lost_pools,
+            self._replace,
+            run.episodes.hosts.max_restarts,
+        )
 
     def __enter__(self) -> Fleet:
         return self
@@ -62,6 +72,7 @@ class Fleet:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._keeper.stop()
         if self._client.status != "running":
             return  # workers end with their scheduler, and nobody is left to be told
         ending = asyncio.run_coroutine_threadsafe(self._end(), self._client.loop.asyncio_loop)
@@ -73,7 +84,9 @@ class Fleet:
     async def start(self) -> None:
         """Make every actor and join the learners. Where a worker dies of it, `replace_lost` goes
         on with what is missing."""
-        await self._make(self._names)
+        async with self._making:
+            await self._make(self._names)
+        self._keeper.start()
 
     async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> None:
         """Make room for a round's responses, beside rounds that go on; what any other left in the
@@ -95,6 +108,12 @@ class Fleet:
 
         Raises ClusterLost when the scheduler is gone: then there is nothing to make them on.
         """
+        async with self._making:
+            replaced = await self._replace_lost()
+        self._keeper.start()  # where the first start was not finished
+        return replaced
+
+    async def _replace_lost(self) -> tuple[str, ...]:
         await check_scheduler(self._client)
         missing = set(self._names) - self._registry.names  # after a start that was not finished
         lost = set(await self._registry.lost()) | missing
@@ -128,6 +147,10 @@ class Fleet:
         weights until the next publication. Raises TimeoutError with the engine that was not ready
         in time.
         """
+        async with self._making:
+            await self._relayout(members)
+
+    async def _relayout(self, members: Mapping[str, tuple[str, ...]]) -> None:
         await self._close_all(self.run.engines)
         workers = [spec.name for spec in self._specs.values() if spec.role == "rollout"]
         await asyncio.to_thread(self._registry.restart, workers, self._start_s)
@@ -137,14 +160,33 @@ class Fleet:
     @property
     def _names(self) -> tuple[str, ...]:
         """The actors that there should be."""
-        return BUFFER, *self.run.learners, *self.run.engines, *self.run.judges
+        run = self.run
+        return BUFFER, *run.learners, *run.engines, *run.judges, *run.environment_workers
 
     async def _make(self, names: Sequence[str]) -> None:
-        """Make these actors, and join the learners where they are new."""
+        """Make these actors, ready the pools of environments, and join the learners where they are
+        new."""
         await asyncio.to_thread(self._create, names)
+        pools = [name for name in names if name in self.run.environment_workers]
+        await asyncio.gather(*map(self._warm, pools))
         if not self._are_joined:
             await self._join_learners()
             self._are_joined = True
+
+    async def _lost_pools(self, names: Collection[str]) -> tuple[str, ...]:
+        """Those of these that do not answer or are not there, by name."""
+        missing = set(names) - self._registry.names
+        return tuple(sorted(missing | set(await self._registry.lost(names))))
+
+    async def _replace(self, names: Sequence[str]) -> None:
+        """Make pools of environments anew, unless that has been done meanwhile."""
+        async with self._making:
+            lost = await self._lost_pools(names)
+            await asyncio.to_thread(self._registry.restart_living, lost, self._start_s)
+            await self._make(lost)
+
+    async def _warm(self, name: str) -> None:
+        await self._registry.remote(name).call("warm", deadline_s=self._start_s)
 
     def _create(self, names: Sequence[str]) -> None:
         workers = {name: "control" if name == BUFFER else name for name in names}
@@ -167,6 +209,9 @@ class Fleet:
                 generates,
                 self._start_s,
             )
+        if name in self.run.environment_workers:
+            settings = tuple(self.run.environments.values())
+            return HostActor, (self.run.episodes.hosts, settings, self.run.run_id, name)
         rank = self.run.learners.index(name)
         device = self.run.devices[name].partition(":")[0]
         return LearnerActor, (
@@ -197,6 +242,8 @@ class Fleet:
             config=self.run.episodes,
             model_path=self.run.model_path,
             max_model_len=self.run.engine.max_model_len,
+            run_id=self.run.run_id,
+            workers=self.run.environment_workers,
         )
 
     async def _join_learners(self) -> None:
@@ -218,7 +265,7 @@ class Fleet:
             await self._buffer().abort("the run ends", LEAVE_S)
         learners = (self._close(name, LEAVE_S) for name in self.run.learners)
         await asyncio.gather(self._close_all((*self.run.engines, *self.run.judges)), *learners)
-        await self._close(BUFFER)
+        await self._close_all((BUFFER, *self.run.environment_workers))
 
     async def _close_all(self, names: Sequence[str]) -> None:
         await asyncio.gather(*(self._close(name) for name in names))

@@ -53,6 +53,8 @@ class RunContext:
     engines: tuple[str, ...]  # actor names of the rollout replicas
     learners: tuple[str, ...]  # actor names of the learner ranks, by rank
     judges: tuple[str, ...] = ()  # actor names of the judges; none without a judge reward
+    # actor names of the workers of environments; without any, each engine has their processes
+    environment_workers: tuple[str, ...] = ()
     devices: Mapping[str, str]  # device of every actor, for the timeline
     # workers whose devices an engine holds, if not just its own
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -64,6 +66,11 @@ class RunContext:
     def max_prompt_tokens(self) -> int:
         """What the engines' context leaves for the prompt."""
         return self.engine.max_model_len - self.sampling.max_response_tokens
+
+    @property
+    def host_pools(self) -> tuple[str, ...]:
+        """The actors that hold processes in which environments step."""
+        return (self.environment_workers or self.engines) if self.environments else ()
 
     def open_store(self) -> Store:
         """The run's own folder."""

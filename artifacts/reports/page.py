@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from artifacts.reports.answers import Question
 from artifacts.reports.episode_changes import Change
+from artifacts.reports.host_states import PoolState
 from artifacts.reports.summary import RunSummary, headline, shares
 
 # what the columns of the token ledger mean, for somebody who reads of them for the first time
@@ -86,6 +87,7 @@ class RunPage:
     settings: Sequence[Setting]  # how the configuration differs from it
     changes: Sequence[Mapping[str, object]]  # what resumed attempts changed
     episodes: Sequence[Change]  # held-out episodes before and after; empty where there are none
+    hosts: Sequence[PoolState]  # environment hosts as last told; empty where there are none
     questions: Sequence[Question]  # some held-out questions with their answers
     num_questions: int  # of how many they are taken
     steps_asked: tuple[int, int]  # steps after which they were asked, first and last
@@ -100,7 +102,7 @@ def render(page: RunPage) -> bytes:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"drawing": Markup, "duration": duration, "worth": worth}
+    environment.filters |= {"drawing": Markup, "brief": brief, "duration": duration, "worth": worth}
     text = environment.get_template("page.html").render(
         page=page,
         summary=page.summary,
@@ -118,6 +120,11 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def brief(seconds: float) -> str:
+    """Seconds of something short: 8.7 ms, 1.2 s."""
+    return f"{1000 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s"
 
 
 def worth(reward: float | None) -> str:

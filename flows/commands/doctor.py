@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import os
 import shutil
@@ -17,6 +18,8 @@ from typing import Literal
 from flows.commands.local_stack import LOOPBACK, PREFECT_PORT
 from flows.commands.ui import MLFLOW_PORT
 from tasks.engines.vllm.attention import attention_path, may_use_tiles
+from tasks.environments.hosts.config import HostConfig
+from tasks.environments.hosts.self_test import try_hosts
 from tasks.rewards.programs.sandbox.self_test import holds
 from tasks.sandbox.isolation import CURES, Isolation
 
@@ -188,6 +191,21 @@ def check_sandbox() -> Iterator[Finding]:
     yield Finding(level="note", what="code sandbox", found=found, cure=cure)
 
 
+def check_environment_hosts() -> Iterator[Finding]:
+    """A pool with the walls of the default, and one process in which a small game begins."""
+    isolation = HostConfig().isolation
+    reason, started = asyncio.run(try_hosts(Isolation(isolation)))
+    if not reason:
+        found = f"{isolation}; fork server in {started.origin_s:.1f} s, a process in"
+        found += f" {1000 * started.host_s:.0f} ms"
+        yield Finding(level="ok", what="environment hosts", found=found)
+        return
+    weaker, _ = asyncio.run(try_hosts(Isolation.LANDLOCK))
+    cure = "set episodes.hosts.isolation=landlock" if not weaker else CURES[Isolation.NAMESPACES]
+    found = f"landlock only ({reason})" if not weaker else f"none ({reason}; landlock: {weaker})"
+    yield Finding(level="note", what="environment hosts", found=found, cure=f"for episodes {cure}")
+
+
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_python,
     check_versions,
@@ -196,6 +214,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_gpu,
     check_attention,
     check_sandbox,
+    check_environment_hosts,
 )
 
 

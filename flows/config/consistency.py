@@ -10,6 +10,7 @@ from typing import Protocol
 
 from artifacts.records import Running
 from tasks.cluster.devices import ClusterConfig, device_map, engine_members
+from tasks.cluster.roles import num_environment_workers
 from tasks.deadlines import DeadlineConfig
 from tasks.engines.choice import EngineConfig
 from tasks.engines.sampling import SamplingConfig
@@ -65,6 +66,7 @@ def check_parts(config: Parts) -> None:
     _check_updates(config)
     _check_shards(config)
     _check_judge(config)
+    _check_environment_workers(config)
     _check_overlap(config)
     _check_freeing(config)
     _check_episode_rewards(config)
@@ -242,6 +244,15 @@ def _check_judge(config: Parts) -> None:
         raise ValueError(
             "engine and judge on one GPU must together have a gpu_memory_utilization of at"
             f" most 1, got {shares:g}; lower one, or give the judge a device of its own"
+        )
+
+
+def _check_environment_workers(config: Parts) -> None:
+    """Workers of environments have environments to host."""
+    if num_environment_workers(config.cluster.roles) and not config.environments:
+        raise ValueError(
+            "the role environment needs environments, got none with roles"
+            f" {config.cluster.roles!r}; add environments, or drop the role"
         )
 
 

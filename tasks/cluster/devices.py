@@ -1,8 +1,8 @@
 """Which process works on which device: a role map and a machine turned into worker specifications.
 Pure.
 
-    "rollout: 0-1, learner: 0-1, judge: 1" + 2 CPU devices  ->  control, engine-0, engine-1,
-    learner-0, learner-1, judge-0
+    "rollout: 0-1, learner: 0-1, judge: 1, environment: 2" + 2 CPU devices  ->  control, engine-0,
+    engine-1, learner-0, learner-1, judge-0, environment-0, environment-1
 
 The same device in two roles is colocated (it takes turns), disjoint devices are disaggregated.
 Nothing here starts a process.
@@ -17,11 +17,15 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.cluster.roles import (
+    ENVIRONMENT,
+    ROLES,
+    DeviceRole,
+    num_environment_workers,
+    parse_role_map,
+)
 from tasks.scheduling.parallelism import device_groups
 
-DeviceRole = Literal["rollout", "learner", "judge"]
-ROLES: tuple[DeviceRole, ...] = ("rollout", "learner", "judge")
-REQUIRED: tuple[DeviceRole, ...] = ("rollout", "learner")
 ACTOR_OF: Mapping[DeviceRole, str] = {
     "rollout": "engine",
     "learner": "learner",
@@ -57,7 +61,8 @@ class ClusterConfig(BaseModel):
         "rollout: 0-1, learner: 0-1",
         description=(
             "Which devices do what, as 'role: ranges' parts; the same device in two roles takes"
-            " turns. `judge` is optional."
+            " turns. `judge` is optional. So is `environment`, which has no device: its number says"
+            " how many workers environments step in, instead of beside each engine."
         ),
     )
     coordinator_slots: int = Field(
@@ -88,6 +93,7 @@ class ClusterConfig(BaseModel):
     @model_validator(mode="after")
     def _placement_is_possible(self) -> Self:
         device_map(self)
+        num_environment_workers(self.roles)
         if self.coordinator_slots < COORDINATORS:
             raise ValueError(
                 f"coordinator_slots must be >= {COORDINATORS} (a round and an evaluation beside"
@@ -100,9 +106,9 @@ class ClusterConfig(BaseModel):
 class WorkerSpec:
     """One Dask worker process."""
 
-    name: str  # "control", "engine-0", "learner-1", "judge-0"; the flow finds workers by it
-    role: DeviceRole | Literal["control"]  # what it may hold
-    device: str | None  # "cpu:0" or "cuda:3"; None for the control worker
+    name: str  # "control", "engine-0", "environment-1"; the flow finds workers by it
+    role: DeviceRole | Literal["control", "environment"]  # what it may hold
+    device: str | None  # "cpu:0" or "cuda:3"; None for those that need none
     core_ids: tuple[int, ...]  # CPU cores it is pinned to; empty means all
     num_threads: int  # Dask threads
     resources: tuple[tuple[str, float], ...]  # Dask resources it announces
@@ -128,61 +134,6 @@ def _visible_gpu(index: int) -> str:
     kept to."""
     allotted = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return allotted[index] if index < len(allotted) else str(index)
-
-
-def parse_role_map(roles: str) -> dict[DeviceRole, tuple[int, ...]]:
-    """ "rollout: 0-1,4; learner: 0" -> device numbers by role. Parts are separated by ';' or by a
-    comma before a role's name."""
-    parsed: dict[DeviceRole, tuple[int, ...]] = {}
-    for part in _role_parts(roles):
-        name, _, ranges = part.partition(":")
-        role = next((known for known in ROLES if known == name.strip()), None)
-        if role is None or not ranges.strip():
-            raise ValueError(
-                f"roles must read like 'rollout: 0-1, learner: 0-1' with roles {', '.join(ROLES)},"
-                f" got {part!r} in {roles!r}"
-            )
-        if role in parsed:
-            raise ValueError(f"roles names {role!r} twice in {roles!r}; join its device ranges")
-        parsed[role] = _parse_ranges(ranges, roles)
-    missing = [role for role in REQUIRED if role not in parsed]
-    if missing:
-        raise ValueError(
-            f"roles must place {' and '.join(REQUIRED)}, {', '.join(missing)} missing in {roles!r};"
-            f" add '{missing[0]}: 0'"
-        )
-    return parsed
-
-
-def _role_parts(roles: str) -> list[str]:
-    parts: list[str] = []
-    for piece in roles.replace(";", ",").split(","):
-        if ":" in piece or not parts:
-            parts.append(piece)
-        else:
-            parts[-1] += f",{piece}"
-    return parts
-
-
-def _parse_ranges(ranges: str, roles: str) -> tuple[int, ...]:
-    devices: list[int] = []
-    for piece in ranges.split(","):
-        first, dash, last = piece.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(
-                f"device ranges must be numbers like 0-3,6, got {piece.strip()!r} in {roles!r}"
-            )
-        if int(last or first) < int(first):
-            raise ValueError(
-                f"device ranges must count upwards, got {piece.strip()!r} in {roles!r}; write"
-                f" {last}-{first}"
-            )
-        devices += range(int(first), int(last or first) + 1)
-    if len(set(devices)) != len(devices):
-        raise ValueError(
-            f"device ranges must name each device once, got {ranges.strip()!r} in {roles!r}"
-        )
-    return tuple(devices)
 
 
 def device_map(config: ClusterConfig) -> dict[DeviceRole, tuple[int, ...]]:
@@ -211,7 +162,8 @@ def engine_members(config: ClusterConfig, size: int) -> dict[str, tuple[str, ...
 
 
 def worker_specs(config: ClusterConfig) -> tuple[WorkerSpec, ...]:
-    """Every worker process of the cluster: one for the coordinators, one per device and role."""
+    """Every worker process of the cluster: one for the coordinators, one per device and role, and
+    those of environments."""
     placed = device_map(config)
     control = WorkerSpec(
         name="control",
@@ -226,7 +178,18 @@ def worker_specs(config: ClusterConfig) -> tuple[WorkerSpec, ...]:
         for role in ROLES
         for index, device in enumerate(placed.get(role, ()))
     ]
-    return (control, *workers)
+    environments = [
+        WorkerSpec(
+            name=f"{ENVIRONMENT}-{index}",
+            role="environment",
+            device=None,
+            core_ids=(),
+            num_threads=2,
+            resources=((ENVIRONMENT, 1.0),),
+        )
+        for index in range(num_environment_workers(config.roles))
+    ]
+    return (control, *workers, *environments)
 
 
 def _device_worker(config: ClusterConfig, role: DeviceRole, index: int, device: int) -> WorkerSpec:

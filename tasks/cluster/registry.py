@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -181,9 +181,9 @@ class ActorRegistry:
         values: dict[str, str] = self._client.run(os.environ.get, variable, "", workers=asked)
         return tuple(values[address] for address in asked)
 
-    async def lost(self) -> tuple[str, ...]:
-        """Names of the actors that do not answer a ping."""
-        names = tuple(self._actors)
+    async def lost(self, among: Collection[str] = ()) -> tuple[str, ...]:
+        """Names of the actors that do not answer a ping, of these or of all."""
+        names = tuple(name for name in self._actors if not among or name in among)
         answers = await asyncio.gather(*(self._answers(name) for name in names))
         return tuple(name for name, answered in zip(names, answers, strict=True) if not answered)
 

@@ -10,7 +10,6 @@ engine and the episode driver; processes, limits and failures to the hosts (`Env
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -84,15 +83,6 @@ class EnvironmentSettings(BaseModel):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What an environment may take."""
-
-    reset_s: float  # wall seconds of a reset
-    step_s: float  # wall seconds of a step
-    memory_bytes: int  # of its process
-
-
 class EnvironmentFailed(RuntimeError):
     """The environment raised, died or did not answer in time: never the model's fault."""
 
@@ -105,6 +95,11 @@ class EnvironmentFailed(RuntimeError):
 class EnvironmentHosts(Protocol):
     """The processes in which environments step. An episode has one of its own from `reset` to
     `end`, by the episode's id."""
+
+    async def warm(self) -> None:
+        """Have ready what no episode should wait for; at once where it is. Raises ValueError, with
+        the cure, where this machine cannot host environments."""
+        ...
 
     async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
         """Begin an episode, in a process that is free or started for it; the first observation.

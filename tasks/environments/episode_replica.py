@@ -117,7 +117,9 @@ class EpisodeReplica(Replica):
         self._check_alive()
         if running is Running.DROP:
             await self._drop()
-        return await self._inner.load_weights(weights, probes, running)
+        load = self._inner.load_weights(weights, probes, running)
+        attestation, _ = await asyncio.gather(load, self._hosts.warm())
+        return attestation
 
     async def stats(self) -> EngineStats:
         """The inner replica's; the progress of an episode is what was sampled of it, wherever it

@@ -8,11 +8,14 @@ from functools import lru_cache
 
 from artifacts.datasets.rows import Message
 from tasks.engines.base import Replica
+from tasks.environments.base import EnvironmentHosts
 from tasks.environments.bridge import Bridge, read_bridge
 from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.episode_config import EpisodeConfig
 from tasks.environments.episode_replica import EpisodeReplica
+from tasks.environments.hosts.bulletin import ToldHosts
 from tasks.environments.hosts.pool import HostPool
+from tasks.environments.hosts.remote_hosts import RemoteHosts
 from tasks.environments.tools.tool_hosts import ToolHosts
 from tasks.sandbox.isolation import Isolation
 
@@ -25,14 +28,13 @@ class EpisodePlayer:
     config: EpisodeConfig
     model_path: str  # Hugging Face directory, for its chat template
     max_model_len: int  # of the engine
+    run_id: str
+    workers: tuple[str, ...] = ()  # of the role environment; none: the processes are the engine's
 
     def __call__(self, inner: Replica) -> Replica:
         return EpisodeReplica(
             inner,
-            ToolHosts(
-                HostPool(self.config.hosts, self.environments.values()),
-                Isolation(self.config.hosts.isolation),
-            ),
+            ToolHosts(self._hosts(inner.name), Isolation(self.config.hosts.isolation)),
             self.environments,
             {
                 domain: bridge_of(self.model_path, settings.head())
@@ -41,6 +43,12 @@ class EpisodePlayer:
             self.config,
             self.max_model_len,
         )
+
+    def _hosts(self, engine: str) -> EnvironmentHosts:
+        hosts = self.config.hosts
+        if self.workers:
+            return RemoteHosts.of(self.run_id, engine, self.workers, hosts)
+        return ToldHosts(HostPool(hosts, self.environments.values()), self.run_id, engine)
 
 
 @lru_cache(maxsize=16)

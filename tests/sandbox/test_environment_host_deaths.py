@@ -86,7 +86,7 @@ async def test_a_process_that_dies_while_the_model_thinks_fails_the_next_step() 
     async with hosts() as pool:
         await pool.reset("one", SCRIPT, 1)
         host_processes()[0].kill()
-        await until(lambda: not pool.records())
+        await until(lambda: pool.records()[0].state is HostState.DEAD)
         assert await failure(pool.step("one", "")) == (
             Ending.CRASHED,
             "its process was killed by SIGKILL",
@@ -99,7 +99,7 @@ async def test_a_free_process_that_dies_is_not_used_again() -> None:
         await pool.reset("one", SCRIPT, 1)
         await pool.end("one")
         host_processes()[0].kill()
-        await until(lambda: not pool.records())
+        await until(lambda: pool.records()[0].state is HostState.DEAD)
         assert await pool.reset("two", SCRIPT, 5) == "5:0"
 
 

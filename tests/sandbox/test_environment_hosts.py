@@ -51,7 +51,7 @@ async def test_a_process_is_used_again_for_equal_settings_and_replaced_for_other
         assert await pool.reset("three", Script(at_reset="echo others"), 5) == "others"
         report = pool.report()
         assert (report.starts, report.kills, report.restarts) == (2, 1, 0)
-        assert [record.number for record in pool.records()] == [2]
+        assert [record.number for record in pool.records()] == [1]
 
 
 async def test_further_resets_wait_in_order() -> None:
@@ -248,9 +248,42 @@ async def test_records_say_what_each_process_is_at() -> None:
         (record,) = pool.records()
         assert (record.state, record.kind) == (HostState.THINKING, "host_environments.Script")
         assert before_s <= record.since_s <= time.time()
+        assert record.started_s is not None
+        assert before_s <= record.started_s <= record.since_s
         await pool.end("one")
         (record,) = pool.records()
         assert (record.state, record.episode_id) == (HostState.FREE, "")
+
+
+async def test_a_record_counts_on_when_its_process_is_replaced() -> None:
+    async with hosts(PATIENT.model_copy(update={"num_hosts": 2})) as pool:
+        await played(pool, "other", "sleep 0.05")
+        for number in range(2):
+            await played(pool, f"{number}", "sleep 0.05", "sleep 0.05")
+            await failure(pool.step(f"{number}", "exit 3"))
+        await until(lambda: pool.records()[1].state is HostState.DEAD)
+        other, record = pool.records()
+        assert (other.num_steps, other.num_restarts, other.last_failure) == (1, 0, "")
+        assert (record.num_steps, record.num_restarts, record.num_failures) == (4, 1, 2)
+        assert (record.started_s, record.episode_id) == (None, "")
+        assert record.last_failure == "its process ended with exit status 3"
+        assert 0.05 <= record.step_mean_s < 100
+        assert 0.045 <= record.step_p95_s < 100
+
+
+async def test_a_reset_that_gets_no_place_in_time_fails() -> None:
+    async with hosts(PATIENT.model_copy(update={"num_hosts": 1, "place_s": 0.2})) as pool:
+        await pool.reset("one", SCRIPT, 1)
+        waiting = asyncio.create_task(failure(pool.reset("two", SCRIPT, 1)))
+        await until(lambda: pool.load.num_waiting)
+        assert (pool.load.num_places, pool.load.num_episodes) == (1, 1)
+        assert await waiting == (
+            Ending.UNANSWERED,
+            "no process was free for it within 0.2 s, all 1 have episodes",
+        )
+        assert (pool.load.num_waiting, pool.report().unanswered) == (0, 1)
+        await pool.end("one")
+        assert await pool.reset("two", SCRIPT, 5) == "5:0"
 
 
 async def test_memory_is_bounded_beyond_what_is_shared() -> None:

@@ -56,8 +56,12 @@ class LocalHosts:
     step_s: Callable[[str, int], float] = lambda episode_id, call: 0.05
     build: Callable[[EnvironmentSettings], Environment] = lambda settings: settings.build()
     open: dict[str, Environment] = field(default_factory=dict)
+    is_warm: bool = False
     is_closed: bool = False
     _calls: dict[str, int] = field(default_factory=dict)
+
+    async def warm(self) -> None:
+        self.is_warm = True
 
     async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
         assert episode_id not in self.open, "an episode has one environment"

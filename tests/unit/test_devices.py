@@ -11,9 +11,9 @@ from tasks.cluster.devices import (
     WorkerSpec,
     device_map,
     engine_members,
-    parse_role_map,
     worker_specs,
 )
+from tasks.cluster.roles import parse_role_map
 
 
 def specs_by_name(**values: object) -> dict[str, WorkerSpec]:
@@ -145,3 +145,29 @@ def test_an_engine_stays_on_one_host() -> None:
     }
     with pytest.raises(ValueError, match="got 4 for the 2 of host 0"):
         engine_members(config, 4)
+
+
+def test_environments_have_workers_without_a_device() -> None:
+    specs = specs_by_name(roles="rollout: 0, learner: 0-1, environment: 2")
+    assert list(specs)[-2:] == ["environment-0", "environment-1"]
+    first = specs["environment-0"]
+    assert (first.role, first.device, first.core_ids) == ("environment", None, ())
+    assert first.resources == (("environment", 1.0),)
+    assert not any(name.startswith("environment") for name in specs_by_name())
+
+
+@pytest.mark.parametrize(
+    ("told", "rule"),
+    [
+        ("environment: 0", "a number of at least 1"),
+        (
+            "environment: 0-1",
+            "no devices but a number of workers, like 'environment: 2', got '0-1'",
+        ),
+        ("environment:", "got ''"),
+        ("environment: 1, environment: 2", "names 'environment' twice"),
+    ],
+)
+def test_a_wrong_number_of_environment_workers_is_refused(told: str, rule: str) -> None:
+    with pytest.raises(ValidationError, match=rule):
+        ClusterConfig(roles=f"rollout: 0, learner: 0, {told}")

@@ -30,6 +30,14 @@ from tasks.environments.base import EnvironmentFailed, Transition
 NEWER = WeightsRef(version=4, path="", digest="")
 
 
+def test_environments_are_made_ready_while_the_first_weights_are_loaded() -> None:
+    async def load(stage: Stage) -> bool:
+        await stage.replica.load_weights(NEWER, ())
+        return stage.hosts.is_warm
+
+    assert on_stage(load)
+
+
 def check_tokens(generated: Generated) -> None:
     """Turns, tokens, log-probabilities and versions are of one length, and given tokens have the
     log-probability 0."""

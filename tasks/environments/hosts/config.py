@@ -6,11 +6,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.environments.base import Limits
-
 
 class HostConfig(BaseModel):
-    """The processes of one engine in which environments step."""
+    """The processes in which environments step: of one engine, or of one worker of the role
+    environment where there are any."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -19,6 +18,14 @@ class HostConfig(BaseModel):
         ge=1,
         le=2000,
         description="Processes at a time, and so episodes at a time; further ones wait in order.",
+    )
+    place_s: float = Field(
+        1800.0,
+        gt=0,
+        description=(
+            "Wall seconds that an episode may wait for a process, or for a lost worker of"
+            " environments to come back; after that it is a failure of the environment."
+        ),
     )
     reset_s: float = Field(
         60.0, gt=0, description="Wall seconds that building and resetting an environment may take."
@@ -57,8 +64,3 @@ class HostConfig(BaseModel):
             " libraries and what the run imports from."
         ),
     )
-
-    @property
-    def limits(self) -> Limits:
-        """What an environment may take."""
-        return Limits(reset_s=self.reset_s, step_s=self.step_s, memory_bytes=self.memory_mb << 20)

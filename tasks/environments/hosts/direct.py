@@ -26,6 +26,9 @@ class DirectHosts:
         self._max_chars = (config or HostConfig()).max_observation_chars
         self._episodes: dict[str, Environment] = {}
 
+    async def warm(self) -> None:
+        """Nothing is to be started."""
+
     async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
         """Begin an episode in an environment of its own."""
         try:

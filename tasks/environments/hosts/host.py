@@ -26,7 +26,7 @@ from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.host_link import HostLink, LinkLost, Unanswered
 from tasks.environments.hosts.host_process import CONFINED, RECIPE, RESET, STEP, framed
 from tasks.environments.hosts.origin_process import OriginProcess
-from tasks.environments.hosts.report import HostRecord, HostState
+from tasks.environments.hosts.report import HostState
 
 WALLS_S = 30.0  # to a process whose walls stand
 DYING_S = 0.5  # between the closing of a process's stream and its end
@@ -40,44 +40,41 @@ class Host:
         number: int,
         settings: EnvironmentSettings,
         origin: OriginProcess,
+        slot: int,
         config: HostConfig,
         *,
         wave: int,
         late: Callable[[], None],
     ) -> None:
-        """`wave`: see `Restarts`. `late` is called at every answer after the end of its call.
+        """`slot`: number of its place in the pool. `wave`: see `Restarts`. `late` is called at
+        every answer after the end of its call.
 
         ValueError, with the cure, for settings that another process cannot have.
         """
         self.number = number
         self.settings = settings
         self.origin = origin
+        self.slot = slot
         self.wave = wave
         self.episode_id = ""
         self.state = HostState.FREE
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.is_forked = False
         self.is_killed = False
-        self._since_s = time.time()
+        self.started_s = self.since_s = time.time()  # seconds since the epoch
         self._pickled = pickled_recipe(settings)
         self._config = config
         self._link = HostLink(max_answer_bytes(config.max_observation_chars), late)
 
     @property
-    def record(self) -> HostRecord:
-        """What it is at."""
+    def kind(self) -> str:
+        """Class of its environment's settings."""
         kind = type(self.settings)
-        return HostRecord(
-            number=self.number,
-            state=self.state,
-            since_s=self._since_s,
-            episode_id=self.episode_id,
-            kind=f"{kind.__module__}.{kind.__qualname__}",
-        )
+        return f"{kind.__module__}.{kind.__qualname__}"
 
     def enter(self, state: HostState, episode_id: str) -> None:
         """It is at something else from now on."""
-        self.state, self.episode_id, self._since_s = state, episode_id, time.time()
+        self.state, self.episode_id, self.since_s = state, episode_id, time.time()
 
     async def start(self) -> None:
         """Fork it, and hear that its walls stand."""
@@ -102,14 +99,14 @@ class Host:
 
     async def reset(self, seed: int) -> str:
         """Begin an episode. ValueError, with the cure, for an environment that cannot work."""
-        body = await self._ask(RESET + str(seed).encode("ascii"), self._config.limits.reset_s)
+        body = await self._ask(RESET + str(seed).encode("ascii"), self._config.reset_s)
         with as_crash():
             return read_observation(body, self._config.max_observation_chars)
 
     async def step(self, text: str) -> Transition:
         """Take a turn."""
         told = STEP + text.encode("utf-8", "surrogatepass")
-        body = await self._ask(told, self._config.limits.step_s)
+        body = await self._ask(told, self._config.step_s)
         with as_crash():
             return read_transition(body, self._config.max_observation_chars)
 
@@ -148,8 +145,12 @@ class Host:
         await asyncio.wait((self.ended,), timeout=DYING_S)
         if not self.ended.done():
             return "its process closed the stream"
-        code = self.ended.result()
-        return "its fork server was lost" if code is None else f"its process {manner(code)}"
+        return told_end(self.ended.result())
+
+
+def told_end(code: int | None) -> str:
+    """How a process ended, in a few words; None: nobody is left to tell."""
+    return "its fork server was lost" if code is None else f"its process {manner(code)}"
 
 
 def pickled_recipe(settings: EnvironmentSettings) -> bytes:

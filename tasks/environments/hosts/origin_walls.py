@@ -67,7 +67,7 @@ def command(
         search_path=_search_path(interpreter),
         prefix=interpreter.prefix,
         imports=imports,
-        memory_bytes=config.limits.memory_bytes,
+        memory_bytes=config.memory_mb << 20,
         tmp_bytes=config.disk_mb << 20 if has_namespaces else 0,
         readable=() if has_namespaces else [os.path.realpath(path) for path in paths],
         has_network=has_network,

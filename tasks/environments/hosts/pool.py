@@ -20,11 +20,13 @@ from typing import TypeVar
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
 from tasks.environments.hosts.config import HostConfig
-from tasks.environments.hosts.host import Host
+from tasks.environments.hosts.host import Host, told_end
 from tasks.environments.hosts.origin_process import OriginProcess
 from tasks.environments.hosts.origins import Origins
-from tasks.environments.hosts.report import HostRecord, HostReport, HostState
+from tasks.environments.hosts.places import Places
+from tasks.environments.hosts.report import HostRecord, HostReport, HostState, PoolLoad
 from tasks.environments.hosts.restarts import Restarts
+from tasks.environments.hosts.slot import Slots
 from tasks.environments.hosts.tally import Tally
 
 LOG = logging.getLogger(__name__)
@@ -39,16 +41,16 @@ class HostPool:
         """`settings`: of environments that are to come; what they import slowly is imported once,
         for all processes."""
         self._config = config
-        self._permits = asyncio.Semaphore(config.num_hosts)
+        self._places = Places(config.num_hosts, config.place_s)
         self._alive: dict[int, Host] = {}  # by number, from the order to fork until the end
         self._free: list[Host] = []  # the one that is free for the longest time first
         self._episodes: dict[str, Host] = {}
         self._permitted: set[Host] = set()  # whose end, or end of episode, frees a place
+        self._slots = Slots()
         self._restarts: list[Restarts] = []
         self._origins = Origins(config, settings, self._bury, self._bury_all)
         self._tally = Tally()
         self._num_started = 0
-        self._num_to_replace = 0
         self._is_closed = False
 
     async def warm(self) -> None:
@@ -78,7 +80,9 @@ class HostPool:
         host.enter(HostState.STEPPING, episode_id)
         started_s = time.perf_counter()
         transition = await self._call(host, lambda: host.step(text))
-        self._tally.step_took(time.perf_counter() - started_s)
+        wall_s = time.perf_counter() - started_s
+        self._tally.step_took(wall_s)
+        self._slots.of(host).step_took(wall_s)
         return transition
 
     async def end(self, episode_id: str) -> None:
@@ -97,15 +101,24 @@ class HostPool:
         """End every process; resets that wait, and all calls, fail."""
         self._is_closed = True
         self._origins.close()
-        self._permits.release()  # for a reset that waits, which hands it on
+        self._places.release()  # for a reset that waits, which hands it on
 
     def report(self) -> HostReport:
         """What happened so far."""
         return self._tally.report()
 
     def records(self) -> tuple[HostRecord, ...]:
-        """Every process now, by number."""
-        return tuple(self._alive[number].record for number in sorted(self._alive))
+        """Every place that ever had a process, by number."""
+        return self._slots.records
+
+    @property
+    def load(self) -> PoolLoad:
+        """How full it is."""
+        return PoolLoad(
+            num_places=self._config.num_hosts,
+            num_episodes=len(self._permitted),
+            num_waiting=self._places.num_waiting,
+        )
 
     async def _begin(self, host: Host, seed: int) -> str:
         if not host.is_forked:
@@ -122,6 +135,7 @@ class HostPool:
             self._drop(host)
             if not is_ended:
                 restarts.failed(host.wave, error.detail)
+                self._slots.of(host).failed(error.detail)
                 self._tally.failures[error.ending] += 1
             raise
         except BaseException:
@@ -134,14 +148,22 @@ class HostPool:
 
     async def _take(self, settings: EnvironmentSettings) -> Host:
         """A process of these settings, free or not yet forked, in the order of the calls."""
-        await self._permits.acquire()
+        await self._place()
         try:
             host = self._reused(settings) or await self._new(settings)
         except BaseException:
-            self._permits.release()
+            self._places.release()
             raise
         self._permitted.add(host)
         return host
+
+    async def _place(self) -> None:
+        """Wait for a place; that none came free counts as a call that was not answered."""
+        try:
+            await self._places.take()
+        except EnvironmentFailed as error:
+            self._tally.failures[error.ending] += 1
+            raise
 
     def _reused(self, settings: EnvironmentSettings) -> Host | None:
         self._check(settings)
@@ -163,15 +185,14 @@ class HostPool:
             self._num_started,
             settings,
             origin,
+            self._slots.empty(),
             self._config,
             wave=self._restarts_of(settings).wave,
             late=self._tally.late_answer,
         )
         self._alive[host.number] = host
         self._tally.starts += 1
-        if self._num_to_replace:
-            self._num_to_replace -= 1
-            self._tally.restarts += 1
+        self._tally.restarts += self._slots.of(host).take(host)
         return host
 
     def _check(self, settings: EnvironmentSettings) -> None:
@@ -197,7 +218,8 @@ class HostPool:
         if host.number not in self._alive or host.is_killed:
             return
         self._tally.kills += 1
-        self._num_to_replace += host in self._permitted  # one that is free made way
+        # one that is free made way
+        self._slots.of(host).must_replace |= host in self._permitted
         host.enter(HostState.DEAD, host.episode_id)
         host.kill()
         if not host.is_forked:
@@ -218,10 +240,13 @@ class HostPool:
             return
         host.bury(code)
         host.enter(HostState.DEAD, host.episode_id)
+        slot = self._slots.of(host)
+        slot.leave(host)
         if host in self._free:
             self._free.remove(host)
+            slot.failed(told_end(code))
         if not host.is_killed:
-            self._num_to_replace += host in self._permitted
+            slot.must_replace |= host in self._permitted
         self._release(host)
 
     def _bury_all(self, origin: OriginProcess) -> None:
@@ -232,4 +257,4 @@ class HostPool:
         """Its place is free for the next in order."""
         if host in self._permitted:
             self._permitted.remove(host)
-            self._permits.release()
+            self._places.release()

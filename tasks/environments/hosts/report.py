@@ -69,10 +69,26 @@ class HostState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRecord:
-    """One process now."""
+    """One place of a pool now, and what was counted of all its processes."""
 
-    number: int  # from 1 on, never used again
+    number: int  # from 1 on
     state: HostState
     since_s: float  # seconds since the epoch
+    started_s: float | None  # of its process, seconds since the epoch; None without one
     episode_id: str  # empty without one
-    kind: str  # class of the environment's settings
+    kind: str  # class of the last environment's settings
+    num_steps: int  # that were answered
+    step_mean_s: float  # wall seconds of a step, 0 without any
+    step_p95_s: float  # wall seconds that 95 % of the steps took at most
+    num_restarts: int  # processes in place of one that failed or was killed in a call
+    num_failures: int  # processes that failed
+    last_failure: str  # the reason in a few words, empty without one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLoad:
+    """How full a pool is."""
+
+    num_places: int  # processes at a time
+    num_episodes: int  # that have a place
+    num_waiting: int  # resets that wait for one

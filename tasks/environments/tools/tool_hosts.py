@@ -34,6 +34,10 @@ class ToolHosts:
         self._threads = ThreadPoolExecutor(NUM_SANDBOXES, thread_name_prefix="programs")
         self._is_closed = False
 
+    async def warm(self) -> None:
+        """Ready the others; a sandbox is started with the first program."""
+        await self._inner.warm()
+
     async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
         """Begin an episode."""
         observation = await self._inner.reset(episode_id, settings, seed)

@@ -1,0 +1,163 @@
+"""Environments in Dask workers of their own, with real walls: an episode goes on at another worker
+when its own is killed, and the killed one comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from distributed import Client
+from host_environments import Script
+from host_pools import PATIENT, SCRIPT, failure, until
+
+from tasks.cluster.actors import Remote
+from tasks.cluster.dask_cluster import open_cluster, worker_addresses
+from tasks.cluster.devices import ClusterConfig
+from tasks.cluster.registry import ActorRegistry
+from tasks.environments.hosts.bulletin import told_states
+from tasks.environments.hosts.host_actor import HostActor
+from tasks.environments.hosts.host_workers import HostWorkers
+from tasks.environments.hosts.remote_hosts import RemoteHosts
+from tasks.host_keeper import HostKeeper
+
+WORKERS = ("environment-0", "environment-1")
+START_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    roles = "rollout: 0, learner: 0, environment: 2"
+    config = ClusterConfig(num_devices=1, roles=roles, dashboard_port=0, start_deadline_s=300)
+    folder = tmp_path_factory.mktemp("cluster")
+    with pytest.MonkeyPatch.context() as patch:  # where workers find the tests' environments
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        with open_cluster(config, folder / "scratch", folder / "log", imports=("wave",)) as client:
+            yield client
+
+
+class Run:
+    """As much of a run as keeps two workers of environments."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.registry = ActorRegistry(client, "run")
+        self.keeper = HostKeeper(WORKERS, self.registry.lost, self.make, max_remakes=8)
+
+    async def make(self, names: tuple[str, ...]) -> None:
+        recipes = {name: (HostActor, (PATIENT, (SCRIPT,), "run", name)) for name in names}
+        places = {name: name for name in names}
+        await asyncio.to_thread(self.registry.create_all, places, recipes, START_S)
+        for name in names:
+            await self.registry.remote(name).call("warm", deadline_s=START_S)
+
+    def hosts(self, engine: str) -> RemoteHosts:
+        async def connect(name: str) -> Remote:
+            return self.registry.remote(name)
+
+        return RemoteHosts(HostWorkers(WORKERS, engine, connect), PATIENT)
+
+    def pid(self, name: str) -> int:
+        address = worker_addresses(self.client)[name]
+        found: dict[str, int] = self.client.run(os.getpid, workers=[address])
+        return found[address]
+
+
+@pytest.fixture
+async def run(client: Client) -> AsyncIterator[Run]:
+    made = Run(client)
+    await made.make(WORKERS)
+    yield made
+    made.keeper.stop()
+    for name in WORKERS:
+        await made.registry.remote(name).close(60.0)
+    made.registry.close()
+
+
+def place_of(hosts: RemoteHosts, episode_id: str) -> str:
+    worker = hosts._seats[episode_id].worker
+    assert worker is not None
+    return worker.name
+
+
+async def test_a_killed_worker_costs_no_episode_and_comes_back(run: Run) -> None:
+    hosts = run.hosts("engine-0")
+    await hosts.warm()
+    for number in range(6):
+        assert await hosts.reset(str(number), SCRIPT, number) == f"{number}:0"
+        assert (await hosts.step(str(number), "")).observation == f"{number}:1"
+    there = {number: place_of(hosts, str(number)) for number in range(6)}
+    assert set(there.values()) == set(WORKERS)  # both are used
+    thinking = next(number for number, name in there.items() if name == "environment-0")
+    killed = psutil.Process(run.pid("environment-0"))
+    left = killed.children(recursive=True)
+    assert len(left) > 2
+    stepping = asyncio.create_task(hosts.step(str(thinking), "sleep 5"))
+    await asyncio.sleep(0.5)
+    run.keeper.start()
+    killed.kill()
+    assert (await stepping).observation == f"{thinking}:2"
+    assert place_of(hosts, str(thinking)) == "environment-1"
+    for number in set(range(6)) - {thinking}:
+        assert (await hosts.step(str(number), "last")).observation == f"{number}:2"
+    await asyncio.to_thread(psutil.wait_procs, left, 60)
+    assert not [process for process in left if process.is_running()]
+    await until(lambda: "environment-0" in hosts._workers._views(), 120)
+    for number in range(6):
+        await hosts.end(str(number))
+    await hosts.reset("again", SCRIPT, 9)
+    assert place_of(hosts, "again") == "environment-0"  # of no latency known, and empty
+    await hosts._workers.close()
+
+
+async def test_what_an_engine_left_is_ended_when_it_leaves(run: Run) -> None:
+    hosts = run.hosts("engine-1")
+    for number in range(8):  # all the places there are
+        await hosts.reset(str(number), SCRIPT, number)
+    await hosts._workers.close()
+    other = run.hosts("engine-2")
+    for number in range(8):
+        assert await other.reset(str(number), SCRIPT, 3) == "3:0"
+    waiting = asyncio.create_task(other.reset("late", SCRIPT, 3))
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await other.end("late")
+    await other.end("7")
+    assert await other.reset("next", SCRIPT, 4) == "4:0"  # "late" holds no place
+    await other._workers.close()
+
+
+async def fail_often(hosts: RemoteHosts, settings: Script) -> None:
+    """Reset until one of the two pools has had enough."""
+    for number in range(2 * PATIENT.max_restarts + 3):
+        await failure(hosts.reset(str(number), settings, 1))
+
+
+async def test_failures_and_errors_come_through(run: Run) -> None:
+    hosts = run.hosts("engine-3")
+    await hosts.reset("one", SCRIPT, 1)
+    assert (await failure(hosts.step("one", "raise it")))[1].startswith("LookupError")
+    assert (await failure(hosts.step("one", "")))[1] == "these hosts know no such episode"
+    broken = Script(at_build="raise no game")
+    with pytest.raises(ValueError, match="must answer at least once in 8 restarts"):
+        await fail_often(hosts, broken)
+    await hosts._workers.close()
+
+
+async def test_pools_tell_their_states(run: Run) -> None:
+    hosts = run.hosts("engine-4")
+    await hosts.reset("one", SCRIPT, 1)
+    await until(
+        lambda: any(pool.num_episodes for pool in told_states(run.client, "run", WORKERS)), 60
+    )
+    pools = told_states(run.client, "run", WORKERS)
+    assert {pool.name for pool in pools} == set(WORKERS)
+    (told,) = [host for pool in pools for host in pool.hosts if host.episode]
+    assert told.state == "thinking"
+    assert told.kind == "host_environments.Script"
+    await hosts._workers.close()

@@ -1,0 +1,65 @@
+"""A lost worker of environments is made anew while a run goes on, so many times and no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+import pytest
+
+from tasks import host_keeper
+from tasks.cluster.actors import ActorLost
+from tasks.host_keeper import HostKeeper
+
+
+class Workers:
+    """Two of them; `lost` says which."""
+
+    def __init__(self, *lost: str, refuses: bool = False) -> None:
+        self.lost, self.made, self._refuses = set(lost), list[str](), refuses
+        self.looks = asyncio.Event()
+
+    async def look(self, names: Collection[str]) -> tuple[str, ...]:
+        self.looks.set()
+        return tuple(sorted(self.lost & set(names)))
+
+    async def make(self, names: Sequence[str]) -> None:
+        self.made += names
+        if self._refuses:
+            raise ActorLost("it died while it was built")
+        self.lost -= set(names)
+
+
+async def kept(workers: Workers, num_looks: int, max_remakes: int = 3) -> list[str]:
+    """What is made in so many looks."""
+    keeper = HostKeeper(("a", "b"), workers.look, workers.make, max_remakes)
+    keeper.start()
+    keeper.start()  # harmless
+    for _ in range(num_looks):
+        workers.looks.clear()
+        await asyncio.wait_for(workers.looks.wait(), 10)
+    await asyncio.sleep(0)
+    keeper.stop()
+    return workers.made
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_keeper, "LOOK_S", 0.0)
+
+
+async def test_the_lost_one_is_made_anew_once() -> None:
+    assert await kept(Workers("b"), 5) == ["b"]
+
+
+async def test_one_that_cannot_be_made_is_given_up_and_the_others_are_not() -> None:
+    workers = Workers("a", refuses=True)
+    assert await kept(workers, 8, max_remakes=3) == ["a"] * 3
+
+
+async def test_without_workers_nothing_is_looked_for() -> None:
+    workers = Workers("a")
+    keeper = HostKeeper((), workers.look, workers.make, 3)
+    keeper.start()
+    await asyncio.sleep(0)
+    assert not workers.looks.is_set()
