@@ -130,7 +130,9 @@ class SlowHosts:
         self._lock_step = lock_step
         self._playing: dict[str, Played] = {}
 
-    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str:
         played = Played(
             episode_id=episode_id,
             seed=derive_seed(seed, episode_id),  # the members of a group have equal seeds
@@ -147,6 +149,9 @@ class SlowHosts:
         await self._take(played)
         is_over = played.turn == played.num_turns
         return Transition(OBSERVATION, float(is_over), is_over, False, {})
+
+    def snapshot(self, episode_id: str) -> bytes:
+        return b""
 
     async def end(self, episode_id: str) -> None:
         self._playing.pop(episode_id, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,19 +58,28 @@ class LocalHosts:
     build: Callable[[EnvironmentSettings], Environment] = lambda settings: settings.build()
     open: dict[str, Environment] = field(default_factory=dict)
     is_closed: bool = False
+    restores: bool = False  # whether environments are pickled after each step
     _calls: dict[str, int] = field(default_factory=dict)
 
-    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str | None:
         assert episode_id not in self.open, "an episode has one environment"
         self.open[episode_id] = self.build(settings)
         self._calls[episode_id] = -1
         await self._take(episode_id)
+        if state and self.restores:
+            self.open[episode_id] = pickle.loads(state)
+            return None
         return self.open[episode_id].reset(seed)
 
     async def step(self, episode_id: str, text: str) -> Transition:
         environment = self.open[episode_id]
         await self._take(episode_id)
         return environment.step(text)
+
+    def snapshot(self, episode_id: str) -> bytes:
+        return pickle.dumps(self.open[episode_id]) if self.restores else b""
 
     async def end(self, episode_id: str) -> None:
         self.open.pop(episode_id, None)

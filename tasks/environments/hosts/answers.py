@@ -1,8 +1,11 @@
 """What an environment may answer: text and finite rewards, in bounds. Pure.
 
 {"observation"}                                                    to a reset
-{"observation", "reward", "terminated", "truncated", "info"}       to a step
-{"raised": the exception in a line}                                instead of either
+{"observation", "reward", "terminated", "truncated", "info"}       to a step; then the state
+{"restored": whether the state was taken}                          to a state
+{"raised": the exception in a line}                                instead of any
+
+The state of an environment is bytes behind the answer, which nobody but its own process reads.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from artifacts.printable import printable_line
 from tasks.environments.base import Transition
 
 ESCAPED_BYTES = 12  # that a character takes in JSON at most
-INFO_BYTES = 64 << 10  # for all of an answer beside its observation
+INFO_BYTES = 64 << 10  # for all of an answer beside its observation and its state
+MAX_STATE_BYTES = 64 << 10  # of an environment that is to be restored; a larger one is replayed
+STATE = b"\0"  # between an answer and its state; no JSON has it
 
 
 class BadAnswer(Exception):
@@ -27,7 +32,23 @@ class BadAnswer(Exception):
 
 def max_answer_bytes(max_observation_chars: int) -> int:
     """No answer that is allowed is longer."""
-    return ESCAPED_BYTES * max_observation_chars + INFO_BYTES
+    return ESCAPED_BYTES * max_observation_chars + INFO_BYTES + MAX_STATE_BYTES
+
+
+def with_state(answer: bytes, state: bytes) -> bytes:
+    """An answer with a state behind it."""
+    return answer + STATE + state if state else answer
+
+
+def parted(body: bytes) -> tuple[bytes, bytes]:
+    """An answer, and the state behind it: empty if there is none, or more than may be."""
+    answer, _, state = body.partition(STATE)
+    return answer, state if len(state) <= MAX_STATE_BYTES else b""
+
+
+def read_restored(body: bytes) -> bool:
+    """The answer to a state: whether it was taken. Raises BadAnswer."""
+    return _read(body).get("restored") is True
 
 
 def read_observation(body: bytes, max_chars: int) -> str:

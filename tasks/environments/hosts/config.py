@@ -20,6 +20,11 @@ class HostConfig(BaseModel):
         le=2000,
         description="Processes at a time, and so episodes at a time; further ones wait in order.",
     )
+    place_s: float = Field(
+        3600.0,
+        gt=0,
+        description="Wall seconds that an episode may wait for one of these processes.",
+    )
     reset_s: float = Field(
         60.0, gt=0, description="Wall seconds that building and resetting an environment may take."
     )

@@ -1,7 +1,10 @@
 """The process of one environment, from the fork to its end. Runs behind the walls.
 
     private /tmp -> no capabilities -> streams -> limits -> filter -> say so
-    -> settings -> ( reset or step -> answer )*
+    -> settings -> ( reset, step or restore -> answer )*
+
+The answer to a step has the environment's state behind it, pickled, where that is few bytes and
+none of it lies at the other end of a connection. A state is only ever unpickled here.
 
 From the filter on nothing in this process is trusted: the caller checks what it answers and holds
 the clock.
@@ -16,6 +19,7 @@ import struct
 from dataclasses import dataclass
 
 from tasks.environments.base import Environment, EnvironmentSettings, Transition
+from tasks.environments.hosts.answers import MAX_STATE_BYTES, with_state
 from tasks.sandbox.confinement import confine, connect, limit
 from tasks.sandbox.seccomp import Filter
 
@@ -25,7 +29,8 @@ LANDLOCK_FILE_BYTES = 4 << 20  # where there is no /tmp, and no file to be writt
 FOREVER_S = 1 << 30  # the caller's clock ends a call long before
 LENGTH = struct.Struct(">I")  # before every message, both ways
 CONFINED = b""  # the first message: the walls stand; else why not
-SETTINGS, RESET, STEP = b"B", b"R", b"S"  # what an order begins with
+# what an order begins with
+SETTINGS, RESET, STEP, RESTORE = b"B", b"R", b"S", b"L"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,32 +72,37 @@ def run_host(stream: int, bounds: Bounds) -> None:
 
 
 def _serve() -> None:
-    settings: bytes = b""
+    told_settings: bytes = b""
+    settings: EnvironmentSettings | None = None
     environment: Environment | None = None
     while (order := _read(STREAM)) is not None:
         kind, told = order[:1], order[1:]
         if kind == SETTINGS:
-            settings, environment = told, None
+            told_settings, settings, environment = told, None, None
             continue
         try:
-            if environment is None:
-                environment = _built(settings)
-            answer = _answer(environment, kind, told)
+            settings = settings or _settings(told_settings)
+            environment = settings.build() if environment is None else environment
+            if kind == RESTORE:
+                environment = _restored(told)  # None is built again
+                answer = json.dumps({"restored": environment is not None}).encode("ascii")
+            else:
+                answer = _answer(environment, kind, told, takes_state=not settings.needs_network)
         except BaseException as error:  # an exit of the environment's is its exception, too
-            answer = json.dumps({"raised": _words(error)})
-        _write(STREAM, answer.encode("ascii"))
+            answer = json.dumps({"raised": _words(error)}).encode("ascii")
+        _write(STREAM, answer)
 
 
-def _built(settings: bytes) -> Environment:
-    made: EnvironmentSettings = pickle.loads(settings)
-    return made.build()
+def _settings(told: bytes) -> EnvironmentSettings:
+    settings: EnvironmentSettings = pickle.loads(told)
+    return settings
 
 
-def _answer(environment: Environment, kind: bytes, told: bytes) -> str:
+def _answer(environment: Environment, kind: bytes, told: bytes, *, takes_state: bool) -> bytes:
     if kind == RESET:
-        return json.dumps({"observation": environment.reset(int(told))})
+        return json.dumps({"observation": environment.reset(int(told))}).encode("ascii")
     turn: Transition = environment.step(told.decode("utf-8", "surrogatepass"))
-    return json.dumps(
+    answer = json.dumps(
         {
             "observation": turn.observation,
             "reward": float(turn.reward),  # numpy's numbers and truth values, too
@@ -101,6 +111,27 @@ def _answer(environment: Environment, kind: bytes, told: bytes) -> str:
             "info": {str(name): str(value) for name, value in turn.info.items()},
         }
     )
+    goes_on = not (turn.terminated or turn.truncated)
+    state = _state(environment) if takes_state and goes_on else b""
+    return with_state(answer.encode("ascii"), state)
+
+
+def _state(environment: Environment) -> bytes:
+    """The environment pickled; nothing of one that does not pickle, or is too large."""
+    try:
+        state = pickle.dumps(environment)
+    except Exception:
+        return b""
+    return state if len(state) <= MAX_STATE_BYTES else b""
+
+
+def _restored(state: bytes) -> Environment | None:
+    """The environment of a state; None where it does not come back."""
+    try:
+        environment: Environment = pickle.loads(state)
+    except Exception:
+        return None
+    return environment
 
 
 def _words(error: BaseException) -> str:

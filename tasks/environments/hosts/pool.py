@@ -56,15 +56,17 @@ class HostPool:
         if the machine does not give the isolation."""
         await self._origins.warm()
 
-    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
-        """Begin an episode; one of the same id is ended before."""
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str | None:
+        """Begin an episode, or go on from a state; one of the same id is ended before."""
         await self.end(episode_id)
         self._tally.resets += 1
         host = await self._take(settings)
         self._episodes[episode_id] = host
         host.enter(HostState.RESETTING, episode_id)
         started_s = time.perf_counter()
-        observation = await self._call(host, lambda: self._begin(host, seed))
+        observation = await self._call(host, lambda: self._begin(host, seed, state))
         self._tally.reset_took(time.perf_counter() - started_s)
         return observation
 
@@ -80,6 +82,11 @@ class HostPool:
         transition = await self._call(host, lambda: host.step(text))
         self._tally.step_took(time.perf_counter() - started_s)
         return transition
+
+    def snapshot(self, episode_id: str) -> bytes:
+        """The episode's environment after its last step."""
+        host = self._episodes.get(episode_id)
+        return host.snapshot if host is not None else b""
 
     async def end(self, episode_id: str) -> None:
         """Give the episode's process back."""
@@ -107,9 +114,11 @@ class HostPool:
         """Every process now, by number."""
         return tuple(self._alive[number].record for number in sorted(self._alive))
 
-    async def _begin(self, host: Host, seed: int) -> str:
+    async def _begin(self, host: Host, seed: int, state: bytes) -> str | None:
         if not host.is_forked:
             await host.start()
+        if state and await host.restore(state):
+            return None
         return await host.reset(seed)
 
     async def _call(self, host: Host, call: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -134,7 +143,7 @@ class HostPool:
 
     async def _take(self, settings: EnvironmentSettings) -> Host:
         """A process of these settings, free or not yet forked, in the order of the calls."""
-        await self._permits.acquire()
+        await self._place()
         try:
             host = self._reused(settings) or await self._new(settings)
         except BaseException:
@@ -142,6 +151,18 @@ class HostPool:
             raise
         self._permitted.add(host)
         return host
+
+    async def _place(self) -> None:
+        """Wait for a place in order. Raises EnvironmentFailed when none is free in time."""
+        limit_s, num_hosts = self._config.place_s, self._config.num_hosts
+        try:
+            await asyncio.wait_for(self._permits.acquire(), limit_s)
+        except TimeoutError:
+            raise EnvironmentFailed(
+                Ending.UNANSWERED,
+                f"no place within {limit_s:g} s, {len(self._permitted)} of {num_hosts} are taken;"
+                " raise episodes.hosts.num_hosts or place_s",
+            ) from None
 
     def _reused(self, settings: EnvironmentSettings) -> Host | None:
         self._check(settings)
