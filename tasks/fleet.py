@@ -16,6 +16,7 @@ from types import TracebackType
 
 from distributed import Client
 
+from tasks.begun_episodes import turns_folder
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.ownership import check_scheduler
@@ -197,6 +198,7 @@ class Fleet:
             config=self.run.episodes,
             model_path=self.run.model_path,
             max_model_len=self.run.engine.max_model_len,
+            turns_folder=turns_folder(self.run),
         )
 
     async def _join_learners(self) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from artifacts.datasets.rows import Message
+from artifacts.turn_log import TurnLog
 from tasks.engines.base import Replica
 from tasks.environments.bridge import Bridge, read_bridge
 from tasks.environments.choice import EnvironmentConfig
@@ -25,6 +27,7 @@ class EpisodePlayer:
     config: EpisodeConfig
     model_path: str  # Hugging Face directory, for its chat template
     max_model_len: int  # of the engine
+    turns_folder: Path | None = None  # where running episodes are kept; None where they are not
 
     def __call__(self, inner: Replica) -> Replica:
         return EpisodeReplica(
@@ -40,6 +43,7 @@ class EpisodePlayer:
             },
             self.config,
             self.max_model_len,
+            log=TurnLog(self.turns_folder, inner.name) if self.turns_folder is not None else None,
         )
 
 

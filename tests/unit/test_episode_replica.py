@@ -64,7 +64,7 @@ def kept_of(partial: Generated) -> dict[str, object]:
         "kept_tokens": partial.token_ids,
         "kept_logprobs": partial.logprobs,
         "kept_versions": partial.versions,
-        "kept_turns": partial.episode.turns,
+        "kept_episode": partial.episode,
     }
 
 
@@ -342,7 +342,7 @@ def test_an_environment_that_says_something_else_begins_the_episode_again() -> N
         "kept_tokens": partial.token_ids[:tokens],
         "kept_logprobs": partial.logprobs[:tokens],
         "kept_versions": (VersionSpan(version=3, num_tokens=tokens),),
-        "kept_turns": turns,
+        "kept_episode": replace(partial.episode, turns=turns),
     }
 
     async def go_on(stage: Stage) -> list[Generated]:
@@ -389,7 +389,7 @@ def test_other_loads_let_episodes_go_on_with_the_new_version(running: Running) -
 # --- readings and losses -----------------------------------------------------------------------
 
 
-def test_progress_counts_sampled_tokens_of_episodes_that_think_too() -> None:
+def test_progress_is_what_episodes_hold_those_that_think_too() -> None:
     async def play(stage: Stage) -> list[int]:
         await stage.replica.submit([episode()])
         found = []
@@ -399,7 +399,7 @@ def test_progress_counts_sampled_tokens_of_episodes_that_think_too() -> None:
         await stage.collect(1)
         return found
 
-    assert on_stage(play) == [0, 2, 4, 6]
+    assert on_stage(play) == [0, 3, 5, 8]
 
 
 def test_the_death_of_the_inner_engine_is_heard_and_ends_the_environments() -> None:

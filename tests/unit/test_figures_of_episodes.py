@@ -54,7 +54,10 @@ def test_figures_of_a_step_have_their_names_and_values() -> None:
         "episode/environment_share": pytest.approx(waited_s / (waited_s + 12 * TURN_S)),
         "episode/sampled_tokens": 24.0,
         "episode/given_tokens": 48.0,
+        "episode/resumed": 0.0,
         "episode/replayed_turns": 0.0,
+        "episode/restarted": 0.0,
+        "episode/forgotten_tokens": 0.0,
     }
     assert all(re.fullmatch(r"[a-z]+/[a-z0-9_]+", name) for name in figures)
 
