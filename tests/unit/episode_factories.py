@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import Generated, Request
+from artifacts.turn_log import TurnLog
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.environments.base import Environment, EnvironmentFailed, EnvironmentSettings, Transition
@@ -140,6 +141,7 @@ def make_stage(
     hosts: LocalHosts | None = None,
     game: EnvironmentSettings = GAME,
     pace: SimulatedEngineConfig = PACE,
+    log: TurnLog | None = None,
     **bounds: float,
 ) -> Stage:
     """In a running loop on a virtual clock."""
@@ -152,6 +154,7 @@ def make_stage(
         config=EpisodeConfig.model_validate({"max_turn_tokens": 8, **bounds}),
         max_model_len=512,
         clock=asyncio.get_running_loop().time,
+        log=log,
     )
     return Stage(inner=inner, hosts=local, replica=replica)
 
