@@ -101,8 +101,8 @@ class LocalHosts:
 class Watched(SimulatedEngine):
     """Keeps what it was asked for."""
 
-    def __init__(self, config: SimulatedEngineConfig = PACE) -> None:
-        super().__init__("engine-0", config, version=3, writer=GuessWriter())
+    def __init__(self, config: SimulatedEngineConfig = PACE, name: str = "engine-0") -> None:
+        super().__init__(name, config, version=3, writer=GuessWriter())
         self.batches: list[tuple[Request, ...]] = []
 
     async def submit(self, requests: Sequence[Request]) -> None:
@@ -142,10 +142,11 @@ def make_stage(
     game: EnvironmentSettings = GAME,
     pace: SimulatedEngineConfig = PACE,
     log: TurnLog | None = None,
+    name: str = "engine-0",
     **bounds: float,
 ) -> Stage:
     """In a running loop on a virtual clock."""
-    inner, local = Watched(pace), hosts or LocalHosts()
+    inner, local = Watched(pace, name), hosts or LocalHosts()
     replica = EpisodeReplica(
         inner,
         local,
