@@ -84,7 +84,7 @@ def _serve() -> None:
             settings = settings or _settings(told_settings)
             environment = settings.build() if environment is None else environment
             if kind == RESTORE:
-                environment = _restored(told)  # None is built again
+                environment = _restored(told, type(environment))  # None is built again
                 answer = json.dumps({"restored": environment is not None}).encode("ascii")
             else:
                 answer = _answer(environment, kind, told, takes_state=not settings.needs_network)
@@ -125,13 +125,13 @@ def _state(environment: Environment) -> bytes:
     return state if len(state) <= MAX_STATE_BYTES else b""
 
 
-def _restored(state: bytes) -> Environment | None:
-    """The environment of a state; None where it does not come back."""
+def _restored(state: bytes, kind: type[Environment]) -> Environment | None:
+    """The environment of a state; None where no such one comes back."""
     try:
-        environment: Environment = pickle.loads(state)
+        environment = pickle.loads(state)
     except Exception:
         return None
-    return environment
+    return environment if type(environment) is kind else None
 
 
 def _words(error: BaseException) -> str:

@@ -156,7 +156,8 @@ class HostPool:
         """Wait for a place in order. Raises EnvironmentFailed when none is free in time."""
         limit_s, num_hosts = self._config.place_s, self._config.num_hosts
         try:
-            await asyncio.wait_for(self._permits.acquire(), limit_s)
+            async with asyncio.timeout(limit_s):
+                await self._permits.acquire()
         except TimeoutError:
             raise EnvironmentFailed(
                 Ending.UNANSWERED,
