@@ -9,17 +9,25 @@ from pathlib import Path
 
 import pytest
 from episode_factories import TOKENIZER, LocalHosts, Stage, make_stage
+from plan_factories import CONTEXT, make_report, make_step_plan
 from round_factories import make_plan
 
 from artifacts.episodes import Episode
 from artifacts.records import Fate, Generated, Prompt, Response
+from artifacts.store import Store
 from artifacts.turn_log import TurnLog, read_turns
 from benchmarks.simulated_round import round_inputs
+from tasks.begun_episodes import begun_episodes, drop_begun, turns_folder
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.environments.games.guess import GuessConfig
+from tasks.plan import StepPlan
 from tasks.rounds.driver import drive_round
 from tasks.rounds.figures import ledger_of
-from tasks.rounds.records import RoundResult
+from tasks.rounds.records import InFlight, RoundResult
+from tasks.rounds.report import close_round
+from tasks.run_context import RunContext
+from tasks.scheduling.admission import Admission
 from tasks.scheduling.wait_for_all import WaitForAll
 
 PLAN = replace(make_plan(domains=("guess",) * 3, accept_per_prompt=4), step=4)
@@ -171,3 +179,76 @@ def test_what_is_recorded_or_of_other_weights_is_not_gone_on_with(tmp_path: Path
     assert {span.version for each in result.generated for span in each.versions} == {3}
     assert all(episode_of(each).num_resumed == 0 for each in result.generated)
     assert same(result, whole)
+
+
+# --- of which step they are --------------------------------------------------------------------
+
+
+def run_in(folder: Path) -> RunContext:
+    return replace(
+        CONTEXT, artifact_root=str(folder), environments={"guess": GuessConfig(style="terse")}
+    )
+
+
+def step_plan(
+    run: RunContext, step: int, kind: str = "sync", *, overlaps: bool = False
+) -> StepPlan:
+    plan = replace(make_step_plan(step, kind), run=run)
+    admission = (
+        Admission(async_ratio=1.0, prompts_per_step=1, num_steps=9, num_before=0, version=step - 1)
+        if overlaps
+        else None
+    )
+    return replace(plan, round=replace(plan.round, admission=admission))
+
+
+def written(run: RunContext, whole: Generated, *attempts: int) -> None:
+    """A response of each of these attempts, its index the attempt."""
+    folder = turns_folder(run)
+    assert folder is not None
+    log = TurnLog(folder, "engine-0")
+    for attempt in attempts:
+        log.write(replace(whole, index=attempt, attempt=attempt), 0)
+    log.close()
+
+
+def found_of(plan: StepPlan) -> set[int]:
+    return {known.attempt for known in begun_episodes(plan)().values()}
+
+
+def test_a_step_finds_its_own_episodes_until_it_is_committed(tmp_path: Path) -> None:
+    run, whole = run_in(tmp_path / "runs"), undisturbed(tmp_path).generated[0]
+    written(run, whole, 6001, 7001, 7002, 7501, 8001)
+    assert found_of(step_plan(run, 7)) == {7001, 7002}
+    assert found_of(step_plan(run, 7, "evaluate")) == {7501}
+    drop_begun(step_plan(run, 7))
+    assert found_of(step_plan(run, 6)) == found_of(step_plan(run, 7)) == set()
+    assert found_of(step_plan(run, 8)) == {8001}
+    assert found_of(step_plan(run, 7, "evaluate")) == {7501}
+    drop_begun(step_plan(run, 7, "evaluate"))
+    assert found_of(step_plan(run, 7, "evaluate")) == set()
+
+
+def test_what_a_round_left_to_the_next_one_is_that_ones(tmp_path: Path) -> None:
+    run, whole = run_in(tmp_path / "runs"), undisturbed(tmp_path).generated[0]
+    written(run, whole, 6001, 7001, 8001)
+    left = InFlight(
+        engine="engine-0", prompt_id=whole.prompt_id, index=6001, attempt=6001, num_kept=0
+    )
+    report = replace(make_report(()).rollout, in_flight=(left,))
+    close_round(run.open_store(), 7, report)
+    later = step_plan(run, 8, overlaps=True)
+    assert found_of(later) == {6001, 8001}
+    drop_begun(step_plan(run, 7, overlaps=True))
+    assert found_of(later) == {6001, 8001}
+    drop_begun(later)
+    assert found_of(later) == set()
+
+
+def test_nothing_is_written_without_episodes_or_a_folder(tmp_path: Path) -> None:
+    assert turns_folder(replace(CONTEXT, artifact_root=str(tmp_path))) is None
+    run = replace(run_in(tmp_path), artifact_root="memory://begun-episodes")
+    assert turns_folder(run) is None
+    assert begun_episodes(step_plan(run, 1))() == {}
+    drop_begun(step_plan(run, 1))
+    assert Store.open("memory://begun-episodes").list("") == []

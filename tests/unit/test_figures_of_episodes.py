@@ -62,6 +62,34 @@ def test_figures_of_a_step_have_their_names_and_values() -> None:
     assert all(re.fullmatch(r"[a-z]+/[a-z0-9_]+", name) for name in figures)
 
 
+def test_actions_are_counted_by_what_their_environment_calls_them() -> None:
+    """What has no name or one that no figure may have is left out."""
+    called = ["consistent", "consistent", "invalid", "Not a name"]
+    made = make_episode_row("0/0", (("Guess.", "10", 0.0),) * 5)
+    generated = made.response.generated
+    assert generated.episode is not None
+    named = tuple(
+        replace(turn, info=(("action", name), ("terms", "2")))
+        for turn, name in zip(generated.episode.turns, called, strict=False)
+    )
+    episode = replace(
+        generated.episode,
+        turns=(*named, generated.episode.turns[-1]),
+        num_resumed=2,
+        num_restarted=1,
+        num_forgotten=7,
+    )
+    response = replace(made.response, generated=replace(generated, episode=episode))
+    figures = episode_figures([replace(made, response=response)])
+    shares = {name: share for name, share in figures.items() if "/action_" in name}
+    assert shares == {
+        "episode/action_consistent_share": 0.5,
+        "episode/action_invalid_share": 0.25,
+    }
+    assert (figures["episode/resumed"], figures["episode/restarted"]) == (2, 1)
+    assert figures["episode/forgotten_tokens"] == 7
+
+
 def test_a_step_without_episodes_has_none_of_the_figures() -> None:
     assert episode_figures([make_row("0/1", "3", 1.0)]) == {}
     assert step_episode_figures([make_row("0/1", "3", 1.0)], {"0/1"}) == {}
