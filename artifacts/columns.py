@@ -77,13 +77,17 @@ _TURN = {
     "acted_s": pa.float64(),
     "answered_s": pa.float64(),
     "starts_over": pa.bool_(),
+    "info": pa.map_(pa.string(), pa.string()),  # files of earlier runs lack it
 }
 _EPISODE = {  # beside its turns
     "ending": pa.string(),
     "detail": pa.string(),
     "last_observation": pa.string(),
     "reset_s": pa.float64(),
+    "num_resumed": pa.int32(),  # files of earlier runs lack it, as they do the last two
     "num_replayed": pa.int32(),
+    "num_restarted": pa.int32(),
+    "num_forgotten": pa.int32(),
 }
 
 
@@ -111,7 +115,7 @@ def _episode_cell(episode: Episode | None) -> Row | None:
 def _episode(cell: Row | None) -> Episode | None:
     if cell is None:
         return None
-    turns = tuple(Turn(**turn) for turn in cell["turns"])
+    turns = tuple(Turn(**turn | {"info": tuple(turn.get("info") or ())}) for turn in cell["turns"])
     ending = None if cell["ending"] is None else Ending(cell["ending"])
     return Episode(**cell | {"turns": turns, "ending": ending})
 

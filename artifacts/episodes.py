@@ -47,11 +47,20 @@ class Turn:
     # whether its given tokens are the whole history, written anew behind the prompt: the tokens of
     # the turns before it are then not what the model read
     starts_over: bool = False
+    info: tuple[tuple[str, str], ...] = ()  # details of its answer, by name
 
     @property
     def num_tokens(self) -> int:
         """Given and sampled ones."""
         return self.num_given + self.num_sampled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """An environment after the last turn that it has answered."""
+
+    state: bytes  # pickled; unpickled in processes of environments alone
+    observation: str  # what it had said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,4 +72,13 @@ class Episode:
     detail: str = ""  # the reason in a few words, printable ASCII
     last_observation: str = ""  # what the environment said at the end, which the model never read
     reset_s: float = 0.0  # seconds that the environment's reset took
+    num_resumed: int = 0  # times that it went on from what was kept of it
     num_replayed: int = 0  # turns that a new environment was led through to go on elsewhere
+    num_restarted: int = 0  # times that it began again, because its environment could not go on
+    num_forgotten: int = 0  # sampled tokens that it had when it began again
+    snapshot: Snapshot | None = None  # to go on from; None once it is over, and when it is recorded
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the model sampled."""
+        return sum(turn.num_sampled for turn in self.turns)

@@ -8,6 +8,7 @@ that spells them.
     splits/00007.json           which rank was given which groups: what a replay must follow
     moments/00007.json          mean and deviation of a step's rewards, where later ones need them
     journal/step=00007/         parts appended while the step runs; gone once it is finalised
+    turns/7001/                 turns of episodes while they are played, by the attempt at the round
     responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
     judgements/step=00007/      what judges said, a part per attempt: no question is asked twice
     evaluation/                 responses, rounds and journal of evaluations, by the step before
@@ -31,6 +32,7 @@ MANIFEST = "manifest.json"
 STATUS = "status.json"
 STEPS = "steps"
 JOURNAL = "journal"
+TURNS = "turns"
 PLANS = "plans"
 ROUNDS = "rounds"
 SPLITS = "splits"

@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Any, Literal
 
-from artifacts.episodes import Episode, Turn
+from artifacts.episodes import Episode
 
 FinishReason = Literal["stop", "length", "aborted"]
 
@@ -57,7 +57,9 @@ class Fate(StrEnum):
     ABORTED = "aborted"  # in a response stopped half-way
     DISCARDED = "discarded"  # in a finished response that no group took
     FILTERED = "filtered"  # in a complete group that was not worth training on
-    STALE = "stale"  # of another attempt at the round, or of weights that the round does not allow
+    # of another attempt at the round, of weights that the round does not allow, or of an episode
+    # that had to begin again
+    STALE = "stale"
     EVALUATED = "evaluated"  # in an answer to a held-out prompt
     JUDGED = "judged"  # written by a judge model
 
@@ -117,7 +119,7 @@ class Request:
     attempt: int = 0  # which attempt at which round asks; its response says the same
     environment: str = ""  # the domain whose environment answers; empty for a single turn
     episode_seed: int = 0  # of the environment's reset
-    kept_turns: tuple[Turn, ...] = ()  # what the kept tokens of an episode consist of
+    kept_episode: Episode | None = None  # what the kept tokens of an episode consist of
 
     @property
     def response_id(self) -> str:
@@ -126,9 +128,9 @@ class Request:
     @property
     def num_kept(self) -> int:
         """Tokens that the model had sampled before this submission."""
-        if not self.kept_turns:
+        if self.kept_episode is None:
             return len(self.kept_tokens)
-        return sum(turn.num_sampled for turn in self.kept_turns)
+        return self.kept_episode.num_sampled + self.kept_episode.num_forgotten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +174,13 @@ class Generated:
         """Tokens that the model sampled: all that any count or loss may be about."""
         if self.episode is None:
             return len(self.token_ids)
-        return sum(turn.num_sampled for turn in self.episode.turns)
+        return self.episode.num_sampled
+
+    @property
+    def num_forgotten(self) -> int:
+        """Tokens that the model sampled for it and that it has no more: an episode that began again
+        lost them."""
+        return self.episode.num_forgotten if self.episode is not None else 0
 
     @property
     def sampled(self) -> tuple[range, ...]:

@@ -103,12 +103,14 @@ def _to_parquet(name: TableName, step: int, rows: list[Row]) -> bytes:
 
 def _leaf_paths(fields: Iterable[pa.Field], above: str = "") -> list[str]:
     """Parquet's names of the columns, those within lists and structs included."""
-    paths = []
+    paths: list[str] = []
     for field in fields:
         path, type_ = f"{above}{field.name}", field.type
         if pa.types.is_list(type_):
             path, type_ = f"{path}.list.element", type_.value_type
-        if pa.types.is_struct(type_):
+        if pa.types.is_map(type_):
+            paths.extend((f"{path}.key_value.key", f"{path}.key_value.value"))
+        elif pa.types.is_struct(type_):
             paths.extend(_leaf_paths(type_, f"{path}."))
         else:
             paths.append(path)

@@ -132,7 +132,9 @@ class SlowHosts:
 
     async def warm(self) -> None: ...
 
-    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str:
         played = Played(
             episode_id=episode_id,
             seed=derive_seed(seed, episode_id),  # the members of a group have equal seeds
@@ -149,6 +151,9 @@ class SlowHosts:
         await self._take(played)
         is_over = played.turn == played.num_turns
         return Transition(OBSERVATION, float(is_over), is_over, False, {})
+
+    def snapshot(self, episode_id: str) -> bytes:
+        return b""
 
     async def end(self, episode_id: str) -> None:
         self._playing.pop(episode_id, None)

@@ -24,16 +24,23 @@ class WatchedHosts:
     async def warm(self) -> None:
         await self._inner.warm()
 
-    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str | None:
         played = Played(episode_id=episode_id, seed=seed, num_turns=0)
         self.played.append(played)
         self._playing[episode_id] = played
-        return await self._call(played, lambda: self._inner.reset(episode_id, settings, seed))
+        return await self._call(
+            played, lambda: self._inner.reset(episode_id, settings, seed, state)
+        )
 
     async def step(self, episode_id: str, text: str) -> Transition:
         played = self._playing[episode_id]
         played.turn += 1
         return await self._call(played, lambda: self._inner.step(episode_id, text))
+
+    def snapshot(self, episode_id: str) -> bytes:
+        return self._inner.snapshot(episode_id)
 
     async def end(self, episode_id: str) -> None:
         self._playing.pop(episode_id, None)

@@ -20,6 +20,7 @@ from artifacts.judgements import kept_judgements
 from artifacts.records import WeightsRef
 from flows.rl_step import SLOT, all_results, result_of
 from flows.run import OpenRun
+from tasks.begun_episodes import drop_begun
 from tasks.plan import StepPlan, journal_of, store_of
 from tasks.prompts import heldout_refs
 from tasks.reward import score_responses
@@ -76,6 +77,7 @@ async def evaluate(plan: StepPlan) -> EvaluationReport:
         reward = score_responses.submit(plan)
     await all_results(result_of(rollout), result_of(reward))
     journal_of(plan).drop_parts(plan.step)
+    drop_begun(plan)
     report = await asyncio.to_thread(recorded_evaluation, plan)
     assert report is not None, "a finished evaluation is recorded"
     return report

@@ -42,6 +42,7 @@ from flows.report_folder import ReportFolder
 from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.alarm import alarms_of
+from tasks.begun_episodes import drop_begun
 from tasks.environments.hosts.bulletin import told_states
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.progress import artifact_key, progress_key
@@ -187,6 +188,7 @@ class RunReporter:
             layout.table_file("spans", commit.step), spans_to_parquet(commit.step, report.spans)
         )
         self._journal.drop_parts(commit.step)
+        drop_begun(report.plan)
         self._run.tracker.log_step(commit.step, commit.metrics)
         write_figures(self._run.store, self._figures_now())
         self._show(commit)

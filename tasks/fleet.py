@@ -17,6 +17,7 @@ from types import TracebackType
 
 from distributed import Client
 
+from tasks.begun_episodes import turns_folder
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.ownership import check_scheduler
@@ -244,6 +245,7 @@ class Fleet:
             max_model_len=self.run.engine.max_model_len,
             run_id=self.run.run_id,
             workers=self.run.environment_workers,
+            turns_folder=turns_folder(self.run),
         )
 
     async def _join_learners(self) -> None:

@@ -18,6 +18,7 @@ from prefect.cache_policies import NO_CACHE
 
 from artifacts.records import Group, Prompt, prompt_of
 from artifacts.tables import ResponseRow
+from tasks.begun_episodes import begun_episodes
 from tasks.cluster.actors import ActorLost
 from tasks.engines.askers import Asker
 from tasks.engines.base import EngineLost, EngineStats
@@ -128,6 +129,7 @@ def round_inputs(
         adopted=plan.adopted,
         leaves_running=plan.leaves_running,
         publications=StreamPublications(stream) if plan.overlaps else None,
+        begun=begun_episodes(plan),
     )
 
 

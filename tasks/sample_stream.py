@@ -181,6 +181,16 @@ def round_key(plan: StepPlan) -> RoundKey:
     return RoundKey(plan.step * ATTEMPTS + of_kind + plan.attempt)
 
 
+def is_attempt_at(plan: StepPlan, key: int, *, or_before: bool = False) -> bool:
+    """Whether a key is of an attempt at this step, or at one before it; those at evaluations are
+    apart."""
+    step, number = divmod(key, ATTEMPTS)
+    is_evaluation = number >= ATTEMPTS // 2
+    return is_evaluation == plan.is_evaluation and (
+        step == plan.step or (or_before and step < plan.step)
+    )
+
+
 async def aborting(stream: SampleStream, who: str, work: Awaitable[Result]) -> Result:
     """Await a coordinator's work; its failure ends the round for the other coordinators, too."""
     try:

@@ -7,6 +7,7 @@ bias, says how much of its speed that is (`tasks.trained_lengths` says it of tok
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from artifacts.tables import ResponseRow
 SUCCESS, TURNS, LONGEST = "episode/success_share", "episode/turns_mean", "episode/turns_max"
 TRAINED_TURNS, STARTED_TURNS = "episode/trained_turns_mean", "episode/started_turns_mean"
 ENDED, STOPPED = "episode/ended_", "episode/stopped"
+# what environments call an action in their info, where it may be part of a figure's name
+ACTION, ACTION_NAME = "action", re.compile(r"[a-z0-9_]{1,32}")
+MAX_ACTION_NAMES = 8  # the most frequent ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +63,10 @@ def episode_figures(rows: Iterable[ResponseRow]) -> dict[str, float]:
         STOPPED: float(ended[None]),
         **_turns(episodes),
         **_success(episodes),
+        **_actions(episodes),
         **_seconds(episodes),
         **_tokens(episodes),
+        **_interruptions(episodes),
     }
 
 
@@ -119,9 +125,28 @@ def _tokens(episodes: Sequence[Played]) -> dict[str, float]:
     responses = [found.row.response.generated for found in episodes]
     sampled = sum(generated.num_sampled for generated in responses)
     given = sum(len(generated.token_ids) for generated in responses) - sampled
-    replayed = sum(found.episode.num_replayed for found in episodes)
+    return {"episode/sampled_tokens": float(sampled), "episode/given_tokens": float(given)}
+
+
+def _actions(episodes: Sequence[Played]) -> dict[str, float]:
+    """Shares of the actions by what their environment called them in `info`, among those that it
+    gave a name."""
+    infos = (dict(turn.info) for found in episodes for turn in found.episode.turns)
+    called = Counter(info[ACTION] for info in infos if ACTION in info)
+    total = called.total()
     return {
-        "episode/sampled_tokens": float(sampled),
-        "episode/given_tokens": float(given),
-        "episode/replayed_turns": float(replayed),
+        f"episode/action_{name}_share": count / total
+        for name, count in called.most_common(MAX_ACTION_NAMES)
+        if ACTION_NAME.fullmatch(name)
+    }
+
+
+def _interruptions(episodes: Sequence[Played]) -> dict[str, float]:
+    """How often episodes went on after their engine had stopped or died, and how."""
+    counts = [found.episode for found in episodes]
+    return {
+        "episode/resumed": float(sum(episode.num_resumed for episode in counts)),
+        "episode/replayed_turns": float(sum(episode.num_replayed for episode in counts)),
+        "episode/restarted": float(sum(episode.num_restarted for episode in counts)),
+        "episode/forgotten_tokens": float(sum(episode.num_forgotten for episode in counts)),
     }

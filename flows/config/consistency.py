@@ -18,6 +18,7 @@ from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.episode_config import EpisodeConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.overlong import SoftPunishment
+from tasks.learner.turn_advantage import AnchorStateAdvantage, TurnReturnAdvantage
 from tasks.rewards.episode import EpisodeRewardConfig
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import ANY_DOMAIN, RewardConfig, config_of
@@ -271,6 +272,14 @@ def _check_episode_rewards(config: Parts) -> None:
             raise ValueError(
                 f"a domain with an environment must have a reward of kind episode, {domain!r} has"
                 f" {found.kind!r}; set rewards.{domain}.kind=episode"
+            )
+        advantage = config.learner.advantage
+        if found.discount < 1 and isinstance(advantage, TurnReturnAdvantage | AnchorStateAdvantage):
+            raise ValueError(
+                f"rewards of episodes must not be discounted beside learner.advantage.kind"
+                f" {advantage.kind!r}, which discounts the turns' returns itself, got"
+                f" rewards.{domain}.discount {found.discount:g}: the last turn would be charged"
+                " for what the earlier ones lost; leave it out and set learner.advantage.gamma"
             )
 
 

@@ -35,7 +35,9 @@ class EngineStats:
     # round's, because every round begins with a load
     kv_usage_max: float
     kv_tokens: int  # tokens that fit the KV cache
-    progress: Mapping[str, int]  # generated tokens so far of every request in it, by response id
+    # tokens after the prompt that every request in it has so far, those given to an episode
+    # included, by response id
+    progress: Mapping[str, int]
     num_preemptions: int  # since the replica loaded its weights
     tokens_generated: int  # since the replica started
 

@@ -101,14 +101,24 @@ class EnvironmentHosts(Protocol):
         the cure, where this machine cannot host environments."""
         ...
 
-    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str | None:
         """Begin an episode, in a process that is free or started for it; the first observation.
         Raises EnvironmentFailed, and ValueError, with the cure, for an environment that cannot
-        work."""
+        work.
+
+        state: a snapshot from which the episode is to go on; None says that it does.
+        """
         ...
 
     async def step(self, episode_id: str, text: str) -> Transition:
         """Take a turn. Raises EnvironmentFailed; the episode is over then."""
+        ...
+
+    def snapshot(self, episode_id: str) -> bytes:
+        """The episode's environment after its last step, pickled, for the reset of any process;
+        empty where it does not pickle, or is too large."""
         ...
 
     async def end(self, episode_id: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from artifacts.episodes import Turn
+from artifacts.episodes import Episode, Snapshot, Turn
 from artifacts.records import Generated, Request, VersionSpan
 from tasks.engines.admission import extend_spans
 from tasks.environments.base import Transition
@@ -46,15 +46,19 @@ class EpisodeSoFar:
     logprobs: tuple[float, ...] = ()  # 0 of given tokens
     versions: tuple[VersionSpan, ...] = ()  # given tokens count with what was sampled after them
     opened: Opened | None = None  # the turn after those, of which it has nothing yet
+    # the environment after the last turn that it has answered; None where none was taken of it
+    snapshot: Snapshot | None = None
 
     @classmethod
     def of(cls, request: Request) -> EpisodeSoFar:
         """What a request brings along."""
+        kept = request.kept_episode or Episode(turns=(), ending=None)
         return cls(
-            turns=request.kept_turns,
+            turns=kept.turns,
             token_ids=request.kept_tokens,
             logprobs=request.kept_logprobs,
             versions=request.kept_versions,
+            snapshot=kept.snapshot,
         )
 
     @property
@@ -93,6 +97,11 @@ class EpisodeSoFar:
         opened = self.opened is not None and self.opened.starts_over
         return sum(turn.starts_over for turn in self.turns) + opened
 
+    @property
+    def num_held(self) -> int:
+        """Tokens after the prompt that an engine holds for it, without what it samples now."""
+        return len(self.token_ids) + (len(self.opened.given) if self.opened is not None else 0)
+
     def given(
         self,
         token_ids: Sequence[int],
@@ -122,7 +131,8 @@ class EpisodeSoFar:
             versions=split_spans(spans, last.num_given)[1],
         )
         assert len(said.token_ids) == num_sampled, "the turns are all the tokens"
-        return EpisodeSoFar(
+        return replace(
+            self,
             turns=self.turns[:-1],
             token_ids=self.token_ids[:num_before],
             logprobs=self.logprobs[:num_before],
@@ -157,17 +167,27 @@ class EpisodeSoFar:
             answered_s=None,
             starts_over=self.opened.starts_over,
         )
-        return EpisodeSoFar(
+        return replace(
+            self,
             turns=(*self.turns, turn),
             token_ids=(*self.token_ids, *self.opened.given, *action.token_ids),
             logprobs=(*self.logprobs, *(0.0,) * num_given, *action.logprobs),
             versions=versions,
+            opened=None,
         )
 
-    def answered(self, transition: Transition, answered_s: float) -> EpisodeSoFar:
-        """The environment has answered the last action."""
-        last = replace(self.turns[-1], reward=transition.reward, answered_s=answered_s)
-        return replace(self, turns=(*self.turns[:-1], last))
+    def answered(
+        self, transition: Transition, answered_s: float, state: bytes = b""
+    ) -> EpisodeSoFar:
+        """The environment has answered the last action, and is in this state where one is told."""
+        last = replace(
+            self.turns[-1],
+            reward=transition.reward,
+            answered_s=answered_s,
+            info=tuple(transition.info.items()),
+        )
+        taken = Snapshot(state=state, observation=transition.observation) if state else None
+        return replace(self, turns=(*self.turns[:-1], last), snapshot=taken)
 
 
 def split_spans(

@@ -23,6 +23,7 @@ from dataclasses import replace
 from functools import partial
 
 from artifacts.records import Generated, Request, Running, WeightsRef
+from artifacts.turn_log import TurnLog
 from tasks.engines.admission import check_room
 from tasks.engines.base import Attestation, EngineLost, EngineStats, Replica
 from tasks.engines.mailbox import Mailbox
@@ -45,9 +46,10 @@ class EpisodeReplica(Replica):
         config: EpisodeConfig,
         max_model_len: int,
         clock: Callable[[], float] = time.time,
+        log: TurnLog | None = None,
     ) -> None:
         """environments, bridges: by domain. max_model_len: of the inner replica. clock: of the
-        inner replica's times."""
+        inner replica's times. log: where the turns of running episodes are kept, if anywhere."""
         self.name = inner.name
         self._inner = inner
         self._hosts = hosts
@@ -55,6 +57,7 @@ class EpisodeReplica(Replica):
         self._done = Mailbox[Generated]()
         self._desk = TurnDesk(inner, self._done.put, self._lose)
         self._lost: EngineLost | ValueError | None = None
+        self._log = log
         self._plays: dict[str, tuple[Play, asyncio.Task[Generated]]] = {}  # by response id
         self._means = {
             domain: Means(
@@ -65,6 +68,7 @@ class EpisodeReplica(Replica):
                 bridge=bridges[domain],
                 config=config,
                 clock=clock,
+                write=log.write if log is not None else _forget,
             )
             for domain, settings in environments.items()
         }
@@ -122,12 +126,12 @@ class EpisodeReplica(Replica):
         return attestation
 
     async def stats(self) -> EngineStats:
-        """The inner replica's; the progress of an episode is what was sampled of it, wherever it
-        is."""
+        """The inner replica's; the progress of an episode is what it holds, given tokens included,
+        wherever it is."""
         self._check_alive()
         reading = await self._inner.stats()
         begun = {
-            name: play.so_far.num_sampled + reading.progress.get(name, 0) * play.is_asking
+            name: play.so_far.num_held + reading.progress.get(name, 0) * play.is_asking
             for name, (play, _) in self._plays.items()
         }
         return replace(reading, progress={**reading.progress, **begun})
@@ -139,6 +143,8 @@ class EpisodeReplica(Replica):
         self._lose(EngineLost(f"{self.name} was closed"))
         self._hosts.close()
         self._inner.close()
+        if self._log is not None:
+            self._log.close()
 
     # --- episodes ------------------------------------------------------------------------------
 
@@ -201,7 +207,8 @@ class EpisodeReplica(Replica):
                 raise ValueError(
                     f"a response may be submitted once at a time, got {name} twice; abort it first"
                 )
-            num_tokens = sum(turn.num_tokens for turn in request.kept_turns)
+            kept = request.kept_episode.turns if request.kept_episode is not None else ()
+            num_tokens = sum(turn.num_tokens for turn in kept)
             if num_tokens != len(request.kept_tokens) or num_tokens > request.max_new_tokens:
                 raise ValueError(
                     "the kept tokens of an episode must be those of its kept turns, and at most"
@@ -209,3 +216,7 @@ class EpisodeReplica(Replica):
                     f" {len(request.kept_tokens)} and {num_tokens}; take all from one Generated"
                 )
             seen.add(name)
+
+
+def _forget(generated: Generated, num_written: int) -> None:
+    """Keeps nothing."""

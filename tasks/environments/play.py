@@ -3,9 +3,12 @@
     reset ─▶ ┌ bridge ─▶ action (the engine) ─▶ answer (the environment) ┐ ─▶ Generated
              └──────────────── the next observation ◀────────────────────┘
 
-An episode that was begun elsewhere is led to where it was: the environment's reset and the recorded
-actions give the recorded observations, and if they do not, the episode begins again. Every token of
-it keeps its log-probability and its version; an action that was stopped half-way goes on.
+An episode that was begun elsewhere goes on from where it was. Its environment is restored from a
+snapshot; where there is none, a new one is led there, whose reset and steps must say what is
+recorded; and if they do not, the episode begins again. Every token of it keeps its log-probability
+and its version; an action that was stopped half-way goes on.
+
+After every answer of the environment the episode is written down, so that it outlives its engine.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ class Means:
     hosts: EnvironmentHosts  # where it steps
     bridge: Bridge  # between the model's turns
     config: EpisodeConfig  # bounds
+    # keeps an episode, of which so many turns have been kept before
+    write: Callable[[Generated, int], None]
     clock: Callable[[], float]  # Unix seconds, or virtual ones under simulation
 
 
@@ -72,11 +77,13 @@ class Play:
         self._submitted_s = means.clock()
         self._begin_s = 0.0  # of its first turn here, on the event loop's clock
         self._first_token_s: float | None = None
-        self._reset_s = 0.0
-        self._num_replayed = 0
+        self._past = request.kept_episode or Episode(turns=(), ending=None)  # counts of it alone
+        self._num_written = 0  # turns
 
     async def run(self) -> Generated:
         """The whole episode, or what there is of it when it is stopped."""
+        if self._past.ending is not None:  # its engine was lost before it had handed it over
+            return self.generated(_end_of(self._past))
         try:
             end = await self._play()
         except EnvironmentFailed as failure:
@@ -84,7 +91,10 @@ class Play:
         finally:
             self.is_asking = False
             await self._means.hosts.end(self._name)
-        return self.generated(end)
+        generated = self.generated(end)
+        if end.ending is not None and not end.ending.is_failure:
+            self._means.write(generated, self._num_written)
+        return generated
 
     async def _play(self) -> End:
         observation = await self._begin()
@@ -100,47 +110,67 @@ class Play:
             ending = self._ending(transition)
             if ending is not None:
                 return End(ending=ending, last_observation=observation)
+            self._write()
 
     # --- the beginning -------------------------------------------------------------------------
 
     async def _begin(self) -> str:
-        """Reset the environment and lead it to where the episode was left; what it says there."""
-        observation = await self._reset()
+        """Bring an environment to where the episode was left; what it has said there."""
+        snapshot = self.so_far.snapshot
+        observation = await self._reset(snapshot.state if snapshot else b"")
+        if observation is None:
+            assert snapshot is not None, "nothing else restores an environment"
+            observation = snapshot.observation
+        else:
+            observation = await self._replayed(observation)
+        self._begin_s = asyncio.get_running_loop().time()
+        if self.so_far.turns:
+            self._past = replace(self._past, num_resumed=self._past.num_resumed + 1)
+        if self._is_half_said():
+            self.so_far = self.so_far.reopened(self._means.clock())
+        return observation
+
+    async def _reset(self, state: bytes = b"") -> str | None:
+        """The first observation of an environment; None if it goes on from this state instead."""
+        began_s = self._means.clock()
+        observation = await self._means.hosts.reset(
+            self._name, self._means.settings, self.request.episode_seed, state
+        )
+        took_s = self._means.clock() - began_s
+        self._past = replace(self._past, reset_s=self._past.reset_s + took_s)
+        return observation
+
+    async def _replayed(self, observation: str) -> str:
+        """Lead an environment, which begins with this, through the recorded actions."""
         for turn in self.so_far.turns:
             if observation != turn.observation:
                 return await self._begin_again()
             if turn.answered_s is None:
                 break
             transition = await self._step(turn.action)
-            self._num_replayed += 1
+            self._past = replace(self._past, num_replayed=self._past.num_replayed + 1)
             if transition.terminated or transition.truncated:
                 return await self._begin_again()
             observation = transition.observation
-        self._begin_s = asyncio.get_running_loop().time()
-        if self._is_half_said():
-            self.so_far = self.so_far.reopened(self._means.clock())
-        return observation
-
-    async def _reset(self) -> str:
-        began_s = self._means.clock()
-        observation = await self._means.hosts.reset(
-            self._name, self._means.settings, self.request.episode_seed
-        )
-        self._reset_s += self._means.clock() - began_s
         return observation
 
     async def _begin_again(self) -> str:
         """The environment does not repeat itself: what is kept is not what it would go on from."""
         logger.warning(
-            "episode=%s begins again: after %d turns its environment %s says something else than"
-            " before",
+            "episode=%s begins again: its environment %s does not repeat itself",
             self._name,
-            self._num_replayed,
             self.request.environment,
+        )
+        self._past = replace(
+            self._past,
+            num_restarted=self._past.num_restarted + 1,
+            num_forgotten=self._past.num_forgotten + self.so_far.num_sampled,
         )
         self.so_far = EpisodeSoFar()
         await self._means.hosts.end(self._name)
-        return await self._reset()
+        observation = await self._reset()
+        assert observation is not None, "no state is given"
+        return observation
 
     def _is_half_said(self) -> bool:
         """Whether the last action was stopped before it ended or came to its bound."""
@@ -192,7 +222,7 @@ class Play:
             kept_versions=opened.said.versions,
             environment="",
             episode_seed=0,
-            kept_turns=(),
+            kept_episode=None,
         )
         self.is_asking = True
         action = await self._means.ask(asked)
@@ -205,7 +235,8 @@ class Play:
     async def _answer(self) -> Transition:
         """Have the environment answer the last action."""
         transition = await self._step(self.so_far.turns[-1].action)
-        self.so_far = self.so_far.answered(transition, self._means.clock())
+        state = self._means.hosts.snapshot(self._name)
+        self.so_far = self.so_far.answered(transition, self._means.clock(), state)
         return transition
 
     async def _step(self, action: str) -> Transition:
@@ -226,14 +257,23 @@ class Play:
 
     def generated(self, end: End = STOPPED) -> Generated:
         """The episode as far as it has come, which is over now."""
+        return replace(self._as_it_is(end), text=self._means.bridge.text(self.so_far.token_ids))
+
+    def _write(self) -> None:
+        """Keep it as far as it has come."""
+        self._means.write(self._as_it_is(STOPPED), self._num_written)
+        self._num_written = len(self.so_far.turns)
+
+    def _as_it_is(self, end: End) -> Generated:
+        """Its record, but for the text."""
         request, so_far, now_s = self.request, self.so_far, self._means.clock()
-        episode = Episode(
+        episode = replace(
+            self._past,
             turns=so_far.turns,
             ending=end.ending,
             detail=end.detail,
             last_observation=end.last_observation,
-            reset_s=self._reset_s,
-            num_replayed=self._num_replayed,
+            snapshot=so_far.snapshot if end.ending is None else None,
         )
         return Generated(
             prompt_id=request.prompt_id,
@@ -242,7 +282,7 @@ class Play:
             logprobs=so_far.logprobs,
             versions=so_far.versions,
             finish_reason=_reason(end.ending),
-            text=self._means.bridge.text(so_far.token_ids),
+            text="",
             engine=self._means.engine,
             submitted_s=self._submitted_s,
             first_token_s=now_s if self._first_token_s is None else self._first_token_s,
@@ -250,6 +290,14 @@ class Play:
             attempt=request.attempt,
             episode=episode,
         )
+
+
+def _end_of(episode: Episode) -> End:
+    return End(
+        ending=episode.ending,
+        detail=episode.detail,
+        last_observation=episode.last_observation,
+    )
 
 
 def _reason(ending: Ending | None) -> FinishReason:

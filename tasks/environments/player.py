@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from artifacts.datasets.rows import Message
+from artifacts.turn_log import TurnLog
 from tasks.engines.base import Replica
 from tasks.environments.base import EnvironmentHosts
 from tasks.environments.bridge import Bridge, read_bridge
@@ -30,6 +32,7 @@ class EpisodePlayer:
     max_model_len: int  # of the engine
     run_id: str
     workers: tuple[str, ...] = ()  # of the role environment; none: the processes are the engine's
+    turns_folder: Path | None = None  # where running episodes are kept; None where they are not
 
     def __call__(self, inner: Replica) -> Replica:
         return EpisodeReplica(
@@ -42,6 +45,7 @@ class EpisodePlayer:
             },
             self.config,
             self.max_model_len,
+            log=TurnLog(self.turns_folder, inner.name) if self.turns_folder is not None else None,
         )
 
     def _hosts(self, engine: str) -> EnvironmentHosts:

@@ -43,7 +43,7 @@ class Arrivals:
         if is_asked and generated.finish_reason != "aborted" and inputs.allows(generated):
             self._recorded[generated.response_id] = response
         else:
-            self.refuse(generated.num_sampled)
+            self.refuse(generated.num_sampled + generated.num_forgotten)
 
     @property
     def num_groups(self) -> int:

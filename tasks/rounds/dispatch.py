@@ -156,10 +156,9 @@ class Dispatch:
         return request is not None and request.attempt == generated.attempt
 
     def num_new(self, name: str, generated: Generated) -> int:
-        """Tokens of a response that this engine sampled: all but the kept ones that were sent; at
-        least 0, for an episode that began again comes back without them."""
-        sent = (name, generated.response_id, generated.attempt)
-        return max(0, generated.num_sampled - self._sent.get(sent, 0))
+        """Tokens of a response that this engine sampled: all but the kept ones that were sent."""
+        sent = self._sent.get((name, generated.response_id, generated.attempt), 0)
+        return generated.num_sampled + generated.num_forgotten - sent
 
     def finish(self, response_id: str) -> None:
         """The response is over, however it ended."""

@@ -41,14 +41,16 @@ class Generation:
         self._aborted: set[str] = set()
 
     async def begin(self) -> None:
-        """Free the devices that the round never needs, and adopt what the round before left on its
-        engines."""
+        """Free the devices that the round never needs, adopt what the round before left on its
+        engines, and find the episodes that an earlier attempt has begun."""
         for decision in self._inputs.stream_trainer.start():
             await self._free(decision)
         for left in self._inputs.adopted:
             asked = replace(self._inputs.request(left.prompt_id, left.index), attempt=left.attempt)
             if self._dispatch.adopt(left.engine, asked, left.num_kept):
                 self._unclaimed.add(left.response_id)
+        recorded = {response.generated.response_id for response in self._inputs.recorded}
+        self._find({*self._inputs.begun()} - recorded - self._unclaimed)
 
     # --- to the engines ------------------------------------------------------------------------
 
@@ -126,9 +128,18 @@ class Generation:
                 raise EngineLost(f"no engine is left, {name} was the last: {error}") from error
             names = [request.response_id for request in lost]
             self._migration.stay(names)
+            self._find(names)
             self._unclaimed.difference_update(names)
             for request in lost:
                 self._tell(Lost(prompt_id=request.prompt_id, index=request.index))
+
+    def _find(self, names: Collection[str]) -> None:
+        """Of these, which no engine plays any more, what was written down is gone on with, where
+        the round may train it."""
+        begun = self._inputs.begun() if names else {}
+        for found in (begun[name] for name in sorted(names) if name in begun):
+            if found.prompt_id in self._inputs.prompts and self._inputs.allows(found):
+                self._migration.find(found)
 
     async def _free(self, decision: ScaleDown) -> None:
         """These engines are empty: the learners on their devices may begin."""

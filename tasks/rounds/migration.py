@@ -4,6 +4,7 @@ Pure bookkeeping.
     leave(decision, ids) -> (the ids are aborted) -> part(partial responses)
         ├-> resume(request): the rest is generated elsewhere
         └-> freed(): the decisions whose engines are empty now
+    (an engine is lost) -> find(what was written down of its episodes) -> resume(request)
 
 A response keeps its tokens, their log-probabilities and versions; the new engine computes the
 prompt and them again (one prefill), which restores the distribution of the next token exactly, so
@@ -46,6 +47,13 @@ class Migration:
         self.stay(response.response_id for response in moving)
         return moving
 
+    def find(self, found: Generated) -> None:
+        """This was written down of an episode that no engine plays any more; it goes on from there,
+        unless more is kept of it."""
+        kept = self.kept.get(found.response_id)
+        if kept is None or kept.num_sampled <= found.num_sampled:
+            self.kept[found.response_id] = found
+
     def finish(self, response_id: str) -> None:
         """The response is home, with all that was kept of it."""
         self.kept.pop(response_id, None)
@@ -58,14 +66,14 @@ class Migration:
     def resume(self, request: Request) -> Request:
         """The request with what is kept of its response."""
         kept = self.kept.get(request.response_id)
-        if kept is None or not kept.token_ids:
+        if kept is None or (not kept.token_ids and kept.episode is None):
             return request
         return replace(
             request,
             kept_tokens=kept.token_ids,
             kept_logprobs=kept.logprobs,
             kept_versions=kept.versions,
-            kept_turns=kept.episode.turns if kept.episode else (),
+            kept_episode=kept.episode,
         )
 
     def freed(self, is_empty: Callable[[str], bool]) -> list[ScaleDown]:

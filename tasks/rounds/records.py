@@ -52,6 +52,10 @@ class InFlight:
         return response_id(self.prompt_id, self.index)
 
 
+def _nothing_begun() -> Mapping[str, Generated]:
+    return {}
+
+
 def _frees_nothing() -> StreamTrainer:
     return StreamTrainer(StreamTrainerConfig(), groups=(), accept_prompts=0)
 
@@ -85,6 +89,8 @@ class RoundInputs:
     adopted: Sequence[InFlight] = ()  # what the round before left on the engines
     leaves_running: bool = False  # whether what is carried may run on when the round is over
     publications: Publications | None = None  # of a round that overlaps the training of others
+    # what was written down of episodes that this attempt or one before it began, by response id
+    begun: Callable[[], Mapping[str, Generated]] = _nothing_begun
 
     def allows(self, generated: Generated) -> bool:
         """Whether all of its sampled tokens are of weights that the round may train on."""

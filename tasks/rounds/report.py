@@ -126,6 +126,11 @@ def read_round(store: Store, step: int) -> RolloutReport | None:
     return RolloutReport(**(raw | lists | read))
 
 
+def left_by_round(store: Store, step: int) -> tuple[InFlight, ...]:
+    """What a closed round left on its engines, whether they have it still or not."""
+    return tuple(InFlight(**left) for left in _raw_report(store, step).get("in_flight", ()))
+
+
 def held_tokens_before(store: Store, step: int, num_rounds: int) -> tuple[int, ...]:
     """Tokens after the prompt that the responses of the closed ones among the last rounds before
     this step came to hold, given ones included."""

@@ -23,13 +23,15 @@ def account_tokens(
 ) -> dict[Fate, int]:
     """Tokens of a round by fate, every column of the ledger among them.
 
-    `trained` and `filtered` hold response ids. Each record counts once, whatever its id.
+    `trained` and `filtered` hold response ids. Each record counts once, whatever its id; what an
+    episode lost when it began again is stale.
     """
     ledger = dict.fromkeys(Fate, 0)
     ledger[Fate.STALE] = stale_tokens
     for response in generated:
         fate = fate_of(response, trained, filtered, is_evaluation=is_evaluation)
         ledger[fate] += response.num_sampled
+        ledger[Fate.STALE] += response.num_forgotten
     return ledger
 
 

@@ -180,7 +180,7 @@ def test_an_episode_that_is_stopped_draws_on_where_it_was(
                 "kept_tokens": found.token_ids,
                 "kept_logprobs": found.logprobs,
                 "kept_versions": found.versions,
-                "kept_turns": found.episode.turns,
+                "kept_episode": found.episode,
             }
             resumed.append(replace(asked[name], **kept))  # type: ignore[arg-type]
         return begun, await play(start(), resumed)

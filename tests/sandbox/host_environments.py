@@ -46,6 +46,24 @@ class Sharing(Script):
     slow_imports = ("colorsys",)
 
 
+class Heavy(Script):
+    """The same, in a hundred kilobytes."""
+
+    def build(self) -> ScriptEnvironment:
+        environment = ScriptEnvironment(self)
+        environment.cargo = bytes(100 << 10)
+        return environment
+
+
+class Unpicklable(Script):
+    """The same, with what no pickle takes along."""
+
+    def build(self) -> ScriptEnvironment:
+        environment = ScriptEnvironment(self)
+        environment.cargo = lambda: None
+        return environment
+
+
 class Threading(Script):
     """The same, with a module that cannot be shared; the test writes it."""
 
@@ -58,6 +76,7 @@ class ScriptEnvironment:
     def __init__(self, settings: Script) -> None:
         self._settings = settings
         self._seed = self._turn = 0
+        self.cargo: object = None
 
     def reset(self, seed: int) -> str:
         self._seed, self._turn = seed, 0

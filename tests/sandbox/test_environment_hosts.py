@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from host_environments import Script
+from host_environments import Connected, Heavy, Script, Unpicklable
 from host_pools import ISOLATIONS, PATIENT, SCRIPT, failure, hosts, until
 
 from artifacts.episodes import Ending
@@ -52,6 +52,42 @@ async def test_a_process_is_used_again_for_equal_settings_and_replaced_for_other
         report = pool.report()
         assert (report.starts, report.kills, report.restarts) == (2, 1, 0)
         assert [record.number for record in pool.records()] == [1]
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_an_episode_goes_on_from_its_state_in_another_process(isolation: str) -> None:
+    async with hosts(PATIENT.model_copy(update={"isolation": isolation})) as pool:
+        await played(pool, "one", "", "", seed=5)
+        state = pool.snapshot("one")
+        assert await pool.reset("two", SCRIPT, 1, state) is None
+        assert pool.snapshot("two") == state
+        assert (await pool.step("two", "")).observation == "5:3"
+        assert (await pool.step("one", "")).observation == "5:3"
+        await pool.step("two", "last")
+        assert pool.snapshot("two") == b""
+        assert await pool.reset("two", SCRIPT, 6) == "6:0"
+        assert pool.snapshot("two") == b""
+        assert pool.snapshot("nobody") == b""
+
+
+@pytest.mark.parametrize("state", [b"no pickle", b"(lp0\n."], ids=["broken", "a list"])
+async def test_a_state_that_does_not_come_back_is_no_failure_of_the_environment(
+    state: bytes,
+) -> None:
+    async with hosts(PATIENT.model_copy(update={"max_restarts": 0})) as pool:
+        assert await pool.reset("one", SCRIPT, 5, state) == "5:0"
+        assert (await pool.step("one", "")).observation == "5:1"
+        assert pool.report().kills == 0
+
+
+@pytest.mark.parametrize(
+    "settings", [Heavy(), Unpicklable(), Connected()], ids=lambda settings: type(settings).__name__
+)
+async def test_environments_without_a_small_state_of_their_own_have_none(settings: Script) -> None:
+    async with hosts(PATIENT, SCRIPT) as pool:
+        await pool.reset("one", settings, 5)
+        assert (await pool.step("one", "")).observation == "5:1"
+        assert pool.snapshot("one") == b""
 
 
 async def test_further_resets_wait_in_order() -> None:

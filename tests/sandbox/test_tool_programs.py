@@ -1,14 +1,10 @@
-"""Whatever a program does that a model writes, the model reads a short text and its episode goes
-on."""
+"""Whatever a program does that a model writes, the model reads a short text."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterator
 
 import pytest
-from host_pools import PATIENT, failure, hosts, until
 
 from tasks.environments.base import Program
 from tasks.environments.tools.program_runner import (
@@ -18,9 +14,6 @@ from tasks.environments.tools.program_runner import (
     TOO_MUCH,
     ProgramRunner,
 )
-from tasks.environments.tools.questions import Counting
-from tasks.environments.tools.tool_hosts import ToolHosts
-from tasks.environments.tools.tools import ToolsConfig
 from tasks.rewards.programs.sandbox.self_test import holds
 from tasks.sandbox.isolation import Isolation
 
@@ -28,7 +21,6 @@ LIMIT_S = 30.0  # however busy the machine is
 SHORT_S = 1.0  # of what never ends
 NO_END = "It did not end within 1 s."
 MAX_CHARS = 80
-PYTHON = ToolsConfig(tools=("calculator", "python"), program_s=LIMIT_S)
 
 
 @pytest.fixture(scope="module", params=list(Isolation))
@@ -144,63 +136,6 @@ def test_a_program_sees_neither_the_sources_nor_the_packages_of_the_run(
     assert "ModuleNotFoundError" in said(runner, "import numpy")
     assert "Error" in said(runner, f"open({__file__!r}).read()")
     assert "Error" in said(runner, "import tasks.environments.tools.questions")
-
-
-async def test_an_episode_goes_on_after_a_hostile_program() -> None:
-    settings = PYTHON.model_copy(update={"program_s": SHORT_S, "max_turns": 9})
-    question = settings.questions.draw(7)
-    async with hosts(PATIENT, settings) as pool:
-        tools = ToolHosts(pool, Isolation.NAMESPACES)
-        assert await tools.reset("one", settings, 7) == question.text
-        loop = await tools.step("one", "python\nwhile True: pass")
-        assert (loop.observation, loop.truncated) == (NO_END, False)
-        assert (
-            "Permission" in (await tools.step("one", "```\nimport os; os.fork()\n```")).observation
-        )
-        settings_free = await tools.step("one", f"calc {question.expression}")
-        assert settings_free.observation == question.gold
-        last = await tools.step("one", f"answer {question.gold}")
-        assert (last.reward, last.terminated) == (1.0, True)
-        await tools.end("one")
-        tools.close()
-
-
-async def test_a_question_is_worked_out_by_its_program() -> None:
-    settings = ToolsConfig(tools=("python",), questions=Counting(), program_s=LIMIT_S)
-    async with hosts(PATIENT, settings) as pool:
-        tools = ToolHosts(pool, Isolation.NAMESPACES)
-        for seed in range(6):
-            question = settings.questions.draw(seed)
-            assert await tools.reset("one", settings, seed) == question.text
-            turn = await tools.step("one", f"python\n{question.program}")
-            assert turn.observation == question.gold
-            assert (await tools.step("one", f"answer {turn.observation}")).reward == 1.0
-        tools.close()
-
-
-async def test_programs_of_several_episodes_run_side_by_side() -> None:
-    async with hosts(PATIENT, PYTHON) as pool:
-        tools = ToolHosts(pool, Isolation.NAMESPACES)
-        names = [str(number) for number in range(4)]
-        for name in names:
-            await tools.reset(name, PYTHON, 0)
-        turns = await asyncio.gather(*(tools.step(name, f"python {name} + 1") for name in names))
-        assert [turn.observation for turn in turns] == ["1", "2", "3", "4"]
-        tools.close()
-
-
-async def test_closing_ends_a_program_at_once() -> None:
-    async with hosts(PATIENT, PYTHON) as pool:
-        tools = ToolHosts(pool, Isolation.NAMESPACES)
-        await tools.reset("one", PYTHON, 0)
-        await tools.step("one", "python 1")
-        running = asyncio.create_task(failure(tools.step("one", "python\nwhile True: pass")))
-        await asyncio.sleep(0.2)
-        began_s = time.monotonic()
-        tools.close()
-        await until(running.done)
-        assert time.monotonic() - began_s < LIMIT_S / 2
-        await failure(tools.step("one", "python 1"))
 
 
 def test_a_machine_without_the_isolation_is_refused_with_the_cure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import Generated, Request
+from artifacts.turn_log import TurnLog
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.environments.base import Environment, EnvironmentFailed, EnvironmentSettings, Transition
@@ -58,22 +60,31 @@ class LocalHosts:
     open: dict[str, Environment] = field(default_factory=dict)
     is_warm: bool = False
     is_closed: bool = False
+    restores: bool = False  # whether environments are pickled after each step
     _calls: dict[str, int] = field(default_factory=dict)
 
     async def warm(self) -> None:
         self.is_warm = True
 
-    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str | None:
         assert episode_id not in self.open, "an episode has one environment"
         self.open[episode_id] = self.build(settings)
         self._calls[episode_id] = -1
         await self._take(episode_id)
+        if state and self.restores:
+            self.open[episode_id] = pickle.loads(state)
+            return None
         return self.open[episode_id].reset(seed)
 
     async def step(self, episode_id: str, text: str) -> Transition:
         environment = self.open[episode_id]
         await self._take(episode_id)
         return environment.step(text)
+
+    def snapshot(self, episode_id: str) -> bytes:
+        return pickle.dumps(self.open[episode_id]) if self.restores else b""
 
     async def end(self, episode_id: str) -> None:
         self.open.pop(episode_id, None)
@@ -94,8 +105,8 @@ class LocalHosts:
 class Watched(SimulatedEngine):
     """Keeps what it was asked for."""
 
-    def __init__(self, config: SimulatedEngineConfig = PACE) -> None:
-        super().__init__("engine-0", config, version=3, writer=GuessWriter())
+    def __init__(self, config: SimulatedEngineConfig = PACE, name: str = "engine-0") -> None:
+        super().__init__(name, config, version=3, writer=GuessWriter())
         self.batches: list[tuple[Request, ...]] = []
 
     async def submit(self, requests: Sequence[Request]) -> None:
@@ -134,10 +145,12 @@ def make_stage(
     hosts: LocalHosts | None = None,
     game: EnvironmentSettings = GAME,
     pace: SimulatedEngineConfig = PACE,
+    log: TurnLog | None = None,
+    name: str = "engine-0",
     **bounds: float,
 ) -> Stage:
     """In a running loop on a virtual clock."""
-    inner, local = Watched(pace), hosts or LocalHosts()
+    inner, local = Watched(pace, name), hosts or LocalHosts()
     replica = EpisodeReplica(
         inner,
         local,
@@ -146,6 +159,7 @@ def make_stage(
         config=EpisodeConfig.model_validate({"max_turn_tokens": 8, **bounds}),
         max_model_len=512,
         clock=asyncio.get_running_loop().time,
+        log=log,
     )
     return Stage(inner=inner, hosts=local, replica=replica)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -63,9 +64,9 @@ def test_the_rules_are_those_of_the_suite() -> None:
 
 def test_the_commands_shown_can_be_parsed() -> None:
     commands = re.findall(r"^rollflow environment (.*)$", PAGE, re.MULTILINE)
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command in commands:
-        assert parser().parse_args(command.split()).what == "check"
+        assert parser().parse_args(shlex.split(command)).what == "check"
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "²"])

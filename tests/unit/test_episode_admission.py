@@ -25,9 +25,11 @@ class Places(LocalHosts):
     def __post_init__(self) -> None:
         self.waiting = asyncio.Semaphore(self.num_places)
 
-    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str | None:
         await self.waiting.acquire()
-        observation = await super().reset(episode_id, settings, seed)
+        observation = await super().reset(episode_id, settings, seed, state)
         self.most_open = max(self.most_open, len(self.open))
         return observation
 

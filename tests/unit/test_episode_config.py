@@ -47,6 +47,13 @@ def test_the_agents_presets_play_what_they_were_warmed_up_on() -> None:
             "rewards.grid has none; add environments.grid",
         ),
         (
+            {
+                "rewards": {"*": {"kind": "episode", "discount": 0.9}},
+                "learner": {"advantage": {"kind": "turn_returns"}},
+            },
+            "turn_returns', which discounts .* rewards.guess.discount 0.9.*set learner.advantage.g",
+        ),
+        (
             {"episodes": {"max_turn_tokens": 32}},
             r"leave room for an observation in sampling.max_response_tokens \(32\).*got 32; lower",
         ),

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from episode_factories import (
@@ -23,9 +24,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.episodes import Ending
-from artifacts.records import Generated, Request, Running, VersionSpan, WeightsRef
+from artifacts.records import Fate, Generated, Request, Running, VersionSpan, WeightsRef
+from artifacts.turn_log import TurnLog, read_turns
 from tasks.engines.base import EngineLost
 from tasks.environments.base import EnvironmentFailed, Transition
+from tasks.scheduling.ledger import account_tokens
 
 NEWER = WeightsRef(version=4, path="", digest="")
 
@@ -72,7 +75,7 @@ def kept_of(partial: Generated) -> dict[str, object]:
         "kept_tokens": partial.token_ids,
         "kept_logprobs": partial.logprobs,
         "kept_versions": partial.versions,
-        "kept_turns": partial.episode.turns,
+        "kept_episode": partial.episode,
     }
 
 
@@ -350,7 +353,7 @@ def test_an_environment_that_says_something_else_begins_the_episode_again() -> N
         "kept_tokens": partial.token_ids[:tokens],
         "kept_logprobs": partial.logprobs[:tokens],
         "kept_versions": (VersionSpan(version=3, num_tokens=tokens),),
-        "kept_turns": turns,
+        "kept_episode": replace(partial.episode, turns=turns),
     }
 
     async def go_on(stage: Stage) -> list[Generated]:
@@ -360,6 +363,149 @@ def test_an_environment_that_says_something_else_begins_the_episode_again() -> N
     assert same_episode(again, expected)
     assert again.episode is not None
     assert (again.episode.num_replayed, other.observation) == (1, "=")
+
+
+def stopped_after(seconds: float, hosts: LocalHosts) -> Generated:
+    """An episode that was stopped then."""
+
+    async def stop(stage: Stage) -> Generated:
+        await stage.replica.submit([episode()])
+        await asyncio.sleep(seconds)
+        await stage.replica.abort(["0/1:0"])
+        (partial,) = await stage.collect(1)
+        return partial
+
+    return on_stage(stop, hosts)
+
+
+def gone_on_with(partial: Generated, hosts: LocalHosts) -> Generated:
+    async def go_on(stage: Stage) -> Generated:
+        (generated,) = await stage.play(episode(0, **kept_of(partial)))
+        return generated
+
+    return on_stage(go_on, hosts)
+
+
+class Forgetful:
+    """An environment that never says the same twice, but pickles with what it has said."""
+
+    num_made = 0
+
+    def __init__(self) -> None:
+        Forgetful.num_made += 1
+        self.number, self.turn = Forgetful.num_made, 0
+
+    def reset(self, seed: int) -> str:
+        return chr(ord("a") + self.number % 26)
+
+    def step(self, text: str) -> Transition:
+        self.turn += 1
+        return Transition(self.reset(0), float(self.number), self.turn == 4, False, {})
+
+
+def forgetful(*, restores: bool) -> LocalHosts:
+    return LocalHosts(build=lambda settings: Forgetful(), restores=restores)
+
+
+@pytest.mark.parametrize("moment_s", MOMENTS)
+def test_an_environment_that_pickles_goes_on_without_a_replay(moment_s: float) -> None:
+    async def whole(stage: Stage) -> Generated:
+        (generated,) = await stage.play(episode())
+        return generated
+
+    expected = on_stage(whole)
+    partial = stopped_after(moment_s, LocalHosts(restores=True))
+    generated = gone_on_with(partial, LocalHosts(restores=True))
+    check_tokens(generated)
+    check_game(generated, seed=4)
+    assert same_episode(generated, expected)
+    assert generated.episode is not None
+    assert partial.episode is not None
+    assert generated.episode.num_resumed == bool(partial.episode.turns)
+    assert generated.episode.num_replayed == generated.episode.num_restarted == 0
+    assert generated.episode.snapshot is None
+
+
+def test_an_environment_that_does_not_repeat_itself_goes_on_from_its_snapshot() -> None:
+    partial = stopped_after(0.3, forgetful(restores=True))
+    generated = gone_on_with(partial, forgetful(restores=True))
+    check_tokens(generated)
+    assert partial.episode is not None
+    assert generated.episode is not None
+    assert len(partial.episode.turns) >= 2
+    assert len(generated.episode.turns) == 4
+    assert len({turn.reward for turn in generated.episode.turns}) == 1
+    assert (generated.episode.num_resumed, generated.episode.num_forgotten) == (1, 0)
+
+
+def test_one_that_neither_pickles_nor_repeats_itself_begins_again_and_its_tokens_are_counted() -> (
+    None
+):
+    partial = stopped_after(0.3, forgetful(restores=False))
+    again = gone_on_with(partial, forgetful(restores=False))
+    check_tokens(again)
+    assert again.episode is not None
+    assert len(again.episode.turns) == 4
+    assert len({turn.reward for turn in again.episode.turns}) == 1
+    assert (again.episode.num_resumed, again.episode.num_restarted) == (0, 1)
+    assert again.episode.num_forgotten == partial.num_sampled > 0
+    ledger = account_tokens([again], trained={"0/1:0"})
+    assert ledger[Fate.STALE] == partial.num_sampled
+    assert ledger[Fate.TRAINED] == again.num_sampled
+
+
+# --- written down, and found when its engine is gone -------------------------------------------
+
+
+def logged(tmp_path: Path, name: str, until_s: float | None = None) -> dict[str, Generated]:
+    """What is on disk of four episodes when their engine is gone; the responses, where it is not
+    before they are over."""
+
+    async def play(stage: Stage) -> dict[str, Generated]:
+        await stage.replica.submit([*map(episode, range(4))])
+        if until_s is None:
+            return {each.response_id: each for each in await stage.collect(4)}
+        await asyncio.sleep(until_s)
+        stage.inner.fail()
+        await asyncio.sleep(1.0)
+        return read_turns(tmp_path / name, lambda attempt: True)
+
+    return on_stage(play, LocalHosts(restores=True), log=TurnLog(tmp_path / name, "engine-0"))
+
+
+@pytest.mark.parametrize("moment_s", [0.06, 0.21, 0.33, 0.5, 5.0])
+def test_every_finished_turn_of_a_lost_engine_is_on_disk_and_gone_on_from(
+    moment_s: float, tmp_path: Path
+) -> None:
+    whole = logged(tmp_path, "whole")
+    found = logged(tmp_path, "lost", moment_s)
+
+    async def go_on(stage: Stage) -> list[Generated]:
+        asked = [
+            episode(index, **(kept_of(found[name]) if (name := f"0/1:{index}") in found else {}))
+            for index in range(4)
+        ]
+        return await stage.play(*asked)
+
+    resumed = on_stage(go_on, LocalHosts(restores=True))
+    num_turns = 0
+    for generated in resumed:
+        expected = whole[generated.response_id]
+        assert same_episode(generated, expected)
+        assert generated.episode is not None
+        assert expected.episode is not None
+        assert generated.episode.ending is expected.episode.ending
+        assert generated.episode.last_observation == expected.episode.last_observation
+        known = found.get(generated.response_id)
+        if known is None:
+            continue
+        check_tokens(known)
+        assert known.episode is not None
+        answered = [turn for turn in expected.episode.turns if (turn.answered_s or 0.0) <= moment_s]
+        assert known.episode.turns == tuple(answered)
+        assert generated.episode.turns[: len(answered)] == known.episode.turns
+        num_turns += len(answered)
+    assert num_turns or moment_s == 0.06
 
 
 # --- weights -----------------------------------------------------------------------------------
@@ -397,7 +543,7 @@ def test_other_loads_let_episodes_go_on_with_the_new_version(running: Running) -
 # --- readings and losses -----------------------------------------------------------------------
 
 
-def test_progress_counts_sampled_tokens_of_episodes_that_think_too() -> None:
+def test_progress_is_what_episodes_hold_those_that_think_too() -> None:
     async def play(stage: Stage) -> list[int]:
         await stage.replica.submit([episode()])
         found = []
@@ -407,7 +553,7 @@ def test_progress_counts_sampled_tokens_of_episodes_that_think_too() -> None:
         await stage.collect(1)
         return found
 
-    assert on_stage(play) == [0, 2, 4, 6]
+    assert on_stage(play) == [0, 3, 5, 8]
 
 
 def test_the_death_of_the_inner_engine_is_heard_and_ends_the_environments() -> None:

@@ -54,9 +54,40 @@ def test_figures_of_a_step_have_their_names_and_values() -> None:
         "episode/environment_share": pytest.approx(waited_s / (waited_s + 12 * TURN_S)),
         "episode/sampled_tokens": 24.0,
         "episode/given_tokens": 48.0,
+        "episode/resumed": 0.0,
         "episode/replayed_turns": 0.0,
+        "episode/restarted": 0.0,
+        "episode/forgotten_tokens": 0.0,
     }
     assert all(re.fullmatch(r"[a-z]+/[a-z0-9_]+", name) for name in figures)
+
+
+def test_actions_are_counted_by_what_their_environment_calls_them() -> None:
+    """What has no name or one that no figure may have is left out."""
+    called = ["consistent", "consistent", "invalid", "Not a name"]
+    made = make_episode_row("0/0", (("Guess.", "10", 0.0),) * 5)
+    generated = made.response.generated
+    assert generated.episode is not None
+    named = tuple(
+        replace(turn, info=(("action", name), ("terms", "2")))
+        for turn, name in zip(generated.episode.turns, called, strict=False)
+    )
+    episode = replace(
+        generated.episode,
+        turns=(*named, generated.episode.turns[-1]),
+        num_resumed=2,
+        num_restarted=1,
+        num_forgotten=7,
+    )
+    response = replace(made.response, generated=replace(generated, episode=episode))
+    figures = episode_figures([replace(made, response=response)])
+    shares = {name: share for name, share in figures.items() if "/action_" in name}
+    assert shares == {
+        "episode/action_consistent_share": 0.5,
+        "episode/action_invalid_share": 0.25,
+    }
+    assert (figures["episode/resumed"], figures["episode/restarted"]) == (2, 1)
+    assert figures["episode/forgotten_tokens"] == 7
 
 
 def test_a_step_without_episodes_has_none_of_the_figures() -> None:

@@ -246,7 +246,7 @@ def test_a_stopped_episode_goes_on_along_the_same_paths(
         kept_tokens=partial.token_ids,
         kept_logprobs=partial.logprobs,
         kept_versions=partial.versions,
-        kept_turns=partial.episode.turns,
+        kept_episode=partial.episode,
     )
     generated, _ = on_stage(tokenizer, lambda replica: play(replica, kept))
     assert (generated.token_ids, generated.logprobs) == (whole.token_ids, whole.logprobs)

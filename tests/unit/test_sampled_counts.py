@@ -12,6 +12,7 @@ from record_factories import make_generated, make_request
 from round_factories import ENGINE, make_plan, make_prompts, play
 from turn_factories import TalkingEngine, as_episode, turn
 
+from artifacts.episodes import Episode
 from artifacts.records import (
     Fate,
     Generated,
@@ -165,12 +166,14 @@ def test_an_engine_sampled_what_was_not_kept_of_an_episode() -> None:
         kept_tokens=generated.token_ids[:7],
         kept_logprobs=generated.logprobs[:7],
         kept_versions=(VersionSpan(version=3, num_tokens=7),),
-        kept_turns=(turn(1, 2), turn(3, 1)),
+        kept_episode=Episode(turns=(turn(1, 2), turn(3, 1)), ending=None),
     )
     assert request.num_kept == 3
     run_virtual(dispatch.submit([request]))
     assert dispatch.num_new("engine-0", generated) == 2
-    assert replace(request, kept_turns=()).num_kept == 7
+    again = replace(generated.episode, num_forgotten=3) if generated.episode else None
+    assert dispatch.num_new("engine-0", replace(generated, episode=again)) == 5
+    assert replace(request, kept_episode=None).num_kept == 7
 
 
 def test_held_out_answers_are_as_long_as_what_was_sampled() -> None:

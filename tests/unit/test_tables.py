@@ -112,6 +112,7 @@ TURNS = st.builds(
     asked_s=NUMBERS,
     acted_s=NUMBERS,
     answered_s=st.none() | NUMBERS,
+    info=st.dictionaries(TEXT, TEXT, max_size=2).map(lambda info: tuple(info.items())),
 )
 EPISODES = st.builds(
     Episode,
@@ -120,7 +121,10 @@ EPISODES = st.builds(
     detail=TEXT,
     last_observation=TEXT,
     reset_s=NUMBERS,
+    num_resumed=IDS,
     num_replayed=IDS,
+    num_restarted=IDS,
+    num_forgotten=IDS,
 )
 
 

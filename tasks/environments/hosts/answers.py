@@ -1,8 +1,9 @@
 """What an environment may answer: text and finite rewards, in bounds. Pure.
 
 {"observation"}                                                    to a reset
-{"observation", "reward", "terminated", "truncated", "info"}       to a step
-{"raised": the exception in a line}                                instead of either
+{"observation", "reward", "terminated", "truncated", "info"}       to a step; then the state
+{"restored": whether the state was taken}                          to a state
+{"raised": the exception in a line}                                instead of any
 {"unusable": why it can never work, and the cure}                  likewise
 """
 
@@ -13,11 +14,12 @@ import math
 from collections.abc import Mapping
 
 from artifacts.printable import printable_line
+from tasks.environments.hosts.states import MAX_STATE_BYTES
 from tasks.environments.transition import Transition, Unusable
 
 SENTENCE_CHARS = 1000  # of the reason why an environment can never work
 ESCAPED_BYTES = 12  # that a character takes in JSON at most
-INFO_BYTES = 64 << 10  # for all of an answer beside its observation
+INFO_BYTES = 64 << 10  # for all of an answer beside its observation and its state
 
 
 class BadAnswer(Exception):
@@ -29,7 +31,12 @@ class BadAnswer(Exception):
 
 def max_answer_bytes(max_observation_chars: int) -> int:
     """No answer that is allowed is longer."""
-    return ESCAPED_BYTES * max_observation_chars + INFO_BYTES
+    return ESCAPED_BYTES * max_observation_chars + INFO_BYTES + MAX_STATE_BYTES
+
+
+def read_restored(body: bytes) -> bool:
+    """The answer to a state: whether it was taken. Raises BadAnswer."""
+    return _read(body).get("restored") is True
 
 
 def read_made(body: bytes) -> None:

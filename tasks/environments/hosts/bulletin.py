@@ -50,11 +50,16 @@ class ToldHosts:
         if self._telling is None:
             self._telling = asyncio.create_task(self._keep_telling())
 
-    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
-        return await self._pool.reset(episode_id, settings, seed)
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str | None:
+        return await self._pool.reset(episode_id, settings, seed, state)
 
     async def step(self, episode_id: str, text: str) -> Transition:
         return await self._pool.step(episode_id, text)
+
+    def snapshot(self, episode_id: str) -> bytes:
+        return self._pool.snapshot(episode_id)
 
     async def end(self, episode_id: str) -> None:
         await self._pool.end(episode_id)

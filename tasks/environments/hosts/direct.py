@@ -1,5 +1,5 @@
 """Environments in the caller's own process: for tests and for the simulated engine. Nothing is
-limited, killed or contained."""
+limited, killed, contained or restored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class DirectHosts:
     async def warm(self) -> None:
         """Nothing is to be started."""
 
-    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str:
         """Begin an episode in an environment of its own."""
         try:
             environment = settings.build()
@@ -49,6 +51,10 @@ class DirectHosts:
         except Exception as error:  # whatever an environment raises is data
             del self._episodes[episode_id]
             raise _failed(error) from error
+
+    def snapshot(self, episode_id: str) -> bytes:
+        """There is none: unpickling it would be for this process."""
+        return b""
 
     async def end(self, episode_id: str) -> None:
         """Forget the episode."""

@@ -20,13 +20,22 @@ from tasks.environments.hosts.answers import (
     BadAnswer,
     max_answer_bytes,
     read_observation,
+    read_restored,
     read_transition,
 )
 from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.host_link import HostLink, LinkLost, Unanswered
-from tasks.environments.hosts.host_process import CONFINED, RECIPE, RESET, STEP, framed
+from tasks.environments.hosts.host_process import (
+    CONFINED,
+    RECIPE,
+    RESET,
+    RESTORE,
+    STEP,
+    framed,
+)
 from tasks.environments.hosts.origin_process import OriginProcess
 from tasks.environments.hosts.report import HostState
+from tasks.environments.hosts.states import parted
 
 WALLS_S = 30.0  # to a process whose walls stand
 DYING_S = 0.5  # between the closing of a process's stream and its end
@@ -57,6 +66,7 @@ class Host:
         self.slot = slot
         self.wave = wave
         self.episode_id = ""
+        self.snapshot = b""  # of its environment after the last step
         self.state = HostState.FREE
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.is_forked = False
@@ -99,14 +109,24 @@ class Host:
 
     async def reset(self, seed: int) -> str:
         """Begin an episode. ValueError, with the cure, for an environment that cannot work."""
+        self.snapshot = b""
         body = await self._ask(RESET + str(seed).encode("ascii"), self._config.reset_s)
         with as_crash():
             return read_observation(body, self._config.max_observation_chars)
 
+    async def restore(self, state: bytes) -> bool:
+        """Whether its environment goes on from this state."""
+        body = await self._ask(RESTORE + state, self._config.reset_s)
+        with as_crash():
+            is_restored = read_restored(body)
+        self.snapshot = state if is_restored else b""
+        return is_restored
+
     async def step(self, text: str) -> Transition:
         """Take a turn."""
+        self.snapshot = b""
         told = STEP + text.encode("utf-8", "surrogatepass")
-        body = await self._ask(told, self._config.step_s)
+        body, self.snapshot = parted(await self._ask(told, self._config.step_s))
         with as_crash():
             return read_transition(body, self._config.max_observation_chars)
 

@@ -34,7 +34,9 @@ NUM_ENDED = 1000  # episodes that are remembered because their end came first
 class Answer:
     """What became of a call."""
 
-    value: str | Transition | None = None  # None where it failed
+    # None where the call failed, and of a reset that goes on from a state
+    value: str | Transition | None = None
+    state: bytes = b""  # of the environment after it
     ending: Ending | None = None  # of the episode, where the call failed
     detail: str = ""  # the reason in a few words
     is_unknown: bool = False  # there is no such episode here: it was begun with an earlier process
@@ -52,7 +54,7 @@ class HostActor:
         self._hosts = ToldHosts(self._pool, run_id, name)
         self._heard_s: dict[str, float] = {}  # when each caller was heard of last
         self._open: dict[str, set[str]] = {}  # episodes by caller
-        self._calls: dict[str, asyncio.Future[str | Transition]] = {}  # that are made
+        self._calls: dict[str, asyncio.Future[str | Transition | None]] = {}  # that are made
         self._ended_first: deque[str] = deque(maxlen=NUM_ENDED)
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -72,14 +74,17 @@ class HostActor:
         return pack(self._pool.load)
 
     async def reset(self, caller: str, episode_id: str, payload: bytes) -> bytes:
-        """Begin an episode; payload: its settings and seed. An `Answer`."""
-        settings, seed = unpack(payload)
+        """Begin an episode or go on from a state; payload: its settings, seed and state. An
+        `Answer`."""
+        settings, seed, state = unpack(payload)
         self._heard_s[caller] = time.monotonic()
         name = _name(caller, episode_id)
         if name in self._ended_first:
             return pack(Answer(ending=Ending.CRASHED, detail=ENDED, load=self._pool.load))
         self._open.setdefault(caller, set()).add(episode_id)
-        return await self._answer(caller, episode_id, self._hosts.reset(name, settings, seed))
+        return await self._answer(
+            caller, episode_id, self._hosts.reset(name, settings, seed, state)
+        )
 
     async def step(self, caller: str, episode_id: str, text: str) -> bytes:
         """Take a turn. An `Answer`."""
@@ -110,13 +115,14 @@ class HostActor:
         self._hosts.close()
 
     async def _answer(
-        self, caller: str, episode_id: str, work: Awaitable[str | Transition]
+        self, caller: str, episode_id: str, work: Awaitable[str | Transition | None]
     ) -> bytes:
         """Make a call, which the end of its episode breaks off."""
         name = _name(caller, episode_id)
         call = self._calls[name] = asyncio.ensure_future(work)
         try:
-            return pack(Answer(value=await call, load=self._pool.load))
+            value, state = await call, self._hosts.snapshot(name)
+            return pack(Answer(value=value, state=state, load=self._pool.load))
         except EnvironmentFailed as error:
             ending, detail = error.ending, error.detail
         except asyncio.CancelledError:

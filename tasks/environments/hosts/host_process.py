@@ -2,7 +2,10 @@
 interpreter than the run's: standard library only.
 
     private /tmp -> no capabilities -> streams -> limits -> filter -> say so
-    -> recipe -> ( make, reset or step -> answer )*
+    -> recipe -> ( make, reset, step or restore -> answer )*
+
+The answer to a step has the environment's state behind it, pickled, where that is few bytes and
+none of it lies at the other end of a connection. A state is only ever unpickled here.
 
 From the filter on nothing in this process is trusted: the caller checks what it answers and holds
 the clock.
@@ -17,6 +20,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tasks.environments.hosts.states import MAX_STATE_BYTES, with_state
 from tasks.environments.transition import Unusable
 from tasks.sandbox.confinement import confine, connect, limit
 from tasks.sandbox.seccomp import Filter
@@ -30,7 +34,8 @@ LANDLOCK_FILE_BYTES = 4 << 20  # where there is no /tmp, and no file to be writt
 FOREVER_S = 1 << 30  # the caller's clock ends a call long before
 LENGTH = struct.Struct(">I")  # before every message, both ways
 CONFINED = b""  # the first message: the walls stand; else why not
-RECIPE, MAKE, RESET, STEP = b"B", b"M", b"R", b"S"  # what an order begins with
+# what an order begins with
+RECIPE, MAKE, RESET, STEP, RESTORE = b"B", b"M", b"R", b"S", b"L"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,7 @@ class Bounds:
     memory_bytes: int  # address space, all that it shares included
     tmp_bytes: int  # its /tmp; 0 without namespaces
     calls: Filter
+    keeps_state: bool  # whether its environment is all there is of an episode
 
 
 def framed(message: bytes) -> bytes:
@@ -66,12 +72,12 @@ def run_host(stream: int, bounds: Bounds) -> None:
         os._exit(1)
     try:
         _write(STREAM, CONFINED)
-        _serve()
+        _serve(keeps_state=bounds.keeps_state)
     finally:
         os._exit(0)
 
 
-def _serve() -> None:
+def _serve(*, keeps_state: bool) -> None:
     recipe: bytes = b""
     environment: Environment | None = None
     while (order := _read(STREAM)) is not None:
@@ -82,12 +88,16 @@ def _serve() -> None:
         try:
             if environment is None:
                 environment = _built(recipe)
-            answer = _answer(environment, kind, told)
+            if kind == RESTORE:
+                environment = _restored(told, type(environment))  # None is built again
+                answer = _said({"restored": environment is not None})
+            else:
+                answer = _answer(environment, kind, told, keeps_state=keeps_state)
         except Unusable as error:
-            answer = json.dumps({"unusable": str(error)[:1000]})
+            answer = _said({"unusable": str(error)[:1000]})
         except BaseException as error:  # an exit of the environment's is its exception, too
-            answer = json.dumps({"raised": _words(error)})
-        _write(STREAM, answer.encode("ascii"))
+            answer = _said({"raised": _words(error)})
+        _write(STREAM, answer)
 
 
 def _built(pickled: bytes) -> Environment:
@@ -95,13 +105,13 @@ def _built(pickled: bytes) -> Environment:
     return recipe.build()
 
 
-def _answer(environment: Environment, kind: bytes, told: bytes) -> str:
+def _answer(environment: Environment, kind: bytes, told: bytes, *, keeps_state: bool) -> bytes:
     if kind == MAKE:
-        return json.dumps({})
+        return _said({})
     if kind == RESET:
-        return json.dumps({"observation": environment.reset(int(told))})
+        return _said({"observation": environment.reset(int(told))})
     turn = environment.step(told.decode("utf-8", "surrogatepass"))
-    return json.dumps(
+    answer = _said(
         {
             "observation": turn.observation,
             "reward": float(turn.reward),  # numpy's numbers and truth values, too
@@ -110,6 +120,30 @@ def _answer(environment: Environment, kind: bytes, told: bytes) -> str:
             "info": {str(name): str(value) for name, value in turn.info.items()},
         }
     )
+    goes_on = not (turn.terminated or turn.truncated)
+    return with_state(answer, _state(environment) if keeps_state and goes_on else b"")
+
+
+def _said(answer: object) -> bytes:
+    return json.dumps(answer).encode("ascii")
+
+
+def _state(environment: Environment) -> bytes:
+    """The environment pickled; nothing of one that does not pickle, or is too large."""
+    try:
+        state = pickle.dumps(environment)
+    except Exception:
+        return b""
+    return state if len(state) <= MAX_STATE_BYTES else b""
+
+
+def _restored(state: bytes, kind: type[Environment]) -> Environment | None:
+    """The environment of a state; None where no such one comes back."""
+    try:
+        environment = pickle.loads(state)
+    except Exception:
+        return None
+    return environment if type(environment) is kind else None
 
 
 def _words(error: BaseException) -> str:

@@ -43,6 +43,7 @@ from tasks.environments.hosts.origins import (
     start_origin,
     surroundings,
 )
+from tasks.environments.hosts.states import parted
 
 CONFIG = HostConfig()
 _numbers = itertools.count(1)
@@ -77,7 +78,7 @@ class HostedEnvironment:
         self._actions.append(text)
         body = self._line.ask(STEP + text.encode("utf-8", "surrogatepass"), CONFIG.step_s)
         with as_crash():
-            return read_transition(body, CONFIG.max_observation_chars)
+            return read_transition(parted(body)[0], CONFIG.max_observation_chars)
 
     def __reduce__(self) -> tuple[Any, ...]:  # Any: as pickle has it
         return _led_back, (self._settings, self._seed, tuple(self._actions))

@@ -75,7 +75,12 @@ def main(text: str) -> None:
     gc.collect()
     gc.freeze()
     memory_bytes = _address_space() + orders.memory_bytes
-    bounds = Bounds(memory_bytes=memory_bytes, tmp_bytes=orders.tmp_bytes, calls=calls)
+    bounds = Bounds(
+        memory_bytes=memory_bytes,
+        tmp_bytes=orders.tmp_bytes,
+        calls=calls,
+        keeps_state=not orders.has_network,
+    )
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     send_frame(control, {"ready": True})
     with open(os.devnull, "wb") as nowhere:

@@ -58,15 +58,17 @@ class HostPool:
         if the machine does not give the isolation."""
         await self._origins.warm()
 
-    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
-        """Begin an episode; one of the same id is ended before."""
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str | None:
+        """Begin an episode, or go on from a state; one of the same id is ended before."""
         await self.end(episode_id)
         self._tally.resets += 1
         host = await self._take(settings)
         self._episodes[episode_id] = host
         host.enter(HostState.RESETTING, episode_id)
         started_s = time.perf_counter()
-        observation = await self._call(host, lambda: self._begin(host, seed))
+        observation = await self._call(host, lambda: self._begin(host, seed, state))
         self._tally.reset_took(time.perf_counter() - started_s)
         return observation
 
@@ -84,6 +86,11 @@ class HostPool:
         self._tally.step_took(wall_s)
         self._slots.of(host).step_took(wall_s)
         return transition
+
+    def snapshot(self, episode_id: str) -> bytes:
+        """The episode's environment after its last step."""
+        host = self._episodes.get(episode_id)
+        return host.snapshot if host is not None else b""
 
     async def end(self, episode_id: str) -> None:
         """Give the episode's process back."""
@@ -120,9 +127,11 @@ class HostPool:
             num_waiting=self._places.num_waiting,
         )
 
-    async def _begin(self, host: Host, seed: int) -> str:
+    async def _begin(self, host: Host, seed: int, state: bytes) -> str | None:
         if not host.is_forked:
             await host.start()
+        if state and await host.restore(state):
+            return None
         return await host.reset(seed)
 
     async def _call(self, host: Host, call: Callable[[], Awaitable[Answer]]) -> Answer:

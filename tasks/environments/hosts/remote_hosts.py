@@ -1,11 +1,12 @@
 """Environments in the workers of the role environment, as the process of an engine sees them.
 
     reset ─▶ the worker where it is expected to wait least ─▶ step, step, ... ─▶ end
-    step ── the worker is lost ─▶ reset and the recorded turns at another one ─▶ the step
+    step ── the worker is lost ─▶ its state, or the recorded turns, at another one ─▶ the step
 
-An episode stays with its worker. When that is lost, the episode is led to where it was at another:
-the same seed and the same actions give the same transcript. One whose environment says something
-else there has failed, for which nobody but the infrastructure is to blame.
+An episode stays with its worker. When that is lost, the episode goes on at another: from the state
+of its environment, or, where there is none, led to where it was, for the same seed and the same
+actions give the same transcript. One whose environment says something else there has failed, for
+which nobody but the infrastructure is to blame.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Seat:
     worker: HostWorker | None = None  # None between two
     began_s: float = 0.0
     num_lost: int = 0  # workers
-    first: str = ""  # what the reset said
+    first: str | None = None  # what the reset said; None if it went on from a state
+    state: bytes = b""  # of its environment after the last turn
     turns: list[tuple[str, Transition]] = field(default_factory=list)  # actions with their answers
 
 
@@ -74,11 +76,13 @@ class RemoteHosts:
         """Look for the workers; that they are ready is up to who made them."""
         self._workers.watch()
 
-    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
-        """Begin an episode, where it is expected to wait least; one of the same id is ended
-        before."""
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str | None:
+        """Begin an episode, or go on from a state, where it is expected to wait least; one of the
+        same id is ended before."""
         await self.end(episode_id)
-        seat = self._seats[episode_id] = Seat(settings=settings, seed=seed)
+        seat = self._seats[episode_id] = Seat(settings=settings, seed=seed, state=state)
         try:
             seat.first = await self._begin(episode_id, seat)
         except EnvironmentFailed:
@@ -98,6 +102,11 @@ class RemoteHosts:
             raise
         seat.turns.append((text, transition))
         return transition
+
+    def snapshot(self, episode_id: str) -> bytes:
+        """The episode's environment after its last step."""
+        seat = self._seats.get(episode_id)
+        return seat.state if seat is not None else b""
 
     async def end(self, episode_id: str) -> None:
         """Give the episode's process back."""
@@ -119,17 +128,20 @@ class RemoteHosts:
         self._seats.clear()
         self._closing = asyncio.ensure_future(self._workers.close())
 
-    async def _begin(self, episode_id: str, seat: Seat) -> str:
-        """Reset at some worker; another one if that is lost meanwhile."""
+    async def _begin(self, episode_id: str, seat: Seat) -> str | None:
+        """Reset at some worker, or go on there from the state; another one if that is lost
+        meanwhile."""
         while True:
             seat.worker = await self._workers.best(self._config.place_s)
             seat.worker.view = seat.worker.view.begun()
             seat.name = f"{episode_id}#{next(self._numbers)}"
             seat.began_s = time.monotonic()
-            payload = pack((seat.settings, seat.seed))
+            payload = pack((seat.settings, seat.seed, seat.state))
             limit_s = self._config.place_s + self._config.reset_s + START_S
             try:
-                return str(await self._ask(seat, "reset", payload, limit_s))
+                said = await self._ask(seat, "reset", payload, limit_s)
+                assert not isinstance(said, Transition), "that is the answer to a step"
+                return said
             except WorkerLost as error:
                 self._lose(episode_id, seat, error)
 
@@ -143,8 +155,10 @@ class RemoteHosts:
                 self._lose(episode_id, seat, error)
 
     async def _repeat(self, episode_id: str, seat: Seat) -> None:
-        """Lead another environment to where the episode is."""
+        """Bring another environment to where the episode is."""
         said = await self._begin(episode_id, seat)
+        if said is None:
+            return
         is_same = said == seat.first
         for text, before in seat.turns:
             if not is_same:
@@ -169,7 +183,7 @@ class RemoteHosts:
 
     async def _ask(
         self, seat: Seat, method: str, told: str | bytes, limit_s: float
-    ) -> str | Transition:
+    ) -> str | Transition | None:
         """Call its worker. Raises EnvironmentFailed, and WorkerLost if nobody there knows the
         episode."""
         worker = seat.worker
@@ -179,8 +193,9 @@ class RemoteHosts:
         worker.view = worker.view.told(answer.load)
         if answer.ending is not None:
             raise EnvironmentFailed(answer.ending, answer.detail)
-        if answer.value is None:
+        if answer.is_unknown:
             raise WorkerLost(f"{worker.name} has begun anew and knows nothing of it")
+        seat.state = answer.state
         return answer.value
 
     def _lose(self, episode_id: str, seat: Seat, error: WorkerLost) -> None:

@@ -38,9 +38,11 @@ class ToolHosts:
         """Ready the others; a sandbox is started with the first program."""
         await self._inner.warm()
 
-    async def reset(self, episode_id: str, settings: EnvironmentSettings, seed: int) -> str:
-        """Begin an episode."""
-        observation = await self._inner.reset(episode_id, settings, seed)
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str | None:
+        """Begin an episode, or go on from a state."""
+        observation = await self._inner.reset(episode_id, settings, seed, state)
         self._settings[episode_id] = settings
         return observation
 
@@ -53,6 +55,10 @@ class ToolHosts:
         if program is None:
             return transition
         return transition._replace(observation=await self._said(program))
+
+    def snapshot(self, episode_id: str) -> bytes:
+        """The environment's: a program leaves nothing behind."""
+        return self._inner.snapshot(episode_id)
 
     async def end(self, episode_id: str) -> None:
         """Nobody goes on with it."""
