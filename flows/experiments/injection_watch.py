@@ -22,7 +22,7 @@ from flows.experiments.descendants import (
 from flows.experiments.injected_run import InjectedRun
 
 ZOMBIE_S = 20.0  # for so long a process may have ended without its parent's taking note
-GONE_S = 60.0  # within which a process ends whose run has ended, or was killed
+GONE_S = 120.0  # within which a process ends whose run has ended, or was killed
 
 
 class InjectionWatch:
