@@ -45,12 +45,12 @@ SETTINGS = (
 
 def hosts(run: InjectedRun) -> list[psutil.Process]:
     """Processes that environments step in."""
-    return [host for forked in origins(run.processes()).values() for host in forked]
+    return [host for forked in origins(run.processes).values() for host in forked]
 
 
 def fork_servers(run: InjectedRun) -> list[psutil.Process]:
     """Processes that hosts are forked from."""
-    return list(origins(run.processes()))
+    return list(origins(run.processes))
 
 
 def engines(run: InjectedRun) -> list[psutil.Process]:

@@ -55,9 +55,13 @@ class StepRecords:
 
 def examine(store: Store) -> Findings:
     """Look through all steps of a run that is over."""
-    findings, manifest = Findings(), read_manifest(store)
+    findings = Findings()
+    try:
+        manifest, commits = read_manifest(store), read_commits(store)
+    except ValueError as error:
+        findings.lost.append(str(error))
+        return findings
     num_steps, batch = int(manifest.config["num_steps"]), manifest.config["batch"]
-    commits = read_commits(store)
     if len(commits) != num_steps:
         findings.lost.append(f"{num_steps - len(commits)} of {num_steps} steps are not committed")
     asked: Counter[str] = Counter()

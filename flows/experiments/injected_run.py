@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +48,7 @@ class InjectedRun:
         self._order = order
         self._environment = os.environ | dict(environment)
         self._others = tuple(others)
+        self._processes: list[psutil.Process] = []
         self._flow: subprocess.Popen[bytes] | None = None
         self._records: dict[str, int] = {}  # the files seen last, with their times
         self._written_s = time.monotonic()
@@ -77,13 +77,19 @@ class InjectedRun:
         assert self._flow is not None, "the run has begun"
         return self._flow
 
-    def processes(self) -> list[psutil.Process]:
-        """All of this attempt, and what is left of earlier ones."""
-        return descendants(self._others)
+    def look(self) -> list[psutil.Process]:
+        """All processes of this attempt, and what is left of earlier ones."""
+        self._processes = descendants(self._others)
+        return self._processes
+
+    @property
+    def processes(self) -> Sequence[psutil.Process]:
+        """Those that were there at the last look."""
+        return self._processes
 
     def workers(self, role: str) -> list[psutil.Process]:
         """The worker processes of a role that there are now."""
-        named = {process: worker_name(process) for process in self.processes()}
+        named = {process: worker_name(process) for process in self.processes}
         return [
             process
             for process, name in named.items()
@@ -116,7 +122,7 @@ class InjectedRun:
     def where(self) -> str:
         """What there is to say of a run that stands still."""
         latest = max(self._records, key=lambda name: self._records[name], default="nothing")
-        alive = sorted({worker_name(process) or "nameless" for process in self.processes()})
+        alive = sorted({worker_name(process) or "nameless" for process in self.processes})
         log = self.folder / LOGS / FLOW_LOG
         said = log.read_text(errors="replace").splitlines() if log.exists() else []
         return (
@@ -131,13 +137,10 @@ class InjectedRun:
         return next((line for line in reversed(told) if line.strip()), "nothing")
 
     def stop(self) -> None:
-        """End all of it, unless the flow has ended."""
-        if self._flow is None or self._flow.poll() is not None:
-            return
-        for process in self.processes():
-            with suppress(psutil.Error):
-                process.kill()
-        self._flow.wait()
+        """End the flow, unless it has ended; all else ends with it."""
+        if self._flow is not None and self._flow.poll() is None:
+            self._flow.kill()
+            self._flow.wait()
 
     def _written(self) -> dict[str, int]:
         found = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import sys
 import tempfile
@@ -59,7 +60,7 @@ def perform(experiment: Experiment) -> int:
 def _runs(experiment: Experiment, options: argparse.Namespace, root: Path) -> list[Told]:
     """Runs until enough is killed, or one hangs."""
     injections = drawn(options.seed, options.count, experiment.victims)
-    injector = Injector(experiment.victims, injections, options.seed)
+    injector = Injector(experiment.victims, injections, options.seed, options.within)
     adopt_orphans()
     told: list[Told] = []
     with prefect_server(root, free_port()) as environment:
@@ -86,6 +87,13 @@ def _parser(experiment: Experiment) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--steps", type=int, default=40, help="steps of a run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--within",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="kill nothing more after so long; the run under way comes to its end",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures")
     parser.add_argument(

@@ -39,7 +39,7 @@ class InjectionWatch:
 
     def look(self) -> None:
         """See what there is now."""
-        processes, now_s = self._run.processes(), time.monotonic()
+        processes, now_s = self._run.look(), time.monotonic()
         reap(processes, attended=self._run.flow.pid)
         ended = [process for process in processes if is_zombie(process)]
         self._ended_s = {process: self._ended_s.get(process, now_s) for process in ended}
@@ -55,12 +55,12 @@ class InjectionWatch:
     def before_kill(self) -> None:
         """Something is about to be killed: places have to be filled from now on."""
         self._num_hosts = dict.fromkeys(self._num_hosts, 0)
-        self._shared.update(shared_files(self._run.processes()))
+        self._shared.update(shared_files(self._run.processes))
 
     def orphan(self) -> None:
         """The flow has ended: all else that there is must end, too."""
         gone_s = time.monotonic() + GONE_S
-        for process in self._run.processes():
+        for process in self._run.look():
             self._orphans.setdefault(process, gone_s)
 
     def unhealed(self, num_hosts: int) -> int:

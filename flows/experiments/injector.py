@@ -23,7 +23,7 @@ from flows.experiments.injected_run import InjectedRun
 from flows.experiments.injection_watch import InjectionWatch
 from flows.experiments.injections import Injection, Victim, found
 
-POLL_S = 0.2
+POLL_S = 0.3
 PATIENCE_S = 300.0  # without a record for so long, a run hangs
 MAX_STOPS = 3  # in a row that a run may end by itself without a step in between
 LAST_STEPS = 2  # of a run, in which nothing is killed: what was lost must be seen to come back
@@ -50,17 +50,23 @@ class Injector:
     """Works on one run after the other, from one list of injections."""
 
     def __init__(
-        self, table: Mapping[str, Victim], injections: Sequence[Injection], seed: int
+        self,
+        table: Mapping[str, Victim],
+        injections: Sequence[Injection],
+        seed: int,
+        within_s: float,
     ) -> None:
+        """within_s: after so many seconds nothing more is killed."""
         self._table = table
         self._left = deque(injections)
         self._draws = random.Random(f"choice/{seed}")
         self._due_s: float | None = None
+        self._ends_s = time.monotonic() + within_s
 
     @property
     def is_done(self) -> bool:
-        """Whether all was killed that was to be."""
-        return not self._left
+        """Whether all was killed that was to be, or the time is over."""
+        return not self._left or time.monotonic() > self._ends_s
 
     def play(self, run: InjectedRun, num_steps: int) -> Told:
         """One run from its beginning to its end, and what there is to say of it."""
@@ -73,7 +79,7 @@ class Injector:
             hangs.append(str(hung))
         finally:
             run.stop()
-        watch.end()
+            watch.end()
         return Told(
             kills=kills,
             hangs=hangs,
@@ -101,7 +107,7 @@ class Injector:
                 raise Hung(run.where())
             code = run.flow.poll()
             if code is None:
-                if self._left and run.committed < num_steps - LAST_STEPS:
+                if not self.is_done and run.committed < num_steps - LAST_STEPS:
                     self._try(run, watch, kills)
             elif code == 0:
                 return [words for _, words in stops]

@@ -148,6 +148,13 @@ def test_a_step_that_is_missing_is_lost(store: Store) -> None:
     assert findings.unbooked == ["4 prompts were drawn, 2 are done and 0 wait"]
 
 
+def test_a_run_or_a_commit_that_is_not_there_is_lost(store: Store) -> None:
+    assert "has no manifest.json" in examine(store).lost[0]
+    keep_run(store)
+    store.delete("steps/00001.json")
+    assert "missing step 1" in examine(store).lost[0]
+
+
 def test_a_prompt_that_is_not_trained_is_lost(store: Store) -> None:
     findings = keep_run(store, groups=lambda rows: groups_of(rows)[1:])
     assert "prompt 0/2 of step 1 is neither trained nor given up" in findings.lost
