@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from artifacts.commit import RunManifest, StepCommit
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from artifacts.reports.episode_figures import ENDED
 
 ATTEMPTS = "round/attempts"

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from artifacts.commit import StepCommit, read_commits, read_manifest
+from artifacts.episodes import Ending
 from artifacts.journal import Journal
-from artifacts.records import Ending, Fate, Group
+from artifacts.records import Fate, Group
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from flows.begun_round import begun_round

@@ -10,7 +10,7 @@ import pytest
 from host_environments import Connected
 from host_pools import ISOLATIONS, PATIENT, SCRIPT, failure, hosts
 
-from artifacts.records import Ending
+from artifacts.episodes import Ending
 from tasks.environments.hosts.host_process import NUM_FILES
 
 NUM_TURNS = 20

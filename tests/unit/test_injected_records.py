@@ -11,8 +11,9 @@ from report_factories import make_commit, make_row
 from transcript_factories import make_episode_row
 
 from artifacts.commit import RunManifest, commit_step, write_manifest
+from artifacts.episodes import Ending
 from artifacts.journal import Journal
-from artifacts.records import Ending, Fate, Group, Outcome, VersionSpan
+from artifacts.records import Fate, Group, Outcome, VersionSpan
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from flows.begun_round import BegunRound, keep_round
