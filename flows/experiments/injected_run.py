@@ -55,21 +55,22 @@ class InjectedRun:
 
     def begin(self) -> None:
         """Start it, or go on with it where it has got as far as a manifest."""
+        with (self._order.root / f"{self.name}.txt").open("ab") as output:
+            self._flow = subprocess.Popen(
+                self.command(), env=self._environment, stdout=output, stderr=output
+            )
+        self.num_attempts += 1
+        self._written_s = time.monotonic()
+
+    def command(self) -> list[str]:
+        """What a user would call now."""
         words = ["--preset", self._order.preset, "--set", f"keep.artifact_root={self._order.root}"]
         if (self.folder / MANIFEST).exists():
             words += ["--resume", self.name]
         else:
             for setting in (f'run_name="{self.name}"', *self._order.settings):
                 words += ["--set", setting]
-        with (self._order.root / f"{self.name}.txt").open("ab") as output:
-            self._flow = subprocess.Popen(
-                [sys.executable, "-m", "flows.commands.train", *words],
-                env=self._environment,
-                stdout=output,
-                stderr=output,
-            )
-        self.num_attempts += 1
-        self._written_s = time.monotonic()
+        return [sys.executable, "-m", "flows.commands.train", *words]
 
     @property
     def flow(self) -> subprocess.Popen[bytes]:

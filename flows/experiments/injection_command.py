@@ -93,7 +93,8 @@ def _parser(experiment: Experiment) -> argparse.ArgumentParser:
         type=float,
         default=math.inf,
         metavar="SECONDS",
-        help="kill nothing more after so long; the run under way comes to its end",
+        help="kill nothing more so long after somebody could be killed first; the run under way"
+        " comes to its end",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures")
     parser.add_argument(

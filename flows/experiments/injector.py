@@ -6,6 +6,7 @@ begin ─▶ ┌ look ─▶ somebody to kill, and time? ─▶ SIGKILL ┐ ─�
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import time
@@ -56,12 +57,13 @@ class Injector:
         seed: int,
         within_s: float,
     ) -> None:
-        """within_s: after so many seconds nothing more is killed."""
+        """within_s: so many seconds after somebody could be killed first, nothing more is."""
         self._table = table
         self._left = deque(injections)
         self._draws = random.Random(f"choice/{seed}")
         self._due_s: float | None = None
-        self._ends_s = time.monotonic() + within_s
+        self._within_s = within_s
+        self._ends_s = math.inf
 
     @property
     def is_done(self) -> bool:
@@ -127,6 +129,7 @@ class Injector:
         victims = found(injection, self._table, run, self._draws)
         if victims is None:
             return
+        self._ends_s = min(self._ends_s, time.monotonic() + self._within_s)
         if self._due_s is None:
             self._due_s = time.monotonic() + injection.wait_s
         if time.monotonic() < self._due_s:
