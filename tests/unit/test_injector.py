@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from flows.experiments import injection_watch, injector
-from flows.experiments.descendants import PR_SET_CHILD_SUBREAPER, adopt_orphans
+from flows.experiments.descendants import PR_SET_CHILD_SUBREAPER, adopt_orphans, is_alive
 from flows.experiments.injected_records import Findings
 from flows.experiments.injected_run import InjectedRun, RunOrder
 from flows.experiments.injections import Injection, Victim
@@ -94,4 +94,4 @@ def test_what_outlives_its_run_is_told_and_ended(tmp_path: Path) -> None:
     told, run = told_of(tmp_path, LEAVES + STEPS)
     (left,) = told.leftovers
     assert "python" in left
-    assert [process for process in run.look() if process.is_running()] == []
+    assert [process for process in run.look() if is_alive(process)] == []
