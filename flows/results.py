@@ -21,6 +21,7 @@ from artifacts.reports import canvas, plots
 from artifacts.reports.episode_figures import TURNS
 from artifacts.reports.episode_plot import episodes_by_step
 from artifacts.reports.host_states import read_hosts
+from artifacts.reports.interruptions import interruptions
 from artifacts.reports.page import Picture, RunPage, Setting, StepLine, render
 from artifacts.reports.staleness_plot import LAG, staleness
 from artifacts.reports.summary import (
@@ -134,7 +135,7 @@ class RunResults:
             summary=summary,
             state=f"finished, {len(commits)} steps" if is_over else f"under way, {so_far}",
             written=datetime.now(UTC),
-            facts=self._facts(),
+            facts=self._facts(commits),
             links=self._links(summary),
             curves=[drawn[name] for name in drawn if not name.startswith(TIMELINE)],
             timelines=[drawn[name] for name in drawn if name.startswith(TIMELINE)],
@@ -151,9 +152,9 @@ class RunResults:
         )
         return render(page)
 
-    def _facts(self) -> dict[str, str]:
+    def _facts(self, commits: Sequence[StepCommit]) -> dict[str, str]:
         config, manifest = self._run.config, read_manifest(self._run.store)
-        batch = config.batch
+        batch, interrupted = config.batch, interruptions(manifest, commits)
         return {
             "model": described(config.model.model_dump(mode="json")),
             "task": described(config.task.model_dump(mode="json")),
@@ -162,6 +163,7 @@ class RunResults:
             "devices": f"{config.cluster.num_devices} × {config.cluster.device_kind}",
             "begun": manifest.created,
             "code": manifest.git_sha or "outside a repository",
+            **({"interrupted": interrupted} if interrupted else {}),
         }
 
     def _links(self, summary: RunSummary) -> dict[str, str]:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,31 @@ def write_until_full(_: str) -> None:
         Path(f"/tmp/{number}").write_bytes(bytes(1 << 20))
 
 
+def fill(_: str) -> str:
+    """Megabytes that could be written."""
+    written = 0
+    with suppress(OSError):
+        while True:
+            Path(f"/tmp/full{written}").write_bytes(bytes(1 << 20))
+            written += 1
+    return str(written)
+
+
+def hoard_sockets(_: str) -> str:
+    """Sockets that could be held."""
+    held: list[socket.socket] = []
+    with suppress(OSError):
+        while True:
+            held.append(socket.socket())
+    return str(len(held))
+
+
+def do_for_ever(words: str) -> None:
+    while True:
+        with suppress(Exception):
+            act(words)
+
+
 def open_socket(address: str) -> str:
     host, _, port = address.partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as stream:
@@ -159,6 +185,9 @@ ACTS: dict[str, Callable[[str], object]] = {
     "thread": lambda _: threading.Thread(target=print).start(),
     "disk": write_until_full,
     "socket": open_socket,
+    "fill": fill,
+    "hoard": hoard_sockets,
+    "forever": do_for_ever,
     "print": print_on_everything,
     "loop": loop,
     "sleep": lambda seconds: time.sleep(float(seconds)),

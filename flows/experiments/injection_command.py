@@ -1,0 +1,106 @@
+"""The command line of an experiment that kills parts of runs: its runs, one after the other, until
+enough is killed, and what came of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]  # it has no stubs
+
+from flows.commands.local_stack import free_port, interrupt, prefect_server
+from flows.experiments.descendants import adopt_orphans
+from flows.experiments.injected_run import InjectedRun, RunOrder
+from flows.experiments.injection_figures import figures_of, tell, wrong_in
+from flows.experiments.injections import Victim, drawn
+from flows.experiments.injector import Injector, Told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What is run, and what of it is killed."""
+
+    name: str  # its module
+    about: str  # in a line
+    preset: str  # configuration of its runs
+    settings: tuple[str, ...]  # FIELD=VALUE, what differs from the preset
+    victims: Mapping[str, Victim]  # by name
+
+
+def perform(experiment: Experiment) -> int:
+    """The exit status of the command: 0 where all is well, 1 where something is not, 2 where it
+    could not be tried."""
+    options = _parser(experiment).parse_args()
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with ExitStack() as stack:
+            root = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            root.mkdir(parents=True, exist_ok=True)
+            told = _runs(experiment, options, root.resolve())
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    figures = figures_of(options.seed, told)
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=1))
+    tell(figures, told)
+    return int(any(wrong_in(told).values()))
+
+
+def _runs(experiment: Experiment, options: argparse.Namespace, root: Path) -> list[Told]:
+    """Runs until enough is killed, or one hangs."""
+    injections = drawn(options.seed, options.count, experiment.victims)
+    injector = Injector(experiment.victims, injections, options.seed, options.within)
+    adopt_orphans()
+    told: list[Told] = []
+    with prefect_server(root, free_port()) as environment:
+        servers = psutil.Process().children()
+        while not injector.is_done and not any(each.hangs for each in told):
+            own = (f"num_steps={options.steps}", f"seed={options.seed + len(told)}")
+            order = RunOrder(
+                root=root,
+                name=f"seed-{options.seed}-run-{len(told) + 1}",
+                preset=experiment.preset,
+                settings=(*experiment.settings, *own, *options.set),
+            )
+            told.append(injector.play(InjectedRun(order, environment, servers), options.steps))
+    return told
+
+
+def _parser(experiment: Experiment) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {experiment.name}", description=experiment.about
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+    parser.add_argument(
+        "--count", type=int, default=50, help="how many processes to kill (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=40, help="steps of a run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--within",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="kill nothing more so long after somebody could be killed first; the run under way"
+        " comes to its end",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="keep the runs here; else they are thrown away"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field"
+    )
+    return parser
