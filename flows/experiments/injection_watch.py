@@ -48,8 +48,8 @@ class InjectionWatch:
             if now_s - since_s > ZOMBIE_S and process.pid != attended:
                 self.zombies.add(f"process {process.pid}")
         for origin, hosts in origins(processes).items():
-            name = owner(origin)
-            self._num_hosts[name] = max(self._num_hosts.get(name, 0), len(hosts))
+            if name := owner(origin):  # that of a worker which was just killed has none
+                self._num_hosts[name] = max(self._num_hosts.get(name, 0), len(hosts))
         self._check_orphans(now_s)
 
     def before_kill(self) -> None:
