@@ -22,6 +22,7 @@ from flows.experiments.descendants import (
 from flows.experiments.injected_run import InjectedRun
 
 ZOMBIE_S = 20.0  # for so long a process may have ended without its parent's taking note
+SETTLED_S = 10.0  # for so long a worker's environments have been seen when its places are full
 GONE_S = 120.0  # within which a process ends whose run has ended, or was killed
 
 
@@ -34,7 +35,9 @@ class InjectionWatch:
         self._run = run
         self._ended_s: dict[psutil.Process, float] = {}  # zombies, with when they were seen first
         self._orphans: dict[psutil.Process, float] = {}  # with when they must be gone
-        self._num_hosts: dict[str, int] = {}  # by worker, the most at once since the last kill
+        # by worker, since the last kill: the most at once, and when the first was seen
+        self._num_hosts: dict[str, int] = {}
+        self._begun_s: dict[str, float] = {}
         self._shared: set[Path] = set()
 
     def look(self) -> None:
@@ -48,13 +51,16 @@ class InjectionWatch:
             if now_s - since_s > ZOMBIE_S and process.pid != attended:
                 self.zombies.add(f"process {process.pid}")
         for origin, hosts in origins(processes).items():
-            if name := owner(origin):  # that of a worker which was just killed has none
+            name = owner(origin)  # empty if the worker was just killed
+            if name and hosts:
                 self._num_hosts[name] = max(self._num_hosts.get(name, 0), len(hosts))
+                self._begun_s.setdefault(name, now_s)
         self._check_orphans(now_s)
 
     def before_kill(self) -> None:
         """Something is about to be killed: places have to be filled from now on."""
-        self._num_hosts = dict.fromkeys(self._num_hosts, 0)
+        self._num_hosts.clear()
+        self._begun_s.clear()
         self._shared.update(shared_files(self._run.processes))
 
     def orphan(self) -> None:
@@ -65,8 +71,14 @@ class InjectionWatch:
 
     def unhealed(self, num_hosts: int) -> int:
         """Places of environments that were not filled again since the last kill, of so many that
-        each worker has."""
-        return sum(max(0, num_hosts - most) for most in self._num_hosts.values())
+        each worker has. A worker that took part in nothing since then, or came back at the very
+        end, has none to be filled."""
+        settled_s = time.monotonic() - SETTLED_S
+        return sum(
+            max(0, num_hosts - most)
+            for name, most in self._num_hosts.items()
+            if self._begun_s[name] < settled_s
+        )
 
     def end(self) -> None:
         """The run is over: wait until all of it is gone, and note what stays."""
