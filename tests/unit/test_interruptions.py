@@ -10,6 +10,7 @@ from report_factories import make_commit, make_evaluation, make_run
 from artifacts.commit import StepCommit, read_manifest, write_manifest
 from artifacts.reports.interruptions import interruptions
 from artifacts.store import Store
+from flows.heldout_answers import read_answers
 from flows.results import RunResults
 
 
@@ -42,7 +43,8 @@ def test_the_page_says_it_of_a_run_that_was_interrupted_alone(tmp_path: Path) ->
     def page() -> str:
         results = RunResults(run)
         summary = results.summary(run.commits, evaluations, run.links)
-        return results.page(run.commits, evaluations, summary, is_over=False).decode()
+        answers = read_answers(run.store, evaluations)
+        return results.page(run.commits, evaluations, answers, summary, is_over=False).decode()
 
     assert "interrupted" not in page()
     write_manifest(run.store, replace(read_manifest(run.store), prefect_flow_run_ids=("a", "b")))
