@@ -30,12 +30,13 @@ def turns_folder(run: RunContext) -> Path | None:
 def begun_episodes(plan: StepPlan) -> Callable[[], Mapping[str, Generated]]:
     """What there is now of the episodes that the attempts at this step began, and of those that the
     round before left to it, by response id."""
-    folder, left = turns_folder(plan.run), plan.adopted or _left_by(plan, plan.step - 1)
+    folder = turns_folder(plan.run)
+    if folder is None:
+        return dict
+    left = plan.adopted or _left_by(plan, plan.step - 1)
     left_in = {response.response_id: response.attempt for response in left}
 
     def read() -> Mapping[str, Generated]:
-        if folder is None:
-            return {}
         adopted = read_turns(folder, lambda attempt: attempt in left_in.values())
         return {
             **{

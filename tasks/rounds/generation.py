@@ -50,7 +50,8 @@ class Generation:
             if self._dispatch.adopt(left.engine, asked, left.num_kept):
                 self._unclaimed.add(left.response_id)
         recorded = {response.generated.response_id for response in self._inputs.recorded}
-        self._find({*self._inputs.begun()} - recorded - self._unclaimed)
+        begun = self._inputs.begun()
+        self._find(begun, {*begun} - recorded - self._unclaimed)
 
     # --- to the engines ------------------------------------------------------------------------
 
@@ -128,15 +129,14 @@ class Generation:
                 raise EngineLost(f"no engine is left, {name} was the last: {error}") from error
             names = [request.response_id for request in lost]
             self._migration.stay(names)
-            self._find(names)
+            self._find(self._inputs.begun() if names else {}, names)
             self._unclaimed.difference_update(names)
             for request in lost:
                 self._tell(Lost(prompt_id=request.prompt_id, index=request.index))
 
-    def _find(self, names: Collection[str]) -> None:
-        """Of these, which no engine plays any more, what was written down is gone on with, where
-        the round may train it."""
-        begun = self._inputs.begun() if names else {}
+    def _find(self, begun: Mapping[str, Generated], names: Collection[str]) -> None:
+        """Of these, which no engine plays any more, what was written down (`begun`) is gone on
+        with, where the round may train it."""
         for found in (begun[name] for name in sorted(names) if name in begun):
             if found.prompt_id in self._inputs.prompts and self._inputs.allows(found):
                 self._migration.find(found)
