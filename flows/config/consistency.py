@@ -5,56 +5,15 @@ Every rule is a function that raises ValueError with the rule, the value and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
-
-from artifacts.records import Running
-from tasks.cluster.devices import ClusterConfig, device_map, engine_members
-from tasks.cluster.roles import num_environment_workers
-from tasks.deadlines import DeadlineConfig
-from tasks.engines.choice import EngineConfig
-from tasks.engines.sampling import SamplingConfig
-from tasks.environments.choice import EnvironmentConfig
-from tasks.environments.episode_config import EpisodeConfig
-from tasks.learner.learner_config import LearnerConfig
+from flows.config.episode_rules import (
+    check_environment_workers,
+    check_episode_bounds,
+    check_episode_rewards,
+)
+from flows.config.parts import Parts
+from tasks.cluster.devices import device_map, engine_members
 from tasks.learner.overlong import SoftPunishment
-from tasks.learner.turn_advantage import AnchorStateAdvantage, TurnReturnAdvantage
-from tasks.rewards.episode import EpisodeRewardConfig
 from tasks.rewards.judges.reward import judge_engine_of
-from tasks.rewards.registry import ANY_DOMAIN, RewardConfig, config_of
-from tasks.scheduling.batch import BatchConfig
-from tasks.scheduling.parallelism import PlannerConfig
-from tasks.scheduling.policies.registry import SchedulingConfig
-from tasks.scheduling.stream_training import StreamTrainerConfig
-
-
-class Parts(Protocol):
-    """The parts of a RunConfig that depend on each other."""
-
-    @property
-    def batch(self) -> BatchConfig: ...
-    @property
-    def cluster(self) -> ClusterConfig: ...
-    @property
-    def deadlines(self) -> DeadlineConfig: ...
-    @property
-    def engine(self) -> EngineConfig: ...
-    @property
-    def environments(self) -> Mapping[str, EnvironmentConfig]: ...
-    @property
-    def episodes(self) -> EpisodeConfig: ...
-    @property
-    def learner(self) -> LearnerConfig: ...
-    @property
-    def planner(self) -> PlannerConfig: ...
-    @property
-    def rewards(self) -> Mapping[str, RewardConfig]: ...
-    @property
-    def sampling(self) -> SamplingConfig: ...
-    @property
-    def scheduling(self) -> SchedulingConfig: ...
-    @property
-    def stream_trainer(self) -> StreamTrainerConfig: ...
 
 
 def check_parts(config: Parts) -> None:
@@ -67,11 +26,11 @@ def check_parts(config: Parts) -> None:
     _check_updates(config)
     _check_shards(config)
     _check_judge(config)
-    _check_environment_workers(config)
+    check_environment_workers(config)
     _check_overlap(config)
     _check_freeing(config)
-    _check_episode_rewards(config)
-    _check_episode_bounds(config)
+    check_episode_rewards(config)
+    check_episode_bounds(config)
 
 
 def _check_lengths(config: Parts) -> None:
@@ -245,65 +204,4 @@ def _check_judge(config: Parts) -> None:
         raise ValueError(
             "engine and judge on one GPU must together have a gpu_memory_utilization of at"
             f" most 1, got {shares:g}; lower one, or give the judge a device of its own"
-        )
-
-
-def _check_environment_workers(config: Parts) -> None:
-    """Workers of environments have environments to host."""
-    if num_environment_workers(config.cluster.roles) and not config.environments:
-        raise ValueError(
-            "the role environment needs environments, got none with roles"
-            f" {config.cluster.roles!r}; add environments, or drop the role"
-        )
-
-
-def _check_episode_rewards(config: Parts) -> None:
-    """Episodes are paid by their environment, and nothing else is."""
-    for domain, reward in config.rewards.items():
-        pays_episodes = isinstance(reward, EpisodeRewardConfig)
-        if pays_episodes and domain not in (ANY_DOMAIN, *config.environments):
-            raise ValueError(
-                f"a reward of kind episode needs an environment, rewards.{domain} has none; add"
-                f" environments.{domain}, or choose another kind"
-            )
-    for domain in config.environments:
-        found = config_of(config.rewards, domain)
-        if not isinstance(found, EpisodeRewardConfig):
-            raise ValueError(
-                f"a domain with an environment must have a reward of kind episode, {domain!r} has"
-                f" {found.kind!r}; set rewards.{domain}.kind=episode"
-            )
-        advantage = config.learner.advantage
-        if found.discount < 1 and isinstance(advantage, TurnReturnAdvantage | AnchorStateAdvantage):
-            raise ValueError(
-                f"rewards of episodes must not be discounted beside learner.advantage.kind"
-                f" {advantage.kind!r}, which discounts the turns' returns itself, got"
-                f" rewards.{domain}.discount {found.discount:g}: the last turn would be charged"
-                " for what the earlier ones lost; leave it out and set learner.advantage.gamma"
-            )
-
-
-def _check_episode_bounds(config: Parts) -> None:
-    """A turn has room in its episode, a slow environment in the round's deadline; and no update
-    waits for whole episodes."""
-    if not config.environments:
-        return
-    episodes, longest = config.episodes, config.sampling.max_response_tokens
-    if episodes.max_turn_tokens >= longest:
-        raise ValueError(
-            "episodes.max_turn_tokens must leave room for an observation in"
-            f" sampling.max_response_tokens ({longest}), the bound of a whole episode, got"
-            f" {episodes.max_turn_tokens}; lower it or raise sampling.max_response_tokens"
-        )
-    slowest_s = max(episodes.hosts.reset_s, episodes.hosts.step_s)
-    if slowest_s >= config.deadlines.progress_s:
-        raise ValueError(
-            "deadlines.progress_s must be longer than an environment may take (episodes.hosts,"
-            f" {slowest_s:g} s), got {config.deadlines.progress_s:g} s: a round would be given up"
-            " while its environments think; raise it"
-        )
-    if config.scheduling.algebra(config.batch).at_update is Running.DRAIN:
-        raise ValueError(
-            "scheduling.at_update=drain finishes what engines have begun, and of an episode that is"
-            " a turn: episodes would be of two versions all the same; take interrupt or keep"
         )

@@ -1,0 +1,48 @@
+"""What rules about several parts of a configuration are told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from tasks.cluster.devices import ClusterConfig
+from tasks.deadlines import DeadlineConfig
+from tasks.engines.choice import EngineConfig
+from tasks.engines.sampling import SamplingConfig
+from tasks.environments.choice import EnvironmentConfig
+from tasks.environments.episode_config import EpisodeConfig
+from tasks.learner.learner_config import LearnerConfig
+from tasks.rewards.registry import RewardConfig
+from tasks.scheduling.batch import BatchConfig
+from tasks.scheduling.parallelism import PlannerConfig
+from tasks.scheduling.policies.registry import SchedulingConfig
+from tasks.scheduling.stream_training import StreamTrainerConfig
+
+
+class Parts(Protocol):
+    """The parts of a RunConfig that depend on each other."""
+
+    @property
+    def batch(self) -> BatchConfig: ...
+    @property
+    def cluster(self) -> ClusterConfig: ...
+    @property
+    def deadlines(self) -> DeadlineConfig: ...
+    @property
+    def engine(self) -> EngineConfig: ...
+    @property
+    def environments(self) -> Mapping[str, EnvironmentConfig]: ...
+    @property
+    def episodes(self) -> EpisodeConfig: ...
+    @property
+    def learner(self) -> LearnerConfig: ...
+    @property
+    def planner(self) -> PlannerConfig: ...
+    @property
+    def rewards(self) -> Mapping[str, RewardConfig]: ...
+    @property
+    def sampling(self) -> SamplingConfig: ...
+    @property
+    def scheduling(self) -> SchedulingConfig: ...
+    @property
+    def stream_trainer(self) -> StreamTrainerConfig: ...
