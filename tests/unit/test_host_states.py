@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from report_factories import keep_answers, make_commit, make_evaluation, make_row, make_run
@@ -33,13 +34,13 @@ LIVING = HostLine(
     num_restarts=0,
     last_failure="",
 )
-DEAD = HostLine(
+DEAD = replace(
+    LIVING,
     number=2,
     state="dead",
     for_s=3.0,
     age_s=None,
     episode="",
-    kind="tasks.environments.games.guess.GuessConfig",
     num_steps=40,
     mean_s=0.5,
     p95_s=1.25,
