@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from filelock import FileLock
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from artifacts.hub import REPOSITORY_PATTERN, fetch
 
@@ -88,7 +89,7 @@ class TinyPlayerConfig(TinyModelConfig):
     kind: Literal["tiny_player"] = Field(
         "tiny_player", description="Chooses a character-level Llama that knows a game's moves."
     )
-    game: Mapping[str, str | int | bool] = Field(
+    game: Mapping[str, JsonValue] = Field(
         ..., description="The game, as under environments, in its terse style."
     )
     seed: int = Field(0, ge=0, description="Seed of the initial weights and of the demonstrations.")
@@ -176,29 +177,28 @@ def check_description(path: Path) -> None:
 
 
 def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
-    """The cached directory `name`, built if it is not there. It appears whole or not at all; of two
-    builders the first wins."""
+    """The cached directory `name`, built if it is not there. It appears whole or not at all; a
+    second builder waits for the first."""
     target = cache_dir / name
     if target.is_dir():
         return check_model(target)
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache_dir / f".{name}.lock"):
+        return check_model(target) if target.is_dir() else _build(cache_dir, name, build)
+
+
+def _build(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
+    target = cache_dir / name
     aside = cache_dir / f".{name}.{os.getpid()}.aside"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
         build(aside)
         check_model(aside)
-        _publish(aside, target)
+        os.rename(aside, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return target
-
-
-def _publish(aside: Path, target: Path) -> None:
-    try:
-        os.rename(aside, target)
-    except OSError:
-        if not target.is_dir():  # else another process was faster
-            raise
 
 
 def cache_name(config: BaseModel, kind: str) -> str:

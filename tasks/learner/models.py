@@ -23,9 +23,9 @@ from artifacts.models.hub_model import fetch_hub_model
 
 Report = Callable[[str], None]
 
-# by kind; raise it when warm_up, demonstrations, chain_sum or a game change what the same
+# by kind; raise it when warm_up, muon, demonstrations, chain_sum or a game change what the same
 # configuration builds: cached models are then left alone
-RECIPES: Mapping[str, int] = {"tiny_llama": 2, "tiny_player": 3}
+RECIPES: Mapping[str, int] = {"tiny_llama": 3, "tiny_player": 4}
 SMOLLM2 = "smollm2-135m-instruct"  # its directory in the cache
 
 

@@ -24,6 +24,7 @@ from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_toke
 from artifacts.models.choice import TinyConfig
 from artifacts.models.importing import building_model, importing_transformers
 from tasks.learner.demonstrations import Draw, Example, demonstrations_of
+from tasks.learner.muon import Muon
 
 with importing_transformers():
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
@@ -109,7 +110,7 @@ def _optimizers(model: LlamaForCausalLM) -> tuple[torch.optim.Optimizer, ...]:
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return (
-        torch.optim.Muon(matrices, lr=MUON_LR, momentum=0.95, weight_decay=0.0),
+        Muon(matrices, lr=MUON_LR, momentum=0.95),
         torch.optim.AdamW(others, lr=ADAMW_LR, betas=(0.9, 0.95), weight_decay=0.0),
     )
 

@@ -6,9 +6,12 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
@@ -100,17 +103,26 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="out of disk"):
         build_once(tmp_path, "m", build)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == []
 
 
-def test_the_faster_of_two_builders_wins(tmp_path: Path) -> None:
+def test_a_second_builder_waits_for_the_first(tmp_path: Path) -> None:
+    builds: list[Path] = []
+    both = Barrier(2)
+
     def build(path: Path) -> None:
+        builds.append(path)
+        time.sleep(0.2)
         fake_model(path)
-        fake_model(tmp_path / "m")
-        (tmp_path / "m" / "model.safetensors").write_text("first")
 
-    assert (build_once(tmp_path, "m", build) / "model.safetensors").read_text() == "first"
-    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    def ask() -> Path:
+        both.wait()
+        return build_once(tmp_path, "m", build)
+
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(ask) for _ in range(2)]
+        assert [each.result() for each in asked] == [tmp_path / "m"] * 2
+    assert len(builds) == 1
 
 
 def test_every_field_of_the_tiny_model_changes_its_place_in_the_cache() -> None:
@@ -122,7 +134,7 @@ def test_every_field_of_the_tiny_model_changes_its_place_in_the_cache() -> None:
 
 
 def test_the_tiny_model_lies_where_it_always_lay() -> None:
-    assert cache_name(TinyLlamaConfig(), "tiny_llama-r2") == "tiny_llama-r2-191acc0635f6"
+    assert cache_name(TinyLlamaConfig(), "tiny_llama-r3") == "tiny_llama-r3-191acc0635f6"
 
 
 PLAYER = TinyPlayerConfig(game={"kind": "guess", "style": "terse", "largest": 10}, warm_up_steps=30)
