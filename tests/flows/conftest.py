@@ -17,6 +17,8 @@ import psutil
 import pytest
 
 from flows.commands.local_stack import free_port, prefect_server
+from flows.config.run_config import RunConfig
+from tasks.learner.models import resolve_model
 
 ROOT = Path(__file__).parents[2]
 SMALL = (  # the tiny preset, small enough that a run is mostly its start
@@ -34,7 +36,7 @@ SIMULATED = (  # engines that answer the questions of the tiny preset and hold n
     "engine.says=chain_sums",
     "engine.max_model_len=256",
 )
-ENDS_WITHIN_S = 400.0  # a run, beside another one on two cores
+ENDS_WITHIN_S = 600.0  # a run, beside another one on two cores
 PIPE_BYTES = 1 << 20  # a run that goes on after kills has much to say
 
 
@@ -87,7 +89,11 @@ class Launcher:
     ) -> Finished:
         """A run from beginning to end."""
         process = self.start(root, *assignments, preset=preset, resume=resume)
-        out, err = process.communicate(timeout=ENDS_WITHIN_S)
+        try:
+            out, err = process.communicate(timeout=ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # or it takes its core from every test after this one
+            raise
         return Finished(code=process.returncode, out=out, err=err)
 
 
@@ -157,6 +163,14 @@ def joined_cluster(environment: dict[str, str], scratch: Path) -> Iterator[Joine
         yield cluster
     finally:
         cluster.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tiny_models() -> None:
+    """Made before the first run: a host may take minutes, and a run has its time for itself."""
+    for preset in ("tiny-sync", "tiny-agent"):
+        config = RunConfig.model_validate({"preset": preset})
+        resolve_model(config.model, ROOT / config.keep.model_cache)
 
 
 @pytest.fixture(scope="session")
