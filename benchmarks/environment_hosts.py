@@ -19,10 +19,10 @@ import psutil  # type: ignore[import-untyped]
 
 from benchmarks.trivial_environment import Trivial
 from tasks.environments.base import EnvironmentHosts
-from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.direct import DirectHosts
 from tasks.environments.hosts.pool import HostPool
 from tasks.environments.hosts.report import HostReport
+from tasks.environments.processes.config import HostConfig
 
 SETTINGS = Trivial()
 TEXT = "move 3 to 5"

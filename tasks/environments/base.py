@@ -92,6 +92,14 @@ class EnvironmentFailed(RuntimeError):
         self.ending = ending  # CRASHED or UNANSWERED
 
 
+class EnvironmentLost(EnvironmentFailed):
+    """What held the environment is gone, and nothing that the environment did is the cause: the
+    episode may go on in another one, which the next `reset` of it begins elsewhere."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(Ending.CRASHED, detail)
+
+
 class EnvironmentHosts(Protocol):
     """The processes in which environments step. An episode has one of its own from `reset` to
     `end`, by the episode's id."""
@@ -105,15 +113,16 @@ class EnvironmentHosts(Protocol):
         self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
     ) -> str | None:
         """Begin an episode, in a process that is free or started for it; the first observation.
-        Raises EnvironmentFailed, and ValueError, with the cure, for an environment that cannot
-        work.
+        Raises EnvironmentFailed, EnvironmentLost where another reset may succeed, and ValueError,
+        with the cure, for an environment that cannot work.
 
         state: a snapshot from which the episode is to go on; None says that it does.
         """
         ...
 
     async def step(self, episode_id: str, text: str) -> Transition:
-        """Take a turn. Raises EnvironmentFailed; the episode is over then."""
+        """Take a turn. Raises EnvironmentFailed; the episode is over then. Raises EnvironmentLost;
+        it may go on after a reset."""
         ...
 
     def snapshot(self, episode_id: str) -> bytes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from artifacts.episodes import Episode, Snapshot, Turn
 from artifacts.records import Generated, Request, VersionSpan
-from tasks.engines.admission import extend_spans
+from artifacts.version_spans import extend_spans, join_spans, split_spans
 from tasks.environments.base import Transition
 
 
@@ -154,8 +154,7 @@ class EpisodeSoFar:
         num_given = len(self.opened.given)
         first, *later = action.versions
         versions = extend_spans(self.versions, first.version, num_given + first.num_tokens)
-        for span in later:
-            versions = extend_spans(versions, span.version, span.num_tokens)
+        versions = join_spans(versions, later)
         turn = Turn(
             num_given=num_given,
             num_sampled=len(action.token_ids),
@@ -188,17 +187,3 @@ class EpisodeSoFar:
         )
         taken = Snapshot(state=state, observation=transition.observation) if state else None
         return replace(self, turns=(*self.turns[:-1], last), snapshot=taken)
-
-
-def split_spans(
-    spans: Sequence[VersionSpan], num_tokens: int
-) -> tuple[tuple[VersionSpan, ...], tuple[VersionSpan, ...]]:
-    """The spans of the first num_tokens, and those of the rest."""
-    before: tuple[VersionSpan, ...] = ()
-    after: tuple[VersionSpan, ...] = ()
-    for span in spans:
-        num_before = min(span.num_tokens, num_tokens)
-        num_tokens -= num_before
-        before = extend_spans(before, span.version, num_before)
-        after = extend_spans(after, span.version, span.num_tokens - num_before)
-    return before, after

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.environments.hosts.config import HostConfig
+from tasks.environments.processes.config import HostConfig
 
 
 class EpisodeConfig(BaseModel):

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from artifacts.new_tokens import News
 from artifacts.records import Generated, Request, Running, WeightsRef
 from artifacts.turn_log import TurnLog
 from tasks.engines.admission import check_room
@@ -54,7 +55,7 @@ class EpisodeReplica(Replica):
         self._inner = inner
         self._hosts = hosts
         self._max_model_len = max_model_len
-        self._done = Mailbox[Generated]()
+        self._done = Mailbox[News]()
         self._desk = TurnDesk(inner, self._done.put, self._lose)
         self._lost: EngineLost | ValueError | None = None
         self._log = log
@@ -87,7 +88,7 @@ class EpisodeReplica(Replica):
             self._plays[request.response_id] = (play, task)
             task.add_done_callback(partial(self._ended, play))
 
-    async def collect(self, wait_s: float) -> list[Generated]:
+    async def collect(self, wait_s: float) -> list[News]:
         self._check_alive()
         done = await self._done.take(wait_s)
         self._check_alive()

@@ -3,10 +3,9 @@
     reset ─▶ ┌ bridge ─▶ action (the engine) ─▶ answer (the environment) ┐ ─▶ Generated
              └──────────────── the next observation ◀────────────────────┘
 
-An episode that was begun elsewhere goes on from where it was. Its environment is restored from a
-snapshot; where there is none, a new one is led there, whose reset and steps must say what is
-recorded; and if they do not, the episode begins again. Every token of it keeps its log-probability
-and its version; an action that was stopped half-way goes on.
+An episode that was begun elsewhere, or whose environment was lost with its worker, goes on from
+where it was (`led_environment`), or begins again. Every token of it keeps its log-probability and
+its version; an action that was stopped half-way goes on.
 
 After every answer of the environment the episode is written down, so that it outlives its engine.
 """
@@ -18,22 +17,25 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from artifacts.episodes import Ending, Episode
-from artifacts.records import FinishReason, Generated, Request
+from artifacts.episodes import Ending
+from artifacts.records import Generated, Request
 from tasks.environments.base import (
     EnvironmentFailed,
     EnvironmentHosts,
+    EnvironmentLost,
     EnvironmentSettings,
     Transition,
 )
 from tasks.environments.bridge import Bridge
 from tasks.environments.episode import EpisodeSoFar
 from tasks.environments.episode_config import EpisodeConfig
+from tasks.environments.episode_end import STOPPED, End
+from tasks.environments.led_environment import LedEnvironment
 from tasks.scheduling.seeds import derive_seed
 
 logger = logging.getLogger(__name__)
 
-BOUNDS = (Ending.TRUNCATED, Ending.TURNS, Ending.TOKENS, Ending.TIME)
+MAX_LOST = 3  # environments that an episode may lose with their workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +53,6 @@ class Means:
     clock: Callable[[], float]  # Unix seconds, or virtual ones under simulation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """How an episode ended."""
-
-    ending: Ending | None  # None of one that was stopped
-    detail: str = ""  # the reason in a few words
-    last_observation: str = ""  # what the model never read
-
-
-STOPPED = End(ending=None)
-
-
 class Play:
     """One episode. `run` plays it; who has set `is_stopped` ends it, at the latest after the turn
     that the engine is in."""
@@ -75,29 +65,51 @@ class Play:
         self._means = means
         self._name = request.response_id
         self._submitted_s = means.clock()
-        self._begin_s = 0.0  # of its first turn here, on the event loop's clock
+        self._begin_s: float | None = None  # of its first turn here, on the event loop's clock
         self._first_token_s: float | None = None
-        self._past = request.kept_episode or Episode(turns=(), ending=None)  # counts of it alone
+        self._environment = LedEnvironment(request, means.hosts, means.settings, means.clock)
         self._num_written = 0  # turns
 
     async def run(self) -> Generated:
         """The whole episode, or what there is of it when it is stopped."""
-        if self._past.ending is not None:  # its engine was lost before it had handed it over
-            return self.generated(_end_of(self._past))
+        kept = self.request.kept_episode
+        if kept is not None and kept.ending is not None:
+            return self.generated(End.of(kept))  # its engine was lost before it had handed it over
         try:
             end = await self._play()
         except EnvironmentFailed as failure:
             end = End(ending=failure.ending, detail=failure.detail)
         finally:
             self.is_asking = False
-            await self._means.hosts.end(self._name)
+            await self._environment.end()
         generated = self.generated(end)
         if end.ending is not None and not end.ending.is_failure:
             self._means.write(generated, self._num_written)
         return generated
 
     async def _play(self) -> End:
-        observation = await self._begin()
+        """To the end, from where the episode was left; from there again when its environment is
+        lost."""
+        num_lost = 0
+        while True:
+            try:
+                return await self._play_on(await self._begin())
+            except EnvironmentLost as lost:
+                num_lost += 1
+                logger.warning(
+                    "episode=%s loses its worker of environments for the %d. time: %s",
+                    self._name,
+                    num_lost,
+                    lost,
+                )
+                if num_lost > MAX_LOST:
+                    raise EnvironmentFailed(
+                        Ending.CRASHED,
+                        f"its workers of environments were lost {num_lost} times, at last: {lost}",
+                    ) from lost
+
+    async def _play_on(self, observation: str) -> End:
+        """Turns, after this observation."""
         while True:
             if not self.so_far.awaits_answer:
                 if not self._open_turn(observation):
@@ -115,61 +127,17 @@ class Play:
     # --- the beginning -------------------------------------------------------------------------
 
     async def _begin(self) -> str:
-        """Bring an environment to where the episode was left; what it has said there."""
-        snapshot = self.so_far.snapshot
-        observation = await self._reset(snapshot.state if snapshot else b"")
+        """Have an environment where the episode was left; what it has said there."""
+        observation = await self._environment.led_to(self.so_far)
         if observation is None:
-            assert snapshot is not None, "nothing else restores an environment"
-            observation = snapshot.observation
-        else:
-            observation = await self._replayed(observation)
-        self._begin_s = asyncio.get_running_loop().time()
-        if self.so_far.turns:
-            self._past = replace(self._past, num_resumed=self._past.num_resumed + 1)
+            self._environment.forget(self.so_far)
+            self.so_far, self._num_written = EpisodeSoFar(), 0
+            observation = await self._environment.led_to(self.so_far)
+            assert observation is not None, "there is nothing to repeat"
+        if self._begin_s is None:
+            self._begin_s = asyncio.get_running_loop().time()
         if self._is_half_said():
             self.so_far = self.so_far.reopened(self._means.clock())
-        return observation
-
-    async def _reset(self, state: bytes = b"") -> str | None:
-        """The first observation of an environment; None if it goes on from this state instead."""
-        began_s = self._means.clock()
-        observation = await self._means.hosts.reset(
-            self._name, self._means.settings, self.request.episode_seed, state
-        )
-        took_s = self._means.clock() - began_s
-        self._past = replace(self._past, reset_s=self._past.reset_s + took_s)
-        return observation
-
-    async def _replayed(self, observation: str) -> str:
-        """Lead an environment, which begins with this, through the recorded actions."""
-        for turn in self.so_far.turns:
-            if observation != turn.observation:
-                return await self._begin_again()
-            if turn.answered_s is None:
-                break
-            transition = await self._step(turn.action)
-            self._past = replace(self._past, num_replayed=self._past.num_replayed + 1)
-            if transition.terminated or transition.truncated:
-                return await self._begin_again()
-            observation = transition.observation
-        return observation
-
-    async def _begin_again(self) -> str:
-        """The environment does not repeat itself: what is kept is not what it would go on from."""
-        logger.warning(
-            "episode=%s begins again: its environment %s does not repeat itself",
-            self._name,
-            self.request.environment,
-        )
-        self._past = replace(
-            self._past,
-            num_restarted=self._past.num_restarted + 1,
-            num_forgotten=self._past.num_forgotten + self.so_far.num_sampled,
-        )
-        self.so_far = EpisodeSoFar()
-        await self._means.hosts.end(self._name)
-        observation = await self._reset()
-        assert observation is not None, "no state is given"
         return observation
 
     def _is_half_said(self) -> bool:
@@ -234,13 +202,10 @@ class Play:
 
     async def _answer(self) -> Transition:
         """Have the environment answer the last action."""
-        transition = await self._step(self.so_far.turns[-1].action)
-        state = self._means.hosts.snapshot(self._name)
+        transition = await self._environment.step(self.so_far.turns[-1].action)
+        state = self._environment.snapshot()
         self.so_far = self.so_far.answered(transition, self._means.clock(), state)
         return transition
-
-    async def _step(self, action: str) -> Transition:
-        return await self._means.hosts.step(self._name, action)
 
     def _ending(self, transition: Transition) -> Ending | None:
         """Whether the episode is over after this, and how it ended."""
@@ -250,6 +215,7 @@ class Play:
             return Ending.TRUNCATED
         if len(self.so_far.turns) >= self._means.settings.max_turns:
             return Ending.TURNS
+        assert self._begin_s is not None, "a turn was taken"
         passed_s = asyncio.get_running_loop().time() - self._begin_s
         return Ending.TIME if passed_s > self._means.config.episode_s else None
 
@@ -268,7 +234,7 @@ class Play:
         """Its record, but for the text."""
         request, so_far, now_s = self.request, self.so_far, self._means.clock()
         episode = replace(
-            self._past,
+            self._environment.counted,
             turns=so_far.turns,
             ending=end.ending,
             detail=end.detail,
@@ -281,7 +247,7 @@ class Play:
             token_ids=so_far.token_ids,
             logprobs=so_far.logprobs,
             versions=so_far.versions,
-            finish_reason=_reason(end.ending),
+            finish_reason=end.finish_reason,
             text="",
             engine=self._means.engine,
             submitted_s=self._submitted_s,
@@ -290,17 +256,3 @@ class Play:
             attempt=request.attempt,
             episode=episode,
         )
-
-
-def _end_of(episode: Episode) -> End:
-    return End(
-        ending=episode.ending,
-        detail=episode.detail,
-        last_observation=episode.last_observation,
-    )
-
-
-def _reason(ending: Ending | None) -> FinishReason:
-    if ending is None:
-        return "aborted"
-    return "length" if ending in BOUNDS else "stop"

@@ -12,6 +12,7 @@ import asyncio
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 
+from artifacts.new_tokens import News, NewTokens, parted
 from artifacts.records import Generated, Request
 from tasks.engines.base import Engine, EngineLost
 
@@ -24,11 +25,11 @@ class TurnDesk:
     def __init__(
         self,
         engine: Engine,
-        hand_on: Callable[[Generated], None],
+        hand_on: Callable[[News], None],
         lose: Callable[[EngineLost], None],
     ) -> None:
-        """hand_on: hears of responses that are no turns. lose: hears once that the engine is
-        gone, and has who waits for a turn cancelled."""
+        """hand_on: hears of what is said of responses that are no turns. lose: hears once that the
+        engine is gone, and has who waits for a turn cancelled."""
         self._engine = engine
         self._hand_on = hand_on
         self._lose = lose
@@ -97,9 +98,18 @@ class TurnDesk:
 
     async def _collect(self) -> None:
         while self._inside:
-            for generated in await self._engine.collect(POLL_S):
+            over, told = parted(await self._engine.collect(POLL_S))
+            for new in told:
+                self._note(new)
+            for generated in over:
                 self._arrive(generated)
         self._collecting = None
+
+    def _note(self, new: NewTokens) -> None:
+        """Of a turn that is being said nobody wants to hear: it is kept when the environment has
+        answered it."""
+        if new.response_id not in self._waiting:
+            self._hand_on(new)
 
     def _arrive(self, generated: Generated) -> None:
         self._inside.discard(generated.response_id)

@@ -13,8 +13,8 @@ from host_environments import Script
 
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings
-from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.pool import HostPool
+from tasks.environments.processes.config import HostConfig
 
 SCRIPT = Script()
 PATIENT = HostConfig(num_hosts=4, reset_s=120.0, step_s=120.0)  # however busy the machine is

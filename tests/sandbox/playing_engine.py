@@ -17,8 +17,8 @@ from tasks.environments.bridge import make_bridge  # noqa: E402
 from tasks.environments.delayed import DelayedConfig  # noqa: E402
 from tasks.environments.episode_config import EpisodeConfig  # noqa: E402
 from tasks.environments.episode_replica import EpisodeReplica  # noqa: E402
-from tasks.environments.hosts.config import HostConfig  # noqa: E402
 from tasks.environments.hosts.pool import HostPool  # noqa: E402
+from tasks.environments.processes.config import HostConfig  # noqa: E402
 
 NUM_EPISODES = 6
 SLOW = DelayedConfig(environment=GAME, mean_s=0.3)

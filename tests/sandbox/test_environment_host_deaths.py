@@ -19,9 +19,9 @@ from host_pools import PATIENT, SCRIPT, failure, hosts, until
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed
 from tasks.environments.hosts import pool as pool_module
-from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.pool import HostPool
-from tasks.environments.hosts.report import HostState
+from tasks.environments.processes.config import HostConfig
+from tasks.environments.processes.host_state import HostState
 
 LOST = (Ending.CRASHED, "its fork server was lost")
 NUM_KILLS = 50
@@ -163,8 +163,8 @@ PARENT = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
 from host_environments import Script
-from tasks.environments.hosts import origins
-from tasks.environments.hosts.config import HostConfig
+from tasks.environments.processes import origins
+from tasks.environments.processes.config import HostConfig
 from tasks.environments.hosts.pool import HostPool
 
 async def main():

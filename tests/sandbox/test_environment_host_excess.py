@@ -11,7 +11,7 @@ from host_environments import Connected
 from host_pools import ISOLATIONS, PATIENT, SCRIPT, failure, hosts
 
 from artifacts.episodes import Ending
-from tasks.environments.hosts.host_process import NUM_FILES
+from tasks.environments.processes.host_process import NUM_FILES
 
 NUM_TURNS = 20
 TWO = PATIENT.model_copy(update={"num_hosts": 2})

@@ -10,8 +10,8 @@ import pytest
 from host_environments import Connected, Sharing, Threading
 from host_pools import ISOLATIONS, PATIENT, SCRIPT, failure, hosts
 
-from tasks.environments.hosts.origin_walls import closed_to_nobody
 from tasks.environments.hosts.pool import HostPool
+from tasks.environments.processes.origin_walls import closed_to_nobody
 from tasks.sandbox.interpreter import own
 
 OUTSIDE = "/etc/passwd"
@@ -112,7 +112,7 @@ async def test_a_machine_without_the_isolation_is_refused_with_the_cure(
 async def test_landlock_is_refused_where_nobody_can_read_python(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tasks.environments.hosts.origins.closed_to_nobody", lambda _: "/root")
+    monkeypatch.setattr("tasks.environments.processes.origins.closed_to_nobody", lambda _: "/root")
     pool = HostPool(PATIENT.model_copy(update={"isolation": "landlock"}))
     with pytest.raises(
         ValueError, match=r"could not read Python, /root is closed .*; use a kernel"

@@ -14,10 +14,10 @@ from host_pools import ISOLATIONS, PATIENT, SCRIPT, failure, hosts, until
 
 from artifacts.episodes import Ending
 from tasks.environments.base import Transition
-from tasks.environments.hosts.config import HostConfig
-from tasks.environments.hosts.origin_process import OriginProcess
 from tasks.environments.hosts.pool import HostPool
-from tasks.environments.hosts.report import HostState
+from tasks.environments.processes.config import HostConfig
+from tasks.environments.processes.host_state import HostState
+from tasks.environments.processes.origin_process import OriginProcess
 
 
 async def played(pool: HostPool, episode_id: str, *texts: str, seed: int = 3) -> Transition:

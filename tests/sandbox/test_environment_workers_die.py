@@ -1,5 +1,5 @@
-"""Environments in Dask workers of their own, with real walls: an episode goes on at another worker
-when its own is killed, and the killed one comes back."""
+"""Environments in Dask workers of their own, with real walls: an episode can go on at another
+worker when its own is killed, and the killed one comes back."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tasks.cluster.actors import Remote
 from tasks.cluster.dask_cluster import open_cluster, worker_addresses
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.registry import ActorRegistry
+from tasks.environments.base import EnvironmentLost
 from tasks.environments.hosts.bulletin import told_states
 from tasks.environments.hosts.host_actor import HostActor
 from tasks.environments.hosts.host_workers import HostWorkers
@@ -85,11 +86,12 @@ def place_of(hosts: RemoteHosts, episode_id: str) -> str:
 
 async def test_a_killed_worker_costs_no_episode_and_comes_back(run: Run) -> None:
     hosts = run.hosts("engine-0")
-    await hosts.warm()
-    for number in range(6):
+    await hosts.warm()  # and then as many episodes as one worker has places
+    for number in range(PATIENT.num_hosts):
         assert await hosts.reset(str(number), SCRIPT, number) == f"{number}:0"
         assert (await hosts.step(str(number), "")).observation == f"{number}:1"
-    there = {number: place_of(hosts, str(number)) for number in range(6)}
+    states = {number: hosts.snapshot(str(number)) for number in range(PATIENT.num_hosts)}
+    there = {number: place_of(hosts, str(number)) for number in range(PATIENT.num_hosts)}
     assert set(there.values()) == set(WORKERS)  # both are used
     thinking = next(number for number, name in there.items() if name == "environment-0")
     killed = psutil.Process(run.pid("environment-0"))
@@ -99,17 +101,27 @@ async def test_a_killed_worker_costs_no_episode_and_comes_back(run: Run) -> None
     await asyncio.sleep(0.5)
     run.keeper.start()
     killed.kill()
-    assert (await stepping).observation == f"{thinking}:2"
+    with pytest.raises(EnvironmentLost, match="its worker of environments was lost"):
+        await stepping
+    assert await hosts.reset(str(thinking), SCRIPT, thinking, states[thinking]) is None
     assert place_of(hosts, str(thinking)) == "environment-1"
-    for number in set(range(6)) - {thinking}:
-        assert (await hosts.step(str(number), "last")).observation == f"{number}:2"
+    assert (await hosts.step(str(thinking), "sleep 5")).observation == f"{thinking}:2"
+    others = [number for number in there if number != thinking]
+    lost = [number for number in others if there[number] == "environment-0"]
+    for number in lost:
+        with pytest.raises(EnvironmentLost):
+            await hosts.step(str(number), "last")
     await asyncio.to_thread(psutil.wait_procs, left, 60)
     assert not [process for process in left if process.is_running()]
     await until(lambda: "environment-0" in hosts._workers._views(), 120)
-    for number in range(6):
+    for number in lost:
+        assert await hosts.reset(str(number), SCRIPT, number, states[number]) is None
+    for number in others:
+        assert (await hosts.step(str(number), "last")).observation == f"{number}:2"
+    for number in range(PATIENT.num_hosts):
         await hosts.end(str(number))
     await hosts.reset("again", SCRIPT, 9)
-    assert place_of(hosts, "again") == "environment-0"  # of no latency known, and empty
+    assert place_of(hosts, "again") == "environment-0"  # it answers sooner
     await hosts._workers.close()
 
 

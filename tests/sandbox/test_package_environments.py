@@ -22,8 +22,8 @@ from tasks.environments.adapters.package import GemConfig, PackageConfig, TextAr
 from tasks.environments.base import EnvironmentFailed, Transition
 from tasks.environments.conformance.suite import check_environment
 from tasks.environments.delayed import DelayedConfig
-from tasks.environments.hosts import hosted
 from tasks.environments.hosts.pool import HostPool
+from tasks.environments.processes import hosted
 
 ROOT = Path(__file__).parents[2]
 LIMIT = "The turn limit has been reached."

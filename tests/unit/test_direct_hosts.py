@@ -8,8 +8,8 @@ import pytest
 
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
-from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.direct import DirectHosts
+from tasks.environments.processes.config import HostConfig
 
 
 class Echo(EnvironmentSettings):

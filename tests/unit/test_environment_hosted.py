@@ -16,8 +16,8 @@ from tasks.environments.delayed import DelayedConfig
 from tasks.environments.games.bandit import BanditConfig
 from tasks.environments.games.grid import GridConfig
 from tasks.environments.games.guess import GuessConfig
-from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.pool import HostPool
+from tasks.environments.processes.config import HostConfig
 from tasks.environments.tools.tools import ToolsConfig
 
 PATIENT = HostConfig(num_hosts=2, reset_s=120.0, step_s=120.0)  # however busy the machine is

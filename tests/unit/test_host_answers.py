@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.environments.base import Transition
-from tasks.environments.hosts.answers import (
+from tasks.environments.processes.answers import (
     BadAnswer,
     max_answer_bytes,
     read_observation,

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tasks.environments.hosts.answers import BadAnswer
-from tasks.environments.hosts.host_link import HostLink, LinkLost, Unanswered
-from tasks.environments.hosts.host_process import framed
+from tasks.environments.processes.answers import BadAnswer
+from tasks.environments.processes.host_link import HostLink, LinkLost, Unanswered
+from tasks.environments.processes.host_process import framed
 
 LONG_S = 60.0
 

@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.environments.base import EnvironmentSettings
-from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.report import HostReport
 from tasks.environments.hosts.restarts import Restarts
 from tasks.environments.hosts.tally import Tally
+from tasks.environments.processes.config import HostConfig
 
 
 def report(times_s: list[float]) -> HostReport:

@@ -18,7 +18,7 @@ from tasks.environments.adapters.gem import GemGame
 from tasks.environments.adapters.package_recipe import PackageRecipe
 from tasks.environments.adapters.textarena import TextArenaGame
 from tasks.environments.base import Environment
-from tasks.environments.hosts.hosted import HostedEnvironment
+from tasks.environments.processes.hosted import HostedEnvironment
 
 
 def _absolute(path: str) -> str:

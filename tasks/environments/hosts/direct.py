@@ -10,12 +10,12 @@ from tasks.environments.base import (
     EnvironmentSettings,
     Transition,
 )
-from tasks.environments.hosts.answers import (
+from tasks.environments.processes.answers import (
     BadAnswer,
     checked_observation,
     checked_transition,
 )
-from tasks.environments.hosts.config import HostConfig
+from tasks.environments.processes.config import HostConfig
 
 
 class DirectHosts:

@@ -20,9 +20,9 @@ from artifacts.episodes import Ending
 from artifacts.records import pack, unpack
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
 from tasks.environments.hosts.bulletin import ToldHosts
-from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.pool import HostPool
 from tasks.environments.hosts.report import PoolLoad
+from tasks.environments.processes.config import HostConfig
 
 ENDED = "its episode was ended"
 SILENT_S = 120.0  # a caller that is not heard of for so long is gone

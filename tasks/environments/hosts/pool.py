@@ -19,15 +19,16 @@ from typing import TypeVar
 
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
-from tasks.environments.hosts.config import HostConfig
-from tasks.environments.hosts.host import Host, told_end
-from tasks.environments.hosts.origin_process import OriginProcess
-from tasks.environments.hosts.origins import Origins
 from tasks.environments.hosts.places import Places
-from tasks.environments.hosts.report import HostRecord, HostReport, HostState, PoolLoad
+from tasks.environments.hosts.report import HostRecord, HostReport, PoolLoad
 from tasks.environments.hosts.restarts import Restarts
 from tasks.environments.hosts.slot import Slots
 from tasks.environments.hosts.tally import Tally
+from tasks.environments.processes.config import HostConfig
+from tasks.environments.processes.host import Host, told_end
+from tasks.environments.processes.host_state import HostState
+from tasks.environments.processes.origin_process import OriginProcess
+from tasks.environments.processes.origins import Origins
 
 LOG = logging.getLogger(__name__)
 GRACE_S = 5.0  # for the origin to tell the end of a process that it was told to kill

@@ -1,21 +1,18 @@
 """Environments in the workers of the role environment, as the process of an engine sees them.
 
     reset ─▶ the worker where it is expected to wait least ─▶ step, step, ... ─▶ end
-    step ── the worker is lost ─▶ its state, or the recorded turns, at another one ─▶ the step
+    a call ── the worker is lost ─▶ EnvironmentLost ─▶ reset, at another one
 
-An episode stays with its worker. When that is lost, the episode goes on at another: from the state
-of its environment, or, where there is none, led to where it was, for the same seed and the same
-actions give the same transcript. One whose environment says something else there has failed, for
-which nobody but the infrastructure is to blame.
+An episode stays with its worker. When that is lost, the environment is gone, which whoever plays
+the episode is told: leading another one to where it was is not done here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from uuid import uuid4
@@ -23,8 +20,12 @@ from uuid import uuid4
 from artifacts.episodes import Ending
 from artifacts.records import pack, unpack
 from tasks.cluster.actors import Remote
-from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
-from tasks.environments.hosts.config import HostConfig
+from tasks.environments.base import (
+    EnvironmentFailed,
+    EnvironmentLost,
+    EnvironmentSettings,
+    Transition,
+)
 from tasks.environments.hosts.host_actor import Answer
 from tasks.environments.hosts.host_workers import (
     HEAR_WITHIN_S,
@@ -32,27 +33,20 @@ from tasks.environments.hosts.host_workers import (
     HostWorkers,
     WorkerLost,
 )
+from tasks.environments.processes.config import HostConfig
 
-LOG = logging.getLogger(__name__)
-COMPARED = 4  # fields of a transition: all but the details
-MAX_LOST = 3  # workers that an episode may lose
 START_S = 120.0  # for what a reset may have started beside the environment: fork server and process
 EXTRA_S = 30.0  # for messages of a call that wait behind others
 
 
 @dataclass(slots=True, kw_only=True)
 class Seat:
-    """Where an episode is, and what it takes to lead another environment to where it is."""
+    """Where an episode is."""
 
-    settings: EnvironmentSettings
-    seed: int
-    name: str = ""  # at its worker
-    worker: HostWorker | None = None  # None between two
-    began_s: float = 0.0
-    num_lost: int = 0  # workers
-    first: str | None = None  # what the reset said; None if it went on from a state
+    worker: HostWorker
+    name: str  # of the episode at its worker
+    began_s: float  # on the monotonic clock
     state: bytes = b""  # of its environment after the last turn
-    turns: list[tuple[str, Transition]] = field(default_factory=list)  # actions with their answers
 
 
 class RemoteHosts:
@@ -80,27 +74,26 @@ class RemoteHosts:
         self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
     ) -> str | None:
         """Begin an episode, or go on from a state, where it is expected to wait least; one of the
-        same id is ended before."""
+        same id is ended before. Raises EnvironmentLost when that worker is lost meanwhile."""
         await self.end(episode_id)
-        seat = self._seats[episode_id] = Seat(settings=settings, seed=seed, state=state)
-        try:
-            seat.first = await self._begin(episode_id, seat)
-        except EnvironmentFailed:
-            self._leave(episode_id)
-            raise
-        return seat.first
+        worker = await self._workers.best(self._config.place_s)
+        worker.view = worker.view.begun()
+        name = f"{episode_id}#{next(self._numbers)}"
+        self._seats[episode_id] = Seat(worker=worker, name=name, began_s=time.monotonic())
+        payload = pack((settings, seed, state))
+        limit_s = self._config.place_s + self._config.reset_s + START_S
+        said = await self._ask(episode_id, "reset", payload, limit_s)
+        assert not isinstance(said, Transition), "that is the answer to a step"
+        return said
 
     async def step(self, episode_id: str, text: str) -> Transition:
-        """Take a turn; at another worker if its own is lost."""
+        """Take a turn. Raises EnvironmentLost when its worker is lost."""
+        started_s = time.monotonic()
+        transition = await self._ask(episode_id, "step", text, self._config.step_s)
+        assert isinstance(transition, Transition), "that is the answer to a reset"
         seat = self._seats.get(episode_id)
-        if seat is None:
-            raise EnvironmentFailed(Ending.CRASHED, "these hosts know no such episode")
-        try:
-            transition = await self._step(episode_id, seat, text)
-        except EnvironmentFailed:
-            self._leave(episode_id)
-            raise
-        seat.turns.append((text, transition))
+        if seat is not None:
+            seat.worker.view = seat.worker.view.stepped(time.monotonic() - started_s)
         return transition
 
     def snapshot(self, episode_id: str) -> bytes:
@@ -113,113 +106,53 @@ class RemoteHosts:
         seat = self._seats.get(episode_id)
         if seat is None:
             return
-        worker, name = seat.worker, seat.name
         self._leave(episode_id)
-        if worker is None:
-            return
         try:
-            load = unpack(await worker.call("end", name, deadline_s=HEAR_WITHIN_S))
+            load = unpack(await seat.worker.call("end", seat.name, deadline_s=HEAR_WITHIN_S))
         except WorkerLost:
             return
-        worker.view = worker.view.told(load)
+        seat.worker.view = seat.worker.view.told(load)
 
     def close(self) -> None:
         """End every episode, without waiting."""
         self._seats.clear()
         self._closing = asyncio.ensure_future(self._workers.close())
 
-    async def _begin(self, episode_id: str, seat: Seat) -> str | None:
-        """Reset at some worker, or go on there from the state; another one if that is lost
-        meanwhile."""
-        while True:
-            seat.worker = await self._workers.best(self._config.place_s)
-            seat.worker.view = seat.worker.view.begun()
-            seat.name = f"{episode_id}#{next(self._numbers)}"
-            seat.began_s = time.monotonic()
-            payload = pack((seat.settings, seat.seed, seat.state))
-            limit_s = self._config.place_s + self._config.reset_s + START_S
-            try:
-                said = await self._ask(seat, "reset", payload, limit_s)
-                assert not isinstance(said, Transition), "that is the answer to a step"
-                return said
-            except WorkerLost as error:
-                self._lose(episode_id, seat, error)
-
-    async def _step(self, episode_id: str, seat: Seat, text: str) -> Transition:
-        while True:
-            try:
-                if seat.worker is None:
-                    await self._repeat(episode_id, seat)
-                return await self._take_turn(seat, text)
-            except WorkerLost as error:
-                self._lose(episode_id, seat, error)
-
-    async def _repeat(self, episode_id: str, seat: Seat) -> None:
-        """Bring another environment to where the episode is."""
-        said = await self._begin(episode_id, seat)
-        if said is None:
-            return
-        is_same = said == seat.first
-        for text, before in seat.turns:
-            if not is_same:
-                break
-            is_same = (await self._take_turn(seat, text))[:COMPARED] == before[:COMPARED]
-        if not is_same:
-            assert seat.worker is not None
-            await self.end(episode_id)
-            raise EnvironmentFailed(
-                Ending.CRASHED,
-                "its worker was lost, and elsewhere it says something else than before",
-            )
-
-    async def _take_turn(self, seat: Seat, text: str) -> Transition:
-        worker = seat.worker
-        assert worker is not None
-        started_s = time.monotonic()
-        transition = await self._ask(seat, "step", text, self._config.step_s)
-        assert isinstance(transition, Transition)
-        worker.view = worker.view.stepped(time.monotonic() - started_s)
-        return transition
-
     async def _ask(
-        self, seat: Seat, method: str, told: str | bytes, limit_s: float
+        self, episode_id: str, method: str, told: str | bytes, limit_s: float
     ) -> str | Transition | None:
-        """Call its worker. Raises EnvironmentFailed, and WorkerLost if nobody there knows the
-        episode."""
+        """Call the episode's worker. Raises EnvironmentFailed, and EnvironmentLost if it does not
+        answer, or nobody there knows the episode."""
+        seat = self._seats.get(episode_id)
+        if seat is None:
+            raise EnvironmentFailed(Ending.CRASHED, "these hosts know no such episode")
         worker = seat.worker
-        assert worker is not None
-        payload = await worker.call(method, seat.name, told, deadline_s=limit_s + EXTRA_S)
+        try:
+            payload = await worker.call(method, seat.name, told, deadline_s=limit_s + EXTRA_S)
+        except WorkerLost as error:
+            raise self._lost(episode_id, str(error)) from error
         answer: Answer = unpack(payload)
         worker.view = worker.view.told(answer.load)
-        if answer.ending is not None:
-            raise EnvironmentFailed(answer.ending, answer.detail)
         if answer.is_unknown:
-            raise WorkerLost(f"{worker.name} has begun anew and knows nothing of it")
+            raise self._lost(episode_id, f"{worker.name} has begun anew and knows nothing of it")
+        if answer.ending is not None:
+            self._leave(episode_id)
+            raise EnvironmentFailed(answer.ending, answer.detail)
         seat.state = answer.state
         return answer.value
 
-    def _lose(self, episode_id: str, seat: Seat, error: WorkerLost) -> None:
-        """Its worker is gone. Raises EnvironmentFailed if it has lost too many."""
-        if seat.worker is not None:
+    def _lost(self, episode_id: str, reason: str) -> EnvironmentLost:
+        """Its worker is gone, or does not know it: what is left there is ended when it is back."""
+        seat = self._seats.pop(episode_id, None)
+        if seat is not None:  # else it was ended meanwhile
             seat.worker.view = seat.worker.view.ended()
             seat.worker.abandoned.append(seat.name)
-        seat.worker = None
-        seat.num_lost += 1
-        LOG.warning(
-            "episode=%s loses its worker of environments for the %d. time: %s",
-            episode_id,
-            seat.num_lost,
-            error,
-        )
-        if seat.num_lost > MAX_LOST:
-            raise EnvironmentFailed(
-                Ending.CRASHED, f"its workers of environments were lost {seat.num_lost} times"
-            ) from error
+        return EnvironmentLost(f"its worker of environments was lost: {reason}")
 
     def _leave(self, episode_id: str) -> None:
         """It is at no worker any more."""
         seat = self._seats.pop(episode_id, None)
-        if seat is not None and seat.worker is not None:
+        if seat is not None:
             held_s = time.monotonic() - seat.began_s
             seat.worker.view = seat.worker.view.ended(held_s)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from enum import StrEnum
+
+from tasks.environments.processes.host_state import HostState
 
 SHORTEST_S = 1e-5
 FACTOR = 1.1  # between two bounds: a quantile is off by a twentieth at most
@@ -55,16 +56,6 @@ class HostReport:
     def __add__(self, other: HostReport) -> HostReport:
         names = [field.name for field in fields(self)]
         return HostReport(**{name: getattr(self, name) + getattr(other, name) for name in names})
-
-
-class HostState(StrEnum):
-    """What a process is at."""
-
-    FREE = "free"  # no episode
-    RESETTING = "resetting"  # starting and building included
-    THINKING = "thinking"  # the model's turn
-    STEPPING = "stepping"
-    DEAD = "dead"  # killed, or ended by itself, and not yet replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

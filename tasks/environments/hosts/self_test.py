@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tasks.environments.base import EnvironmentFailed
 from tasks.environments.games.guess import GuessConfig
-from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.pool import HostPool
+from tasks.environments.processes.config import HostConfig
 from tasks.sandbox.isolation import Isolation
 
 GAME = GuessConfig()

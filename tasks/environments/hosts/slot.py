@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-from tasks.environments.hosts.host import Host
-from tasks.environments.hosts.report import NUM_BINS, HostRecord, HostState, WallTimes, bin_of
+from tasks.environments.hosts.report import NUM_BINS, HostRecord, WallTimes, bin_of
+from tasks.environments.processes.host import Host
+from tasks.environments.processes.host_state import HostState
 
 
 class Slot:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 
 from artifacts.printable import printable_line
-from tasks.environments.hosts.states import MAX_STATE_BYTES
+from tasks.environments.processes.states import MAX_STATE_BYTES
 from tasks.environments.transition import Transition, Unusable
 
 SENTENCE_CHARS = 1000  # of the reason why an environment can never work

@@ -19,15 +19,15 @@ from typing import Any
 
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
-from tasks.environments.hosts.answers import (
+from tasks.environments.processes.answers import (
     max_answer_bytes,
     read_made,
     read_observation,
     read_transition,
 )
-from tasks.environments.hosts.config import HostConfig
-from tasks.environments.hosts.host import WALLS_S, as_crash, crashed, pickled_recipe
-from tasks.environments.hosts.host_process import (
+from tasks.environments.processes.config import HostConfig
+from tasks.environments.processes.host import WALLS_S, as_crash, crashed, pickled_recipe
+from tasks.environments.processes.host_process import (
     CONFINED,
     LENGTH,
     MAKE,
@@ -36,14 +36,14 @@ from tasks.environments.hosts.host_process import (
     STEP,
     framed,
 )
-from tasks.environments.hosts.origin_process import OriginProcess
-from tasks.environments.hosts.origins import (
+from tasks.environments.processes.origin_process import OriginProcess
+from tasks.environments.processes.origins import (
     Surroundings,
     shared_imports,
     start_origin,
     surroundings,
 )
-from tasks.environments.hosts.states import parted
+from tasks.environments.processes.states import parted
 
 CONFIG = HostConfig()
 _numbers = itertools.count(1)

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from tasks.environments.hosts.host_process import Bounds, run_host
+from tasks.environments.processes.host_process import Bounds, run_host
 from tasks.sandbox.frames import send_frame
 from tasks.sandbox.landlock import restrict_to_reading
 from tasks.sandbox.namespaces import Fork, become_nobody, forking_apart, settle

@@ -12,9 +12,9 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 
-from tasks.environments.hosts.config import HostConfig
-from tasks.environments.hosts.origin import ENDED, FORK, KILL, ORDER
-from tasks.environments.hosts.origin_walls import ENVIRONMENT, START_S, command
+from tasks.environments.processes.config import HostConfig
+from tasks.environments.processes.origin import ENDED, FORK, KILL, ORDER
+from tasks.environments.processes.origin_walls import ENVIRONMENT, START_S, command
 from tasks.sandbox.child_process import ChildProcess
 from tasks.sandbox.interpreter import Interpreter, at, own
 from tasks.sandbox.interrupt import Interrupt

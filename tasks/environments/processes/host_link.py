@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tasks.environments.hosts.answers import BadAnswer
-from tasks.environments.hosts.host_process import LENGTH
+from tasks.environments.processes.answers import BadAnswer
+from tasks.environments.processes.host_process import LENGTH
 
 
 class Unanswered(Exception):

@@ -14,8 +14,8 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.environments.hosts.config import HostConfig
-from tasks.environments.hosts.origin import OriginOrders
+from tasks.environments.processes.config import HostConfig
+from tasks.environments.processes.origin import OriginOrders
 from tasks.sandbox.interpreter import Interpreter, own
 from tasks.sandbox.isolation import (
     RESOLVING,
@@ -35,7 +35,7 @@ ENTRY = (  # what is installed editable is found by code in the directories of p
     " import json, site; orders = json.loads(sys.argv[1]);"
     " sys.path[:] = paths = orders['search_path']; sys.prefix = sys.exec_prefix = orders['prefix'];"
     " [site.addsitedir(path) for path in paths if path.endswith('-packages')];"
-    " from tasks.environments.hosts.origin import main; main(sys.argv[1])"
+    " from tasks.environments.processes.origin import main; main(sys.argv[1])"
 )
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",

@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator
 from artifacts.episodes import Ending
 from tasks.cluster.deaths import manner
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
-from tasks.environments.hosts.answers import (
+from tasks.environments.processes.answers import (
     BadAnswer,
     max_answer_bytes,
     read_observation,
     read_restored,
     read_transition,
 )
-from tasks.environments.hosts.config import HostConfig
-from tasks.environments.hosts.host_link import HostLink, LinkLost, Unanswered
-from tasks.environments.hosts.host_process import (
+from tasks.environments.processes.config import HostConfig
+from tasks.environments.processes.host_link import HostLink, LinkLost, Unanswered
+from tasks.environments.processes.host_process import (
     CONFINED,
     RECIPE,
     RESET,
@@ -33,9 +33,9 @@ from tasks.environments.hosts.host_process import (
     STEP,
     framed,
 )
-from tasks.environments.hosts.origin_process import OriginProcess
-from tasks.environments.hosts.report import HostState
-from tasks.environments.hosts.states import parted
+from tasks.environments.processes.host_state import HostState
+from tasks.environments.processes.origin_process import OriginProcess
+from tasks.environments.processes.states import parted
 
 WALLS_S = 30.0  # to a process whose walls stand
 DYING_S = 0.5  # between the closing of a process's stream and its end

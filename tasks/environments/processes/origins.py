@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings
-from tasks.environments.hosts.config import HostConfig
-from tasks.environments.hosts.origin_process import Ended, OriginProcess
-from tasks.environments.hosts.origin_walls import closed_to_nobody
+from tasks.environments.processes.config import HostConfig
+from tasks.environments.processes.origin_process import Ended, OriginProcess
+from tasks.environments.processes.origin_walls import closed_to_nobody
 from tasks.sandbox.interrupt import Interrupted
 from tasks.sandbox.isolation import CURES, Isolation
 from tasks.sandbox.walled_process import NotStarted

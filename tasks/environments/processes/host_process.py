@@ -20,7 +20,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tasks.environments.hosts.states import MAX_STATE_BYTES, with_state
+from tasks.environments.processes.states import States, with_state
 from tasks.environments.transition import Unusable
 from tasks.sandbox.confinement import confine, connect, limit
 from tasks.sandbox.seccomp import Filter
@@ -80,19 +80,21 @@ def run_host(stream: int, bounds: Bounds) -> None:
 def _serve(*, keeps_state: bool) -> None:
     recipe: bytes = b""
     environment: Environment | None = None
+    states = States(are_kept=keeps_state)
     while (order := _read(STREAM)) is not None:
         kind, told = order[:1], order[1:]
         if kind == RECIPE:
-            recipe, environment = told, None
+            recipe, environment, states = told, None, States(are_kept=keeps_state)
             continue
         try:
             if environment is None:
                 environment = _built(recipe)
             if kind == RESTORE:
                 environment = _restored(told, type(environment))  # None is built again
+                states.begin(is_first=False)
                 answer = _said({"restored": environment is not None})
             else:
-                answer = _answer(environment, kind, told, keeps_state=keeps_state)
+                answer = _answer(environment, kind, told, states)
         except Unusable as error:
             answer = _said({"unusable": str(error)[:1000]})
         except BaseException as error:  # an exit of the environment's is its exception, too
@@ -105,10 +107,11 @@ def _built(pickled: bytes) -> Environment:
     return recipe.build()
 
 
-def _answer(environment: Environment, kind: bytes, told: bytes, *, keeps_state: bool) -> bytes:
+def _answer(environment: Environment, kind: bytes, told: bytes, states: States) -> bytes:
     if kind == MAKE:
         return _said({})
     if kind == RESET:
+        states.begin()
         return _said({"observation": environment.reset(int(told))})
     turn = environment.step(told.decode("utf-8", "surrogatepass"))
     answer = _said(
@@ -121,20 +124,11 @@ def _answer(environment: Environment, kind: bytes, told: bytes, *, keeps_state: 
         }
     )
     goes_on = not (turn.terminated or turn.truncated)
-    return with_state(answer, _state(environment) if keeps_state and goes_on else b"")
+    return with_state(answer, states.after_turn(environment) if goes_on else b"")
 
 
 def _said(answer: object) -> bytes:
     return json.dumps(answer).encode("ascii")
-
-
-def _state(environment: Environment) -> bytes:
-    """The environment pickled; nothing of one that does not pickle, or is too large."""
-    try:
-        state = pickle.dumps(environment)
-    except Exception:
-        return b""
-    return state if len(state) <= MAX_STATE_BYTES else b""
 
 
 def _restored(state: bytes, kind: type[Environment]) -> Environment | None:
