@@ -17,20 +17,26 @@ from types import TracebackType
 
 from distributed import Client
 
-from tasks.begun_episodes import turns_folder
+from artifacts.records import Running
+from artifacts.reports.knocks import Knock
+from tasks.begun_responses import turns_folder
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import WorkerSpec
+from tasks.cluster.member_events import Guest
 from tasks.cluster.ownership import check_scheduler
 from tasks.cluster.registry import ActorRegistry
 from tasks.engines.remote import EngineActor
 from tasks.environments.hosts.host_actor import HostActor
 from tasks.environments.player import EpisodePlayer
+from tasks.guest_admission import keeper_of
+from tasks.guest_book import GuestBook
 from tasks.host_keeper import HostKeeper
 from tasks.learner.remote import LearnerActor, RemoteLearner
+from tasks.learner.stage_reports import PublishReport
 from tasks.rewards.judges.remote import JudgeActor
 from tasks.rewards.judges.reward import judge_engine_of, judges_generate
 from tasks.run_context import RunContext
-from tasks.sample_buffer import RoundKey
+from tasks.sample_buffer import GuestTold, RoundKey
 from tasks.sample_stream import BUFFER, CAPACITIES, BufferActor, RemoteBuffer
 
 logger = logging.getLogger(__name__)
@@ -57,6 +63,8 @@ class Fleet:
         self._start_s = run.deadlines.start_s
         self._are_joined = False  # the learners, in one group
         self._making = asyncio.Lock()  # one change of actors at a time
+        self.book = GuestBook(run.open_store(), self.members, self._knocks)  # of the guests
+        self.guests = keeper_of(client, run, self.book, self._tell_guest)
         self._keeper = HostKeeper(
             run.environment_workers,
             self._lost_pools,
@@ -74,6 +82,8 @@ class Fleet:
         trace: TracebackType | None,
     ) -> None:
         self._keeper.stop()
+        if self.guests is not None:
+            self.guests.stop(is_over=error is None)
         if self._client.status != "running":
             return  # workers end with their scheduler, and nobody is left to be told
         ending = asyncio.run_coroutine_threadsafe(self._end(), self._client.loop.asyncio_loop)
@@ -87,7 +97,7 @@ class Fleet:
         on with what is missing."""
         async with self._making:
             await self._make(self._names)
-        self._keeper.start()
+        await self._start_keepers()
 
     async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> None:
         """Make room for a round's responses, beside rounds that go on; what any other left in the
@@ -97,6 +107,18 @@ class Fleet:
     async def announce(self, version: int) -> None:
         """Tell rounds that overlap the training of others that all engines have this version."""
         await self._buffer().announce(version)
+
+    async def published(self, report: PublishReport, running: Running = Running.DROP) -> None:
+        """The run's engines hold this version; guests are to load it, too."""
+        if self.guests is not None:
+            await self.guests.publish(report, running)
+
+    def members(self) -> tuple[Guest, ...]:
+        """The guests that came in this attempt at the run."""
+        return () if self.guests is None else self.guests.guests
+
+    def _knocks(self) -> tuple[Knock, ...]:
+        return () if self.guests is None else self.guests.knocks
 
     async def abort_rounds(self, reason: str) -> None:
         """End every round that is open, for all its coordinators. Without a buffer nobody waits."""
@@ -111,7 +133,7 @@ class Fleet:
         """
         async with self._making:
             replaced = await self._replace_lost()
-        self._keeper.start()  # where the first start was not finished
+        await self._start_keepers()  # where the first start was not finished
         return replaced
 
     async def _replace_lost(self) -> tuple[str, ...]:
@@ -157,6 +179,14 @@ class Fleet:
         await asyncio.to_thread(self._registry.restart, workers, self._start_s)
         self.run = self.run.with_engines(members)
         await asyncio.to_thread(self._create, tuple(members))
+
+    async def _tell_guest(self, told: GuestTold) -> None:
+        await self._buffer().tell_guest(told)
+
+    async def _start_keepers(self) -> None:
+        self._keeper.start()
+        if self.guests is not None:
+            await self.guests.start()
 
     @property
     def _names(self) -> tuple[str, ...]:

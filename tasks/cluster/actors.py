@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import get_client
+from distributed import Client, get_client
 
 LOOK_S = 1.0  # between two looks at whether the worker of an actor is still there
 
@@ -31,10 +31,10 @@ class Remote:
     loop: asyncio.AbstractEventLoop  # the event loop that Dask's communication runs on
 
     @classmethod
-    def connect(cls, run_id: str, name: str) -> Remote:
-        """The current generation of an actor; works in the flow's process and in tasks. Raises
-        ActorLost if it is gone."""
-        client = get_client()
+    def connect(cls, run_id: str, name: str, client: Client | None = None) -> Remote:
+        """The current generation of an actor; works in the flow's process and in tasks, and in any
+        thread that is given their client. Raises ActorLost if it is gone."""
+        client = client or get_client()
         try:
             actor = client.get_dataset(published_name(run_id, name)).result(timeout=30)
         except (KeyError, RuntimeError, OSError, TimeoutError) as error:

@@ -11,13 +11,15 @@ import atexit
 import gc
 import os
 import socket
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import dask
 from distributed import Client, Scheduler, SpecCluster
+from distributed.versions import error_message
 
 from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
 from tasks.cluster.fork_server import METHOD, start_fork_server, start_method
@@ -36,6 +38,7 @@ KEEP_MEMORY = {
     "MKL_NUM_THREADS": 1,
     "OPENBLAS_NUM_THREADS": 1,
 }
+LOOK_S = 0.05  # between two looks at who has come
 SETTINGS = {
     "distributed.nanny.pre-spawn-environ": KEEP_MEMORY,
     "distributed.worker.daemon": False,  # engines may start processes of their own
@@ -109,7 +112,8 @@ def open_cluster(
             with _joined(config) as client:
                 yield client
             return
-        _check_port(config.dashboard_port)
+        _check_port("127.0.0.1", config.dashboard_port, "dashboard_port")
+        _check_port(config.scheduler_host, config.scheduler_port, "scheduler_port")
         if method == "forkserver":
             start_fork_server((__name__, *imports), _environment_of(specs[0]))
         cluster = BoundedCluster(
@@ -117,8 +121,8 @@ def open_cluster(
             scheduler={
                 "cls": Scheduler,
                 "options": {
-                    "host": "127.0.0.1",
-                    "port": 0,
+                    "host": config.scheduler_host,
+                    "port": config.scheduler_port,
                     "dashboard_address": f"127.0.0.1:{config.dashboard_port}",
                 },
             },
@@ -147,8 +151,20 @@ def _joined(config: ClusterConfig) -> Iterator[Client]:
         ) from error
     with client:
         wait_for_workers(client, config)
-        client.get_versions(check=True)
+        _check_versions(client, config)
         yield client
+
+
+def _check_versions(client: Client, config: ClusterConfig) -> None:
+    """ValueError where a worker of the run has other packages than the flow. Others may have what
+    they like."""
+    addresses = worker_addresses(client)
+    ours = {addresses[spec.name] for spec in worker_specs(config)}
+    found = client.get_versions()
+    workers = {name: told for name, told in found["workers"].items() if name in ours}
+    told = error_message(found["scheduler"], workers, found["client"])
+    if told["error"]:
+        raise ValueError(told["error"])
 
 
 def _environment_of(spec: WorkerSpec) -> dict[str, str]:
@@ -157,17 +173,17 @@ def _environment_of(spec: WorkerSpec) -> dict[str, str]:
     return kept | spec.environment | python_path()
 
 
-def _check_port(port: int) -> None:
+def _check_port(host: str, port: int, field: str) -> None:
     if port == 0:
         return
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError as error:
             raise ValueError(
-                f"dashboard_port must be free, {port} is in use ({error.strerror}); set"
-                " cluster.dashboard_port to another, or to 0"
+                f"{field} must be free, {host}:{port} cannot be bound ({error.strerror}); set"
+                f" cluster.{field} to another, or to 0"
             ) from error
 
 
@@ -175,8 +191,9 @@ def wait_for_workers(client: Client, config: ClusterConfig) -> None:
     """Block until every worker of the run is there. Raises ClusterTooSmall with the names that are
     missing."""
     specs = worker_specs(config)
-    with suppress(TimeoutError):  # the check below says who is missing
-        client.wait_for_workers(len(specs), timeout=config.start_deadline_s)
+    wanted, ends = {spec.name for spec in specs}, time.monotonic() + config.start_deadline_s
+    while not wanted <= worker_addresses(client).keys() and time.monotonic() < ends:
+        time.sleep(LOOK_S)
     _check_workers(client, specs, config.start_deadline_s)
 
 

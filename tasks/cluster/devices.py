@@ -80,6 +80,14 @@ class ClusterConfig(BaseModel):
             " for the run."
         ),
     )
+    scheduler_host: str = Field(
+        "127.0.0.1",
+        description=(
+            "Address that the scheduler of a local cluster listens on. Whoever reaches it may run"
+            " any code in the workers: one that others reach is for a network that you trust."
+        ),
+    )
+    scheduler_port: int = Field(0, ge=0, le=65535, description="Port of that; 0 takes a free one.")
     dashboard_port: int = Field(
         8787,
         ge=0,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -43,8 +44,10 @@ Recipe = tuple[Callable[..., object], tuple[object, ...]]  # the actor's class a
 class ActorRegistry:
     """The run's actors by name, kept by the flow: which generation lives where."""
 
-    def __init__(self, client: Client, run_id: str) -> None:
+    def __init__(self, client: Client, run_id: str, num_builds: int = NUM_BUILDS) -> None:
+        """num_builds: processes that an actor may be built in, one after the death of another."""
         self._client = client
+        self._num_builds = num_builds
         self._run_id = run_id
         self._futures: dict[str, Any] = {}  # Any: Dask futures
         self._actors: dict[str, Any] = {}  # Any: Dask's proxies
@@ -53,6 +56,7 @@ class ActorRegistry:
         self._born_s: dict[str, float] = {}
         self._generation: dict[str, int] = {}
         self._closed = False
+        self._publishing = threading.Lock()  # nobody forgets what is being published
 
     def create_all(
         self, workers: Mapping[str, str], actors: Mapping[str, Recipe], deadline_s: float
@@ -70,13 +74,22 @@ class ActorRegistry:
         for name, recipe in actors.items():
             try:
                 self._finish(name, recipe, ends)
+                self._publish(name)
             except ActorLost as loss:
                 losses.append(loss)
-                continue
-            published = published_name(self._run_id, name)
-            self._client.publish_dataset(self._futures[name], name=published, override=True)
         if losses:
             raise losses[0]
+
+    def _publish(self, name: str) -> None:
+        """Have others find it. Raises ActorLost where another thread has forgotten it meanwhile:
+        the scheduler would warn of a key that it does not know, and callers wait for it in vain."""
+        with self._publishing:
+            future = self._futures.get(name)
+            if future is None:
+                self._actors.pop(name, None)
+                raise ActorLost(f"{name} was given up while it was built")
+            published = published_name(self._run_id, name)
+            self._client.publish_dataset(future, name=published, override=True)
 
     def accounts(self) -> tuple[str, ...]:
         """A sentence for every actor whose process has ended under it. Of a joined cluster nothing
@@ -105,22 +118,25 @@ class ActorRegistry:
 
     def _finish(self, name: str, recipe: Recipe, ends: float) -> None:
         """Wait until the actor is built, by a second process when the first one dies of it."""
-        for build in range(1, NUM_BUILDS + 1):
+        for build in range(1, self._num_builds + 1):
             if self._is_built(name, ends):
                 return
             self._check_open()
             lost = f"{name} died while it was built: {self._account(name)}"
-            if build == NUM_BUILDS:
+            if build == self._num_builds:
                 raise ActorLost(lost)
-            logger.warning("build=%d of %d: %s", build, NUM_BUILDS, lost)
+            logger.warning("build=%d of %d: %s", build, self._num_builds, lost)
             self._submit(name, recipe, self._workers[name], ends)
 
     def _is_built(self, name: str, ends: float) -> bool:
         """Wait for it; False when its worker died."""
         while time.monotonic() < ends:
+            future = self._futures.get(name)
+            if future is None:
+                raise ActorLost(f"{name} was given up while it was built")
             with suppress(TimeoutError):
                 try:
-                    self._actors[name] = self._futures[name].result(timeout=0.5)
+                    self._actors[name] = future.result(timeout=0.5)
                 except (KilledWorker, FutureCancelledError):
                     return False
                 return True
@@ -217,13 +233,14 @@ class ActorRegistry:
 
     def discard(self, name: str) -> None:
         """Forget an actor, alive or not; call its close() before if it holds processes."""
-        future = self._futures.pop(name, None)
-        self._actors.pop(name, None)
-        if future is None:
-            return
-        if published_name(self._run_id, name) in self._client.list_datasets():
-            self._client.unpublish_dataset(published_name(self._run_id, name))
-        self._client.cancel([future], force=True)
+        with self._publishing:
+            future = self._futures.pop(name, None)
+            self._actors.pop(name, None)
+            if future is None:
+                return
+            if published_name(self._run_id, name) in self._client.list_datasets():
+                self._client.unpublish_dataset(published_name(self._run_id, name))
+            self._client.cancel([future], force=True)
 
     def close(self) -> None:
         """Forget every actor, and make no more of them."""

@@ -31,7 +31,7 @@ def parse_role_map(roles: str) -> dict[DeviceRole, tuple[int, ...]]:
             )
         if role in parsed:
             raise ValueError(f"roles names {role!r} twice in {roles!r}; join its device ranges")
-        parsed[role] = _parse_ranges(ranges, roles)
+        parsed[role] = parse_ranges(ranges, roles)
     missing = [role for role in REQUIRED if role not in parsed]
     if missing:
         raise ValueError(
@@ -67,7 +67,7 @@ def _role_parts(roles: str) -> list[str]:
     return parts
 
 
-def _parse_ranges(ranges: str, roles: str) -> tuple[int, ...]:
+def parse_ranges(ranges: str, roles: str) -> tuple[int, ...]:
     devices: list[int] = []
     for piece in ranges.split(","):
         first, dash, last = piece.strip().partition("-")

@@ -1,0 +1,103 @@
+"""Whatever happens to guests, in whatever order: the uses of their seconds sum to what was held."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artifacts.records import Span
+from artifacts.reports.holding import IDLE, LENT_USES, USES, Window, held_seconds, used_seconds
+from tasks.cluster.member_events import (
+    Emptied,
+    Failed,
+    Leaves,
+    Loaded,
+    Looked,
+    MemberEvent,
+    Renewed,
+    Took,
+)
+from tasks.cluster.membership import Membership
+from tasks.guest_phases import guest_spans
+from tasks.step_cost import guest_devices
+from tests.unit.member_factories import RULES, comes
+from tests.unit.plan_factories import make_report
+
+WORKERS = {"a": "tcp://a", "b": "tcp://b"}
+NAMES = [f"{worker}.g{number}" for worker in WORKERS for number in (1, 2, 3)]
+COMES = "comes"
+times = st.floats(0.0, 40.0)
+takes = st.builds(Took, pull_s=st.floats(0, 5), load_s=st.floats(0, 5))
+
+
+def events(at_s: float) -> st.SearchStrategy[MemberEvent | str]:
+    """What may happen at a moment; a word stands for a worker that shows its card."""
+    present = st.sets(st.sampled_from(sorted(WORKERS.values())))
+    name = st.sampled_from(NAMES)
+    worker = st.sampled_from(sorted(WORKERS))
+    return st.one_of(
+        st.just(COMES),
+        present.map(lambda workers: Looked(at_s=at_s, workers=frozenset(workers))),
+        worker.map(lambda of: Renewed(at_s=at_s, worker=of)),
+        worker.map(lambda of: Leaves(worker=of, reason="it leaves")),
+        st.builds(Loaded, at_s=st.just(at_s), guest=name, version=st.just(1), took=takes),
+        name.map(lambda of: Failed(guest=of, reason="no engine")),
+        name.map(lambda of: Emptied(guest=of)),
+    )
+
+
+@st.composite
+def memberships(draw: st.DrawFn) -> Membership:
+    """Two workers after whatever happened."""
+    members = Membership(RULES)
+    for at_s in sorted(draw(st.lists(times, max_size=25))):
+        event = draw(events(at_s))
+        known = {guest.name for guest in members.guests}
+        if isinstance(event, str):
+            worker = draw(st.sampled_from(sorted(WORKERS)))
+            comes(members, WORKERS[worker], worker, at_s)
+        elif not isinstance(event, Loaded | Failed | Emptied) or event.guest in known:
+            members.handle(event)
+    return members
+
+
+spans = st.builds(
+    lambda name, start_s, s: Span(
+        device=f"{name.partition('.')[0]}/cpu",
+        actor=name,
+        kind="rollout",
+        start_s=start_s,
+        end_s=start_s + s,
+    ),
+    st.sampled_from(NAMES),
+    times,
+    st.floats(0, 10),
+)
+windows = st.builds(
+    lambda start_s, s: Window(start_s=start_s, end_s=start_s + s), times, st.floats(0, 40)
+)
+
+
+@given(memberships(), st.lists(spans, max_size=6), st.sets(st.sampled_from(NAMES)), windows, times)
+def test_the_uses_of_guests_sum_to_what_was_held(
+    members: Membership,
+    worked: list[Span],
+    interrupted: set[str],
+    window: Window,
+    started_s: float,
+) -> None:
+    made = make_report(tuple(worked), started_s=started_s, finished_s=window.end_s)
+    rollout = replace(made.rollout, interrupted=tuple(sorted(interrupted)))
+    report = replace(made, rollout=rollout)
+    held = guest_devices(members.guests, window)
+    told = [*worked, *guest_spans(members.guests, report, window)]
+    used = used_seconds(held, told, window)
+    seconds = held_seconds(held, window)
+    assert used.keys() == seconds.keys()
+    for name, uses in used.items():
+        assert uses.keys() == {*USES, *LENT_USES, IDLE}
+        assert sum(uses.values()) == pytest.approx(seconds[name], abs=1e-6)
+        assert min(uses.values()) >= -1e-6

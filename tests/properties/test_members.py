@@ -1,0 +1,117 @@
+"""Whatever workers do in whatever order, the books on guests are right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.cluster.member_events import (
+    Admit,
+    CardRead,
+    CardUnread,
+    Dismiss,
+    Drain,
+    Emptied,
+    Failed,
+    Forget,
+    Join,
+    Leaves,
+    Loaded,
+    Looked,
+    MemberDecision,
+    MemberEvent,
+    Refuse,
+    Renew,
+    Renewed,
+)
+from tasks.cluster.membership import Membership
+from tests.unit.member_factories import APPLICANT, RULES
+
+NAMES = ("one", "two", "three")
+ADDRESSES = tuple("abcdef")
+GUESTS = tuple(f"{name}.g{number}" for name in NAMES for number in (1, 2, 3))
+CARDS = st.builds(
+    replace,
+    st.just(APPLICANT),
+    name=st.sampled_from(NAMES),
+    knows_token=st.sampled_from((True, True, True, False)),
+    has_served=st.sampled_from((False, False, False, True)),
+)
+EVENTS = st.one_of(
+    st.builds(Looked, at_s=st.just(0.0), workers=st.frozensets(st.sampled_from(ADDRESSES))),
+    st.builds(CardRead, at_s=st.just(0.0), address=st.sampled_from(ADDRESSES), applicant=CARDS),
+    st.builds(
+        CardUnread,
+        address=st.sampled_from(ADDRESSES),
+        reason=st.just("no module"),
+        may_try_again=st.booleans(),
+    ),
+    st.builds(Renewed, at_s=st.just(0.0), worker=st.sampled_from(NAMES)),
+    st.builds(Leaves, worker=st.sampled_from(NAMES), reason=st.just("SIGTERM")),
+    st.builds(Loaded, at_s=st.just(0.0), guest=st.sampled_from(GUESTS), version=st.integers(0, 3)),
+    st.builds(Failed, guest=st.sampled_from(GUESTS), reason=st.just("no memory")),
+    st.builds(Emptied, guest=st.sampled_from(GUESTS)),
+)
+HISTORIES = st.lists(st.tuples(EVENTS, st.floats(0.0, 8.0)), max_size=60)
+
+
+def at(event: MemberEvent, now_s: float) -> MemberEvent:
+    """The event, on a clock that goes forward."""
+    return replace(event, at_s=now_s) if hasattr(event, "at_s") else event
+
+
+def told(members: Membership, event: MemberEvent) -> list[MemberDecision]:
+    """What follows; the keeper only speaks of guests that were admitted."""
+    about = getattr(event, "guest", None)
+    known = {guest.name for guest in members.guests}
+    return [] if about is not None and about not in known else members.handle(event)
+
+
+@given(HISTORIES)
+def test_guests_come_once_and_go_once(history: list[tuple[MemberEvent, float]]) -> None:
+    members, now_s = Membership(RULES), 0.0
+    admitted, gone, drained = Counter[str](), Counter[str](), set[str]()
+    for event, later_s in history:
+        now_s += later_s
+        for decision in told(members, at(event, now_s)):
+            match decision:
+                case Admit(guest=guest):
+                    admitted[guest.name] += 1
+                case Join(guest=guest):
+                    assert guest.name not in gone
+                    assert guest.name not in drained
+                case Drain(guest=guest):
+                    assert guest.name not in gone
+                    drained.add(guest.name)
+                case Forget(guest=guest):
+                    gone[guest.name] += 1
+                    assert guest.reason
+                case Refuse(reason=reason) | Dismiss(reason=reason) | Renew(reason=reason):
+                    assert reason
+        assert len(members.here) <= RULES.most_guests
+        workers = [guest.worker for guest in members.here]
+        assert len(workers) == len(set(workers)), "a name is in use once"
+    assert set(admitted.values()) <= {1}, "no name is used twice"
+    assert set(gone.values()) <= {1}
+    assert gone.keys() == {guest.name for guest in members.guests if guest.state == "gone"}
+    assert admitted.keys() == {guest.name for guest in members.guests}
+
+
+@given(HISTORIES)
+def test_after_a_look_everybody_is_there_and_has_a_lease(
+    history: list[tuple[MemberEvent, float]],
+) -> None:
+    members, now_s = Membership(RULES), 0.0
+    for event, later_s in history:
+        now_s += later_s
+        told(members, at(event, now_s))
+        if not isinstance(event, Looked):
+            continue
+        for guest in members.here:
+            assert guest.address in event.workers
+            waits_from_s = guest.since_s if guest.state == "building" else guest.renewed_s
+            bound_s = RULES.ready_s if guest.state == "building" else RULES.lease_s
+            assert now_s - waits_from_s <= bound_s

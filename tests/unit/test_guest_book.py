@@ -1,0 +1,132 @@
+"""What guests did: figures of every step, and who was there over all attempts at a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from record_factories import make_generated
+
+from artifacts.records import Prompt, Response
+from artifacts.reports.knocks import Knock, knocks_told, read_knocks
+from artifacts.reports.members import keep_members, member_rows, members_told, read_members
+from artifacts.store import Store
+from artifacts.tables import ResponseRow
+from tasks.cluster.member_events import Guest, Took
+from tasks.guest_book import GuestBook
+
+GUEST = Guest(
+    name="spot.g1",
+    worker="spot",
+    address="tcp://there",
+    price_class="spot",
+    devices=("cpu:0",),
+    state="present",
+    since_s=100.0,
+    lease_s=20.0,
+    renewed_s=100.0,
+    version=1,
+    joined_s=110.0,
+    took=Took(build_s=8.0, pull_s=1.5, load_s=0.5),
+)
+
+NONE_MISSED = {f"guests/missed_{limit}": 0.0 for limit in ("pull_s", "build_s", "load_s")}
+PROMPT = Prompt(prompt_id="0/1", domain="test", text="", token_ids=(), gold="")
+
+
+def row(engine: str, num_tokens: int) -> ResponseRow:
+    generated = make_generated(token_ids=range(num_tokens), engine=engine)
+    response = Response(generated=generated, score=None)
+    return ResponseRow(step=1, kind="sync", prompt=PROMPT, response=response)
+
+
+def book(name: str, guests: Sequence[Guest]) -> GuestBook:
+    return GuestBook(Store.open(f"memory://{name}"), lambda: guests)
+
+
+def test_a_step_tells_who_came_who_went_and_what_they_sampled() -> None:
+    guests = [GUEST, replace(GUEST, name="slow.g1", worker="slow", state="building", version=None)]
+    kept = book("told", guests)
+    rows = [row("spot.g1", 7), row("engine-0", 5), row("spot.g1", 3)]
+    assert kept.enter(rows) == {
+        "guests/present": 1.0,
+        "guests/pull_s": 1.5,
+        "guests/tokens": 10.0,
+        "guests/joined": 1.0,
+        "guests/lost": 0.0,
+        **NONE_MISSED,
+    }
+    guests[0] = replace(GUEST, state="gone", until_s=160.0, reason="its worker is away")
+    assert kept.enter([row("spot.g1", 2)]) == {
+        "guests/present": 0.0,
+        "guests/pull_s": 0.0,
+        "guests/tokens": 2.0,
+        "guests/joined": 0.0,
+        "guests/lost": 1.0,
+        **NONE_MISSED,
+    }
+    assert kept.enter([])["guests/lost"] == 0.0
+    spot, slow = kept.members
+    assert (spot.num_responses, spot.num_tokens) == (3, 12)
+    assert (slow.num_responses, slow.state) == (0, "building")
+
+
+def test_a_guest_whose_engine_never_came_up_is_not_lost() -> None:
+    never = replace(GUEST, state="gone", version=None, reason="no memory")
+    figures = book("never", [never]).enter([])
+    assert figures["guests/joined"] == figures["guests/lost"] == 0.0
+
+
+def test_a_step_counts_the_limits_that_guests_have_missed() -> None:
+    gone = replace(GUEST, state="gone", version=None, missed="pull_s")
+    guests = [gone, replace(gone, name="b.g1", missed="load_s"), replace(gone, name="c.g1")]
+    kept = book("missed", guests)
+    figures = kept.enter([])
+    assert figures["guests/missed_pull_s"] == 2.0
+    assert (figures["guests/missed_build_s"], figures["guests/missed_load_s"]) == (0.0, 1.0)
+    assert kept.enter([])["guests/missed_pull_s"] == 0.0
+
+
+def test_the_next_attempt_at_a_run_knows_the_guests_of_the_one_before() -> None:
+    before = book("kept", [GUEST, replace(GUEST, name="spot.g2")])
+    before.enter([row("spot.g1", 4)])
+    before.keep()
+    now = book("kept", [replace(GUEST, name="spot.g3")])
+    assert now.generations == {"spot": 2}
+    assert [line.name for line in now.members] == ["spot.g1", "spot.g2", "spot.g3"]
+    assert now.members[0].num_tokens == 4
+    assert [line.state for line in now.members] == ["gone", "gone", "present"]
+    assert member_rows(now.members, now_s=130.0)[0]["there s"] == ""
+
+
+def test_a_run_without_guests_keeps_nothing() -> None:
+    kept = book("none", [])
+    kept.keep()
+    store = Store.open("memory://none")
+    assert read_members(store) == ()
+    assert members_told(kept.members) == ""
+
+
+def test_guests_are_told_in_a_line_and_in_rows() -> None:
+    kept = book("shown", [GUEST])
+    kept.enter([row("spot.g1", 1234)])
+    assert members_told(kept.members) == "guests: 1 present (spot.g1), 1,234 tokens"
+    (shown,) = member_rows(kept.members, now_s=130.0)
+    assert shown["there s"] == 30
+    assert (shown["build s"], shown["pull s"], shown["load s"]) == (8.0, 1.5, 0.5)
+    assert (shown["responses"], shown["tokens"], shown["why"]) == (1, 1234, "")
+    store = Store.open("memory://shown")
+    keep_members(store, kept.members)
+    assert read_members(store) == kept.members
+
+
+def test_who_knocked_in_vain_is_kept_over_all_attempts() -> None:
+    store = Store.open("memory://knocks")
+    first = Knock(address="10.9.9.8", reason="it showed no token", count=3, last_s=0.0)
+    second = replace(first, address="10.9.9.9", count=1)
+    GuestBook(store, list, lambda: [first]).keep()
+    GuestBook(store, list, lambda: [second]).keep()
+    assert read_knocks(store) == (second, first)
+    assert knocks_told([first]) == [
+        "10.9.9.8 was refused weights 3 times, at last on 1970-01-01 00:00 UTC: it showed no token"
+    ]

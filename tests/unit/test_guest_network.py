@@ -1,0 +1,32 @@
+"""A guest behind a border of its own, whose wire is cut without a word."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from card_factories import ROOT, a_trainer, ended
+
+from flows.experiments.network_hosts import network_hosts, why_not
+from tasks.cluster.guest_card import read_card
+
+REASON = why_not()
+
+
+@pytest.mark.skipif(bool(REASON), reason=REASON or "hosts can be made")
+def test_a_guest_whose_link_falls_silent_ends_after_its_grace() -> None:
+    with network_hosts("far") as hosts, a_trainer(host=hosts.here) as trainer:
+        scheduler = trainer.address
+        words = ["-m", "flows.commands.worker", scheduler, "--name", "far", "--grace-s", "3"]
+        with hosts.run_in(
+            "far", [sys.executable, *words], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        ) as process:
+            address = trainer.address_of("far")
+            assert address.startswith(f"tcp://{hosts.address('far')}:")
+            trainer.client.run(read_card, workers=[address])
+            hosts.cut("far")
+            code, said = ended(process)
+            hosts.mend("far")
+    assert code == 3
+    assert f"guest far ends: the scheduler at {scheduler} has not answered for 3 s" in said

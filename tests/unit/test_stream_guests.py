@@ -1,0 +1,149 @@
+"""Guests on their way to rounds: the buffer remembers who is there, and a round gets a handle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from artifacts.records import pack, unpack
+from tasks.cluster.actors import ActorLost
+from tasks.cluster.member_events import GivenUp
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
+from tasks.guest_workers import event_of
+from tasks.rounds.guests import EngineGone, EngineJoined, EngineLeaving
+from tasks.sample_buffer import GUESTS, GuestTold, RoundKey, SampleBuffer, Stage
+from tasks.sample_stream import CAPACITIES
+from tasks.stream_guests import StreamGuests
+
+JOINED = GuestTold(name="spot.g1", kind="joined", version=3, devices=("spot/cpu",))
+LEAVING = GuestTold(name="spot.g1", kind="leaving", reason="spot notice")
+GONE = GuestTold(name="spot.g1", kind="gone", reason="its worker is away")
+FIRST, SECOND = RoundKey(1), RoundKey(2)
+
+
+async def tell(buffer: SampleBuffer, told: GuestTold) -> None:
+    await buffer.tell_guest(told.name, pack(told), told.kind == "joined")
+
+
+async def heard(buffer: SampleBuffer, key: RoundKey) -> list[object]:
+    taken = await buffer.take(GUESTS, key, 9, 0.0)
+    return [unpack(item) for item in taken.items if isinstance(item, bytes)]
+
+
+async def test_every_open_round_hears_of_a_guest_and_those_that_open_while_it_is_there() -> None:
+    buffer = SampleBuffer(CAPACITIES)
+    await buffer.open_round(FIRST)
+    await tell(buffer, JOINED)
+    await buffer.open_round(SECOND, beside=(FIRST,))
+    assert await heard(buffer, FIRST) == await heard(buffer, SECOND) == [JOINED]
+
+
+async def test_rounds_that_open_later_hear_nothing_of_a_guest_that_leaves() -> None:
+    for end in (LEAVING, GONE):
+        buffer = SampleBuffer(CAPACITIES)
+        await buffer.open_round(FIRST)
+        await tell(buffer, JOINED)
+        await tell(buffer, end)
+        assert await heard(buffer, FIRST) == [JOINED, end]
+        await buffer.open_round(SECOND)
+        assert await heard(buffer, SECOND) == []
+
+
+async def test_of_a_guest_that_is_there_a_later_round_hears_what_was_told_last() -> None:
+    buffer = SampleBuffer(CAPACITIES)
+    await buffer.open_round(FIRST)
+    newer = GuestTold(name="spot.g1", kind="joined", version=4, devices=("spot/cpu",))
+    await tell(buffer, JOINED)
+    await tell(buffer, newer)
+    await buffer.open_round(SECOND)
+    assert await heard(buffer, SECOND) == [newer]
+
+
+class Told:
+    """A stream with these in it."""
+
+    def __init__(self, *told: GuestTold) -> None:
+        self.told = list(told)
+
+    async def take(
+        self, stage: Stage[Any], max_items: int, wait_s: float
+    ) -> tuple[list[GuestTold], bool]:  # Any: of any record
+        assert stage == GUESTS
+        return self.told, False
+
+
+def unheard(message: dict[str, str]) -> None:
+    raise AssertionError(f"nothing is given up: {message}")
+
+
+def connect(name: str) -> SimulatedEngine:
+    if name != "spot.g1":
+        raise ActorLost(f"{name} is not there")
+    return SimulatedEngine(name, SimulatedEngineConfig())
+
+
+async def test_a_round_gets_a_handle_on_who_joined_and_hears_who_goes() -> None:
+    stream = Told(JOINED, LEAVING, GONE)
+    guests = StreamGuests(stream, connect, unheard, most_running=8)  # type: ignore[arg-type]
+    joined, leaving, gone = await guests.news(0.0)
+    assert isinstance(joined, EngineJoined)
+    assert joined.engine.name == "spot.g1"
+    assert (joined.devices, joined.version, joined.most_running) == (("spot/cpu",), 3, 8)
+    assert leaving == EngineLeaving(name="spot.g1")
+    assert gone == EngineGone(name="spot.g1", reason="its worker is away")
+
+
+async def test_who_joined_and_is_gone_by_now_never_joined() -> None:
+    stream = Told(GuestTold(name="other.g1", kind="joined", version=3), GONE)
+    (gone,) = await StreamGuests(stream, connect, unheard).news(0.0)  # type: ignore[arg-type]
+    assert isinstance(gone, EngineGone)
+
+
+async def test_a_guest_that_tells_of_newer_weights_is_looked_for_once() -> None:
+    asked: list[str] = []
+
+    def connect_once(name: str) -> SimulatedEngine:
+        asked.append(name)
+        return connect(name)
+
+    stream = Told(JOINED)
+    guests = StreamGuests(stream, connect_once, unheard)  # type: ignore[arg-type]
+    (first,) = await guests.news(0.0)
+    (second,) = await guests.news(0.0)
+    assert isinstance(first, EngineJoined)
+    assert isinstance(second, EngineJoined)
+    assert first.engine is second.engine
+    assert asked == ["spot.g1"]
+    for told in (GONE, JOINED):
+        stream.told = [told]
+        await guests.news(0.0)
+    assert asked == ["spot.g1", "spot.g1"], "one that was gone is looked for again"
+
+
+class Giving:
+    """A stream that says what it was told."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.told: list[GuestTold] = []
+        self._failures = list(failures)
+
+    async def tell_guest(self, told: GuestTold) -> None:
+        if self._failures:
+            raise self._failures.pop()
+        self.told.append(told)
+
+
+async def test_a_guest_that_a_round_gives_up_is_gone_for_later_rounds_and_its_keeper_is_told() -> (
+    None
+):
+    stream, heard_by_keeper = Giving(), list[dict[str, str]]()
+    guests = StreamGuests(stream, connect, heard_by_keeper.append)  # type: ignore[arg-type]
+    await guests.give_up("spot.g1", "no answer")
+    assert stream.told == [GuestTold(name="spot.g1", kind="gone", reason="no answer")]
+    (message,) = heard_by_keeper
+    assert event_of(message, 0.0) == GivenUp(guest="spot.g1", reason="no answer")
+
+
+async def test_a_round_goes_on_though_nobody_hears_what_it_gives_up() -> None:
+    stream = Giving(ActorLost("no buffer"))
+    await StreamGuests(stream, connect, unheard).give_up("spot.g1", "no answer")  # type: ignore[arg-type]
+    assert not stream.told
