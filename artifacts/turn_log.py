@@ -4,32 +4,23 @@ engine or the whole run is killed.
     engine's process: write(episode, turns written before) ─▶ turns/<attempt>/<engine>-<id>.jsonl
     coordinator:      read_turns(folder, which attempts) ─▶ each episode as far as it had come
 
-A line has the turns since the line before, with their tokens, and what there is to say of the whole
-episode; the line of the first turn begins it, also when it begins again. A line is one write, which
-outlives its process but not a crash of the machine; one that was broken off ends its file. The
-files say in JSON what they have, so that reading them runs nothing. Leaves out responses of a
-single turn, and everything that is finished and judged (`journal`).
+A line (`attempt_log`) has the turns since the line before, with their tokens, and what there is to
+say of the whole episode; the line of the first turn begins it, also when it begins again. Leaves
+out responses of a single turn (`token_log`), and everything that is finished and judged
+(`journal`).
 """
 
 from __future__ import annotations
 
 import base64
-import json
-import logging
-import os
-import shutil
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
+from artifacts.attempt_log import AttemptLog, Line, read_attempts
 from artifacts.episodes import Ending, Episode, Snapshot, Turn
 from artifacts.records import Generated, VersionSpan
 
-logger = logging.getLogger(__name__)
-
-MAX_OPEN = 4  # files of attempts that a process has open; a round and an evaluation write at a time
 TURN = tuple(field.name for field in fields(Turn))
 EPISODE = tuple(field.name for field in fields(Episode) if field.name not in ("turns", "snapshot"))
 RESPONSE = tuple(
@@ -37,45 +28,20 @@ RESPONSE = tuple(
     for field in fields(Generated)
     if field.name not in ("token_ids", "logprobs", "versions", "episode")
 )
-Line = dict[str, Any]  # Any: JSON values
 
 
 class TurnLog:
     """One engine's, for its process. Belongs to one event loop."""
 
     def __init__(self, folder: Path, engine: str) -> None:
-        self._folder = folder
-        self._name = f"{engine}-{uuid.uuid4().hex}.jsonl"
-        self._files: dict[int, int] = {}  # descriptors by attempt, the one opened last at the end
-        self._is_broken = False
+        self._log = AttemptLog(folder, engine, "turns of episodes")
 
     def write(self, generated: Generated, num_written: int) -> None:
-        """Keep an episode as it is now, of which so many turns have been written. A disk that does
-        not take it ends the log, and nothing else."""
-        if self._is_broken:
-            return
-        line = json.dumps(_line(generated, num_written), separators=(",", ":")) + "\n"
-        try:
-            os.write(self._file(generated.attempt), line.encode())
-        except OSError as error:
-            self._is_broken = True
-            logger.warning(
-                "turns are kept no more, episodes of a killed run begin again: %s", error
-            )
+        """Keep an episode as it is now, of which so many turns have been written."""
+        self._log.write(generated.attempt, [_line(generated, num_written)])
 
     def close(self) -> None:
-        for file in self._files.values():
-            os.close(file)
-        self._files.clear()
-
-    def _file(self, attempt: int) -> int:
-        if attempt not in self._files:
-            while len(self._files) >= MAX_OPEN:
-                os.close(self._files.pop(next(iter(self._files))))
-            path = self._folder / str(attempt) / self._name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._files[attempt] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        return self._files[attempt]
+        self._log.close()
 
 
 def read_turns(folder: Path, is_meant: Callable[[int], bool]) -> dict[str, Generated]:
@@ -83,28 +49,11 @@ def read_turns(folder: Path, is_meant: Callable[[int], bool]) -> dict[str, Gener
     as far as it had come; of several records of one the furthest. Those without an ending are
     "aborted"."""
     found: dict[str, Generated] = {}
-    for attempt, directory in _directories(folder):
-        if not is_meant(attempt):
-            continue
-        for file in sorted(directory.glob("*.jsonl")):
-            for name, generated in _episodes(file.read_bytes()).items():
-                if name not in found or _reach(generated) > _reach(found[name]):
-                    found[name] = generated
+    for lines in read_attempts(folder, is_meant):
+        for name, generated in _episodes(lines).items():
+            if name not in found or _reach(generated) > _reach(found[name]):
+                found[name] = generated
     return found
-
-
-def drop_turns(folder: Path, is_over: Callable[[int], bool]) -> None:
-    """Delete what was written in attempts that are over."""
-    for attempt, directory in _directories(folder):
-        if is_over(attempt):
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-def _directories(folder: Path) -> Iterator[tuple[int, Path]]:
-    if folder.is_dir():
-        for directory in sorted(folder.iterdir()):
-            if directory.name.isdigit():
-                yield int(directory.name), directory
 
 
 def _reach(generated: Generated) -> tuple[bool, int]:
@@ -131,14 +80,10 @@ def _line(generated: Generated, num_written: int) -> Line:
     }
 
 
-def _episodes(data: bytes) -> dict[str, Generated]:
+def _episodes(lines: Iterable[Line]) -> dict[str, Generated]:
     found: dict[str, Generated] = {}
-    *lines, _ = data.split(b"\n")  # after the last line comes nothing, or one that was broken off
     for line in lines:
-        try:
-            generated = _continued(json.loads(line), found)
-        except ValueError:
-            break
+        generated = _continued(line, found)
         if generated is not None:
             found[generated.response_id] = generated
     return found
