@@ -1,0 +1,64 @@
+"""What a run must have whose devices leave the rest of a round to guests."""
+
+from __future__ import annotations
+
+from flows.config.parts import Parts
+from tasks.cluster.devices import device_map
+
+
+def check_seeding(config: Parts) -> None:
+    """ValueError for devices that could not change from generating to training in mid-round."""
+    if not config.seeding.enabled:
+        return
+    if not config.guests.enabled:
+        raise ValueError(
+            "seeding.enabled needs guests.enabled: only guests go on with what the run's own"
+            " devices have begun; enable guests, or disable seeding"
+        )
+    _check_policy(config)
+    _check_training(config)
+    placed = device_map(config.cluster)
+    if not set(placed["rollout"]) & set(placed["learner"]):
+        raise ValueError(
+            "seeding.enabled needs a device that generates and trains, got roles"
+            f" {config.cluster.roles!r}; give rollout and learner one in common, or disable seeding"
+        )
+
+
+def _check_policy(config: Parts) -> None:
+    """Rounds that accept groups while they run, and whose engines rest while learners train."""
+    algebra = config.scheduling.algebra(config.batch)
+    if algebra.overlaps:
+        raise ValueError(
+            "seeding.enabled needs steps that train their own round, scheduling.kind"
+            f" {config.scheduling.kind!r} generates while earlier steps train; disable seeding"
+        )
+    if algebra.streaming_needs:
+        raise ValueError(
+            f"seeding.enabled needs {algebra.streaming_needs}: no group would be accepted while"
+            " the guests generate; change it, or disable seeding"
+        )
+
+
+def _check_training(config: Parts) -> None:
+    """Gradients of a group by itself, on ranks that need no other."""
+    learner = config.learner
+    if learner.advantage.spans_step:
+        raise ValueError(
+            "seeding.enabled needs advantages that a group has by itself, got"
+            f" learner.advantage.kind {learner.advantage.kind!r}, which waits for all rewards of"
+            " the step; take grpo or dr_grpo, or disable seeding"
+        )
+    if learner.num_updates != 1:
+        raise ValueError(
+            "seeding.enabled needs steps of one update, got learner.mini_batches"
+            f" {learner.mini_batches} and learner.passes {learner.passes}: gradients that are made"
+            " in mid-round are of the policy before the first update; set both to 1, or disable"
+            " seeding"
+        )
+    if learner.parameters == "sharded":
+        raise ValueError(
+            "seeding.enabled needs learner.parameters=replicated, got 'sharded': a rank computes"
+            " with the shards of all others, whose devices may still generate; set that, or"
+            " disable seeding"
+        )

@@ -1,0 +1,105 @@
+"""The seeding windows of a run: which one a step begins with, and what the step taught.
+
+    guests that are there ─▶ plan ─▶ window of the step ─▶ round ─▶ enter ─▶ next window
+    seeding.json at the artifact root ◀─ windows by (model, class of guests, number) ─▶ later runs
+
+The last window is kept in the step's commit, so that a resumed run goes on with it. Guests are of
+one class that have the same price class and as many devices of a kind.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from artifacts.commit import StepCommit
+from artifacts.seed_windows import read_windows, write_windows
+from artifacts.store import Store
+from flows.results import described
+from flows.run import OpenRun
+from tasks.cluster.member_events import Guest
+from tasks.report import StepReport
+from tasks.scheduling.seeding import PlannedWindow, Seeding, SeedingTimes, after_step
+from tasks.seeding_times import seeding_figures, seeding_times
+
+logger = logging.getLogger(__name__)
+
+
+class SeedingWindows:
+    """Seeding in one run; it does nothing when it is off."""
+
+    def __init__(self, run: OpenRun) -> None:
+        self._config = run.config.seeding
+        named = described(run.config.model.model_dump(mode="json"))
+        self._model = f"{named} ({Path(run.context.model_path).name})"
+        self._root = Store.open(run.context.artifact_root)
+        # without memory: that is of a class of guests
+        self._seeding = Seeding(**run.commits[-1].seeding) if run.commits else Seeding()
+        self._memory_s: dict[str, Mapping[int, float]] = {}  # by class, as far as it was needed
+
+    def plan(self, guests: Collection[Guest]) -> PlannedWindow | None:
+        """The window of a step that begins with the present ones of these."""
+        if not self._config.enabled:
+            return None
+        present = present_of(guests)
+        window_s = self._known(present).window_for(len(present), self._config)
+        return PlannedWindow(window_s=window_s, workers=names_of(present))
+
+    def enter(
+        self, record: StepCommit, report: StepReport, guests: Collection[Guest]
+    ) -> StepCommit:
+        """Learn from a step; its record with the window's figures and with where seeding stands."""
+        window = report.rollout.window
+        if not self._config.enabled or window is None:
+            return record
+        present = present_of(guests)
+        times = seeding_times(report, names_of(present))
+        if times is not None:
+            self._learn(present, times)
+        figures = seeding_figures(window, times, self._seeding)
+        kept = {
+            "window_s": self._seeding.window_s,
+            "worth_holding": self._seeding.worth_holding,
+        }
+        return replace(record, metrics={**record.metrics, **figures}, seeding=kept)
+
+    def _learn(self, present: Collection[Guest], times: SeedingTimes) -> None:
+        """What the times teach; windows by number of guests are kept for later runs, too."""
+        before = self._known(present)
+        after = after_step(before, times, self._config)
+        self._seeding = replace(after, memory_s={})
+        if after.memory_s != before.memory_s and self._config.remembers:
+            alike = class_of(present)
+            self._memory_s[alike] = after.memory_s
+            write_windows(self._root, self._model, alike, after.memory_s)
+            logger.info("guests=%s seeding_windows_s=%s", alike, dict(after.memory_s))
+
+    def _known(self, present: Collection[Guest]) -> Seeding:
+        """Where seeding stands, with the memory of guests like these."""
+        alike = class_of(present)
+        if alike and alike not in self._memory_s and self._config.remembers:
+            self._memory_s[alike] = read_windows(self._root, self._model, alike)
+        return replace(self._seeding, memory_s=self._memory_s.get(alike, {}))
+
+
+def present_of(guests: Collection[Guest]) -> list[Guest]:
+    """Those that have held weights and stay."""
+    return [guest for guest in guests if guest.state == "present"]
+
+
+def names_of(guests: Collection[Guest]) -> frozenset[str]:
+    return frozenset(guest.name for guest in guests)
+
+
+def class_of(guests: Collection[Guest]) -> str:
+    """What these are, whatever their number: price class and devices of each kind among them; empty
+    without any."""
+    return " + ".join(sorted(set(map(_class_of_one, guests))))
+
+
+def _class_of_one(guest: Guest) -> str:
+    kinds = Counter(device.partition(":")[0] for device in guest.devices)
+    return " ".join([guest.price_class, *(f"{count} {kind}" for kind, count in kinds.items())])
