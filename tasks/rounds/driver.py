@@ -4,7 +4,7 @@ happened.
     engines ── finished, lost ─┐                       ┌─ launch ─▶ generation ─▶ engines
     feed ───── scored ─────────┼▶ events ─▶ scheduler ─┼─ abort ──▶ generation
     records ── replayed ───────┤                       └─ accept ─▶ on_accept, stream trainer
-    training ─ published ──────┘
+    training ─ published ──────┘       guests come and go: ────▶ generation
 
 One queue of events and one loop: an event is taken, the scheduler asked, its answer carried out to
 the end, and only then is the next event looked at. Carrying out may append events, as of an engine
@@ -25,7 +25,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from artifacts.records import Generated, Response, Score, response_id
+from artifacts.new_tokens import NewTokens
+from artifacts.records import Generated, Response, Score, VersionSpan, response_id
 from tasks.engines.base import EngineLost
 from tasks.rounds.arrivals import Arrivals
 from tasks.rounds.dispatch import Dispatch
@@ -56,8 +57,8 @@ async def drive_round(inputs: RoundInputs) -> RoundResult:
 
     However it ends, nothing of it runs on an engine afterwards, but what it carries into the next
     round and may leave there. Raises TimeoutError when nothing happens for deadline_s, and
-    EngineLost when the last engine is gone; one that generates with weights that the round does not
-    allow counts as gone.
+    EngineLost when the last engine is gone and no guest may come; one that generates with weights
+    that the round does not allow counts as gone.
     """
     return await _Round(inputs).play()
 
@@ -66,10 +67,8 @@ class _Round:
     def __init__(self, inputs: RoundInputs) -> None:
         self._inputs = inputs
         self._scheduler = inputs.scheduler
-        self._dispatch = Dispatch(inputs.engines)
-        self._sources = Sources(
-            self._dispatch, inputs.feed, inputs.publications, inputs.deadline_s, self._stuck
-        )
+        self._dispatch = Dispatch(inputs.engines, inputs.most_running)
+        self._sources = Sources(self._dispatch, inputs, self._stuck)
         self._arrivals = Arrivals(inputs)
         self._events: deque[Event | Published] = deque()
         self._generation = Generation(inputs, self._dispatch, self._events.append)
@@ -80,7 +79,7 @@ class _Round:
             await self._carry_out(self._scheduler.start())
             await self._answer_events()
             await self._generation.abort_unclaimed()
-            while not self._is_closed or self._dispatch.running or self._is_leaving():
+            while not (self._is_closed and self._dispatch.is_idle) or self._is_leaving():
                 await self._publish()
                 await self._listen()
                 await self._answer_events()
@@ -89,12 +88,19 @@ class _Round:
             raise
         finally:
             self._sources.close()
+            self._dispatch.close()
         generation = self._generation
         return replace(
             self._arrivals.result(generation.unfinished, generation.moved),
             freed=tuple(generation.freed),
+            freed_s=tuple(generation.freed_s),
+            took_s=generation.elapsed_s,
             in_flight=self._dispatch.in_flight,
             awaited_weights_s=self._sources.awaited_weights_s,
+            num_interrupted=generation.reports.num_interrupted,
+            lost_tokens_bounds=tuple(generation.reports.lost_tokens_bounds),
+            interrupted=tuple(generation.reports.interrupted),
+            joined=generation.joined,
         )
 
     @property
@@ -119,13 +125,13 @@ class _Round:
     async def _stop(self) -> None:
         """After a failure: leave the engines idle, for the next attempt asks them for the same
         responses."""
-        self._generation.is_closed = True
+        self._generation.close()
         self._sources.only_engines(STOP_S)
         self._dispatch.come_back()
         try:
             async with asyncio.timeout(STOP_S):
                 await self._generation.abort(self._dispatch.running)
-                while self._dispatch.running:
+                while not self._dispatch.is_idle:
                     await self._listen()
         except (EngineLost, TimeoutError) as error:  # the caller is to hear of the first failure
             step, running = self._inputs.plan.step, ",".join(self._dispatch.running)
@@ -136,16 +142,38 @@ class _Round:
     async def _listen(self) -> None:
         """Wait until somebody has something to say, and note it."""
         are_verdicts_due = self._arrivals.num_unscored > 0 and not self._is_closed
-        heard = await self._sources.hear(verdicts=are_verdicts_due)
-        self._generation.lose(heard.lost)
+        look_in_s = self._generation.look_in_s
+        heard = await self._sources.hear(verdicts=are_verdicts_due, most_s=look_in_s)
+        await self._generation.give_up(heard.lost)
+        await self._generation.hear(heard.guests)
+        await self._generation.balance(heard.moves)
         for score in heard.scores:
             self._score(score)
         self._events += [Published(version=version) for version in heard.published]
-        refused = await self._admit(heard.engine, heard.arrived)
+        refused = self._keep(heard.engine, heard.told)
+        refused += [each.versions for each in await self._admit(heard.engine, heard.arrived)]
         if refused:
-            found, allowed = refused[0].versions, self._inputs.versions
+            found, allowed = refused[0], self._inputs.versions
             error = f"{heard.engine} samples with {found}, the round allows versions {allowed}"
-            self._generation.lose({heard.engine: EngineLost(error)})
+            await self._generation.give_up({heard.engine: EngineLost(error)})
+        await self._generation.hand_out()
+        await self._generation.scale_down(self._arrivals.num_groups)
+
+    def _keep(self, engine: str, told: Sequence[NewTokens]) -> list[tuple[VersionSpan, ...]]:
+        """Keep what an engine tells of what it runs for this attempt; the versions of what is
+        refused, as `_admit` does."""
+        kept: list[NewTokens] = []
+        refused: list[tuple[VersionSpan, ...]] = []
+        for new in told:
+            self._dispatch.note_told(engine, new)
+            is_expected = self._dispatch.is_expected(engine, new)
+            if is_expected and self._inputs.allows_versions(new.versions):
+                kept.append(new)
+                continue
+            refused += [new.versions] if is_expected else []
+            self._arrivals.refuse(len(new.token_ids))
+        self._generation.keep(engine, kept)
+        return refused
 
     async def _admit(self, engine: str, arrived: Sequence[Generated]) -> list[Generated]:
         """Take what this attempt asked this engine for; returns what of it has other weights.
@@ -212,7 +240,7 @@ class _Round:
                 case AcceptGroup():
                     await self._inputs.on_accept(self._arrivals.accept(decision))
                 case CloseRound():
-                    self._generation.is_closed = True
+                    self._generation.close()
                 case Carry(prompt_id=prompt_id):
                     self._arrivals.note(decision)
                     carried.add(prompt_id)
@@ -233,7 +261,7 @@ class _Round:
             recorded = self._arrivals.take_recorded(name)
             if recorded is not None:
                 known.append(recorded)
-            elif not self._generation.claim(name):
+            elif not self._generation.claim(launch):
                 unknown.append((launch.prompt_id, launch.index))
         await self._generation.submit(unknown)
         for response in known:
@@ -241,7 +269,7 @@ class _Round:
 
     async def _publish(self) -> None:
         """Have what has finished scored: at once, or, if so planned, when nothing generates."""
-        is_due = not (self._inputs.plan.scores_last and self._dispatch.running)
+        is_due = self._dispatch.is_idle or not self._inputs.plan.scores_last
         if is_due and self._arrivals.has_held and not self._is_closed:
             await self._inputs.feed.publish(self._arrivals.hand_over())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from artifacts.records import Fate, Span, response_id
+from artifacts.records import Fate, Generated, Span, response_id
 from artifacts.reports.timeline import Interval, difference, generating
 from tasks.engines.base import EngineStats
 from tasks.rounds.records import RoundResult
@@ -62,11 +62,10 @@ def rollout_spans(result: RoundResult, devices: Mapping[str, Sequence[str]]) -> 
 
     A response that was read back from an earlier attempt counts as it was.
     """
-    responses = (*result.generated, *result.migrated)
-    of_engine = {
-        engine: [response for response in responses if response.engine == engine]
-        for engine in devices
-    }  # fmt: skip
+    of_engine: dict[str, list[Generated]] = {engine: [] for engine in devices}
+    for response in (*result.generated, *result.migrated):
+        if response.engine in of_engine:
+            of_engine[response.engine].append(response)
     return tuple(
         Span(device=device, actor=engine, kind="rollout", start_s=start_s, end_s=end_s)
         for engine, names in devices.items()

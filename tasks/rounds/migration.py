@@ -1,10 +1,11 @@
 """Responses that change engines in mid-round: what they keep, and which engines are being emptied.
 Pure bookkeeping.
 
-    leave(decision, ids) -> (the ids are aborted) -> part(partial responses)
+    move(ids), leave(decision, ids) -> (the ids are aborted) -> part(partial responses)
         ├-> resume(request): the rest is generated elsewhere
         └-> freed(): the decisions whose engines are empty now
-    (an engine is lost) -> find(what was written down of its episodes) -> resume(request)
+    (an engine is lost) -> hand_over(what it had told), find(what was written down of its episodes)
+        -> resume(request)
 
 A response keeps its tokens, their log-probabilities and versions; the new engine computes the
 prompt and them again (one prefill), which restores the distribution of the next token exactly, so
@@ -33,6 +34,15 @@ class Migration:
     def leave(self, decision: ScaleDown, response_ids: Iterable[str]) -> None:
         """These responses are to leave the decision's engines."""
         self._leaving.append(decision)
+        self.move(response_ids)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether an engine has yet to hand a response over."""
+        return bool(self._moving)
+
+    def move(self, response_ids: Iterable[str]) -> None:
+        """These responses are to go on in another engine."""
         self._moving |= set(response_ids)
 
     def part(self, partial: Iterable[Generated]) -> list[Generated]:
@@ -47,8 +57,13 @@ class Migration:
         self.stay(response.response_id for response in moving)
         return moving
 
+    def hand_over(self, told: Generated) -> None:
+        """An engine had told so much of this when it was lost."""
+        self.find(told)
+        self.moved.append(told)
+
     def find(self, found: Generated) -> None:
-        """This was written down of an episode that no engine plays any more; it goes on from there,
+        """This is known of a response that no engine generates any more; it goes on from there,
         unless more is kept of it."""
         kept = self.kept.get(found.response_id)
         if kept is None or kept.num_sampled <= found.num_sampled:
@@ -64,9 +79,11 @@ class Migration:
         self._moving -= set(response_ids)
 
     def resume(self, request: Request) -> Request:
-        """The request with what is kept of its response."""
+        """The request with what is kept of its response; as it is where that leaves no room for
+        more, because a resumed run has a lower bound."""
         kept = self.kept.get(request.response_id)
-        if kept is None or (not kept.token_ids and kept.episode is None):
+        is_left = kept is not None and 0 < len(kept.token_ids) < request.max_new_tokens
+        if kept is None or not (is_left or kept.episode is not None):
             return request
         return replace(
             request,

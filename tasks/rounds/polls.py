@@ -8,6 +8,7 @@ Leaves out who is worth asking and what an answer means.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
@@ -22,7 +23,8 @@ class Polls:
     def __init__(self) -> None:
         self._open: dict[str, Answer] = {}
         # sources whose question has ended, some of them dropped since
-        self._answered: asyncio.Queue[str] = asyncio.Queue()
+        self._answered: deque[str] = deque()
+        self._has_answered = asyncio.Event()
 
     def is_asked(self, source: str) -> bool:
         """Whether a question to this source is open."""
@@ -31,21 +33,24 @@ class Polls:
     def ask(self, source: str, question: Coroutine[Any, Any, Any]) -> None:  # Any: see Answer
         """Put a question to a source that has none open."""
         self._open[source] = asyncio.create_task(question)
-        self._open[source].add_done_callback(lambda _: self._answered.put_nowait(source))
+        self._open[source].add_done_callback(lambda _: self._note(source))
+
+    def _note(self, source: str) -> None:
+        self._answered.append(source)
+        self._has_answered.set()
 
     async def next(self, wait_s: float) -> tuple[str, Answer]:
         """The next source to answer, and the ended task. Raises TimeoutError when none does within
         wait_s."""
-        ends = asyncio.get_running_loop().time() + wait_s
+        ends_s = asyncio.get_running_loop().time() + wait_s
         while True:
-            source = await self._next_answered(ends - asyncio.get_running_loop().time())
-            if source in self._open and self._open[source].done():
-                return source, self._open.pop(source)
-
-    async def _next_answered(self, wait_s: float) -> str:
-        if not self._answered.empty():
-            return self._answered.get_nowait()
-        return await asyncio.wait_for(self._answered.get(), wait_s)
+            while self._answered:
+                source = self._answered.popleft()
+                if source in self._open and self._open[source].done():
+                    return source, self._open.pop(source)
+            self._has_answered.clear()
+            async with asyncio.timeout_at(ends_s):
+                await self._has_answered.wait()
 
     def drop(self, source: str) -> None:
         """Forget a question, if one is open."""

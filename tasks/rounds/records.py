@@ -3,17 +3,35 @@ to the reward stage."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from artifacts.records import Generated, Group, Prompt, Request, Response, Score, response_id
+from artifacts.new_tokens import NewTokens
+from artifacts.records import (
+    Generated,
+    Group,
+    Prompt,
+    Request,
+    Response,
+    Score,
+    VersionSpan,
+    response_id,
+)
 from artifacts.sampled import sampled_versions
 from tasks.engines.base import Engine
 from tasks.engines.sampling import SamplingConfig
+from tasks.rounds.guests import Guests
+from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.events import Carry, RoundPlan, RoundScheduler
 from tasks.scheduling.seeds import derive_seed
-from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
+from tasks.scheduling.stream_training import (
+    FreesDevices,
+    ScaleDown,
+    StreamTrainer,
+    StreamTrainerConfig,
+)
 
 
 class ScoreFeed(Protocol):
@@ -46,14 +64,19 @@ class InFlight:
     index: int  # which response of the prompt
     attempt: int  # the attempt that asked for it
     num_kept: int  # sampled tokens that it had when it was sent there
+    oldest_version: int = 0  # of the weights that may go on with it
 
     @property
     def response_id(self) -> str:
         return response_id(self.prompt_id, self.index)
 
 
-def _nothing_begun() -> Mapping[str, Generated]:
+async def _nothing_begun() -> Mapping[str, Generated]:
     return {}
+
+
+def _forget(told: Sequence[NewTokens]) -> None:
+    pass
 
 
 def _frees_nothing() -> StreamTrainer:
@@ -82,19 +105,43 @@ class RoundInputs:
     on_finished: Callable[[Sequence[Generated]], None]  # hears of whole responses
     on_accept: Callable[[Group], Awaitable[None]]  # takes accepted groups, in training order
     # which devices stop generating in mid-round; fresh, too
-    stream_trainer: StreamTrainer = field(default_factory=_frees_nothing)
+    stream_trainer: FreesDevices = field(default_factory=_frees_nothing)
     # hears of each of its decisions once the engines are empty
     on_freed: Callable[[ScaleDown], Awaitable[None]] = _unheard
+    # how long there may be no engine at all, where guests may come
+    empty_s: float = math.inf
     attempt: int = 0  # unlike that of any other attempt or round of the run; requests carry it
     adopted: Sequence[InFlight] = ()  # what the round before left on the engines
     leaves_running: bool = False  # whether what is carried may run on when the round is over
     publications: Publications | None = None  # of a round that overlaps the training of others
-    # what was written down of episodes that this attempt or one before it began, by response id
-    begun: Callable[[], Mapping[str, Generated]] = _nothing_begun
+    guests: Guests | None = None  # of a round that engines may join while it runs
+    # how such a round shares its responses out
+    balancing: BalancingConfig = field(default_factory=BalancingConfig)
+    # what was written down of responses that this attempt or one before it began, by response id
+    begun: Callable[[], Awaitable[Mapping[str, Generated]]] = _nothing_begun
+    report_tokens: int = 0  # steps between two reports of an engine; 0 where none tells anything
+    # writes down what engines tell of running responses, as `begun` finds it
+    on_told: Callable[[Sequence[NewTokens]], None] = _forget
+
+    @property
+    def most_running(self) -> int | None:
+        """Requests that each of the engines has at a time; None for any number."""
+        limit = self.balancing.most_running if self.guests is not None else 0
+        return limit or None
 
     def allows(self, generated: Generated) -> bool:
         """Whether all of its sampled tokens are of weights that the round may train on."""
-        return all(span.version in self.versions for span in sampled_versions(generated))
+        return self.allows_versions(sampled_versions(generated))
+
+    def allows_versions(self, spans: Sequence[VersionSpan]) -> bool:
+        """Whether tokens of these weights may be trained."""
+        return all(span.version in self.versions for span in spans)
+
+    def may_ask(self, version: int) -> bool:
+        """Whether a guest with these weights is of use: in a round that overlaps training an older
+        one will be, when it has pulled what is published."""
+        may_lag = self.publications is not None and version < self.versions.start
+        return version in self.versions or may_lag
 
     def request(self, prompt_id: str, index: int) -> Request:
         """What an engine is asked for a response of this round."""
@@ -131,11 +178,19 @@ class RoundResult:
     stale_tokens: int = 0  # of responses that another attempt asked for, or of weights not allowed
     late: tuple[str, ...] = ()  # of the deferred and dropped ones, those whose deadline had come
     freed: tuple[str, ...] = ()  # learners whose devices the round freed, in this order
+    freed_s: tuple[float, ...] = ()  # when each of these was free, seconds of the round
+    took_s: float = 0.0  # the round, until nothing of it ran any more
     carried: tuple[Carry, ...] = ()  # prompts for the next round, in its order
     # whole responses of carried prompts, for the next round to count
     carried_responses: tuple[Response, ...] = ()
     in_flight: tuple[InFlight, ...] = ()  # responses of carried prompts that run on
     awaited_weights_s: float = 0.0  # in which only newer weights could help it on
+    num_interrupted: int = 0  # responses that ran on an engine when it was lost
+    interrupted: tuple[str, ...] = ()  # names of these engines
+    # the most tokens that each of those lost; empty where engines tell nothing of what they run
+    lost_tokens_bounds: tuple[int, ...] = ()
+    # devices of every engine that joined the round, by its name
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def accepted(self) -> tuple[str, ...]:

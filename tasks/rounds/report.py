@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from artifacts import layout
@@ -28,6 +28,7 @@ from tasks.rounds.figures import (
     unclaimed,
 )
 from tasks.rounds.records import InFlight, RoundResult
+from tasks.rounds.window_record import WindowRecord
 from tasks.scheduling.acceptance import acceptance_figures, launched_of
 from tasks.scheduling.events import Carry
 
@@ -60,8 +61,15 @@ class RolloutReport:
     num_decided_responses: int = 0
     num_decided_tokens: int = 0
     num_unclaimed: int = 0  # responses that ran on in its engines though nobody was to have them
+    num_interrupted: int = 0  # responses that ran on an engine when it was lost
+    interrupted: tuple[str, ...] = ()  # names of these engines
+    # estimated tokens that each of those lost; empty where engines tell nothing of what they run
+    lost_tokens_bounds: tuple[int, ...] = ()
+    # devices of every engine that joined it, by the engine's name
+    joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # tokens after the prompt that each of `lengths` held in a KV cache, given ones included
     held_tokens: tuple[int, ...] = ()
+    window: WindowRecord | None = None  # of a round that seeds
 
 
 def round_report(
@@ -71,7 +79,8 @@ def round_report(
     *,
     is_evaluation: bool,
 ) -> RolloutReport:
-    """The report of a played round; `readings` of its engines afterwards, `devices` by engine."""
+    """The report of a played round; `readings` of the run's engines afterwards, `devices` by
+    engine."""
     ended = [response for response in result.generated if response.finish_reason != "aborted"]
     rewards = {response_id(score.prompt_id, score.index): score.reward for score in result.scores}
     launched = launched_of(
@@ -90,7 +99,7 @@ def round_report(
         acceptance=acceptance_figures(launched),
         num_preemptions=sum(reading.num_preemptions for reading in readings),
         kv_usage_max=max((reading.kv_usage_max for reading in readings), default=0.0),
-        spans=rollout_spans(result, devices),
+        spans=rollout_spans(result, {**devices, **result.joined}),
         num_migrated=len(result.migrated),
         freed=result.freed,
         reward_waits=reward_waits(result),
@@ -101,6 +110,10 @@ def round_report(
         num_decided_responses=len(decided),
         num_decided_tokens=sum(decided),
         num_unclaimed=len(unclaimed(result, readings)),
+        num_interrupted=result.num_interrupted,
+        lost_tokens_bounds=result.lost_tokens_bounds,
+        interrupted=result.interrupted,
+        joined=result.joined,
         started_s=min((response.submitted_s for response in result.generated), default=0.0),
         finished_s=max((response.finished_s for response in result.generated), default=0.0),
     )
@@ -122,7 +135,16 @@ def read_round(store: Store, step: int) -> RolloutReport | None:
     carried = tuple(
         Carry(**(carry | {"indices": tuple(carry["indices"])})) for carry in raw.get("carried", ())
     )
-    read = {"spans": spans, "reward_waits": waits, "carried": carried, "in_flight": ()}
+    joined = {name: tuple(devices) for name, devices in raw.get("joined", {}).items()}
+    window = raw.get("window")
+    read = {
+        "spans": spans,
+        "reward_waits": waits,
+        "carried": carried,
+        "in_flight": (),
+        "joined": joined,
+        "window": None if window is None else WindowRecord.from_json(window),
+    }
     return RolloutReport(**(raw | lists | read))
 
 

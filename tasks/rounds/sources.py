@@ -1,4 +1,5 @@
-"""Who tells a round what happens: its engines, the feed of verdicts, and in silence a reading.
+"""Who tells a round what happens: its engines, the feed of verdicts, those who admit guests, and in
+silence a reading.
 
     hear(...) ─▶ ask whoever is worth asking ─▶ wait for the first answer ─▶ Heard
 
@@ -9,19 +10,26 @@ so that a round ends the moment its last response does. Leaves out what is made 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from artifacts.new_tokens import NewTokens, parted
 from artifacts.records import Generated, Score
 from tasks.engines.base import EngineLost
 from tasks.rounds.dispatch import Dispatch
+from tasks.rounds.guests import GuestNews
 from tasks.rounds.polls import Answer, Polls
 from tasks.rounds.progress import Progress
-from tasks.rounds.records import Publications, ScoreFeed
+from tasks.rounds.rebalancing import Rebalancing
+from tasks.rounds.records import RoundInputs
+from tasks.scheduling.balancing import Move
 
 POLL_S = 5.0  # longest single wait; every wait ends earlier when something happens
 FEED = "<feed>"  # the feed's name among the engines' names
 PUBLICATIONS = "<publications>"  # the name of those who publish weights
+GUESTS = "<guests>"  # the name of those who admit guests
+LOOK = "<look>"  # the name of the look at what the engines have to do
 READING = "<reading>"  # before an engine's name: the question how much it has generated
 
 
@@ -31,9 +39,12 @@ class Heard:
 
     engine: str = ""  # who handed these responses back
     arrived: Sequence[Generated] = ()  # finished or aborted responses
+    told: Sequence[NewTokens] = ()  # new tokens of running ones, told before those were over
     scores: Sequence[Score] = ()  # verdicts
     published: Sequence[int] = ()  # weight versions that every engine has now
     lost: Mapping[str, EngineLost] = field(default_factory=dict)  # engines that were found lost
+    guests: Sequence[GuestNews] = ()  # engines that come and go
+    moves: Sequence[Move] = ()  # responses that are to go on in another engine
 
 
 class Sources:
@@ -42,34 +53,41 @@ class Sources:
     def __init__(
         self,
         dispatch: Dispatch,
-        feed: ScoreFeed,
-        publications: Publications | None,
-        deadline_s: float,
+        inputs: RoundInputs,
         stuck: Callable[[], str],
     ) -> None:
         """stuck: the words of the TimeoutError that ends a wait of deadline_s."""
         self.awaited_weights_s = 0.0  # in which only newer weights could help
         self._dispatch = dispatch
-        self._feed = feed
-        self._publications = publications
+        self._feed = inputs.feed
+        self._publications = inputs.publications
+        self._guests = inputs.guests
+        self._rebalancing = Rebalancing(inputs.balancing, dispatch)
         self._stuck = stuck
         self._polls = Polls()
+        self._unasked: set[str] = set()  # engines that have answered
         self._clock = asyncio.get_running_loop().time
-        self._progress = Progress(deadline_s, self._clock())
+        self._progress = Progress(inputs.deadline_s, self._clock())
+        self._empty_s = inputs.empty_s
+        self._had_engines_s = self._clock()  # when there was one last
 
-    async def hear(self, *, verdicts: bool) -> Heard:
-        """The next answer; empty when a poll ended without one. Raises TimeoutError.
+    async def hear(self, *, verdicts: bool, most_s: float = math.inf) -> Heard:
+        """The next answer; empty when a poll ended without one. Raises TimeoutError, and EngineLost
+        when there has been no engine for too long.
 
-        verdicts: whether any are due. A round that only newer weights can help waits for as long as
-        their training, which has deadlines of its own.
+        verdicts: whether any are due. most_s: how long to wait for it. A round that only newer
+        weights can help, in all engines or in a guest that lags, waits for as long as their
+        training or its pull, which have deadlines of their own.
         """
         self._ask(verdicts)
         began_s = self._clock()
-        awaits_weights = self._publications is not None and not (verdicts or self._dispatch.running)
+        self._check_engines(began_s)
+        overlaps = self._publications is not None
+        awaits_weights = overlaps and not verdicts and self._dispatch.awaits_weights
         if awaits_weights:
             self._progress.heard(began_s)
         try:
-            source, answer = await self._polls.next(self._progress.wait_s(began_s))
+            source, answer = await self._polls.next(min(most_s, self._progress.wait_s(began_s)))
         except TimeoutError:
             if self._progress.is_over(self._clock()):
                 raise TimeoutError(self._stuck()) from None
@@ -77,51 +95,91 @@ class Sources:
         finally:
             self.awaited_weights_s += self._clock() - began_s if awaits_weights else 0.0
         heard = self._heard(source, answer)
-        if heard.arrived or heard.scores or heard.published or heard.lost:
+        generated = heard.arrived or heard.told
+        # a guest that comes helps on what waits for one; guests that only come and go help nobody
+        is_help = bool(heard.guests) and self._dispatch.num_waiting > 0
+        if generated or heard.scores or heard.published or heard.lost or is_help:
             self._progress.heard(self._clock())
         return heard
 
+    def _check_engines(self, now_s: float) -> None:
+        """Those of the run can be made anew; to wait for a guest any longer would cost more."""
+        if self._dispatch.has_engines:
+            self._had_engines_s = now_s
+        elif now_s - self._had_engines_s > self._empty_s:
+            raise EngineLost(f"no engine was left for {self._empty_s:.0f} s, and no guest came")
+
     def _ask(self, verdicts: bool) -> None:
         """Ask whoever may have something to say and is not being asked."""
-        is_quiet = self._progress.is_look_due(self._clock())
-        for name in self._dispatch.alive:
-            if not self._dispatch.num_running(name):
-                continue
-            if not self._polls.is_asked(name):
-                self._polls.ask(name, self._dispatch.collect(name, POLL_S))
-            if is_quiet and not self._polls.is_asked(READING + name):
-                self._polls.ask(READING + name, self._dispatch.reading(name))
+        self._ask_engines()
+        if self._progress.is_look_due(self._clock()):
+            self._ask_for_readings()
         if verdicts and not self._polls.is_asked(FEED):
             self._polls.ask(FEED, self._feed.scored(POLL_S))
         if self._publications is not None and not self._polls.is_asked(PUBLICATIONS):
             self._polls.ask(PUBLICATIONS, self._publications.published(POLL_S))
+        if self._guests is not None and not self._polls.is_asked(GUESTS):
+            self._polls.ask(GUESTS, self._guests.news(POLL_S))
+        if self._rebalancing.is_worthwhile and not self._polls.is_asked(LOOK):
+            self._polls.ask(LOOK, self._rebalancing.look())
+
+    def _ask_engines(self) -> None:
+        """Only those that got something, or answered, since they were asked last: of the others
+        nothing has changed."""
+        changed = self._unasked | self._dispatch.router.take_given()
+        self._unasked = set()
+        running = [name for name in changed if self._dispatch.num_running(name)]
+        for name in sorted(running, key=self._dispatch.router.place):
+            if not self._polls.is_asked(name):
+                self._polls.ask(name, self._dispatch.collect(name, POLL_S))
+
+    def _ask_for_readings(self) -> None:
+        """It has been quiet: whoever runs something is to say how far it has come."""
+        for name in filter(self._dispatch.num_running, self._dispatch.alive):
+            if not self._polls.is_asked(READING + name):
+                self._polls.ask(READING + name, self._dispatch.reading(name))
 
     def _heard(self, source: str, answer: Answer) -> Heard:
         if source == FEED:
             return Heard(scores=answer.result())
         if source == PUBLICATIONS:
             return Heard(published=answer.result())
+        if source == GUESTS:
+            return self._heard_guests(answer.result())
+        if source == LOOK:
+            return Heard(moves=answer.result())
         name = source.removeprefix(READING)
+        self._unasked.add(name)
         try:
             if name == source:
-                return Heard(engine=name, arrived=answer.result())
+                over, told = parted(answer.result())
+                return Heard(engine=name, arrived=over, told=told)
             self._progress.look(answer.result(), self._clock())
             return Heard()
         except EngineLost as error:
             return Heard(lost={name: error})
+
+    def _heard_guests(self, news: Sequence[GuestNews]) -> Heard:
+        """With another engine it is worth a look who has how much to do."""
+        if news:
+            self._rebalancing.hurry()
+        return Heard(guests=news)
 
     def describe(self) -> str:
         """For the deadline's error message: who is there, and how far each has come."""
         running, tokens = self._dispatch.num_running, self._progress.tokens_on
         names = self._dispatch.alive
         told = [f"{name} ({running(name)} running, {tokens(name)} tokens)" for name in names]
-        return f"alive: {', '.join(told)}"
+        waiting = self._dispatch.num_waiting
+        line = f"; {waiting} requests wait for an engine with room" if waiting else ""
+        return f"alive: {', '.join(told) or 'no engine'}{line}"
 
     def only_engines(self, deadline_s: float) -> None:
         """Expect no verdict any more, and let a wait for the engines last this long from now on."""
-        self._polls.drop(FEED)
-        self._polls.drop(PUBLICATIONS)
+        for source in (FEED, PUBLICATIONS, GUESTS):
+            self._polls.drop(source)
         self._publications = None
+        self._guests = None
         self._progress = Progress(deadline_s, self._clock())
 
     def are_asked(self, engines: Iterable[str]) -> bool:

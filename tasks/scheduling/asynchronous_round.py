@@ -121,6 +121,9 @@ class AsynchronousScheduler:
         return decisions
 
     def _dispatch(self, group: GroupProgress, dispatched: Dispatched) -> list[Decision]:
+        """Older weights than those that it was dispatched at may generate none of it: their tokens
+        would lag more than L versions at its deadline."""
+        group.oldest_version = dispatched.version
         waits_for = self._at_deadline == "park" and dispatched.is_returned
         self._undecided[group.ref.prompt_id] = _Undecided(
             group=group,

@@ -22,7 +22,7 @@ under way there, and a prompt that started sooner would be ahead in the race for
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from tasks.scheduling.events import Decision, Event, RoundPlan
 from tasks.scheduling.groups import GroupProgress
@@ -64,14 +64,14 @@ class Reserve:
                 return [*launches, *stand_in.close()] if stand_in.is_complete else [*launches]
         return []
 
-    def foresee(self, undecided: Sequence[GroupProgress]) -> list[Decision]:
+    def foresee(self, undecided: Collection[GroupProgress]) -> list[Decision]:
         """Ask early what these undecided groups will probably need, and give up what none of them
         can need any more."""
         if not self._plan.reserve or self._plan.scores_last:
             return []
         return [*self._give_up(undecided), *self._ask_early(undecided)]
 
-    def _give_up(self, undecided: Sequence[GroupProgress]) -> list[Decision]:
+    def _give_up(self, undecided: Collection[GroupProgress]) -> list[Decision]:
         decisions: list[Decision] = []
         for domain in dict.fromkeys(group.ref.domain for group in self._standing_by):
             stand_ins = _of(domain, self._standing_by)
@@ -83,7 +83,7 @@ class Reserve:
                     decisions += stand_in.close()
         return decisions
 
-    def _ask_early(self, undecided: Sequence[GroupProgress]) -> list[Decision]:
+    def _ask_early(self, undecided: Collection[GroupProgress]) -> list[Decision]:
         decisions: list[Decision] = []
         for domain in dict.fromkeys(group.ref.domain for group in undecided):
             while self._has_room(undecided) and self._is_needed(domain, undecided):
@@ -94,13 +94,13 @@ class Reserve:
                 decisions += stand_in.begin()
         return decisions
 
-    def _has_room(self, undecided: Sequence[GroupProgress]) -> bool:
+    def _has_room(self, undecided: Collection[GroupProgress]) -> bool:
         """Whether a further prompt leaves no more requests active than the round began with."""
         running = sum(group.num_running for group in (*undecided, *self._standing_by))
         most = len(self._plan.prompts) * self._plan.launch_per_prompt
         return running + self._plan.launch_per_prompt <= most
 
-    def _is_needed(self, domain: str, undecided: Sequence[GroupProgress]) -> bool:
+    def _is_needed(self, domain: str, undecided: Collection[GroupProgress]) -> bool:
         """Whether the domain will probably need one more stand-in than it has: if as many of its
         undecided groups and its stand-ins agree."""
         stand_ins = _of(domain, self._standing_by)

@@ -74,6 +74,7 @@ class Launch:
 
     prompt_id: str
     index: int
+    oldest_version: int = 0  # of the weights that may generate it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ class GroupProgress:
         # still wanted; a closed group launches nothing and can no longer be completed by running
         # responses
         self.is_open = True
+        self.oldest_version = 0  # of the weights that may generate its responses
         self._needed = plan.accept_per_prompt
         self._at_first = plan.launch_per_prompt
         self._next_index = 0
@@ -55,7 +56,7 @@ class GroupProgress:
         that may follow get larger indices."""
         self._next_index = max(indices) + 1
         self._running.update(dict.fromkeys(indices))
-        return [Launch(prompt_id=self.ref.prompt_id, index=index) for index in indices]
+        return [self._launched(index) for index in indices]
 
     def handle(self, event: Event) -> list[Launch]:
         """Note the event; answers with the launches that make up for what it took away. Repeated
@@ -94,7 +95,11 @@ class GroupProgress:
         if index not in self._running or not self.is_open:
             self._running.pop(index, None)
             return []
-        return [Launch(prompt_id=self.ref.prompt_id, index=index)]
+        return [self._launched(index)]
+
+    def _launched(self, index: int) -> Launch:
+        oldest = self.oldest_version
+        return Launch(prompt_id=self.ref.prompt_id, index=index, oldest_version=oldest)
 
     def _num_live(self) -> int:
         return len(self._running) + len(self._unscored) + len(self._valid)

@@ -51,6 +51,11 @@ class Slots:
         """Groups that the round still lacks."""
         return self._shared + sum(self._reserved.values())
 
+    @property
+    def full(self) -> frozenset[str]:
+        """Domains of which no group has a place."""
+        return frozenset(domain for domain in self._reserved if not self.is_free(domain))
+
     def is_free(self, domain: str) -> bool:
         """Whether a group of this domain has a place."""
         return self._reserved[domain] > 0 or (self._allowed[domain] > 0 and self._shared > 0)

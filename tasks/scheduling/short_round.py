@@ -17,6 +17,7 @@ the bias then, and on which engines nothing is.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from tasks.scheduling.dynamic_sampling import Reserve
 from tasks.scheduling.events import (
@@ -43,6 +44,7 @@ class ShortRoundScheduler:
         self._reserve = Reserve(plan)
         self._undecided = {ref.prompt_id: GroupProgress(ref, plan) for ref in plan.prompts}
         self._slots = Slots(plan.quotas, plan.accept_prompts)
+        self._full: frozenset[str] = frozenset()  # domains whose groups were closed for want of one
         self._is_closed = False
 
     def start(self) -> list[Decision]:
@@ -54,9 +56,11 @@ class ShortRoundScheduler:
         if group is None or self._is_closed:
             return []
         decisions: list[Decision] = [*group.handle(event)]
-        if group.is_hopeless:
+        if group.is_hopeless:  # that may make room for any group
             decisions += self._drop(group)
-        decisions += self._accept_complete()
+            decisions += self._accept_complete([*self._undecided.values()])
+        else:
+            decisions += self._accept_complete([group])
         return decisions if self._slots.num_free else [*decisions, *self._close()]
 
     def waiting_for(self) -> str:
@@ -64,10 +68,11 @@ class ShortRoundScheduler:
             (group for group in self._undecided.values() if group.is_open), self._slots.num_free
         )
 
-    def _accept_complete(self) -> list[Decision]:
+    def _accept_complete(self, groups: Sequence[GroupProgress]) -> list[Decision]:
+        """Give what is complete of these a slot, as far as its domain has one."""
         decisions: list[Decision] = []
-        for group in [group for group in self._undecided.values() if group.is_complete]:
-            if self._slots.is_free(group.ref.domain):
+        for group in groups:
+            if group.is_complete and self._slots.is_free(group.ref.domain):
                 del self._undecided[group.ref.prompt_id]
                 decisions += self._accept(group)
         return decisions + self._close_full_domains() if decisions else []
@@ -90,17 +95,19 @@ class ShortRoundScheduler:
         ]
 
     def _close_full_domains(self) -> list[Decision]:
-        full = [
-            group
-            for group in self._undecided.values()
-            if group.is_open and not self._slots.is_free(group.ref.domain)
-        ]
-        return [abort for group in full for abort in group.close()]
+        """Want no more of a domain once it is full; the others are as they were."""
+        full = self._slots.full
+        if full == self._full:
+            return []
+        self._full = full
+        groups = [group for group in self._undecided.values() if group.ref.domain in full]
+        return [abort for group in groups if group.is_open for abort in group.close()]
 
     def _drop(self, group: GroupProgress) -> list[Decision]:
         """Give the prompt up; a slot that its domain cannot fill any more goes to a domain that
         can."""
         del self._undecided[group.ref.prompt_id]
+        self._full = frozenset()  # what follows may make room in a full domain and take it again
         aborts = group.close()
         self._slots.give_up(
             Counter(

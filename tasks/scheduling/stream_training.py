@@ -16,13 +16,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.scheduling.device_groups import DeviceGroup
 
 CAUTION = 0.9  # quantile of the lengths a response may still reach that it is projected to reach
+HISTORY_ROUNDS = 8  # rounds whose responses project what those of the next will hold
 ROUNDING = 1e-9  # error of a sum of milestone steps
 
 
@@ -120,10 +121,19 @@ class RunningRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """The round at a milestone."""
+class Moment:
+    """The round, as it is seen without asking its engines anything."""
 
     num_accepted: int  # groups accepted so far
+    elapsed_s: float = 0.0  # since it began
+    num_running: int = 0  # requests on the engines that it began with
+    num_guests: int = 0  # engines that joined it and take requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(Moment):
+    """The round at a milestone."""
+
     capacity_tokens: Mapping[str, int]  # KV cache of every engine in service, in tokens
     running: tuple[RunningRequest, ...]  # everything that runs on them
 
@@ -136,8 +146,31 @@ class ScaleDown:
     learners: tuple[str, ...]
 
 
-class StreamTrainer:
+class FreesDevices(Protocol):
     """Decides for one round. `start` once, then `handle` whenever `is_due`."""
+
+    @property
+    def next_look_s(self) -> float | None:
+        """When to ask again although nothing happened, in seconds of the round; None for never."""
+        ...
+
+    def start(self) -> list[ScaleDown]:
+        """What is free from the beginning."""
+        ...
+
+    def is_due(self, moment: Moment) -> bool:
+        """Whether a reading is worth taking."""
+        ...
+
+    def handle(self, reading: Reading) -> list[ScaleDown]:
+        """What to free now."""
+        ...
+
+
+class StreamTrainer:
+    """Frees what the requests that still run leave room for (`FreesDevices`)."""
+
+    next_look_s: float | None = None
 
     def __init__(
         self,
@@ -171,14 +204,15 @@ class StreamTrainer:
             if group.learners and not group.engines
         ]
 
-    def is_due(self, num_accepted: int) -> bool:
+    def is_due(self, moment: Moment) -> bool:
         """Whether a milestone has been reached since the last reading; only then is a reading worth
         taking."""
-        return bool(self._due) and num_accepted >= self._due[0] - ROUNDING
+        is_begun = moment.num_accepted > 0  # a milestone of 0 is the first group
+        return bool(self._due) and is_begun and moment.num_accepted >= self._due[0] - ROUNDING
 
     def handle(self, reading: Reading) -> list[ScaleDown]:
         """The device groups to free now, those with the fewest tokens to compute again first."""
-        if not self.is_due(reading.num_accepted):
+        if not self.is_due(reading):
             return []
         self._due = [count for count in self._due if count - ROUNDING > reading.num_accepted]
         freed: list[ScaleDown] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tasks.scheduling.dynamic_sampling import Reserve
 from tasks.scheduling.events import (
+    Abort,
     AcceptGroup,
     CloseRound,
     Decision,
@@ -33,6 +34,7 @@ class WaitForAll:
         )
         self._reserve = Reserve(plan)
         self._groups = {ref.prompt_id: GroupProgress(ref, plan) for ref in plan.prompts}
+        self._open = dict(self._groups)  # those of them that are still wanted
 
     def start(self) -> list[Decision]:
         if not self._groups:
@@ -42,35 +44,39 @@ class WaitForAll:
     def handle(self, event: Event) -> list[Decision]:
         group = self._groups.get(event.prompt_id)
         if group is None:
-            return [*self._reserve.handle(event), *self._reserve.foresee(self._open())]
+            return [*self._reserve.handle(event), *self._foresee()]
         if not group.is_open:
             return []
         decisions: list[Decision] = [*group.handle(event), *self._settle(group)]
-        decisions += self._reserve.foresee(self._open())
-        return decisions if self._open() else [*decisions, CloseRound()]
+        decisions += self._foresee()
+        return decisions if self._open else [*decisions, CloseRound()]
 
     def _settle(self, group: GroupProgress) -> list[Decision]:
         """Drop or accept the group, or put another in its place, which may be ready itself."""
         if group.is_hopeless:
-            return [*group.close(), Drop(prompt_id=group.ref.prompt_id)]
+            return [*self._close(group), Drop(prompt_id=group.ref.prompt_id)]
         if not group.is_complete:
             return []
         further = self._reserve.replacement(group)
         if further is None:
             return [
                 AcceptGroup(prompt_id=group.ref.prompt_id, indices=group.accepted_indices()),
-                *group.close(),
+                *self._close(group),
             ]
-        self._groups[further.ref.prompt_id] = further
+        self._groups[further.ref.prompt_id] = self._open[further.ref.prompt_id] = further
         return [
-            *group.close(),
+            *self._close(group),
             Filter(prompt_id=group.ref.prompt_id),
             *further.begin(),
             *self._settle(further),
         ]
 
     def waiting_for(self) -> str:
-        return describe_missing(self._open(), len(self._open()))
+        return describe_missing(self._open.values(), len(self._open))
 
-    def _open(self) -> list[GroupProgress]:
-        return [group for group in self._groups.values() if group.is_open]
+    def _close(self, group: GroupProgress) -> list[Abort]:
+        del self._open[group.ref.prompt_id]
+        return group.close()
+
+    def _foresee(self) -> list[Decision]:
+        return self._reserve.foresee(self._open.values())

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from artifacts.records import Generated, Group, Prompt, Response, WeightsRef, response_id
-from benchmarks import simulated_round
-from benchmarks.simulated_round import (
-    SimulatedRound,
-    blank_prompts,
-    play_rounds,
-    round_inputs,
-)
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.rounds.driver import drive_round
+from tasks.rounds.guests import Guests
 from tasks.rounds.records import RoundResult, ScoreFeed
+from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import (
     AcceptGroup,
@@ -35,7 +31,19 @@ from tasks.scheduling.events import (
 from tasks.scheduling.policies.base import Policy, Turn
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState
-from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
+from tasks.scheduling.stream_training import (
+    FreesDevices,
+    ScaleDown,
+    StreamTrainer,
+    StreamTrainerConfig,
+)
+from tasks.simulation import simulated_round
+from tasks.simulation.simulated_round import (
+    SimulatedRound,
+    blank_prompts,
+    play_rounds,
+    round_inputs,
+)
 
 ENGINE = SimulatedEngineConfig(
     max_batch=64, kv_capacity_tokens=60_000, lengths=LengthModel(median_tokens=120, sigma=1.0)
@@ -167,10 +175,13 @@ async def play(
     max_response_tokens: int = 2000,
     deadline_s: float = 1000.0,
     accepted: list[Group] | None = None,
-    trainer: StreamTrainer | None = None,
+    trainer: FreesDevices | None = None,
     freed: list[ScaleDown] | None = None,
     attempt: int = 0,
     policy: Policy | None = None,
+    guests: Guests | None = None,
+    balancing: BalancingConfig | None = None,
+    empty_s: float = math.inf,
 ) -> RoundResult:
     versions = range(plan.step - 1, plan.step)
     replayed = [response for response in recorded if stands_in(response.generated, versions)]
@@ -197,11 +208,14 @@ async def play(
         feed=feed or SimulatedFeed(SimulatedRewardConfig()),
         recorded=recorded,
         deadline_s=deadline_s,
+        empty_s=empty_s,
         on_finished=finish,
         on_accept=keep,
         stream_trainer=trainer or StreamTrainer(StreamTrainerConfig(), (), 0),
         on_freed=free,
         attempt=attempt,
+        guests=guests,
+        balancing=balancing or BalancingConfig(),
     )
     return await drive_round(inputs)
 

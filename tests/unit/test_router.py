@@ -8,6 +8,7 @@ from dataclasses import replace
 from record_factories import make_request
 
 from artifacts.records import Request
+from tasks.rounds.line import Line
 from tasks.rounds.router import Router
 
 
@@ -68,6 +69,37 @@ def test_a_long_prompt_that_is_answered_counts_no_more() -> None:
     assert router.assign(request(2)) == "a"
 
 
+def test_a_replica_has_no_more_than_its_limit_and_the_next_request_waits() -> None:
+    router = Router(["a"], most_running=2)
+    router.add("b", most_running=1)
+    assert [router.assign(request(prompt)) for prompt in range(4)] == ["a", "b", "a", None]
+    assert (router.room("a"), router.room("b")) == (0, 0)
+    router.finish("p1:0")
+    assert router.assign(request(3)) == "b"
+    router.add("c")
+    assert router.room("c") is None
+    assert [router.assign(request(prompt)) for prompt in range(4, 9)] == ["c"] * 5
+
+
+def test_a_wanted_replica_is_taken_if_it_can_be_had() -> None:
+    router = Router(["a"])
+    router.add("b", most_running=1)
+    assert router.assign(request(0), wanted="b") == "b"
+    assert router.assign(request(1), wanted="b") == "a"
+    assert router.assign(request(2), wanted="gone") == "a"
+
+
+def test_a_replica_that_leaves_never_comes_back_and_one_that_is_retired_does() -> None:
+    router = Router(["a", "b"])
+    router.retire("a")
+    router.leave("b")
+    assert router.in_service == ("a",)
+    router.leave("a")
+    assert router.in_service == ()
+    assert router.assign(request(0)) is None
+    assert router.alive == ("a", "b") == router.leaving
+
+
 def test_a_removed_replica_gives_back_what_it_owed_in_order() -> None:
     router = Router(["a", "b"])
     requests = [request(prompt) for prompt in range(4)]
@@ -97,3 +129,30 @@ def test_a_retired_replica_comes_back_when_no_other_is_left() -> None:
     router.remove("b")
     assert router.in_service == ("a",)
     assert router.assign(request(0, 0)) == "a"
+
+
+def test_a_request_goes_to_no_replica_whose_weights_are_too_old_for_it() -> None:
+    router = Router(["own"], most_running=1)
+    router.add("guest", version=3)
+    new = [replace(request(place), oldest_version=4) for place in range(2)]
+    assert router.assign(new[0], "guest") == "own"
+    assert router.assign(new[1]) is None, "the guest lags, and the other has no room"
+    assert router.assign(replace(request(9), oldest_version=3)) == "guest"
+    router.renew("guest", 2)  # told late
+    assert not router.may_run("guest", new[1])
+    router.renew("guest", 4)
+    assert router.assign(new[1]) == "guest"
+
+
+def test_what_waits_for_newer_weights_holds_up_nothing_else() -> None:
+    line, asked = Line(), [replace(request(v), oldest_version=v) for v in (4, 2, 5, 3)]
+    line.add(asked)
+    taken: list[Request] = []
+
+    def assign(asking: Request, wanted: str) -> str | None:
+        return "guest" if asking.oldest_version <= 3 else None
+
+    while (given := line.next(assign)) is not None:
+        taken.append(given[1])
+    assert [each.oldest_version for each in taken] == [2, 3]
+    assert [each.oldest_version for each in line._requests] == [4, 5]

@@ -1,0 +1,191 @@
+"""Continuous balancing (PolyRL, Algorithm 2): which running responses move to an engine that has
+less to do.
+
+    loads of all engines ─▶ balance ─▶ moves ─▶ (stopped there, resumed here) ─▶ loads ─▶ ...
+
+A move costs the other engine a prefill of all that the response has, so that the youngest responses
+move, only from engines that have more to do than where they go even when they are there, and none
+ever to where it was before. An engine that decodes few responses gives none up: fewer would be no
+faster. So nothing moves forth and back, whatever the loads do between two looks. Pure. Leaves out
+how a response moves (`rounds.generation`) and who takes the loads (`rounds.rebalancing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class BalancingConfig(BaseModel):
+    """Looks at the engines of such a round, and what each look may move."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = Field(
+        True, description="Move running responses to guests and between engines beside guests."
+    )
+    look_s: float = Field(
+        5.0,
+        gt=0,
+        description="Seconds between two looks at the engines; a guest that joins is one more.",
+    )
+    threshold: float = Field(
+        0.25,
+        ge=0,
+        description=(
+            "Share by which an engine must have more to do than the one that takes a response from"
+            " it will then have."
+        ),
+    )
+    most_moves: int = Field(32, ge=1, description="Responses that a look moves at most.")
+    keep_running: int = Field(
+        4,
+        ge=0,
+        description="Responses that an engine keeps: so few are decoded as fast as one.",
+    )
+    most_running: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Requests that an engine of the run itself has at a time in a round that guests may"
+            " join, the others wait for whoever has room; 0 for any number."
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovableResponse:
+    """A response that an engine has begun or has waiting."""
+
+    response_id: str
+    remaining_tokens: int  # up to its bound
+    # the engines that it never goes to: where it has been, this one among them, and where the
+    # weights are too old for it
+    closed: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What an engine has to do."""
+
+    engine: str  # name of the replica
+    remaining_tokens: int  # of all that it was asked, up to the bounds
+    responses: tuple[MovableResponse, ...]  # what of that may move
+    room: int | None  # further requests that it takes; None for any number
+    tokens_per_s: float | None  # of a full batch; None as long as it is not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Decision: this response goes on in another engine."""
+
+    response_id: str
+    source: str  # the engine that runs it
+    target: str  # the engine that is to go on with it
+
+
+@dataclass(slots=True, kw_only=True)
+class _Shared:
+    """An engine as the moves that are decided leave it."""
+
+    name: str
+    tokens: int
+    speed: float  # tokens/s
+    responses: list[MovableResponse]  # those with the most to generate last
+    room: int | None
+
+    @property
+    def seconds(self) -> float:
+        """How long it has to do."""
+        return self.tokens / self.speed
+
+    def seconds_with(self, response: MovableResponse) -> float:
+        """How long it would have to do with this response."""
+        return (self.tokens + response.remaining_tokens) / self.speed
+
+
+def balance(config: BalancingConfig, loads: Sequence[EngineLoad]) -> list[Move]:
+    """What moves now, in the order in which it was decided. An engine whose speed is not known
+    counts as fast as the others on average."""
+    if not config.enabled:
+        return []
+    engines = _shared(loads)
+    moves: list[Move] = []
+    while len(moves) < config.most_moves:
+        found = next(_worthwhile(config, engines), None)
+        if found is None:
+            break
+        source, target, response = found
+        source.responses.remove(response)
+        source.tokens -= response.remaining_tokens
+        target.tokens += response.remaining_tokens
+        target.room = None if target.room is None else target.room - 1
+        moves.append(Move(response_id=response.response_id, source=source.name, target=target.name))
+    return moves
+
+
+def _worthwhile(
+    config: BalancingConfig, engines: Sequence[_Shared]
+) -> Iterator[tuple[_Shared, _Shared, MovableResponse]]:
+    """Moves that are worth it, from the busiest engine to the idlest first."""
+    by_load = sorted(engines, key=lambda engine: (engine.seconds, engine.name))
+    for source in reversed(by_load):
+        if len(source.responses) <= config.keep_running:
+            continue
+        for target in by_load:
+            if target is source or target.room == 0:
+                continue
+            response = _youngest(source.responses, target.name)
+            if response is None:
+                continue
+            if source.seconds > (1 + config.threshold) * target.seconds_with(response):
+                yield source, target, response
+
+
+def _youngest(responses: Sequence[MovableResponse], target: str) -> MovableResponse | None:
+    """The response with the most to generate that may go to the target."""
+    return next((each for each in reversed(responses) if target not in each.closed), None)
+
+
+def _shared(loads: Sequence[EngineLoad]) -> list[_Shared]:
+    known = [load.tokens_per_s for load in loads if load.tokens_per_s is not None]
+    usual = sum(known) / len(known) if known else 1.0
+    return [
+        _Shared(
+            name=load.engine,
+            tokens=load.remaining_tokens,
+            speed=usual if load.tokens_per_s is None else load.tokens_per_s,
+            responses=sorted(
+                load.responses, key=lambda each: (each.remaining_tokens, each.response_id)
+            ),
+            room=load.room,
+        )
+        for load in loads
+    ]
+
+
+class Speeds:
+    """How fast engines generate when they have enough to do: the best of what was measured between
+    two looks."""
+
+    def __init__(self, keep_running: int) -> None:
+        """keep_running: responses beyond which an engine has enough to do."""
+        self._keep_running = keep_running
+        self._best: dict[str, float] = {}
+        self._before: dict[str, tuple[float, int]] = {}  # when, and tokens generated until then
+
+    def look(self, engine: str, num_running: int, tokens_generated: int, now_s: float) -> None:
+        """So much it runs now, and so many tokens it has generated since its start."""
+        before = self._before.pop(engine, None)
+        if num_running <= self._keep_running:
+            return
+        self._before[engine] = now_s, tokens_generated
+        if before is not None and now_s > before[0] and tokens_generated > before[1]:
+            speed = (tokens_generated - before[1]) / (now_s - before[0])
+            self._best[engine] = max(speed, self._best.get(engine, 0.0))
+
+    def of(self, engine: str) -> float | None:
+        """Tokens per second, or None as long as nothing was measured."""
+        return self._best.get(engine)

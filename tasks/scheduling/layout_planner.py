@@ -1,0 +1,68 @@
+"""Which size the parallelism planner wants for the next round of a layout. Pure.
+
+    first round of a layout ─▶ `begun`: the best size of a profile, or the configured one
+    round is over ──────────▶ `after`: the paper's rule, less the sizes that a profile has as slower
+
+`parallelism` has the rule and `throughput` the profile; here they come together, for a run on real
+engines (`flows.engine_layout`) as for a simulated one (`tasks.simulation`). Leaves out how engines
+are rebuilt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.scheduling.batch import RoundShape
+from tasks.scheduling.parallelism import LayoutState, PlannerState, RoundReading, observe
+from tasks.scheduling.throughput import Demand, ThroughputProfile, best_size, not_slower
+
+# tokens that a response may have over those it has on average: 16 in the paper's tasks, 7 to 14 in
+# tiny-mix
+BOUND_PER_MEAN = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutPlanner:
+    """What the planner of a run goes by."""
+
+    sizes: tuple[int, ...]  # possible tensor-parallel sizes
+    num_devices: int  # that generate
+    first_size: int  # of a layout of which nothing is known
+    profile: ThroughputProfile | None = None  # what replicas are worth, if it was measured
+
+    def begun(self, state: PlannerState, layout: str, demand: Demand) -> PlannerState:
+        """The state that has a size for this layout, the first one if it had none. ValueError when
+        the profile has measured no possible size."""
+        if layout in state.layouts:
+            return state
+        size = self.first_size
+        if self.profile is not None:
+            size = best_size(self.profile, self.sizes, self.num_devices, demand)
+        return state.having(layout, LayoutState(size=size))
+
+    def after(self, state: PlannerState, reading: RoundReading, demand: Demand) -> PlannerState:
+        """The state after a round that asked for this."""
+        if self.profile is None:
+            return observe(state, reading, self.sizes, {})
+        now = state.layouts[reading.layout].size
+        sizes = not_slower(self.profile, self.sizes, now, self.num_devices, demand)
+        return observe(state, reading, sizes, self.profile.kv_tokens)
+
+
+def expected_demand(shape: RoundShape, prompt_tokens: int, longest_tokens: int) -> Demand:
+    """What a round asks of the engines before anything is known of its responses but their
+    bound."""
+    return Demand(
+        num_responses=shape.launch_responses,
+        prompt_tokens=prompt_tokens,
+        response_tokens=max(1, longest_tokens // BOUND_PER_MEAN),
+    )
+
+
+def seen_demand(num_responses: int, prompt_tokens: int, num_tokens: int) -> Demand:
+    """What a round did ask of them: num_tokens in all its responses."""
+    return Demand(
+        num_responses=num_responses,
+        prompt_tokens=prompt_tokens,
+        response_tokens=max(1, num_tokens // num_responses),
+    )
