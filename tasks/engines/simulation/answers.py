@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from artifacts.new_tokens import NewTokens
 from artifacts.records import FinishReason, Generated, Request
+from artifacts.version_spans import split_spans
 from tasks.engines.simulation.decoding import Decoding
 from tasks.engines.simulation.writers import Writer
 
@@ -31,8 +33,29 @@ class Answers:
             target_tokens=min(length, request.max_new_tokens),
             reason="length" if length > request.max_new_tokens else "stop",
             submitted_s=now_s,
-            num_tokens=float(len(request.kept_tokens)),
+            num_settled=float(len(request.kept_tokens)),
+            num_told=len(request.kept_tokens),
             spans=request.kept_versions,
+        )
+
+    def tell(self, sequence: Decoding, version: int, now_s: float) -> NewTokens:
+        """Its tokens since it was told of last; version: of those since the last load."""
+        request = sequence.request
+        begin, sequence.num_told = sequence.num_told, sequence.whole_tokens
+        written = self.writer.tokens(request, sequence.noise, sequence.num_told)
+        first_token_s = now_s if sequence.first_token_s is None else sequence.first_token_s
+        return NewTokens(
+            prompt_id=request.prompt_id,
+            index=request.index,
+            attempt=request.attempt,
+            engine=self.engine,
+            num_before=begin,
+            token_ids=written[begin:],
+            logprobs=(LOGPROB,) * (sequence.num_told - begin),
+            versions=split_spans(sequence.spans_with(version), begin)[1],
+            submitted_s=self.epoch_s + sequence.submitted_s,
+            first_token_s=self.epoch_s + first_token_s,
+            told_s=self.epoch_s + now_s,
         )
 
     def end(

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.scheduling.seeds import derive_seed
+
+
+class Lengths(Protocol):
+    """How long responses get."""
+
+    def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
+        """The length of a response, the same whenever and wherever it is generated with this
+        noise."""
+        ...
 
 
 class LengthModel(BaseModel):

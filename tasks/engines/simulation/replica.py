@@ -1,7 +1,7 @@
 """The simulated rollout replica: discrete events on whatever clock the event loop has
 (`virtual_time`).
 
-    submit ─▶ `answers` ─▶ `decoding` ─▶ `answers` ─▶ `mailbox` ─▶ collect
+    submit ─▶ `answers` ─▶ `batch` ─▶ `answers` ─▶ `mailbox` ─▶ collect
 
 One timer per replica suffices, set for the next event of its batch, and 128 replicas run in
 seconds. The same replica serves a whole run in a worker process, on a real clock. It holds no
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field
 
-from artifacts.records import FinishReason, Generated, Request, Running, WeightsRef
+from artifacts.new_tokens import News
+from artifacts.records import FinishReason, Request, Running, WeightsRef
 from tasks.engines.base import (
     Attestation,
     EngineLost,
@@ -29,8 +31,10 @@ from tasks.engines.base import (
 from tasks.engines.mailbox import Mailbox
 from tasks.engines.model_files import read_tokenizer
 from tasks.engines.simulation.answers import Answers
-from tasks.engines.simulation.decoding import Decoding, DecodingBatch, Pace
+from tasks.engines.simulation.batch import DecodingBatch
+from tasks.engines.simulation.decoding import Decoding
 from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.pace import Pace
 from tasks.engines.simulation.writers import BlankWriter, ChainSumWriter, Writer
 
 
@@ -56,6 +60,52 @@ class SimulatedEngineConfig(ReplicaConfig):
         400_000,
         ge=1,
         description="Tokens, prompts included, that fit the KV cache of each of its devices.",
+    )
+    step_s_per_kv_token: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds that reading each token of the KV cache adds to a decode step.",
+    )
+    weights_s: float = Field(
+        0.0,
+        ge=0,
+        description=(
+            "Seconds in which a step reads the weights: the least that its matrix products take,"
+            " on top of step_s."
+        ),
+    )
+    matrix_s_per_token: float = Field(
+        0.0,
+        ge=0,
+        description=(
+            "Seconds that the matrix products of a step take for each of its tokens, where that is"
+            " more than weights_s."
+        ),
+    )
+    chunk_tokens: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Most tokens of a step, decoded and prefilled ones; 0 has prefilling hold up the batch"
+            " instead of sharing steps with it."
+        ),
+    )
+    attention_share: float = Field(
+        0.0,
+        ge=0,
+        description=(
+            "Arithmetic of attending to one earlier token over that of a token's matrix products,"
+            " for prefilling."
+        ),
+    )
+    kv_margin: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="Share of the KV cache that stays free when a sequence joins others.",
+    )
+    shares_prompts: bool = Field(
+        False, description="Whether responses to the same prompt keep and prefill it once."
     )
     takes_seeds: bool = Field(
         True,
@@ -92,6 +142,13 @@ class SimulatedEngineConfig(ReplicaConfig):
             prefill_s_per_token=self.prefill_s_per_token,
             max_batch=self.max_batch,
             kv_tokens=self.kv_tokens,
+            step_s_per_kv_token=self.step_s_per_kv_token,
+            weights_s=self.weights_s,
+            matrix_s_per_token=self.matrix_s_per_token,
+            chunk_tokens=self.chunk_tokens,
+            attention_share=self.attention_share,
+            kv_margin=self.kv_margin,
+            shares_prompts=self.shares_prompts,
         )
 
     def writer(self, model_path: str) -> Writer:
@@ -133,8 +190,10 @@ class SimulatedEngine(Replica):
         self._answers = Answers(
             engine=name, writer=writer or config.writer(model_path=""), epoch_s=epoch_s
         )
-        self._batch = DecodingBatch(config.pace)
-        self._done = Mailbox[Generated]()
+        self._batch = DecodingBatch(config.pace, config.report_tokens)
+        # what is in the batch, by response id: two attempts at one may meet here
+        self._sequences = defaultdict[str, list[Decoding]](list)
+        self._done = Mailbox[News]()
         self._drained = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._is_lost = False
@@ -146,10 +205,12 @@ class SimulatedEngine(Replica):
         for request in requests:
             self._check_fits(request)
             noise = request.seed if self._config.takes_seeds else self._version
-            self._batch.add(self._answers.begin(request, noise, self._now()))
+            sequence = self._answers.begin(request, noise, self._now())
+            self._sequences[request.response_id].append(sequence)
+            self._batch.add(sequence)
         self._schedule()
 
-    async def collect(self, wait_s: float) -> list[Generated]:
+    async def collect(self, wait_s: float) -> list[News]:
         self._check_alive()
         done = await self._done.take(wait_s)
         self._check_alive()
@@ -158,12 +219,11 @@ class SimulatedEngine(Replica):
     async def abort(self, response_ids: Sequence[str]) -> None:
         self._check_alive()
         self._advance()
-        wanted = set(response_ids)
-        for sequence in self._batch.sequences:
-            if sequence.request.response_id in wanted:
+        for wanted in response_ids:
+            for sequence in self._sequences.pop(wanted, ()):
                 self._batch.remove(sequence)
-                self._hand_back(sequence, "aborted")
-        if not wanted:
+                self._tell_end(sequence, "aborted")
+        if not response_ids:
             self._done.wake()
         self._schedule()
 
@@ -182,6 +242,7 @@ class SimulatedEngine(Replica):
             await self._drain()
         if running is Running.DROP:
             self._batch.clear()
+            self._sequences.clear()
             self._done.drop()
             self._num_loads += 1
             self._drained.set()
@@ -234,20 +295,24 @@ class SimulatedEngine(Replica):
         """Die: everything in it is gone and every call raises EngineLost from now on."""
         self._is_lost = True
         self._batch.clear()
+        self._sequences.clear()
         self._done.drop()
         if self._timer is not None:
             self._timer.cancel()
         self._drained.set()
 
     def _advance(self) -> None:
-        """Come up to now, and hand back what has ended on the way."""
+        """Come up to now, and hand back what has ended on the way; tell of the rest when that is
+        due."""
         for sequence in self._batch.advance(self._now()):
             self._hand_back(sequence, sequence.reason)
+        for sequence in self._batch.take_report():
+            self._done.put(self._answers.tell(sequence, self._version, self._now()))
 
     def _schedule(self) -> None:
         """Give away the room there is, and set the timer for whatever happens next."""
         self._batch.fill()
-        if self._batch.is_drained:
+        if self._batch.holds_new and self._batch.is_drained:
             self._drained.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -261,6 +326,13 @@ class SimulatedEngine(Replica):
         self._schedule()
 
     def _hand_back(self, sequence: Decoding, reason: FinishReason) -> None:
+        attempts = self._sequences[sequence.request.response_id]
+        attempts.remove(sequence)
+        if not attempts:
+            del self._sequences[sequence.request.response_id]
+        self._tell_end(sequence, reason)
+
+    def _tell_end(self, sequence: Decoding, reason: FinishReason) -> None:
         self._done.put(self._answers.end(sequence, reason, self._version, self._now()))
 
     def _check_fits(self, request: Request) -> None:

@@ -2,7 +2,7 @@
 
     request ──▶ Writer ──▶ length, tokens, text: a function of the request and its noise alone
 
-`BlankWriter` says nothing, for as long as `LengthModel` has it: for rounds whose rewards are
+`BlankWriter` says nothing, for as long as its `Lengths` have it: for rounds whose rewards are
 simulated, too. `ChainSumWriter` works out the questions of the task chain_sum and errs now and
 then, so that a whole run on simulated engines has real tokens, real rewards and groups that
 disagree. It reads the question and never the answer. Neither looks at the weights: a simulated
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from artifacts.datasets.chain_sum import demonstration
 from artifacts.records import Request
-from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.lengths import Lengths
 from tasks.scheduling.seeds import derive_seed
 
 BLANK = 1  # the token that a blank response repeats
@@ -44,7 +44,7 @@ class Writer(Protocol):
 class BlankWriter:
     """One token over and over."""
 
-    lengths: LengthModel
+    lengths: Lengths
 
     def num_tokens(self, request: Request, noise: int) -> int:
         return self.lengths.tokens(request.prompt_id, request.index, noise)

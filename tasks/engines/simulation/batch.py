@@ -1,0 +1,264 @@
+"""The batch of a simulated replica: what decodes, what waits for room, and when something happens
+next.
+
+    add, remove ─▶ fill: preempt what does not fit, admit what does ─▶ seconds_to_event
+    ─▶ advance(now): the sequences that have ended since ─▶ ...
+
+Every decoding sequence gains one token per decode step (`pace` says how long one takes); a full KV
+cache preempts the sequence admitted last, which waits and is prefilled again. Prefilling holds the
+batch up, or shares its steps in chunks. Between two events nothing changes, so a batch advances
+from one to the next at once, and an event costs the logarithm of what runs: ends lie in a heap by
+the count of steps, sums are kept. Pure: the time is passed in. Leaves out requests and answers
+(`replica`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from heapq import heappop, heappush
+from itertools import count
+
+from tasks.engines.simulation.decoding import EPSILON, Decoding, StepCount
+from tasks.engines.simulation.kv_cache import KvCache
+from tasks.engines.simulation.pace import Pace
+
+
+class DecodingBatch:
+    """Sequences that decode together, and those that wait for room."""
+
+    def __init__(self, pace: Pace, report_tokens: int = 0) -> None:
+        """report_tokens: decode steps between two reports; 0 for none."""
+        self.num_preemptions = 0
+        self.kv_tokens_max = 0.0
+        self.tokens_generated = 0.0
+        self.holds_new = False  # whether nothing is begun that has no token yet
+        self._pace = pace
+        self._count = StepCount()
+        self._cache = KvCache(self._count, pace.shares_prompts)
+        # what holds room, in the order of admission; and of that what prefills, with the work left
+        self._running: OrderedDict[Decoding, int] = OrderedDict()
+        self._prefilling: OrderedDict[Decoding, float] = OrderedDict()
+        self._waiting: OrderedDict[Decoding, None] = OrderedDict()
+        self._ends: list[tuple[float, int, Decoding]] = []  # a heap; some have left meanwhile
+        self._new: list[Decoding] = []  # decode, and have no token of this replica yet
+        self._admissions = count()
+        self._advanced_s = 0.0  # how far the simulation has come
+        self._stall_s = 0.0  # prefill still to do before the batch decodes on
+        self._prefill_work = 0.0  # of all that prefill in shared steps
+        self._report_tokens = report_tokens or math.inf
+        self._unreported = 0.0  # decode steps since the last report
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing is half done."""
+        return not (self._running or any(sequence.is_begun for sequence in self._waiting))
+
+    @property
+    def sequences(self) -> tuple[Decoding, ...]:
+        """All that have not ended, the running ones first."""
+        return (*self._running, *self._waiting)
+
+    def add(self, sequence: Decoding) -> None:
+        self._waiting[sequence] = None
+
+    def remove(self, sequence: Decoding) -> None:
+        if sequence in self._running:
+            self._leave(sequence)
+        else:
+            del self._waiting[sequence]
+
+    def clear(self) -> None:
+        """Forget every sequence, and what was counted since the last time."""
+        self._rest()
+        self._waiting.clear()
+        self.begin_version()
+
+    def recompute(self) -> None:
+        """Prefill every sequence again, tokens and all."""
+        for sequence in reversed(self._running):
+            self._waiting[sequence] = None
+            self._waiting.move_to_end(sequence, last=False)
+            sequence.stop()
+        self._rest()
+
+    def begin_version(self) -> None:
+        """Begin what waits again, and forget what was counted."""
+        self.holds_new = False
+        self.num_preemptions = 0
+        self.kv_tokens_max = 0.0
+
+    def advance(self, now_s: float) -> list[Decoding]:
+        """Account for the time since the last event: first the prefill that holds the batch up,
+        then steps of the batch as it was. Returns the sequences that ended, removed."""
+        elapsed_s = now_s - self._advanced_s
+        began_s, self._advanced_s = self._advanced_s, now_s
+        if not self._running:
+            return []
+        stalled_s = min(elapsed_s, self._stall_s)
+        self._stall_s -= stalled_s
+        steps = self._steps_in(elapsed_s - stalled_s)
+        if steps > 0:
+            self._tell_first(began_s + stalled_s, steps)
+            self._step(steps)
+        self.kv_tokens_max = max(self.kv_tokens_max, self._cache.held_tokens)
+        return self._pop_ended()
+
+    def take_report(self) -> list[Decoding]:
+        """When a report is due, the sequences that have tokens to tell; else none."""
+        if self._unreported < self._report_tokens - EPSILON:
+            return []
+        self._unreported = 0.0
+        return [
+            sequence for sequence in self.sequences if sequence.whole_tokens > sequence.num_told
+        ]
+
+    def fill(self) -> None:
+        """Make room, and give it to those that wait."""
+        while len(self._running) > 1 and self._is_full():
+            self._preempt(next(reversed(self._running)))
+        while self._waiting and self._may_begin(next(iter(self._waiting))):
+            self._admit(self._waiting.popitem(last=False)[0])
+
+    def seconds_to_event(self) -> float | None:
+        """Until a sequence ends or is prefilled, a report is due or the KV cache is full; None if
+        nothing runs."""
+        if not self._running:
+            return None
+        return self._stall_s + self._steps_s(self._steps_to_event())
+
+    def _admit(self, sequence: Decoding) -> None:
+        work = self._pace.prefill_work(self._cache.missing_tokens(sequence))
+        self._running[sequence] = next(self._admissions)
+        self._cache.enter(sequence)
+        if self._pace.chunk_tokens and work:
+            self._prefilling[sequence] = work
+            self._prefill_work += work
+        else:
+            self._stall_s += self._pace.prefill_s_per_token * work
+            self._begin(sequence)
+
+    def _begin(self, sequence: Decoding) -> None:
+        sequence.begin(self._count)
+        self._cache.begin(sequence)
+        heappush(self._ends, (sequence.ends_at_steps, self._running[sequence], sequence))
+        if sequence.first_token_s is None:
+            self._new.append(sequence)
+
+    def _preempt(self, sequence: Decoding) -> None:
+        self.num_preemptions += 1
+        self._leave(sequence)
+        self._waiting[sequence] = None
+        self._waiting.move_to_end(sequence, last=False)
+
+    def _leave(self, sequence: Decoding) -> None:
+        """Give up its room; it keeps its tokens."""
+        self._prefill_work -= self._prefilling.pop(sequence, 0.0)
+        self._cache.leave(sequence)
+        sequence.stop()
+        del self._running[sequence]
+        if not self._running:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Nothing runs, and no sum has any noise."""
+        self._running.clear()
+        self._prefilling.clear()
+        self._ends.clear()
+        self._new.clear()
+        self._cache.clear()
+        self._count.steps = self._stall_s = self._prefill_work = 0.0
+
+    def _step(self, steps: float) -> None:
+        num_decoding = self._cache.num_decoding
+        prefilled = steps * self._chunk()
+        self._count.steps += steps
+        self._unreported += steps
+        self.tokens_generated += num_decoding * steps
+        if self._prefilling:
+            self._prefill(prefilled)
+
+    def _prefill(self, work: float) -> None:
+        """Those that are through begin to decode."""
+        noise = EPSILON * self._pace.chunk_tokens
+        while self._prefilling:
+            sequence, left = next(iter(self._prefilling.items()))
+            done = min(left, work)
+            work -= done
+            self._prefill_work -= done
+            if left - done > noise:
+                self._prefilling[sequence] = left - done
+                return
+            self._prefill_work -= left - done
+            del self._prefilling[sequence]
+            self._begin(sequence)
+        self._prefill_work = 0.0
+
+    def _tell_first(self, began_s: float, steps: float) -> None:
+        """Those that are new have had their first token."""
+        if not self._new:
+            return
+        first_s = began_s + self._steps_s(min(1.0, steps))
+        for sequence in self._new:
+            if sequence.count is not None:
+                sequence.first_token_s = first_s
+        self._new.clear()
+
+    def _pop_ended(self) -> list[Decoding]:
+        """Those that have reached their ends, in the order of admission."""
+        ended: list[tuple[int, Decoding]] = []
+        while self._ends and self._ends[0][0] <= self._count.steps + EPSILON:
+            end, admission, sequence = heappop(self._ends)
+            if self._running.get(sequence) == admission:
+                self.tokens_generated -= self._count.steps - end
+                ended.append((admission, sequence))
+        for _, sequence in sorted(ended, key=lambda pair: pair[0]):
+            self._leave(sequence)
+            sequence.num_settled = sequence.target_tokens
+        return [sequence for _, sequence in sorted(ended, key=lambda pair: pair[0])]
+
+    def _next_end(self) -> float:
+        """Steps until the next sequence ends."""
+        while self._ends and self._running.get(self._ends[0][2]) != self._ends[0][1]:
+            heappop(self._ends)
+        return self._ends[0][0] - self._count.steps if self._ends else math.inf
+
+    def _steps_to_event(self) -> float:
+        steps = min(self._next_end(), self._report_tokens - self._unreported)
+        if self._prefilling:
+            left = next(iter(self._prefilling.values()))
+            steps = min(steps, max(1.0, math.floor(left / self._chunk() + EPSILON)))
+        if len(self._running) == 1 or not self._cache.num_decoding:
+            return steps
+        room = self._pace.kv_tokens - self._cache.held_tokens
+        return min(steps, max(1.0, math.ceil(room / self._cache.num_decoding - EPSILON)))
+
+    def _is_full(self) -> bool:
+        noise = EPSILON * max(1, self._cache.num_decoding)
+        return self._cache.held_tokens >= self._pace.kv_tokens - noise
+
+    def _may_begin(self, sequence: Decoding) -> bool:
+        return (sequence.is_begun or not self.holds_new) and self._has_room(sequence)
+
+    def _has_room(self, sequence: Decoding) -> bool:
+        """With a margin to grow into, so that a preempted sequence does not come back only to be
+        preempted again."""
+        if not self._running:
+            return True
+        room = self._pace.kv_tokens * (1 - self._pace.kv_margin)
+        fits = self._cache.held_tokens + self._cache.missing_tokens(sequence) <= room
+        return fits and len(self._running) < self._pace.max_batch
+
+    def _chunk(self) -> float:
+        """Work that the next step prefills beside decoding."""
+        if not self._prefilling:
+            return 0.0
+        return self._pace.chunk(self._cache.num_decoding, self._prefill_work)
+
+    def _steps_s(self, steps: float) -> float:
+        cache = self._cache
+        return self._pace.steps_s(steps, cache.num_decoding, cache.read_tokens, self._chunk())
+
+    def _steps_in(self, seconds: float) -> float:
+        cache = self._cache
+        return self._pace.steps_in(seconds, cache.num_decoding, cache.read_tokens, self._chunk())

@@ -1,0 +1,73 @@
+"""How long the decode steps of a simulated replica take.
+
+    step = fixed + sequences + max(weights, matrix products) + KV cache read
+
+Every decoding sequence adds a token to the cache in each step, so that the sum over a run of steps
+between two events is a quadratic, which is solved for the time and for the number of steps. Without
+the last two terms a step depends on the batch alone. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """The speed and room of a replica."""
+
+    step_s: float  # seconds of a decode step of one sequence
+    step_s_per_sequence: float  # seconds that each further sequence adds to it
+    # seconds that prefilling a token holds up the batch, beside its matrix products where steps
+    # are shared
+    prefill_s_per_token: float
+    max_batch: int  # sequences that decode at the same time
+    kv_tokens: int  # tokens, prompts included, that fit the KV cache
+    step_s_per_kv_token: float = 0.0  # seconds that each token of the cache adds to a decode step
+    weights_s: float = 0.0  # seconds in which the weights are read, the least of matrix products
+    matrix_s_per_token: float = 0.0  # seconds of the matrix products of a token
+    # tokens of a step, decoded and prefilled; 0: prefilling shares no step with decoding
+    chunk_tokens: int = 0
+    # arithmetic of attending to one earlier token over that of a token's matrix products
+    attention_share: float = 0.0
+    kv_margin: float = 0.05  # share of the cache that stays free when a sequence is let in
+    shares_prompts: bool = False  # whether the responses to a prompt keep it once
+
+    def base_s(self, num_sequences: int, prefill_tokens: float) -> float:
+        """Seconds of a step without what it reads of the cache."""
+        matrix_s = self.matrix_s_per_token * (num_sequences + prefill_tokens)
+        return (
+            self.step_s
+            + self.step_s_per_sequence * max(0, num_sequences - 1)
+            + max(self.weights_s, matrix_s)
+            + (self.prefill_s_per_token * prefill_tokens if self.chunk_tokens else 0.0)
+        )
+
+    def steps_s(
+        self, steps: float, num_sequences: int, read_tokens: float, prefill_tokens: float
+    ) -> float:
+        """Seconds of so many steps; read_tokens: what the sequences have in the cache at first."""
+        level = read_tokens + num_sequences * (steps - 1) / 2
+        per_step_s = self.base_s(num_sequences, prefill_tokens) + self.step_s_per_kv_token * level
+        return steps * per_step_s
+
+    def steps_in(
+        self, seconds: float, num_sequences: int, read_tokens: float, prefill_tokens: float
+    ) -> float:
+        """The inverse of steps_s."""
+        curve = self.step_s_per_kv_token * num_sequences / 2
+        slope = (
+            self.base_s(num_sequences, prefill_tokens)
+            + self.step_s_per_kv_token * read_tokens
+            - curve
+        )
+        return 2 * seconds / (slope + math.sqrt(slope * slope + 4 * curve * seconds))
+
+    def prefill_work(self, num_tokens: float) -> float:
+        """Tokens without attention that are as much work as prefilling so many."""
+        return num_tokens * (1 + self.attention_share * num_tokens / 2)
+
+    def chunk(self, num_sequences: int, work: float) -> float:
+        """Prefilled in a step that decodes so many sequences, when so much is to do."""
+        return min(work, max(1, self.chunk_tokens - num_sequences))
