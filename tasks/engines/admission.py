@@ -1,23 +1,8 @@
-"""What a request must be to enter an engine, and how the part it brings along joins with what is
-generated."""
+"""What a request must be to enter an engine."""
 
 from __future__ import annotations
 
-from artifacts.records import Request, VersionSpan
-
-
-def extend_spans(
-    kept: tuple[VersionSpan, ...], version: int, num_tokens: int
-) -> tuple[VersionSpan, ...]:
-    """The spans with num_tokens more of this version; neighbours of one version are one span."""
-    if num_tokens == 0:
-        return kept
-    if kept and kept[-1].version == version:
-        return (
-            *kept[:-1],
-            VersionSpan(version=version, num_tokens=kept[-1].num_tokens + num_tokens),
-        )
-    return (*kept, VersionSpan(version=version, num_tokens=num_tokens))
+from artifacts.records import Request
 
 
 def check_room(request: Request, max_model_len: int) -> None:

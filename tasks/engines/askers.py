@@ -15,7 +15,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from enum import StrEnum
 
-from artifacts.records import Generated, Request, Running, WeightsRef
+from artifacts.new_tokens import News, parted
+from artifacts.records import Request, Running, WeightsRef
 from tasks.engines.base import Attestation, Engine
 
 
@@ -33,7 +34,7 @@ class Askers:
         self._replica = replica
         # who asked for what has not come, by response id and attempt
         self._asker_of: dict[tuple[str, int], Asker] = {}
-        self._boxes: dict[Asker, list[Generated]] = defaultdict(list)  # what has come
+        self._boxes: dict[Asker, list[News]] = defaultdict(list)  # what has come
         self._hearing: asyncio.Task[None] | None = None  # the one wait
 
     async def submit(self, asker: Asker, requests: Sequence[Request]) -> None:
@@ -41,9 +42,9 @@ class Askers:
             self._asker_of[request.response_id, request.attempt] = asker
         await self._replica.submit(requests)
 
-    async def collect(self, asker: Asker, wait_s: float) -> list[Generated]:
-        """What this asker asked for and is over. May be empty before wait_s is, when something of
-        the other's has come."""
+    async def collect(self, asker: Asker, wait_s: float) -> list[News]:
+        """What this asker asked for and is over, and what is told of the rest. May be empty before
+        wait_s is, when something of the other's has come."""
         if not self._boxes[asker]:
             if self._hearing is None or self._hearing.done():
                 self._hearing = asyncio.create_task(self._hear(wait_s))
@@ -53,9 +54,13 @@ class Askers:
         return self._boxes.pop(asker, [])
 
     async def _hear(self, wait_s: float) -> None:
-        for response in await self._replica.collect(wait_s):
-            asked = (response.response_id, response.attempt)
-            self._boxes[self._asker_of.pop(asked, Asker.ROUND)].append(response)
+        over, told = parted(await self._replica.collect(wait_s))
+        for new in told:
+            asker = self._asker_of.get((new.response_id, new.attempt), Asker.ROUND)
+            self._boxes[asker].append(new)
+        for response in over:
+            asker = self._asker_of.pop((response.response_id, response.attempt), Asker.ROUND)
+            self._boxes[asker].append(response)
 
     async def load_weights(
         self, weights: WeightsRef, probes: Sequence[tuple[int, ...]], running: Running

@@ -1,7 +1,7 @@
 """The Engine seam: what a rollout replica can do, whoever generates.
 
-    submit(requests) ... collect() -> finished responses, a few at a time ... abort(ids) -> partial
-    responses come by collect()
+    submit(requests) ... collect() -> finished responses, a few at a time, and new tokens of others
+    ... abort(ids) -> partial responses come by collect()
 
 Implementations: `vllm.engine.VllmEngine` (real) and `simulation.replica.SimulatedEngine` (discrete
 events, on a virtual clock or a real one); `choice` lists them, and nobody else asks which it is.
@@ -15,7 +15,8 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.records import Generated, Request, Running, WeightsRef
+from artifacts.new_tokens import News
+from artifacts.records import Request, Running, WeightsRef
 
 # longest wait for what runs to finish before a load; it runs at most to its bound of tokens, and a
 # replica that hangs or dies meanwhile is found by its other calls
@@ -66,9 +67,10 @@ class Engine(Protocol):
         """Queue these; the order is kept."""
         ...
 
-    async def collect(self, wait_s: float) -> list[Generated]:
-        """Responses finished or aborted since the last call; waits up to wait_s for the first.
-        Empty after wait_s."""
+    async def collect(self, wait_s: float) -> list[News]:
+        """Responses finished or aborted since the last call, and where the engine reports tokens
+        (`report_tokens`) the new ones of others; waits up to wait_s for the first. Empty after
+        wait_s."""
         ...
 
     async def abort(self, response_ids: Sequence[str]) -> None:
@@ -123,6 +125,15 @@ class ReplicaConfig(BaseModel):
     )
     tensor_parallel_size: int = Field(
         default=1, ge=1, description="Devices that hold this replica together."
+    )
+
+    report_tokens: int = Field(
+        default=0,
+        ge=0,
+        description=(
+            "Decode steps after which an engine hands over the new tokens of all that it generates:"
+            " the most that a response loses with its engine. 0 hands over whole responses alone."
+        ),
     )
 
     @property

@@ -38,7 +38,8 @@ class Mailbox(Generic[T]):
         if not self._items:
             self._arrived.clear()
             try:
-                await asyncio.wait_for(self._arrived.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._arrived.wait()
             except TimeoutError:
                 return []
         if began != self._num_drops:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from artifacts.records import Generated, Request, Running, WeightsRef, pack, unpack
+from artifacts.new_tokens import News
+from artifacts.records import Request, Running, WeightsRef, pack, unpack
 from tasks.cluster.actors import ActorLost, Remote
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.askers import Asker, Askers
@@ -88,7 +89,7 @@ class RemoteEngine(Engine):
     async def submit(self, requests: Sequence[Request]) -> None:
         await self._call("submit", self._asker, pack(tuple(requests)))
 
-    async def collect(self, wait_s: float) -> list[Generated]:
+    async def collect(self, wait_s: float) -> list[News]:
         return list(unpack(await self._call("collect", self._asker, wait_s, extra_s=wait_s)))
 
     async def abort(self, response_ids: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from artifacts.new_tokens import News, NewTokens
 from artifacts.records import FinishReason, Generated, Request, Running, WeightsRef
 from tasks.engines.admission import check_request
 from tasks.engines.base import Attestation, EngineStats
@@ -42,8 +43,15 @@ class VllmCore:
     """One LLMEngine and the responses that are in it."""
 
     def __init__(
-        self, engine: LLMEngine, tokenizer: Any, stop_ids: tuple[int, ...], name: str, version: int
+        self,
+        engine: LLMEngine,
+        tokenizer: Any,
+        stop_ids: tuple[int, ...],
+        name: str,
+        version: int,
+        report_tokens: int = 0,
     ) -> None:
+        """report_tokens: steps between two reports of new tokens; 0 for none."""
         self._engine = engine
         self._tokenizer = tokenizer  # Any: transformers' tokenizers have no useful common type
         self._stop_ids = stop_ids
@@ -57,6 +65,8 @@ class VllmCore:
         self._siblings = Siblings(self._scheduler)
         self._holds_new = False
         self._held: list[Waiting] = []  # until the next load
+        self._report_tokens = report_tokens
+        self._num_unreported = 0  # steps since the last report
 
     @property
     def busy(self) -> bool:
@@ -77,13 +87,14 @@ class VllmCore:
         for request in requests:
             self._take_in(request, now_s)
 
-    def step(self) -> list[Generated]:
-        """One step of the batch; the responses that it finished."""
+    def step(self) -> list[News]:
+        """One step of the batch; the responses that it finished, and when a report is due the new
+        tokens of all others."""
         outputs = self._engine.step()
         self._gauges.note_step(float(self._scheduler.get_kv_cache_usage()))
         self._note_first_tokens()
         self._admit(self._siblings.take_ready())
-        return self._finished(outputs)
+        return [*self._finished(outputs), *self._report()]
 
     def settle(self) -> list[Generated]:
         """Take in what vLLM has computed ahead of the last step, as it does on GPUs, so that none
@@ -93,6 +104,7 @@ class VllmCore:
         with alone(self._scheduler):
             while ahead:
                 done += self._finished(self._engine.step())
+                self._num_unreported += 1
         return done
 
     def hold_new(self) -> None:
@@ -285,6 +297,17 @@ class VllmCore:
             for output in outputs
             if output.finished
         ]
+
+    def _report(self) -> list[NewTokens]:
+        """What has come since the last report, if enough steps have passed: each gives a response
+        one token at most."""
+        self._num_unreported += 1
+        if not self._report_tokens or self._num_unreported < self._report_tokens:
+            return []
+        self._num_unreported = 0
+        begun = (live for live in self._live.values() if live.has_news)
+        now_s = time.time()
+        return [live.tell(self._version, self._name, now_s) for live in begun]
 
     def _forget(self, live: Live) -> None:
         """vLLM has it no longer."""

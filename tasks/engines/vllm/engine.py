@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from artifacts.records import Generated, Request, Running, WeightsRef
+from artifacts.new_tokens import News
+from artifacts.records import Request, Running, WeightsRef
 from tasks.engines.base import DRAIN_S, Attestation, EngineStats, Replica, ReplicaConfig
 from tasks.engines.model_files import check_model_directory, read_stop_ids, read_tokenizer
 from tasks.engines.vllm.core import VllmCore
@@ -166,7 +167,7 @@ class VllmEngine(Replica):
             "submit", lambda core: core.add(batch), self._config.call_deadline_s
         )
 
-    async def collect(self, wait_s: float) -> list[Generated]:
+    async def collect(self, wait_s: float) -> list[News]:
         return await self._thread.collect(wait_s)
 
     async def abort(self, response_ids: Sequence[str]) -> None:
@@ -245,6 +246,8 @@ def build_core(
     tokenizer = read_tokenizer(model_path)
     engine = build_llm_engine(config.vllm_arguments(model_path, seed, on_cpu=on_cpu()))
     stop_ids = read_stop_ids(model_path, tokenizer) if may_stop else ()
-    core = VllmCore(engine, tokenizer, stop_ids, name, version=0)
+    core = VllmCore(
+        engine, tokenizer, stop_ids, name, version=0, report_tokens=config.report_tokens
+    )
     core.warm_up()
     return core

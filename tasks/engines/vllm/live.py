@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from artifacts.new_tokens import NewTokens
 from artifacts.records import FinishReason, Generated, Request, VersionSpan
-from tasks.engines.admission import extend_spans
+from artifacts.version_spans import extend_spans, split_spans
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class Live:
     spans: tuple[VersionSpan, ...]  # of the tokens up to the last load
     preemptions_before: int = 0  # up to the last load
     first_token_s: float = 0.0  # Unix seconds; 0 before it
+    num_told: int = 0  # new tokens that were reported
 
     @property
     def new_tokens(self) -> Sequence[int]:
@@ -38,6 +40,11 @@ class Live:
     def num_tokens(self) -> int:
         """Generated so far, the kept ones included."""
         return len(self.request.kept_tokens) + len(self.new_tokens)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether it has tokens that were not reported."""
+        return len(self.new_tokens) > self.num_told
 
     @property
     def num_preemptions(self) -> int:
@@ -52,6 +59,25 @@ class Live:
     def forget_preemptions(self) -> None:
         """Count from now on: weights are loaded."""
         self.preemptions_before = self.scheduled.num_preemptions
+
+    def tell(self, version: int, engine: str, now_s: float) -> NewTokens:
+        """Its tokens since the last report, which is now (Unix seconds)."""
+        request = self.request
+        begin, self.num_told = self.num_told, len(self.new_tokens)
+        num_before = len(request.kept_tokens) + begin
+        return NewTokens(
+            prompt_id=request.prompt_id,
+            index=request.index,
+            attempt=request.attempt,
+            engine=engine,
+            num_before=num_before,
+            token_ids=tuple(self.new_tokens[begin:]),
+            logprobs=tuple(self.state.logprobs_processor.logprobs.logprobs[begin:]),
+            versions=split_spans(self.spans_with(version), num_before)[1],
+            submitted_s=self.submitted_s,
+            first_token_s=self.first_token_s or now_s,
+            told_s=now_s,
+        )
 
     def generated(
         self,

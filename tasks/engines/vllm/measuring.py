@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from artifacts.records import Generated, Request
+from artifacts.new_tokens import News
+from artifacts.records import Request
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.base import ReplicaConfig
 from tasks.engines.model_files import check_model_directory
@@ -83,7 +84,7 @@ class MeasuredCore(Protocol):
 
     def add(self, requests: Sequence[Request]) -> None: ...
 
-    def step(self) -> list[Generated]: ...
+    def step(self) -> Sequence[News]: ...
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ sleeps when there is none.
     call(fn) ──▶ commands ──▶ ┌ drain commands ─▶ step while busy ┐ ──▶ finished ──▶ collect()
                               └───────── sleep when idle ◀────────┘
 
-Callers live on an event loop and are woken for finished responses only, never for a step. When the
+Callers live on an event loop and are woken for what a step hands over, never for the step. When the
 core raises anything but a ValueError the thread is dead: every waiting and later call raises
 EngineLost with the cause. Leaves out what a core is made of.
 """
@@ -16,12 +16,12 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from artifacts.records import Generated
+from artifacts.new_tokens import News
 from tasks.engines.base import EngineLost
 
 T = TypeVar("T")
@@ -35,8 +35,9 @@ class Core(Protocol):
         """Whether a step would do something."""
         ...
 
-    def step(self) -> list[Generated]:
-        """One step of the whole batch; returns the responses that finished in it."""
+    def step(self) -> Sequence[News]:
+        """One step of the whole batch; returns the responses that finished in it, and what there is
+        to tell of others."""
         ...
 
     def close(self) -> None:
@@ -63,7 +64,7 @@ class SteppingThread(Generic[C]):
         self._changed = threading.Condition()
         self._commands: deque[_Command] = deque()
         self._for_idle: deque[_Command] = deque()  # that wait until the core has nothing to do
-        self._finished: deque[Generated] = deque()
+        self._finished: deque[News] = deque()
         self._num_clearings = 0
         self._waiters: list[Future[None]] = []
         self._lost: str | None = None
@@ -98,8 +99,8 @@ class SteppingThread(Generic[C]):
         except TimeoutError as error:
             raise self._give_up(what, deadline_s) from error
 
-    async def collect(self, wait_s: float) -> list[Generated]:
-        """Everything finished since the last call; waits up to wait_s for the first.
+    async def collect(self, wait_s: float) -> list[News]:
+        """Everything finished or told since the last call; waits up to wait_s for the first.
 
         A `clear` in between ends it with nothing, so that a caller that has died cannot take what
         is finished for those after it.
@@ -119,7 +120,7 @@ class SteppingThread(Generic[C]):
             self._finished.clear()
         return finished
 
-    def deliver(self, finished: list[Generated]) -> None:
+    def deliver(self, finished: Sequence[News]) -> None:
         """Hand responses to `collect` and wake whoever waits there."""
         if not finished:
             return
