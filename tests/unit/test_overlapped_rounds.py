@@ -5,33 +5,38 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from guest_factories import House, SlowEngine
 from record_factories import make_generated
 from round_factories import ENGINE
 
 from artifacts.records import Generated, Request, Response, Running, Score
+from artifacts.token_log import TokenLog, read_tokens
 from benchmarks import asynchronous_simulated
-from benchmarks.overlapped_rounds import (
-    OverlappedRun,
-    SimulatedLearner,
-    inputs_of,
-    play_overlapped,
-    turn_of,
-)
-from benchmarks.simulated_round import SimulatedRound
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundInputs, RoundResult
 from tasks.scheduling.batch import BatchConfig
+from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
+from tasks.simulation import overlapped_rounds
+from tasks.simulation.overlapped_rounds import (
+    OverlappedRun,
+    SimulatedLearner,
+    inputs_of,
+    play_overlapped,
+    turn_of,
+)
+from tasks.simulation.simulated_round import SimulatedRound
 
 BATCH = BatchConfig(prompts_per_step=4, responses_per_prompt=3)
 ONE_AHEAD = AsynchronousConfig(async_ratio=1.0)
@@ -43,9 +48,11 @@ class CountingEngine(SimulatedEngine):
     def __init__(self, name: str, config: SimulatedEngineConfig = ENGINE) -> None:
         super().__init__(name, config)
         self.submitted: list[str] = []
+        self.requests: list[Request] = []
         self.aborted: list[str] = []
 
     async def submit(self, requests: Sequence[Request]) -> None:
+        self.requests += requests
         self.submitted += [request.response_id for request in requests]
         await super().submit(requests)
 
@@ -235,6 +242,22 @@ def test_an_engine_that_dies_with_what_was_left_on_it_is_got_over() -> None:
     run_virtual(play())
 
 
+def test_what_a_guest_has_not_heard_of_yet_is_asked_again_by_the_next_round() -> None:
+    async def play() -> None:
+        engines: list[SimulatedEngine] = [CountingEngine("engine-0")]
+        house = House()
+        run = replace(make_run(engines, train_s=0.5), engines=(engines[0],), guests=house.open)
+        guest = SlowEngine("guest-0.g1")
+        engines.append(guest)
+        house.join(guest, most_running=1)
+        rounds = await play_all(run)
+        assert [len(played.result.groups) for played in rounds] == [4] * 6
+        trained = Counter(name for played in rounds for name in played.result.accepted)
+        assert set(trained.values()) == {1}
+
+    run_virtual(play())
+
+
 async def second_round(run: OverlappedRun) -> tuple[RoundInputs, RoundResult]:
     """The inputs of the round after the first, and what that left."""
     rounds = play_overlapped(run)
@@ -247,6 +270,45 @@ async def second_round(run: OverlappedRun) -> tuple[RoundInputs, RoundResult]:
         adopted=first.result.in_flight,
     )
     return given, first.result
+
+
+def test_what_a_round_was_told_of_what_it_left_the_next_one_goes_on_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its engine is lost while it runs for the next round."""
+    log = TokenLog(tmp_path)
+
+    async def begun() -> Mapping[str, Generated]:
+        return read_tokens(tmp_path, lambda attempt: True)
+
+    def telling(run: OverlappedRun, plan: RoundPlan) -> RoundInputs:
+        return replace(
+            inputs_of(run, plan),
+            report_tokens=8,
+            on_told=log.write,
+            begun=begun,
+        )
+
+    async def play() -> None:
+        config = ENGINE.model_copy(update={"report_tokens": 8})
+        engines = [CountingEngine(f"engine-{place}", config) for place in range(2)]
+        run = make_run(engines, train_s=1000.0)
+        monkeypatch.setattr(overlapped_rounds, "inputs_of", telling)
+        inputs, first = await second_round(run)
+        begun = read_tokens(tmp_path, lambda attempt: True)
+        left = [each for each in first.in_flight if each.response_id in begun]
+        lost, other = sorted(engines, key=lambda engine: engine.name != left[0].engine)
+        inputs = replace(telling(run, inputs.plan), recorded=inputs.recorded, adopted=left)
+        lost.fail()
+        result = await drive_round(inputs)
+        again = {request.response_id: request for request in other.requests}
+        gone = [each.response_id for each in left if each.engine == lost.name]
+        assert gone
+        for name in gone:
+            assert again[name].kept_tokens == begun[name].token_ids
+        assert len(result.groups) == BATCH.prompts_per_step
+
+    run_virtual(play())
 
 
 def test_a_round_that_fails_leaves_nothing_running() -> None:

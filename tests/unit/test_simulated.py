@@ -359,3 +359,19 @@ def test_an_abort_of_nothing_ends_the_wait_for_a_response() -> None:
         return asyncio.get_running_loop().time()
 
     assert run_virtual(wait()) == pytest.approx(1.0)
+
+
+def test_timers_of_one_moment_end_in_the_order_in_which_they_were_set() -> None:
+    async def ended(moments: list[float]) -> list[int]:
+        order: list[int] = []
+        loop = asyncio.get_running_loop()
+        others = [loop.call_at(moment, order.append, -1) for moment in (0.5, 2.0, 0.25, 0.75)]
+        for place, moment in enumerate(moments):
+            loop.call_at(moment, order.append, place)
+        for other in others:
+            other.cancel()
+        await asyncio.sleep(5.0)
+        return order
+
+    moments = [2.0, 1.0, 2.0, 1.0, 1.0, 3.0, 2.0, 1.0, 3.0]
+    assert run_virtual(ended(moments)) == [1, 3, 4, 7, 0, 2, 6, 5, 8]

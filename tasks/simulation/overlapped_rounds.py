@@ -12,17 +12,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
 
-from artifacts.records import Generated, Prompt, Running, WeightsRef
-from benchmarks.simulated_round import SimulatedRound, blank_prompts, round_inputs
+from artifacts.records import Generated, Group, Prompt, Running, WeightsRef
 from tasks.engines.base import Attestation, Engine, EngineLost
 from tasks.engines.mailbox import Mailbox
 from tasks.rounds.driver import drive_round
+from tasks.rounds.guests import Guests
 from tasks.rounds.records import RoundInputs, ScoreFeed
+from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import Policy, Turn
 from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.simulation.simulated_round import SimulatedRound, blank_prompts, round_inputs
 
 Ask = Callable[[Iterable[PromptRef]], dict[str, Prompt]]
 Watch = Callable[[RoundPlan, RoundScheduler], RoundScheduler]
@@ -31,6 +35,31 @@ Watch = Callable[[RoundPlan, RoundScheduler], RoundScheduler]
 def blank_weights(version: int) -> WeightsRef:
     """Of a simulated engine, which has none."""
     return WeightsRef(version=version, path="", digest="")
+
+
+class OverlappedLearner(Protocol):
+    """Trains one step after the other while rounds go on, and publishes what it made."""
+
+    @property
+    def version(self) -> int:
+        """The newest that every engine has."""
+        ...
+
+    async def accept(self, step: int, group: Group) -> None:
+        """A group that this step trains."""
+        ...
+
+    def train(self, step: int) -> None:
+        """Train this step, whose groups are all there, after those before it."""
+        ...
+
+    async def idle(self) -> None:
+        """Wait until everything is trained and published."""
+        ...
+
+    async def published(self, wait_s: float) -> list[int]:
+        """As `Publications`."""
+        ...
 
 
 class SimulatedLearner:
@@ -53,6 +82,9 @@ class SimulatedLearner:
         self._weights = weights
         self._news = Mailbox[int]()
         self._training: list[asyncio.Task[None]] = []
+
+    async def accept(self, step: int, group: Group) -> None:
+        """Every step takes the same time."""
 
     def train(self, step: int) -> None:
         """Train this step after those before it."""
@@ -94,13 +126,17 @@ class OverlappedRun:
     num_steps: int
     domains: Sequence[str]
     engines: Sequence[Engine]
-    learner: SimulatedLearner
+    learner: OverlappedLearner
     feed: Callable[[], ScoreFeed]
     max_response_tokens: int
     ask: Ask = blank_prompts  # the prompts of a round, by id
     seed: int = 0
+    is_shuffled: bool = True  # whether the rows are asked in an order drawn by the seed
     leaves_running: bool = True
     watch: Watch = field(default=lambda plan, scheduler: scheduler)  # looks at the decisions
+    # tells a round of the engines that join it, one for each round
+    guests: Callable[[], Guests | None] = lambda: None
+    balancing: BalancingConfig = field(default_factory=BalancingConfig)
 
 
 async def play_overlapped(run: OverlappedRun) -> AsyncIterator[SimulatedRound]:
@@ -137,7 +173,7 @@ def turn_of(run: OverlappedRun, state: QueueState, step: int) -> Turn:
         step=step,
         num_steps=run.num_steps,
         domains=run.domains,
-        seed=run.seed,
+        seed=run.seed if run.is_shuffled else None,
         published=run.learner.version,
     )
 
@@ -153,6 +189,9 @@ def inputs_of(run: OverlappedRun, plan: RoundPlan) -> RoundInputs:
         prompts=run.ask(plan.candidates),
         feed=run.feed(),
         attempt=plan.step,
+        on_accept=partial(run.learner.accept, plan.step),
+        guests=run.guests(),
+        balancing=run.balancing,
     )
     if plan.admission is None:
         return inputs

@@ -1,0 +1,206 @@
+"""The constants of a simulated machine, fitted to one recorded run of a real one.
+
+    responses (submitted, first token, finished, tokens) ──▶ decode step against batch, prefill
+    metrics of steps                                     ──▶ training by the token, update, publish
+                                                         ──▶ `PlainMachine`
+
+A response of n tokens takes n decode steps of `step_s + step_s_per_sequence x (others)` each, and
+the prefill that its engine does meanwhile: linear in the three constants, which are those of least
+squares over all responses. How many others there were comes from the engine's own record, every
+interval weighted by the steps that fit into it, which takes a few rounds because the weights depend
+on the constants. Leaves out preemption, the length of contexts, and what a first step costs beyond
+others (compilation, caches): it is left out of the fit.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from artifacts.records import Fate, Generated
+from tasks.cluster.roles import parse_role_map
+from tasks.simulation.plain import PlainMachine
+from tasks.simulation.recorded import RecordedRun, RecordedStep
+
+ROUNDS = 8  # of weighting: the constants no longer change in their fourth digit
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePace:
+    """What decoding and prefilling cost a replica."""
+
+    step_s: float  # of a decode step of one sequence
+    step_s_per_sequence: float  # that each further sequence adds
+    prefill_s_per_token: float  # that prefilling a prompt token holds up the batch
+    residual: float  # mean absolute error of a response's seconds, as a share of their mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """A response on its engine."""
+
+    begins_s: float  # its submission
+    decodes_s: float  # its first token
+    ends_s: float
+    num_tokens: int
+    prompt_tokens: int
+
+
+def calibrated(run: RecordedRun) -> PlainMachine:
+    """The machine that recorded the run. ValueError when it cannot be told."""
+    steps = counted(run)
+    num_devices = len(parse_role_map(run.config["cluster"]["roles"])["rollout"])
+    pace = pace_of(run)
+    engine = run.config["engine"]
+    if engine["tensor_parallel_size"] != 1:
+        raise ValueError(
+            "a machine is calibrated by replicas of one device, got engine.tensor_parallel_size"
+            f" {engine['tensor_parallel_size']}; record a run with 1"
+        )
+    return PlainMachine(
+        num_devices=num_devices,
+        devices_per_host=num_devices,
+        fixed_s=pace.step_s,
+        weights_s=0.0,
+        exchange_s=0.0,
+        step_s_per_sequence=pace.step_s_per_sequence,
+        prefill_s_per_token=pace.prefill_s_per_token,
+        device_tokens=engine["max_model_len"] * engine["max_num_seqs"],
+        weights_tokens=0,
+        max_batch=engine["max_num_seqs"],
+        token_s=train_s_per_token(steps, num_devices),
+        updating_s=_typical(steps, "time/update_s") + _typical(steps, "time/orchestration_s"),
+        publishing_s=_typical(steps, "time/publish_s"),
+    )
+
+
+def pace_of(run: RecordedRun) -> EnginePace:
+    """What its engines' decoding and prefilling cost."""
+    return engine_pace(busy_periods(counted(run)))
+
+
+def counted(run: RecordedRun) -> Sequence[RecordedStep]:
+    """The steps that say what a step costs: all but the first, unless there is only that."""
+    return run.steps[1:] or run.steps
+
+
+def engine_pace(periods: Sequence[Sequence[Decoded]]) -> EnginePace:
+    """The constants of a replica from what it decoded, each period together. ValueError for
+    nothing."""
+    sequences = [sequence for period in periods for sequence in period]
+    if not sequences:
+        raise ValueError("a pace needs responses that ended by themselves, got none")
+    seconds = np.array([sequence.ends_s - sequence.begins_s for sequence in sequences])
+    pace = np.array([1.0, 0.0, 0.0])
+    for _ in range(ROUNDS):
+        rows = [row for period in periods for row in _work(period, pace)]
+        pace = _least_squares(np.array(rows), seconds)
+    errors = np.abs(np.array(rows) @ pace - seconds)
+    return EnginePace(
+        step_s=float(pace[0]),
+        step_s_per_sequence=float(pace[1]),
+        prefill_s_per_token=float(pace[2]),
+        residual=float(errors.mean() / seconds.mean()),
+    )
+
+
+def busy_periods(steps: Sequence[RecordedStep]) -> list[list[Decoded]]:
+    """What every engine decoded in every step; aborted responses count as long as they were
+    there."""
+    return [
+        [
+            _sequence(row.response.generated, len(row.prompt.token_ids))
+            for row in step.rows
+            if row.response.generated.engine == engine and row.response.generated.token_ids
+        ]
+        for step in steps
+        for engine in engines_of([step])
+    ]
+
+
+def engines_of(steps: Sequence[RecordedStep]) -> list[str]:
+    """Names of the engines that generated."""
+    return sorted({row.response.generated.engine for step in steps for row in step.rows})
+
+
+def train_s_per_token(steps: Sequence[RecordedStep], num_ranks: int) -> float:
+    """Seconds of one rank for a token of a trained group, its prompt counted once; the ranks work
+    side by side until the last is done. Groups whose rewards agree take nothing and count all the
+    same, as they do in the simulation."""
+    tokens = sum(map(trained_tokens, steps))
+    seconds = sum(step.metrics["time/train_s"] for step in steps)
+    return num_ranks * seconds / max(1, tokens)
+
+
+def trained_tokens(step: RecordedStep) -> int:
+    """Of trained groups, their prompts counted once."""
+    rows = [row for row in step.rows if row.fate is Fate.TRAINED]
+    prompts = {row.prompt.prompt_id: len(row.prompt.token_ids) for row in rows}
+    return sum(prompts.values()) + sum(row.response.generated.num_sampled for row in rows)
+
+
+def _typical(steps: Sequence[RecordedStep], figure: str) -> float:
+    return median(step.metrics[figure] for step in steps)
+
+
+def _sequence(generated: Generated, prompt_tokens: int) -> Decoded:
+    return Decoded(
+        begins_s=generated.submitted_s,
+        decodes_s=generated.first_token_s,
+        ends_s=generated.finished_s,
+        num_tokens=generated.num_sampled,
+        prompt_tokens=prompt_tokens,
+    )
+
+
+def _work(period: Sequence[Decoded], pace: Floats) -> list[tuple[float, float, float]]:
+    """Of every sequence: its steps, the other sequences of them all, and the prompt tokens that its
+    engine prefilled while it was there."""
+    changes = sorted({when for one in period for when in (one.decodes_s, one.ends_s)})
+    others = _others(period, changes)
+    step_s = np.maximum(1e-9, pace[0] + pace[1] * others)
+    steps = np.diff(changes) / step_s
+    steps_before = np.concatenate([[0.0], np.cumsum(steps)])
+    others_before = np.concatenate([[0.0], np.cumsum(steps * others)])
+    begins = sorted((one.begins_s, one.prompt_tokens) for one in period)
+    times = [begin_s for begin_s, _ in begins]
+    prefilled = np.concatenate([[0.0], np.cumsum([tokens for _, tokens in begins])])
+    found: list[tuple[float, float, float]] = []
+    for one in period:
+        first, last = (bisect.bisect_left(changes, when) for when in (one.decodes_s, one.ends_s))
+        num_steps = steps_before[last] - steps_before[first]
+        mean = (others_before[last] - others_before[first]) / num_steps if num_steps else 0.0
+        until = bisect.bisect_left(times, one.ends_s)
+        since = bisect.bisect_left(times, one.begins_s)
+        found.append(
+            (one.num_tokens, one.num_tokens * mean, float(prefilled[until] - prefilled[since]))
+        )
+    return found
+
+
+def _others(period: Sequence[Decoded], changes: Sequence[float]) -> Floats:
+    """How many sequences decode beside another one, between neighbouring changes."""
+    counts = np.zeros(len(changes))
+    for one in period:
+        counts[bisect.bisect_left(changes, one.decodes_s)] += 1
+        counts[bisect.bisect_left(changes, one.ends_s)] -= 1
+    return np.maximum(0.0, np.cumsum(counts)[:-1] - 1)
+
+
+def _least_squares(rows: Floats, seconds: Floats) -> Floats:
+    """The solution without negative parts: what would be negative is 0, and the rest solved
+    again."""
+    kept = list(range(rows.shape[1]))
+    while True:
+        solution = np.zeros(rows.shape[1])
+        solution[kept] = np.linalg.lstsq(rows[:, kept], seconds, rcond=None)[0]
+        positive = [column for column in kept if solution[column] >= 0]
+        if len(positive) == len(kept):
+            return solution
+        kept = positive

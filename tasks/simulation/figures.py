@@ -1,0 +1,258 @@
+"""What a simulated run comes to: a step's parts, its tokens, its bubbles; means over a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from artifacts.records import Fate, Group, Score, Span
+from artifacts.reports.timeline import attributed_s, bubble_shares, device_times, length, union
+from tasks.rounds.report import RolloutReport
+from tasks.scheduling.events import RoundPlan
+from tasks.simulation.learner import Training
+
+# parts of a step, and the kind of work that each is; a moment of two parts belongs to the earlier
+PARTS: Mapping[str, str] = {
+    "relayout": "wake",
+    "rollout": "rollout",
+    "reward": "reward",
+    "free": "sleep",
+    "train": "train",
+    "update": "update",
+    "publish": "publish",
+}
+IDLE = "idle"  # the part in which nothing works
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedStep:
+    """A step in figures."""
+
+    step: int  # from 1
+    kind: str  # of its round, as its policy names it
+    layout: str  # of its engines, as the policy names it
+    is_drain: bool  # whether it came after the planned ones
+    tensor_parallel_size: int  # of its engines
+    start_s: float
+    end_s: float
+    parts_s: Mapping[str, float]  # seconds by part; they sum to the step
+    reward_wait_s: float  # in which its round waited for verdicts alone
+    train_device_s: float  # device seconds of training
+    bubbles: Mapping[str, float]  # share of all device seconds by cause
+    tokens: Mapping[str, int]  # sampled tokens by fate
+    num_generated: int  # tokens that its engines generated, as they counted them
+    prompt_tokens: int  # of trained responses, each with its own
+    longest_tokens: int  # of its responses that ended by themselves or at their bound
+    num_preemptions: int
+    kv_usage_max: float  # the fullest KV cache, 0..1
+    num_migrated: int  # responses that changed engines
+    num_freed: int  # learner ranks that were freed before the round was over
+    num_streamed: int  # groups of which something was trained before it was over
+    left_share: float  # of its rollout, when devices first went over to training; 0 if none did
+    trained: tuple[str, ...]  # ids of the prompts that ranks trained, in acceptance order
+    num_trained_responses: int
+    deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
+
+    @property
+    def step_s(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def rollout_s(self) -> float:
+        """Seconds in which some engine generated."""
+        return self.parts_s["rollout"]
+
+    @property
+    def reward_s(self) -> float:
+        """Seconds of scoring that no rollout hides."""
+        return self.parts_s["reward"]
+
+    @property
+    def train_s(self) -> float:
+        """Seconds of training that neither rollout nor reward hides."""
+        return self.parts_s["train"]
+
+    @property
+    def update_s(self) -> float:
+        return self.parts_s["update"]
+
+    @property
+    def publish_s(self) -> float:
+        return self.parts_s["publish"]
+
+    @property
+    def relayout_s(self) -> float:
+        return self.parts_s["relayout"]
+
+    @property
+    def free_s(self) -> float:
+        """Seconds that are only spent on going over from generating to training."""
+        return self.parts_s["free"]
+
+    @property
+    def tokens_trained(self) -> int:
+        """Sampled tokens in trained groups."""
+        return self.tokens[Fate.TRAINED]
+
+    def row(self) -> dict[str, str | int | float]:
+        """A row of a table."""
+        return {
+            "step": self.step,
+            "kind": self.kind,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "step_s": self.step_s,
+            **{f"{part}_s": seconds for part, seconds in self.parts_s.items()},
+            "tokens_trained": self.tokens_trained,
+            "tokens_generated": self.num_generated,
+            "longest_tokens": self.longest_tokens,
+            "preemptions": self.num_preemptions,
+            "migrated": self.num_migrated,
+            "streamed": self.num_streamed,
+            **{f"bubble_{cause}": share for cause, share in self.bubbles.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedRun:
+    """A run in figures."""
+
+    steps: tuple[PlayedStep, ...]
+    period_steps: int  # after which a run in steady state has trained as much as it launched
+
+    @property
+    def planned(self) -> PlayedRun:
+        """Without the steps that trained what was left."""
+        return self._of(step for step in self.steps if not step.is_drain)
+
+    def after(self, num_steps: int) -> PlayedRun:
+        """Without the first steps."""
+        return self._of(self.steps[num_steps:])
+
+    def of_kind(self, kind: str) -> PlayedRun:
+        """The steps with such rounds."""
+        return self._of(step for step in self.steps if step.kind == kind)
+
+    def periods(self, skipped: int = 1) -> PlayedRun:
+        """The planned steps of whole periods, without the first ones. ValueError if there are
+        none."""
+        planned = self.planned.steps
+        num_periods = len(planned) // self.period_steps
+        if num_periods <= skipped:
+            raise ValueError(
+                f"a run must have more than {skipped} periods of {self.period_steps} steps, got"
+                f" {len(planned)} steps; play more"
+            )
+        return self._of(planned[skipped * self.period_steps : num_periods * self.period_steps])
+
+    def mean(self, figure: str) -> float:
+        """Of an attribute of the steps, by its name. ValueError for a run without steps."""
+        if not self.steps:
+            raise ValueError(f"a mean of {figure} needs at least one step, got none; play more")
+        return sum(float(getattr(step, figure)) for step in self.steps) / len(self.steps)
+
+    def total(self, figure: str) -> float:
+        """Of an attribute of the steps, by its name."""
+        return sum(float(getattr(step, figure)) for step in self.steps)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Trained ones, sampled."""
+        return self.total("tokens_trained") / self.total("step_s")
+
+    def rows(self) -> list[dict[str, str | int | float]]:
+        """A table with a row for every step."""
+        return [step.row() for step in self.steps]
+
+    def _of(self, steps: Iterable[PlayedStep]) -> PlayedRun:
+        return replace(self, steps=tuple(steps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """A round that was played, without its responses."""
+
+    plan: RoundPlan
+    report: RolloutReport
+    prompt_tokens: int  # of trained responses, each with its own
+    tensor_parallel_size: int
+    num_generated: int  # tokens that the engines counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWindow:
+    """What everybody did between the beginning of a step and its end."""
+
+    spans: Sequence[Span]
+    devices: Sequence[str]  # that generate or train
+    start_s: float
+    end_s: float
+
+
+def prompt_tokens_of(groups: Iterable[Group]) -> int:
+    """Of all responses, each with its own."""
+    return sum(len(group.prompt.token_ids) * len(group.responses) for group in groups)
+
+
+def played_step(record: RoundRecord, training: Training, window: StepWindow) -> PlayedStep:
+    """The figures of a step."""
+    plan, report, spans = record.plan, record.report, window.spans
+    parts = {part for share in training.split for part, _ in share.parts}
+    assert parts == set(report.accepted), "what is accepted is trained, and nothing else"
+    times = device_times(spans, window.devices, window.start_s, window.end_s)
+    return PlayedStep(
+        step=plan.step,
+        kind=plan.kind,
+        layout=plan.layout,
+        is_drain=plan.is_drain,
+        tensor_parallel_size=record.tensor_parallel_size,
+        start_s=window.start_s,
+        end_s=window.end_s,
+        parts_s=_parts_s(spans, window.start_s, window.end_s),
+        reward_wait_s=length(report.reward_waits),
+        train_device_s=sum(
+            span.end_s - span.start_s for span in training.spans if span.kind == "train"
+        ),
+        bubbles=bubble_shares(times),
+        tokens=report.tokens,
+        num_generated=record.num_generated,
+        prompt_tokens=record.prompt_tokens,
+        longest_tokens=max(report.lengths, default=0),
+        num_preemptions=report.num_preemptions,
+        kv_usage_max=report.kv_usage_max,
+        num_migrated=report.num_migrated,
+        num_freed=len(report.freed),
+        num_streamed=training.num_streamed,
+        left_share=left_share(spans),
+        trained=report.accepted,
+        num_trained_responses=sum(
+            len(places) for share in training.split for _, places in share.parts
+        ),
+        deferred=report.deferred,
+    )
+
+
+def left_share(spans: Sequence[Span]) -> float:
+    """Share of a rollout that is left when the first device goes over to training; 0 without a
+    rollout."""
+    rollout = [span for span in spans if span.kind == "rollout"]
+    if not rollout:
+        return 0.0
+    began_s = min(span.start_s for span in rollout)
+    ended_s = max(span.end_s for span in rollout)
+    freed_s = min(span.start_s for span in spans if span.kind in ("sleep", "train"))
+    return max(0.0, ended_s - freed_s) / (ended_s - began_s)
+
+
+def _parts_s(spans: Sequence[Span], start_s: float, end_s: float) -> dict[str, float]:
+    """Seconds of a step by part."""
+    shares, idle_s = attributed_s(spans, [*PARTS.values()], start_s, end_s)
+    return {part: shares[kind] for part, kind in PARTS.items()} | {IDLE: idle_s}
+
+
+def reward_spans(scores: Iterable[Score]) -> tuple[Span, ...]:
+    """When anything was scored, of what was told in time."""
+    busy = union((score.started_s, score.finished_s) for score in scores)
+    return tuple(
+        Span(device="host", actor="rewards", kind="reward", start_s=start_s, end_s=end_s)
+        for start_s, end_s in busy
+    )

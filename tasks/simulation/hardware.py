@@ -1,0 +1,236 @@
+"""What devices can do: one table of constants, each with its source (`SOURCES`).
+
+A data sheet gives a rate, `reaches` the share of it that the work at hand gets. Three numbers were
+calibrated on a published figure each, `host_s`, `process_s` and `eager_s`; all are the same for
+every model, size and batch. Leaves out what depends on a model (`roofline`, `learner_cost`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """The shares of a data sheet's rates that programs reach, 0..1."""
+
+    memory: float  # of the memory's bandwidth: weights and KV cache are read
+    matrix: float  # of the arithmetic, in an engine's matrix products
+    training: float  # of the arithmetic, in the forward and backward passes of long micro-batches
+    links: float  # of every link's bandwidth
+    cache: float  # of the memory, that weights and KV cache of an engine may take
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator in its host; rates are those of the data sheet, in one direction."""
+
+    name: str
+    memory_bytes_per_s: float
+    flops: float  # a second, dense bf16
+    memory_bytes: float
+    nvlink_bytes_per_s: float  # to the other devices of its host
+    network_bytes_per_s: float  # to devices of other hosts
+    host_bytes_per_s: float  # to the memory of its host
+    launch_s: float  # of a kernel in a captured graph, its ramp up and down
+    host_s: float  # of an engine's step, in which the device waits for its process
+    host_s_per_sequence: float  # of that step, for each sequence in it
+    process_s: float  # of that step, when several processes hold the engine and wait for each other
+    eager_s: float  # of an operation of the learner, which no graph captures
+    collective_s: float  # of an exchange within a host, however small
+    reaches: Reached
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        """Bytes of memory that a kernel reads."""
+        return self.memory_bytes_per_s * self.reaches.memory
+
+    @property
+    def matrix_flops(self) -> float:
+        """Floating-point operations a second in the matrix products of an engine."""
+        return self.flops * self.reaches.matrix
+
+    @property
+    def training_flops(self) -> float:
+        """Floating-point operations a second of a learner."""
+        return self.flops * self.reaches.training
+
+    @property
+    def cache_bytes(self) -> float:
+        """Memory that weights and KV cache of an engine may take."""
+        return self.memory_bytes * self.reaches.cache
+
+    def link_bytes_per_s(self, is_one_host: bool) -> float:
+        """Bytes a second to a device of the same host or of another one."""
+        link = self.nvlink_bytes_per_s if is_one_host else self.network_bytes_per_s
+        return link * self.reaches.links
+
+    @property
+    def copy_bytes_per_s(self) -> float:
+        """Bytes a second to and from the host's memory."""
+        return self.host_bytes_per_s * self.reaches.links
+
+
+GPU_REACHES = Reached(memory=0.8, matrix=0.6, training=0.4, links=0.7, cache=0.85)
+
+
+def _gpu(
+    name: str,
+    memory_bytes_per_s: float,
+    memory_bytes: float,
+    nvlink_bytes_per_s: float,
+    flops: float = 989e12,
+    network_bytes_per_s: float = 50e9,
+    host_bytes_per_s: float = 64e9,
+) -> Device:
+    return Device(
+        name=name,
+        memory_bytes_per_s=memory_bytes_per_s,
+        flops=flops,
+        memory_bytes=memory_bytes,
+        nvlink_bytes_per_s=nvlink_bytes_per_s,
+        network_bytes_per_s=network_bytes_per_s,
+        host_bytes_per_s=host_bytes_per_s,
+        launch_s=2.5e-6,
+        host_s=2.9e-3,
+        host_s_per_sequence=1e-5,
+        process_s=4e-3,
+        eager_s=2.3e-5,
+        collective_s=15e-6,
+        reaches=GPU_REACHES,
+    )
+
+
+CORE = Device(
+    name="core",
+    memory_bytes_per_s=12e9,
+    flops=200e9,
+    memory_bytes=12e9,
+    nvlink_bytes_per_s=10e9,
+    network_bytes_per_s=1e9,
+    host_bytes_per_s=10e9,
+    launch_s=2.5e-5,
+    host_s=5e-3,
+    host_s_per_sequence=5e-5,
+    process_s=2e-3,
+    eager_s=2e-5,
+    collective_s=2e-4,
+    reaches=Reached(memory=0.8, matrix=0.75, training=0.65, links=0.7, cache=0.3),
+)
+
+DEVICES: Mapping[str, Device] = {
+    device.name: device
+    for device in (
+        _gpu("h800", 3.35e12, 80e9, 200e9),
+        _gpu("h100", 3.35e12, 80e9, 450e9),
+        _gpu("h200", 4.8e12, 141e9, 450e9),
+        _gpu(
+            "a100",
+            2.039e12,
+            80e9,
+            300e9,
+            flops=312e12,
+            network_bytes_per_s=25e9,
+            host_bytes_per_s=32e9,
+        ),
+        CORE,
+    )
+}
+
+SHEET = "data sheet"
+# of every constant; a device's own beside its name
+SOURCES: Mapping[str, Mapping[str, str]] = {
+    "memory_bytes_per_s": {
+        "h800": f"{SHEET} of the H100 SXM, of which it is the chip: 3.35 TB/s",
+        "h100": f"{SHEET} of the H100 SXM: 3.35 TB/s",
+        "h200": f"{SHEET} of the H200 SXM: 4.8 TB/s",
+        "a100": f"{SHEET} of the A100 80 GB SXM: 2.039 TB/s",
+        "core": "assumed: one core's share of a server's memory channels",
+    },
+    "flops": {
+        "a100": f"{SHEET} of the A100: 312 TFLOP/s",
+        "core": "measured here (docs/benchmarks.md): 190 to 200 GFLOP/s in matrix products,"
+        " 150 in engines",
+        "": f"{SHEET} of the H100 SXM: 989 TFLOP/s without sparsity",
+    },
+    "memory_bytes": {"core": "half of this machine's 24 GB", "": SHEET},
+    "nvlink_bytes_per_s": {
+        "h800": "400 GB/s in both directions, which is how it differs from the H100",
+        "h100": f"{SHEET}: 900 GB/s in both directions",
+        "h200": f"{SHEET}: 900 GB/s in both directions",
+        "a100": f"{SHEET}: 600 GB/s in both directions",
+        "core": "assumed: shared memory",
+    },
+    "network_bytes_per_s": {
+        "a100": "200 Gbit/s for each device, as in the maker's own hosts",
+        "core": "assumed: 10 Gbit/s",
+        "": "400 Gbit/s for each device (RollPacker, section 6, says 400 Gbit/s; that every device"
+        " has an adapter of its own is assumed)",
+    },
+    "host_bytes_per_s": {
+        "a100": "PCIe 4, 16 lanes",
+        "core": "assumed: shared memory",
+        "": "PCIe 5, 16 lanes",
+    },
+    "launch_s": {
+        "core": "measured here (docs/benchmarks.md): a step of one response takes 40 ms, less its"
+        " weights",
+        "": "assumed: microseconds between dependent kernels of a captured graph",
+    },
+    "host_s": {
+        "core": "assumed",
+        "": "calibrated: RollPacker, figure 11, synchronous rollout of 7B/8k in 82 s",
+    },
+    "host_s_per_sequence": {"": "assumed: bookkeeping in Python"},
+    "process_s": {
+        "core": "assumed",
+        "": "calibrated: RollPacker, figure 6b, long rounds of 8B/32k 10 % slower with two devices"
+        " to an engine",
+    },
+    "eager_s": {
+        "core": "assumed",
+        "": "calibrated: RollPacker, table 1, training 23 % beside rollout 72 % of 14B/16k",
+    },
+    "collective_s": {
+        "core": "assumed",
+        "": "assumed: usual latency of a small all-reduce over NVLink",
+    },
+    "reaches.memory": {"": "assumed: usual of streaming kernels"},
+    "reaches.matrix": {
+        "core": "measured here (docs/benchmarks.md): 150 of 200 GFLOP/s",
+        "": "assumed: usual of matrix products in serving",
+    },
+    "reaches.training": {
+        "core": "measured here (docs/benchmarks.md): two thirds in matrix products",
+        "": "assumed: usual model FLOPs utilisation of long micro-batches",
+    },
+    "reaches.links": {"": "assumed: usual of large messages"},
+    "reaches.cache": {
+        "core": "assumed",
+        "": "RollPacker's artifact: gpu_memory_utilization 0.85",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A row of the table of constants."""
+
+    device: str
+    name: str
+    value: float  # in the unit that the name has
+    source: str
+
+
+def constants() -> Iterator[Constant]:
+    """Every number of every device, with its source."""
+    for device in DEVICES.values():
+        named = {field.name: getattr(device, field.name) for field in fields(device)}
+        reaches = asdict(named.pop("reaches"))
+        named |= {f"reaches.{share}": value for share, value in reaches.items()}
+        del named["name"]
+        for name, value in named.items():
+            sources = SOURCES[name]
+            source = sources.get(device.name) or sources[""]
+            yield Constant(device=device.name, name=name, value=value, source=source)

@@ -1,0 +1,78 @@
+"""The law of response lengths: a log-normal body, a heavier tail, and responses that never end.
+
+    log(length / median)
+      │                        ╱ │ endless: they run to whatever bound there is
+      │                      ╱ tail
+      │            ____╱╱╱╱
+      │   ____╱╱╱╱  body
+      └──────────────┴───────────┴── normal score of the response among all others
+                    P75
+
+Three numbers set it: the median, the 75th percentile, and how many times the median the longest
+response of a step of 128 x 8 would be if nothing cut it. The body passes through the first two, the
+tail through the last two; a single log-normal through the first two has its longest at about a
+dozen medians. A prompt's responses share a part of their normal score (a Gaussian copula), which
+leaves the law of all of them as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from tasks.simulation.draws import alike, normal, normal_score
+
+STEP_RESPONSES = 1024  # of the published steps
+P75_SCORE = normal_score(0.75)
+# the longest of as many lies below it in half of the steps
+LONGEST_SCORE = normal_score(0.5 ** (1 / STEP_RESPONSES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthLaw:
+    """How long the responses of a domain are before anything cuts them."""
+
+    median_tokens: float  # half are shorter
+    p75_tokens: float  # three quarters are shorter
+    longest_ratio: float  # of the longest of 1,024 responses to the median, without endless ones
+    endless_share: float = 0.001  # share of responses that run to the bound, whatever it is
+    prompt_share: float = 0.2  # correlation of the normal scores of two responses to a prompt
+
+    @cached_property
+    def body_sigma(self) -> float:
+        """Standard deviation of the logarithm below P75."""
+        return math.log(self.p75_tokens / self.median_tokens) / P75_SCORE
+
+    @cached_property
+    def tail_sigma(self) -> float:
+        """Slope of the logarithm in the normal score above P75."""
+        rise = math.log(self.longest_ratio * self.median_tokens / self.p75_tokens)
+        return rise / (LONGEST_SCORE - P75_SCORE)
+
+    @cached_property
+    def endless_score(self) -> float:
+        """Responses above it never end."""
+        return normal_score(1 - self.endless_share) if self.endless_share else math.inf
+
+    def tokens(self, score: float) -> float:
+        """The length of a response with this normal score; infinite if it never ends."""
+        if score > self.endless_score:
+            return math.inf
+        body, tail = min(score, P75_SCORE), max(score - P75_SCORE, 0.0)
+        return self.median_tokens * math.exp(self.body_sigma * body + self.tail_sigma * tail)
+
+    def score(self, hardness: float, seed: int, prompt_id: str, index: int, noise: int) -> float:
+        """The normal score of a response to a prompt whose own is `hardness`."""
+        own = normal(seed, "response", prompt_id, index, noise)
+        return alike(hardness, own, self.prompt_share)
+
+    def grown(self, median: float, tail: float) -> LengthLaw:
+        """All lengths `median` times as long, and the longest further `tail` times."""
+        return LengthLaw(
+            median_tokens=self.median_tokens * median,
+            p75_tokens=self.p75_tokens * median,
+            longest_ratio=self.longest_ratio * tail,
+            endless_share=min(0.5, self.endless_share * tail),
+            prompt_share=self.prompt_share,
+        )

@@ -1,0 +1,151 @@
+"""A cluster with a model on it: what its devices take for what (`steps` plays rounds on it).
+
+Rollout and training are colocated, as in RollPacker: engines and learner take turns on the same
+devices, whose hosts keep the states of whoever rests, and engines of every size are kept built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tasks.engines.simulation.replica import SimulatedEngineConfig
+from tasks.scheduling.parallelism import possible_sizes
+from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
+from tasks.simulation.hardware import Device
+from tasks.simulation.roofline import Roofline
+from tasks.simulation.shapes import BF16_BYTES, ModelShape
+from tasks.simulation.training_cost import Training, device_s_per_token
+
+CHUNK_TOKENS = 8192  # most tokens of an engine's step (ROLL's max_num_batched_tokens)
+MAX_BATCH = 1024  # most sequences of an engine's step (veRL's max_num_seqs)
+MAX_MODEL_LEN = 40_960  # of Qwen3
+KV_MARGIN = 0.01  # vLLM's watermark
+GRADIENT_BYTES = 4  # of a parameter
+OPTIMIZER_BYTES = 12  # of a parameter: the weight and Adam's two moments in fp32
+WAKE_S = 1.0  # assumed: an engine maps its memory and empties its cache
+SLEEP_S = 0.5  # assumed: an engine gives its memory back
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+LENGTHS = (256, 1024, 4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Devices that generate with a model and train it."""
+
+    model: ModelShape
+    device: Device
+    num_devices: int
+    devices_per_host: int = 8
+    training: Training = field(default_factory=Training)
+    context_tokens: float = 1_000  # before a trained token, on average over tokens
+
+    def roofline(self, size: int) -> Roofline:
+        """What a replica of this size takes."""
+        return Roofline(
+            model=self.model,
+            device=self.device,
+            size=size,
+            is_one_host=size <= self.devices_per_host,
+        )
+
+    def sizes(self, num_devices: int, largest: int) -> tuple[int, ...]:
+        """Tensor-parallel sizes that so many of its devices and the model's heads allow, and in
+        which its weights fit."""
+        heads, kv_heads = self.model.num_heads, self.model.num_kv_heads
+        devices = range(num_devices)
+        possible = possible_sizes(devices, self.devices_per_host, heads, kv_heads, largest)
+        return tuple(size for size in possible if self.roofline(size).fits)
+
+    def engine(self, size: int) -> SimulatedEngineConfig:
+        """Speed and room of a replica over so many devices. ValueError when the weights do not
+        fit."""
+        roofline = self.roofline(size)
+        per_sequence_s = roofline.sequence_s + roofline.exchange_s_per_token
+        return SimulatedEngineConfig(
+            tensor_parallel_size=size,
+            max_model_len=MAX_MODEL_LEN,
+            max_batch=MAX_BATCH,
+            step_s=roofline.fixed_s + per_sequence_s,
+            step_s_per_sequence=per_sequence_s,
+            step_s_per_kv_token=roofline.kv_s_per_token,
+            weights_s=roofline.weights_s,
+            matrix_s_per_token=roofline.matrix_s_per_token,
+            prefill_s_per_token=roofline.exchange_s_per_token,
+            attention_share=roofline.attention_share,
+            chunk_tokens=CHUNK_TOKENS,
+            kv_capacity_tokens=roofline.kv_tokens // size,
+            kv_margin=KV_MARGIN,
+            shares_prompts=True,
+        )
+
+    def profile(self, sizes: Sequence[int]) -> ThroughputProfile:
+        """What calibration would measure of replicas of these sizes."""
+        return ThroughputProfile(
+            model=self.model.name,
+            device=self.device.name,
+            kv_tokens={size: self.roofline(size).kv_tokens for size in sizes},
+            points=tuple(point for size in sizes for point in self._points(size)),
+        )
+
+    def train_s_per_token(self) -> float:
+        """Seconds that one device takes to train a token: log-probabilities, forward, backward."""
+        return device_s_per_token(self.model, self.device, self.training, self.context_tokens)
+
+    def update_s(self) -> float:
+        """Seconds from complete gradients to new weights: gradients are summed to the owners of
+        their parameters, whose states come from the host and go back, and the new weights go to
+        all."""
+        own = self.model.parameters / self.num_devices
+        states_s = 2 * own * OPTIMIZER_BYTES / self.device.copy_bytes_per_s
+        adam_s = own * (2 * OPTIMIZER_BYTES + GRADIENT_BYTES) / self.device.read_bytes_per_s
+        sent = (GRADIENT_BYTES + BF16_BYTES) * self._learner_parameters
+        return states_s + adam_s + sent / self._link_bytes_per_s
+
+    def publish_s(self) -> float:
+        """Seconds from new weights to engines that generate with them: the learner's states make
+        room, every device is sent the weights once, the engines wake."""
+        leaves = (GRADIENT_BYTES + BF16_BYTES) * self._learner_parameters
+        room_s = leaves / self.device.copy_bytes_per_s
+        return room_s + self.model.weight_bytes / self._link_bytes_per_s + WAKE_S
+
+    def relayout_s(self, old: int, new: int) -> float:
+        """Seconds in which the engines go over to another tensor-parallel size: the weights of the
+        other ones come from the host."""
+        if old == new:
+            return 0.0
+        weights = self.model.weight_bytes / new
+        return SLEEP_S + WAKE_S + weights / self.device.copy_bytes_per_s
+
+    def free_s(self) -> float:
+        """Seconds in which a device goes over from generating to training: the learner's weights
+        come from the host."""
+        weights = BF16_BYTES * self._learner_parameters
+        return SLEEP_S + weights / self.device.copy_bytes_per_s
+
+    @property
+    def _learner_parameters(self) -> float:
+        """Parameters of a learner's rank."""
+        return self.model.parameters / (self.training.tensor * self.training.pipeline)
+
+    @property
+    def _link_bytes_per_s(self) -> float:
+        """The slowest link between the machine's devices."""
+        return self.device.link_bytes_per_s(self.num_devices <= self.devices_per_host)
+
+    def _points(self, size: int) -> Iterator[ThroughputPoint]:
+        pace = self.engine(size).pace
+        for length in LENGTHS:
+            for batch in BATCHES:
+                work = pace.prefill_work(length)
+                chunk_s = pace.base_s(0, pace.chunk_tokens)
+                num_chunks = math.ceil(batch * work / pace.chunk_tokens)
+                step_s = pace.steps_s(1, batch, batch * length, 0)
+                yield ThroughputPoint(
+                    size=size,
+                    batch=batch,
+                    length=length,
+                    prefill_tokens_per_s=batch * length / (num_chunks * chunk_s),
+                    decode_tokens_per_s=batch / step_s,
+                )

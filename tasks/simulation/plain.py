@@ -1,0 +1,122 @@
+"""A machine and a workload that are given in numbers: for closed forms, and for experiments that
+look at one effect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngineConfig
+from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.scheduling.parallelism import possible_sizes
+from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainMachine:
+    """Devices whose speed is said outright; the defaults resemble a 7B model on large GPUs.
+
+    A replica of size t has the memory of t devices less one copy of the weights; a decode step
+    takes the time to read its share of the weights, and more for the exchange the more devices
+    there are (`MachineCosts`).
+    """
+
+    num_devices: int = 8
+    devices_per_host: int = 8
+    num_heads: int = 32  # of the model; a size divides them
+    fixed_s: float = 0.003  # of a decode step, whatever the size
+    weights_s: float = 0.005  # of a decode step: one device reads the weights
+    exchange_s: float = 0.0035  # of a decode step, for each doubling of the size
+    step_s_per_sequence: float = 0.0001  # of one device
+    prefill_s_per_token: float = 0.00005  # of one device
+    device_tokens: int = 425_000  # tokens whose KV would fill a device
+    weights_tokens: int = 25_000  # tokens whose KV would take the room of the weights
+    max_batch: int = 256
+    token_s: float = 0.0005  # of training, on one device
+    updating_s: float = 0.0
+    publishing_s: float = 0.0
+    rebuilding_s: float = 0.0
+    freeing_s: float = 0.0
+
+    def sizes(self, num_devices: int, largest: int) -> tuple[int, ...]:
+        return possible_sizes(
+            range(num_devices), self.devices_per_host, self.num_heads, self.num_heads, largest
+        )
+
+    def engine(self, size: int) -> SimulatedEngineConfig:
+        return SimulatedEngineConfig(
+            step_s=self.fixed_s + self.weights_s / size + self.exchange_s * math.log2(size),
+            step_s_per_sequence=self.step_s_per_sequence / size,
+            prefill_s_per_token=self.prefill_s_per_token / size,
+            kv_capacity_tokens=size * self.device_tokens - self.weights_tokens,
+            max_batch=self.max_batch,
+        )
+
+    def profile(self, sizes: Sequence[int]) -> ThroughputProfile:
+        replicas = {size: self.engine(size) for size in sizes}
+        return ThroughputProfile(
+            model="plain",
+            device="plain",
+            kv_tokens={size: replica.kv_tokens for size, replica in replicas.items()},
+            points=tuple(
+                _point(size, batch, replica)
+                for size, replica in replicas.items()
+                for batch in BATCHES
+            ),
+        )
+
+    def train_s_per_token(self) -> float:
+        return self.token_s
+
+    def update_s(self) -> float:
+        return self.updating_s
+
+    def publish_s(self) -> float:
+        return self.publishing_s
+
+    def relayout_s(self, old: int, new: int) -> float:
+        return self.rebuilding_s
+
+    def free_s(self) -> float:
+        return self.freeing_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainWorkload:
+    """Prompts of one length in a number of domains, log-normal responses (`RunWork`)."""
+
+    longest_tokens: int = 16_000
+    num_prompt_tokens: int = 200
+    names: tuple[str, ...] = ("any",)  # of the domains, which take turns
+    lengths: LengthModel = field(default_factory=LengthModel)
+    growth: float = 1.0  # median length of a step over that of the step before
+    rewards: SimulatedRewardConfig = field(default_factory=SimulatedRewardConfig)
+
+    def domains(self, num_rows: int) -> Sequence[str]:
+        return [self.names[row % len(self.names)] for row in range(num_rows)]
+
+    def prompt_tokens(self, prompt_id: str) -> int:
+        return self.num_prompt_tokens
+
+    def writer(self, step: int, seed: int) -> LengthModel:
+        median = self.lengths.median_tokens * self.growth ** (step - 1)
+        return self.lengths.model_copy(update={"median_tokens": median, "seed": seed})
+
+    def feed(self, machine: Any, seed: int) -> SimulatedFeed:  # Any: judges nothing
+        return SimulatedFeed(self.rewards.model_copy(update={"seed": seed}))
+
+
+def _point(size: int, batch: int, replica: SimulatedEngineConfig) -> ThroughputPoint:
+    step_s = replica.step_s + replica.step_s_per_sequence * (batch - 1)
+    return ThroughputPoint(
+        size=size,
+        batch=batch,
+        length=1,
+        prefill_tokens_per_s=1 / replica.prefill_s_per_token,
+        decode_tokens_per_s=batch / step_s,
+    )

@@ -1,0 +1,179 @@
+"""A workload made of what a real run recorded (`RunWork`).
+
+    responses table ──▶ prompts in the order in which they were asked, each with its own responses
+    row of a simulated data set ──▶ the prompt at that place; behind the last one any of them, drawn
+
+A recorded response has its recorded length, verdict and seconds of scoring again. What was not
+recorded (other indices, other seeds, further prompts) is drawn from the recorded responses of its
+prompt. A response that the bound or an abort cut is only known to be at least so long: where it may
+go on, it goes on by an exponential law whose mean is that of all lengths above the median, cut ones
+counted as what they are (the estimate of largest likelihood under censoring).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from artifacts.tables import ResponseRow
+from tasks.simulation.draws import uniform
+from tasks.simulation.recorded import RecordedRun
+from tasks.simulation.reward_feed import QueuedFeed
+from tasks.simulation.reward_queue import RewardWorkers
+from tasks.simulation.reward_times import GivenTimes
+from tasks.simulation.workloads import row_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedResponse:
+    """What is known of a response."""
+
+    num_tokens: int
+    is_cut: bool  # whether it would have gone on
+    is_right: bool
+    scored_s: float | None  # seconds from its last token to its verdict; None without one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedPrompt:
+    """A prompt and its recorded responses, by index; at least one."""
+
+    domain: str
+    num_tokens: int
+    responses: Mapping[int, RecordedResponse]
+
+    def response(self, index: int, seed: int, *names: object) -> RecordedResponse:
+        """The recorded response, with seed 0, or one of its siblings."""
+        if index in self.responses and not seed:
+            return self.responses[index]
+        siblings = list(self.responses.values())
+        return siblings[int(uniform(seed, "sibling", *names, index) * len(siblings))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedWork:
+    """Prompts in the order in which they were asked."""
+
+    prompts: tuple[RecordedPrompt, ...]
+    longest_tokens: int  # bound on a response, of the simulated run
+    mean_excess: float  # expected tokens that a cut response still had to go
+    workers: RewardWorkers = field(default_factory=lambda: RewardWorkers(num_workers=1_000_000))
+
+    def domains(self, num_rows: int) -> tuple[str, ...]:
+        """The domain of every row of a data set of so many."""
+        return tuple(self._at(row).domain for row in range(num_rows))
+
+    def prompt_tokens(self, prompt_id: str) -> int:
+        """The length of a prompt."""
+        return self._at(row_of(prompt_id)).num_tokens
+
+    def writer(self, step: int, seed: int) -> RecordedLengths:
+        """The lengths of the responses, in whatever step they are asked for; 0 is the recorded
+        seed."""
+        return RecordedLengths(self, seed)
+
+    def feed(self, machine: Any, seed: int) -> QueuedFeed:  # Any: what was scored was scored there
+        """Verdicts after the recorded seconds, which have the waiting for workers in them."""
+        return QueuedFeed(self, self.workers, seed)
+
+    def reward_of(self, prompt_id: str) -> GivenTimes:
+        """The recorded seconds of scoring, as a rule that looks them up."""
+        return GivenTimes(self.scored_s)
+
+    def scored_s(self, prompt_id: str, index: int, seed: int) -> float:
+        """From a response's last token to its verdict; the mean of its siblings' where it has
+        none, and of all where they have none."""
+        prompt = self._at(row_of(prompt_id))
+        told = prompt.response(index, seed, prompt_id).scored_s
+        return told if told is not None else _mean_scored_s([prompt], _mean_scored_s(self.prompts))
+
+    def is_right(self, seed: int, prompt_id: str, index: int) -> bool:
+        """As recorded."""
+        return self._at(row_of(prompt_id)).response(index, seed, prompt_id).is_right
+
+    def num_tokens(self, prompt_id: str, index: int, seed: int, noise: int) -> int:
+        """The length of a response, up to one token more than the bound, which cuts it."""
+        prompt, names = self._at(row_of(prompt_id)), (prompt_id, noise)
+        response = prompt.response(index, seed, *names)
+        length = float(response.num_tokens)
+        if response.is_cut:
+            length += 1 - self.mean_excess * math.log(uniform(seed, "goes on", *names, index))
+        return max(1, round(min(length, self.longest_tokens + 1)))
+
+    def _at(self, row: int) -> RecordedPrompt:
+        if row < len(self.prompts):
+            return self.prompts[row]
+        return self.prompts[int(uniform(0, "further prompt", row) * len(self.prompts))]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLengths:
+    """Lengths of responses, as a writer asks for them."""
+
+    work: RecordedWork
+    seed: int
+
+    def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
+        return self.work.num_tokens(prompt_id, index, self.seed, noise)
+
+
+def recorded_work(run: RecordedRun, longest_tokens: int = 0) -> RecordedWork:
+    """What the run was asked and said; with another bound on responses, if it is given."""
+    rows: dict[str, list[ResponseRow]] = {}
+    for row in run.rows:
+        rows.setdefault(row.prompt.prompt_id, []).append(row)
+    prompts = tuple(_prompt(of_prompt) for of_prompt in rows.values())
+    return RecordedWork(
+        prompts=prompts,
+        longest_tokens=longest_tokens or run.longest_tokens,
+        mean_excess=mean_excess(
+            [response for prompt in prompts for response in prompt.responses.values()]
+        ),
+    )
+
+
+def mean_excess(responses: Sequence[RecordedResponse]) -> float:
+    """Expected further tokens of a response that is longer than the median: all tokens above it by
+    the number of responses that are known to have ended there."""
+    middle = median(response.num_tokens for response in responses)
+    above = [response for response in responses if response.num_tokens > middle]
+    num_ended = sum(not response.is_cut for response in above)
+    return sum(response.num_tokens - middle for response in above) / max(1, num_ended)
+
+
+def _prompt(rows: Sequence[ResponseRow]) -> RecordedPrompt:
+    """Of several records of a response the one that came furthest counts."""
+    longest: dict[int, ResponseRow] = {}
+    for row in rows:
+        generated = row.response.generated
+        known = longest.get(generated.index)
+        if known is None or generated.num_sampled >= known.response.generated.num_sampled:
+            longest[generated.index] = row
+    return RecordedPrompt(
+        domain=rows[0].prompt.domain,
+        num_tokens=len(rows[0].prompt.token_ids),
+        responses={index: _response(row) for index, row in longest.items()},
+    )
+
+
+def _response(row: ResponseRow) -> RecordedResponse:
+    generated, score = row.response.generated, row.response.score
+    return RecordedResponse(
+        num_tokens=generated.num_sampled,
+        is_cut=generated.finish_reason != "stop",
+        is_right=score is not None and bool(score.reward),
+        scored_s=max(0.0, score.finished_s - generated.finished_s) if score is not None else None,
+    )
+
+
+def _mean_scored_s(prompts: Sequence[RecordedPrompt], otherwise: float = 0.0) -> float:
+    told = [
+        response.scored_s
+        for prompt in prompts
+        for response in prompt.responses.values()
+        if response.scored_s is not None
+    ]
+    return fmean(told) if told else otherwise

@@ -1,0 +1,131 @@
+"""What a decode step and a prefilled token cost a replica: bytes, arithmetic, launches, exchange.
+
+    step = host and launches + exchange + max(weights read, matrix products) + KV cache read
+
+Matrix products and attention follow each other in every layer, so that each has a roof of its own:
+the products wait for the weights until the batch is large, attention waits for the cache at any
+size, because a key is read for every query (Williams et al., "Roofline", CACM 2009, applied to the
+two kinds of operator). Pure. Leaves out who decodes what when (`engines.simulation.batch`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.simulation.hardware import Device
+from tasks.simulation.shapes import BF16_BYTES, ModelShape
+
+# of a layer of a captured graph: two norms, rotation, cache write, attention and its reduction,
+# activation, four matrix products and one that was split
+KERNELS_PER_LAYER = 12
+EXCHANGES_PER_LAYER = 2  # all-reduces, after attention and after the feed-forward layer
+ACTIVATION_BYTES = 4e9  # of a device, that an engine keeps for the largest step and its graphs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """A model on a replica of `size` devices."""
+
+    model: ModelShape
+    device: Device
+    size: int  # tensor-parallel
+    is_one_host: bool = True  # whether its devices reach each other without the network
+
+    def step_s(self, num_sequences: int, kv_tokens: float, prefill_tokens: float = 0) -> float:
+        """Seconds of a step that decodes so many sequences, of which the cache holds so many
+        tokens, and prefills so many others."""
+        num_tokens = num_sequences + prefill_tokens
+        return (
+            self.fixed_s
+            + self.sequence_s * num_sequences
+            + self.exchange_s_per_token * num_tokens
+            + max(self.weights_s, self.matrix_s_per_token * num_tokens)
+            + self.kv_s_per_token * kv_tokens
+        )
+
+    @property
+    def fixed_s(self) -> float:
+        """Of a step, whatever is in it: the engine's processes, launches, the latency of
+        exchanges."""
+        layers = self.model.num_layers
+        launches_s = layers * KERNELS_PER_LAYER * self.device.launch_s
+        alone_s = self.device.host_s + launches_s
+        if self.size == 1:
+            return alone_s
+        latency_s = layers * EXCHANGES_PER_LAYER * self.device.collective_s
+        return alone_s + self.device.process_s + latency_s
+
+    @property
+    def sequence_s(self) -> float:
+        """Of a step, for each sequence: its bookkeeping and sampling in the engine's process."""
+        return self.device.host_s_per_sequence
+
+    @property
+    def weights_s(self) -> float:
+        """Reading each device's share of the weights once."""
+        weights = BF16_BYTES * self.model.matrix_parameters / self.size
+        return weights / self.device.read_bytes_per_s
+
+    @property
+    def matrix_s_per_token(self) -> float:
+        """The matrix products of a token."""
+        return self.model.flops_per_token / self.size / self.device.matrix_flops
+
+    @property
+    def kv_s_per_token(self) -> float:
+        """Attending to one token: reading it, or the arithmetic where that takes longer."""
+        read_s = self.kv_bytes_per_token / self.device.read_bytes_per_s
+        return max(read_s, self.model.flops_per_token_pair / self.size / self.device.matrix_flops)
+
+    @property
+    def exchange_s_per_token(self) -> float:
+        """What the devices send each other of a token's activations: rings of all-reduces."""
+        if self.size == 1:
+            return 0.0
+        sent = 2 * (self.size - 1) / self.size * BF16_BYTES * self.model.hidden_size
+        exchanges = self.model.num_layers * EXCHANGES_PER_LAYER
+        return exchanges * sent / self.device.link_bytes_per_s(self.is_one_host)
+
+    @property
+    def attention_share(self) -> float:
+        """Arithmetic of attending to one earlier token over that of a token's matrix products."""
+        return self.model.flops_per_token_pair / self.model.flops_per_token
+
+    @property
+    def prefill_s_per_token(self) -> float:
+        """Of a prompt token in a long chunk."""
+        return self.matrix_s_per_token + self.exchange_s_per_token
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Of a token on each device: key-value heads are shared out, or repeated when there are
+        fewer of them than devices."""
+        return self.model.kv_bytes_per_token / min(self.size, self.model.num_kv_heads)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that fit the KV cache of the replica. ValueError when the weights do not fit."""
+        if not self.fits:
+            weights = self.model.weight_bytes / self.size
+            raise ValueError(
+                f"weights and KV cache of {self.model.name} must fit {self.size} devices"
+                f" {self.device.name}, got {weights / 1e9:.1f} GB of weights for each of"
+                f" {self.device.cache_bytes / 1e9:.1f} GB; choose a larger tensor-parallel size"
+            )
+        return int(self._room_bytes / self.kv_bytes_per_token)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the devices hold the weights and a token."""
+        return self._room_bytes >= self.kv_bytes_per_token
+
+    @property
+    def _room_bytes(self) -> float:
+        """Of each device, for the KV cache."""
+        weights = self.model.weight_bytes / self.size
+        return self.device.cache_bytes - weights - self._activation_bytes
+
+    @property
+    def _activation_bytes(self) -> float:
+        """Least of what is usual and a tenth of a small device."""
+        return min(ACTIVATION_BYTES, 0.1 * self.device.cache_bytes)

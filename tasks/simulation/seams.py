@@ -1,0 +1,85 @@
+"""What a simulated step asks of the machine that it runs on and of the work that it is given.
+
+Both answer in seconds and tokens and decide nothing: every decision is the real scheduler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tasks.engines.simulation.lengths import Lengths
+from tasks.engines.simulation.replica import SimulatedEngineConfig
+from tasks.rounds.records import ScoreFeed
+from tasks.scheduling.throughput import ThroughputProfile
+
+
+class MachineCosts(Protocol):
+    """A cluster with a model on it: what its devices take for what."""
+
+    @property
+    def num_devices(self) -> int:
+        """All of them."""
+        ...
+
+    @property
+    def devices_per_host(self) -> int:
+        """No replica spans two hosts."""
+        ...
+
+    def sizes(self, num_devices: int, largest: int) -> tuple[int, ...]:
+        """Tensor-parallel sizes that so many of its devices and the model's heads allow."""
+        ...
+
+    def engine(self, size: int) -> SimulatedEngineConfig:
+        """Speed and room of a replica over so many devices."""
+        ...
+
+    def profile(self, sizes: Sequence[int]) -> ThroughputProfile:
+        """What calibration would measure of replicas of these sizes."""
+        ...
+
+    def train_s_per_token(self) -> float:
+        """Seconds that one device takes to train a token: log-probabilities, forward, backward."""
+        ...
+
+    def update_s(self) -> float:
+        """Seconds from complete gradients to new weights."""
+        ...
+
+    def publish_s(self) -> float:
+        """Seconds from new weights to engines that generate with them."""
+        ...
+
+    def relayout_s(self, old: int, new: int) -> float:
+        """Seconds in which the engines are rebuilt with another tensor-parallel size."""
+        ...
+
+    def free_s(self) -> float:
+        """Seconds in which a device goes over from generating to training."""
+        ...
+
+
+class RunWork(Protocol):
+    """What a run is asked, how long its answers get, and who scores them."""
+
+    @property
+    def longest_tokens(self) -> int:
+        """Bound on the tokens of a response."""
+        ...
+
+    def domains(self, num_rows: int) -> Sequence[str]:
+        """The domain of every row of a data set of so many."""
+        ...
+
+    def prompt_tokens(self, prompt_id: str) -> int:
+        """The length of a prompt."""
+        ...
+
+    def writer(self, step: int, seed: int) -> Lengths:
+        """The lengths of the responses of a step."""
+        ...
+
+    def feed(self, machine: Any, seed: int) -> ScoreFeed:  # Any: what its judge runs on
+        """The reward stage of a run."""
+        ...

@@ -1,0 +1,121 @@
+"""One simulated round and the gradients of its groups.
+
+    driver ═ accepted groups ═▶ ranks that the stream trainer freed
+       │ round over
+       └─▶ devices go over to training ─▶ what is left, dealt to all ranks
+
+The driver, its stream trainer and the dealing are the real ones. Leaves out what comes before the
+round and after the gradients (`steps`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from artifacts.records import Group, Prompt, Span
+from tasks.engines.base import EngineStats
+from tasks.learner.split import Split
+from tasks.learner.streaming import StreamedAccumulation
+from tasks.rounds.driver import drive_round
+from tasks.rounds.records import RoundInputs, RoundResult, ScoreFeed
+from tasks.scheduling.events import RoundPlan, RoundScheduler
+from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
+from tasks.simulation.cluster import Cluster, spans_on
+from tasks.simulation.learner import ROW_TOKENS, Training, ranks_of
+from tasks.simulation.seams import MachineCosts
+from tasks.simulation.simulated_round import round_inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRules:
+    """What a round goes by."""
+
+    machine: MachineCosts
+    plan: RoundPlan
+    scheduler: RoundScheduler  # fresh
+    prompts: Mapping[str, Prompt]  # of the plan's candidates
+    feed: ScoreFeed
+    longest_tokens: int
+    stream_trainer: StreamTrainerConfig
+    history: Sequence[int]  # lengths of earlier rounds, for projections
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A round whose gradients are there."""
+
+    result: RoundResult
+    readings: Sequence[EngineStats]  # of the engines, when it was over
+    training: Training
+
+
+class TrainedRound:
+    """Plays one round, and its training."""
+
+    def __init__(self, rules: RoundRules, cluster: Cluster) -> None:
+        self._rules, self._cluster = rules, cluster
+        self._clock = asyncio.get_running_loop().time
+        self._spans: list[Span] = []
+        self._splits: list[Split] = []
+        self._freed: set[str] = set()  # engines that have stopped
+        self._ranks = ranks_of(cluster, rules.machine, self._spans)
+
+    async def play(self) -> Trained:
+        async with asyncio.TaskGroup() as tasks:
+            accumulation = StreamedAccumulation(
+                self._ranks, tasks, self._rules.plan.accept_prompts, ROW_TOKENS, flat_costs=True
+            )
+            result = await drive_round(self._inputs(accumulation))
+            readings = await self._cluster.readings()
+            if self._cluster.placement.is_colocated:
+                await self._stop(set(self._cluster.devices) - self._freed)
+            await accumulation.finish(self._record)
+        training = Training(
+            split=self._splits[0], num_streamed=accumulation.num_streamed, spans=self._spans
+        )
+        return Trained(result=result, readings=readings, training=training)
+
+    def _inputs(self, accumulation: StreamedAccumulation) -> RoundInputs:
+        rules, cluster = self._rules, self._cluster
+        places = {rank.name: place for place, rank in enumerate(self._ranks)}
+
+        async def accept(group: Group) -> None:
+            await accumulation.offer([group])
+
+        async def free(decision: ScaleDown) -> None:
+            await self._stop(decision.engines)
+            for learner in decision.learners:
+                accumulation.free(places[learner])
+
+        return round_inputs(
+            rules.plan,
+            rules.scheduler,
+            cluster.engines,
+            rules.longest_tokens,
+            prompts=rules.prompts,
+            feed=rules.feed,
+            seed=rules.seed,
+            attempt=rules.plan.step,
+            on_accept=accept,
+            on_freed=free,
+            stream_trainer=StreamTrainer(
+                rules.stream_trainer, cluster.groups, rules.plan.accept_prompts, rules.history
+            ),
+        )
+
+    async def _stop(self, engines: Sequence[str] | set[str]) -> None:
+        """Have the devices of these engines go over to training."""
+        self._freed.update(engines)
+        start_s, free_s = self._clock(), self._rules.machine.free_s()
+        if not (engines and free_s):
+            return
+        await asyncio.sleep(free_s)
+        for engine in sorted(engines):
+            devices = self._cluster.devices[engine]
+            self._spans += spans_on(devices, engine, "sleep", start_s, self._clock())
+
+    async def _record(self, split: Split) -> None:
+        self._splits.append(split)

@@ -1,0 +1,167 @@
+"""A machine's costs by closed forms, and beside the published figures that calibrated them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from record_factories import make_request
+
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.scheduling.throughput import Demand, ThroughputProfile
+from tasks.simulation.hardware import DEVICES
+from tasks.simulation.machine import Machine
+from tasks.simulation.shapes import MODELS
+from tasks.simulation.training_cost import ROLLPACKER, Training
+
+SMALL = Machine(model=MODELS["qwen2.5-7b"], device=DEVICES["h800"], num_devices=16)
+PAPER = LengthModel(median_tokens=550, sigma=1.0)  # P75 1,080; longest of 1,024 about 27 medians
+PROMPT_TOKENS = 250
+
+
+async def generate(
+    config: SimulatedEngineConfig,
+    num_engines: int = 1,
+    num_prompts: int = 1,
+    responses_per_prompt: int = 8,
+    longest: int = 8_192,
+) -> tuple[float, int, int]:
+    """Seconds, tokens and preemptions of prompts that are dealt out to engines."""
+    engines = [SimulatedEngine(f"engine-{place}", config) for place in range(num_engines)]
+    for row in range(num_prompts):
+        requests = [
+            make_request(
+                f"0/{row}", index, prompt_tokens=(1,) * PROMPT_TOKENS, max_new_tokens=longest
+            )
+            for index in range(responses_per_prompt)
+        ]
+        await engines[row % num_engines].submit(requests)
+    num_tokens = num_preemptions = 0
+    for place, engine in enumerate(engines):
+        left = responses_per_prompt * len(range(place, num_prompts, num_engines))
+        while left:
+            responses = await engine.collect(1e6)
+            left -= len(responses)
+            num_tokens += sum(len(response.token_ids) for response in responses)
+        num_preemptions += (await engine.stats()).num_preemptions
+    return asyncio.get_running_loop().time(), num_tokens, num_preemptions
+
+
+def of_length(machine: Machine, size: int, tokens: int) -> SimulatedEngineConfig:
+    lengths = LengthModel(median_tokens=tokens, sigma=0)
+    return machine.engine(size).model_copy(update={"lengths": lengths})
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_equal_lengths_take_the_sum_of_their_steps(size: int) -> None:
+    config = of_length(SMALL, size, 3_000)
+    taken_s, num_tokens, _ = run_virtual(generate(config, num_prompts=8))
+    roofline = SMALL.roofline(size)
+    steps_s = sum(roofline.step_s(64, 64 * (PROMPT_TOKENS + token)) for token in range(3_000))
+    prefill_s = roofline.step_s(0, 0, 8 * PROMPT_TOKENS)
+    assert num_tokens == 64 * 3_000
+    assert taken_s == pytest.approx(steps_s + prefill_s, rel=0.01)
+
+
+def test_the_rollout_that_calibrated_the_host_is_met() -> None:
+    """RollPacker, figure 11: 82 s."""
+    found = [rollout_s("qwen2.5-7b", 1, 16, 8_192, seed) for seed in range(3)]
+    assert sum(found) / 3 == pytest.approx(82, rel=0.05)
+
+
+def rollout_s(name: str, size: int, num_devices: int, longest: int, seed: int) -> float:
+    machine = Machine(model=MODELS[name], device=DEVICES["h800"], num_devices=num_devices)
+    lengths = PAPER.model_copy(update={"seed": seed})
+    config = machine.engine(size).model_copy(update={"lengths": lengths})
+    return run_virtual(generate(config, num_devices // size, 128, 8, longest))[0]
+
+
+def test_the_share_of_training_that_calibrated_the_learner_is_met() -> None:
+    """RollPacker, table 1: 23 % beside 72 % of rollout, 14B/16k on 32 devices."""
+    machine = Machine(
+        model=MODELS["qwen2.5-14b"],
+        device=DEVICES["h800"],
+        num_devices=32,
+        training=ROLLPACKER["qwen2.5-14b"],
+    )
+    shares = []
+    for seed in range(3):
+        lengths = PAPER.model_copy(update={"seed": seed})
+        config = machine.engine(2).model_copy(update={"lengths": lengths})
+        taken_s, num_tokens, _ = run_virtual(generate(config, 16, 128, 8, 16_384))
+        trained = num_tokens + 1024 * PROMPT_TOKENS
+        shares.append(machine.train_s_per_token() * trained / 32 / taken_s)
+    assert sum(shares) / 3 == pytest.approx(23 / 72, rel=0.1)
+
+
+def test_more_room_is_never_slower_and_preempts_no_more() -> None:
+    found = []
+    for share in (0.05, 0.1, 0.2, 0.4, 1.0):
+        config = SMALL.engine(1)
+        room = int(config.kv_capacity_tokens * share)
+        changes = {"kv_capacity_tokens": room, "lengths": PAPER}
+        found.append(run_virtual(generate(config.model_copy(update=changes), num_prompts=24)))
+    seconds = [taken_s for taken_s, _, _ in found]
+    assert seconds == sorted(seconds, reverse=True)
+    assert found[0][2] > found[-1][2] == 0
+    assert len({num_tokens for _, num_tokens, _ in found}) == 1, "preemption loses no token"
+
+
+def test_a_longer_bound_is_never_faster() -> None:
+    config = SMALL.engine(1).model_copy(update={"lengths": PAPER})
+    seconds = [
+        run_virtual(generate(config, num_prompts=16, longest=longest))[0]
+        for longest in (500, 1_000, 2_000, 8_000, 32_000)
+    ]
+    assert seconds == sorted(seconds)
+
+
+def test_siblings_prefill_their_prompt_once() -> None:
+    shared = of_length(SMALL, 1, 1)
+    alone = shared.model_copy(update={"shares_prompts": False})
+    prompts = {"num_prompts": 64, "responses_per_prompt": 16}
+    once_s, each_s = (run_virtual(generate(config, **prompts))[0] for config in (shared, alone))
+    assert each_s > 4 * once_s
+
+
+def test_short_micro_batches_on_many_devices_wait_for_the_host() -> None:
+    long, short = SMALL, replace(SMALL, training=ROLLPACKER["qwen2.5-7b"])
+    assert short.train_s_per_token() > long.train_s_per_token()
+    spread = replace(short, training=replace(short.training, context=2))
+    assert spread.train_s_per_token() > short.train_s_per_token()
+
+
+def test_training_takes_its_arithmetic_in_long_micro_batches() -> None:
+    machine = replace(SMALL, training=Training(micro_batch_tokens=10**9), context_tokens=0)
+    flops = 6 * 2 * machine.model.matrix_parameters
+    assert machine.train_s_per_token() == pytest.approx(flops / (989e12 * 0.4), rel=1e-4)
+
+
+def test_another_size_costs_only_when_it_is_another() -> None:
+    assert SMALL.relayout_s(2, 2) == 0
+    assert SMALL.relayout_s(1, 2) > SMALL.relayout_s(1, 4) > 0
+
+
+def test_larger_models_take_longer_to_publish() -> None:
+    larger = replace(SMALL, model=MODELS["qwen2.5-32b"])
+    assert larger.publish_s() > SMALL.publish_s() > 1
+    assert larger.update_s() > SMALL.update_s() > 0
+    assert larger.free_s() > SMALL.free_s() > 0.5
+
+
+def test_sizes_are_those_in_which_the_weights_fit() -> None:
+    larger = replace(SMALL, model=MODELS["qwen2.5-32b"])
+    assert SMALL.sizes(16, 8) == (1, 2, 4)  # 28 heads
+    assert larger.sizes(16, 8) == (2, 4, 8)
+
+
+def test_the_profile_predicts_what_the_engine_takes() -> None:
+    profile = SMALL.profile((1, 2))
+    assert ThroughputProfile.from_json(profile.to_json()) == profile
+    demand = Demand(num_responses=64, prompt_tokens=PROMPT_TOKENS, response_tokens=400)
+    config = of_length(SMALL, 1, 400)
+    taken_s = run_virtual(generate(config, num_prompts=64, responses_per_prompt=1))[0]
+    assert profile.predicted_s(1, 1, demand) == pytest.approx(taken_s, rel=0.1)

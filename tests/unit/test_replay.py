@@ -1,0 +1,182 @@
+"""Recorded responses come again as they were; others are like their siblings; cut ones go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from record_factories import make_generated
+
+from artifacts.commit import RunManifest, StepCommit, commit_step, write_manifest
+from artifacts.journal import Journal
+from artifacts.records import (
+    Fate,
+    FinishReason,
+    Generated,
+    Outcome,
+    Prompt,
+    Response,
+    Score,
+    WeightsRef,
+)
+from artifacts.store import Store
+from artifacts.tables import ResponseRow
+from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.simulation.recorded import RecordedRun, RecordedStep, read_run
+from tasks.simulation.replay import RecordedResponse, mean_excess, recorded_work
+
+CONFIG = {"sampling": {"max_response_tokens": 100}}
+
+
+def row(
+    prompt: int, index: int, num_tokens: int, reason: FinishReason = "stop", reward: float = 1.0
+) -> ResponseRow:
+    name = f"0/{prompt}"
+    generated = make_generated(
+        token_ids=(1,) * num_tokens,
+        prompt_id=name,
+        index=index,
+        finish_reason=reason,
+        finished_s=10.0,
+    )
+    score = Score(
+        prompt_id=name,
+        index=index,
+        reward=reward,
+        outcome=Outcome.OK if reward else Outcome.WRONG,
+        detail="",
+        scorer="math",
+        started_s=10.1,
+        finished_s=10.0 + prompt / 100,
+    )
+    return ResponseRow(
+        step=1,
+        kind="sync",
+        prompt=Prompt(prompt_id=name, domain="add", token_ids=(1,) * prompt, gold="", text=""),
+        response=Response(generated=generated, score=None if reason == "aborted" else score),
+        fate=Fate.TRAINED,
+    )
+
+
+# asked in this order: 7, 5, 9
+ROWS = (
+    row(7, 0, 20),
+    row(7, 1, 30, reward=0.0),
+    row(5, 0, 40),
+    row(5, 1, 100, "length"),
+    row(9, 0, 50, "aborted"),
+)
+
+
+def committed() -> StepCommit:
+    return StepCommit(
+        step=1,
+        kind="sync",
+        weights=WeightsRef(version=1, path="", digest=""),
+        queue={},
+        seeds={},
+        counters={},
+        metrics={},
+        timings={},
+        checkpoint=None,
+    )
+
+
+def recorded() -> RecordedRun:
+    return RecordedRun(config=CONFIG, steps=(RecordedStep(commit=committed(), rows=ROWS),))
+
+
+def test_recorded_responses_come_again_in_the_order_in_which_prompts_were_asked() -> None:
+    work = recorded_work(recorded())
+    writer = work.writer(step=3, seed=0)
+    assert [work.prompt_tokens(f"0/{place}") for place in range(3)] == [7, 5, 9]
+    assert [writer.tokens("0/0", index, noise=8) for index in range(2)] == [20, 30]
+    assert writer.tokens("0/1", 0) == 40
+    assert work.is_right(0, "0/0", 0)
+    assert not work.is_right(0, "0/0", 1)
+    assert work.domains(4) == ("add",) * 4
+
+
+def test_other_indices_and_seeds_are_drawn_from_the_prompts_own_responses() -> None:
+    work = recorded_work(recorded())
+    writer = work.writer(1, seed=0)
+    others = {writer.tokens("0/0", index) for index in range(2, 40)}
+    assert others == {20, 30}
+    reseeded = [work.writer(1, seed=seed).tokens("0/0", 0) for seed in range(1, 40)]
+    assert set(reseeded) == {20, 30}
+    assert writer.tokens("0/0", 17, noise=3) == work.writer(9, seed=0).tokens("0/0", 17, noise=3)
+
+
+def test_prompts_beyond_the_recorded_ones_are_any_of_them() -> None:
+    work = recorded_work(recorded())
+    further = [work.prompt_tokens(f"0/{place}") for place in range(3, 300)]
+    assert set(further) == {5, 7, 9}
+    assert further.count(7) > 60
+
+
+def test_cut_responses_go_on_where_the_bound_lets_them() -> None:
+    same, longer = recorded_work(recorded()), recorded_work(recorded(), longest_tokens=10_000)
+    assert same.writer(1, 0).tokens("0/1", 1) == 101
+    assert longer.writer(1, 0).tokens("0/1", 1) > 101
+    goes_on = [longer.writer(1, 0).tokens("0/2", index) for index in range(1, 2000)]
+    assert min(goes_on) > 50
+    assert np.mean(goes_on) - 51 == pytest.approx(longer.mean_excess, rel=0.1)
+    assert recorded_work(recorded(), longest_tokens=25).writer(1, 0).tokens("0/1", 0) == 26
+
+
+def test_the_mean_excess_is_that_of_an_exponential_law_of_which_half_is_cut() -> None:
+    draws = np.random.default_rng(0)
+    lengths = draws.exponential(200.0, 20_000)
+    cut_at = draws.exponential(200.0, 20_000)
+    responses = [
+        RecordedResponse(
+            num_tokens=round(float(min(length, bound))),
+            is_cut=bool(bound < length),
+            is_right=True,
+            scored_s=None,
+        )
+        for length, bound in zip(lengths, cut_at, strict=True)
+    ]
+    assert mean_excess(responses) == pytest.approx(200.0, rel=0.03)
+
+
+def test_verdicts_take_their_recorded_seconds() -> None:
+    work = recorded_work(recorded())
+
+    async def told() -> list[Score]:
+        feed = work.feed(None, seed=0)
+        names = [("0/0", 0), ("0/0", 1), ("0/2", 0)]
+        await feed.publish([_generated(*name) for name in names])
+        scores: list[Score] = []
+        while len(scores) < 3:
+            scores += await feed.scored(5.0)
+        return scores
+
+    seconds = {(score.prompt_id, score.index): score.finished_s for score in run_virtual(told())}
+    assert seconds["0/0", 0] == pytest.approx(0.07)
+    # without a verdict of its own: the mean of all
+    assert seconds["0/2", 0] == pytest.approx(0.06)
+
+
+def _generated(prompt_id: str, index: int) -> Generated:
+    return make_generated(token_ids=(1,), prompt_id=prompt_id, index=index)
+
+
+def test_a_run_is_read_from_its_store(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path))
+    write_manifest(
+        store,
+        RunManifest(
+            run_id="a", created="", config=CONFIG, packages={}, git_sha=None, mlflow_run_id=None
+        ),
+    )
+    Journal(store).finalise(1, ROWS, [], [])
+    commit_step(store, committed())
+    run = read_run(store)
+    assert run.rows == ROWS
+    assert run.longest_tokens == 100
+    with pytest.raises(ValueError, match="must hold a run"):
+        read_run(store.child("nothing"))
+    with pytest.raises(ValueError, match="at least one committed step"):
+        RecordedRun(config=CONFIG, steps=())
