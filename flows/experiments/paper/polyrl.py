@@ -1,0 +1,161 @@
+"""RLBoost (PolyRL, FluidRL): what preemptible workers bring a trainer, in tokens a second and a
+dollar.
+
+Segments are drawn by the paper's words, since its trace is not published with its numbers
+(`spot.spot_traces`); the paper plays two hours of each, we one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+
+from flows.experiments.paper.experiment import (
+    Experiment,
+    Observed,
+    Part,
+    Played,
+    Scale,
+    Steps,
+    total,
+)
+from flows.experiments.spot.elastic_run import ElasticRun, play
+from flows.experiments.spot.elastic_shapes import SHAPES
+from flows.experiments.spot.spot_traces import HOUR_S, SEGMENTS, Trace, steady
+
+ALONE = "none"  # the trainer without workers
+PERIOD_HOURS = 0.5  # of a segment for each period of the scale
+WARM_UP = 6  # steps until the windows have settled
+COUNTED = 4  # steps after them
+STATIC = {"8B": (1, 2, 3, 4), "14B": (1,)}  # workers that are there for good
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotCase:
+    """A trainer and the workers of a segment, or so many for good."""
+
+    model: str
+    segment: str = ALONE
+    hours: float = 0.0  # of the segment; 0: steps are counted
+    num_workers: int = 0
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        workers = f"segment {self.segment}" if self.hours else f"{self.num_workers} workers"
+        return f"RLBoost {self.model}, {workers}"
+
+    @property
+    def weight(self) -> float:
+        return 5.0 + 40 * self.hours
+
+    @property
+    def trace(self) -> Trace:
+        if self.segment in SEGMENTS:
+            return SEGMENTS[self.segment].trace(self.seed, self.hours * HOUR_S)
+        return steady(self.num_workers)
+
+    @property
+    def run(self) -> ElasticRun:
+        shape = SHAPES[self.model.lower()]
+        if self.hours:
+            until_s = self.hours * HOUR_S
+            return ElasticRun(
+                shape=shape, trace=self.trace, until_s=until_s, follows_worth=True, seed=self.seed
+            )
+        steps = WARM_UP + COUNTED
+        return ElasticRun(shape=shape, trace=self.trace, num_steps=steps, seed=self.seed)
+
+    def play(self) -> tuple[Observed, ...]:
+        steps = play(self.run).steps
+        return tuple(
+            Observed(
+                kind=step.kind,
+                figures={
+                    "step_s": step.end_s - step.start_s,
+                    "tokens": step.tokens,
+                    "dollars": step.figures["cost/dollars"],
+                    "workers": step.num_workers,
+                },
+            )
+            for step in (steps if self.hours else steps[WARM_UP:])
+        )
+
+
+def polyrl(scale: Scale) -> Experiment:
+    """Segments of three models, and workers that stay."""
+    parts: list[Part] = []
+    for name in SHAPES:
+        model = name.upper()
+        parts.append(_segments(model, scale))
+        if model in STATIC:
+            parts.append(_static(model, scale))
+    return Experiment(
+        name="polyrl",
+        about="RLBoost: throughput and tokens a dollar over those of the trainer alone",
+        unit="times",
+        parts=tuple(parts),
+    )
+
+
+def _segments(model: str, scale: Scale) -> Part:
+    hours = scale.periods * PERIOD_HOURS
+    return Part(
+        name=f"polyrl/{model}",
+        cases={
+            segment: SpotCase(model=model, segment=segment, hours=hours, seed=scale.seed)
+            for segment in (ALONE, *SEGMENTS)
+        },
+        figures=partial(_of_segments, f"polyrl/{model}"),
+    )
+
+
+def _of_segments(name: str, played: Played) -> dict[str, float]:
+    alone = played[ALONE]
+    gains = {segment: _gains(alone, played[segment]) for segment in SEGMENTS}
+    found = {f"{name}/{figure}": fmean(gain[figure] for gain in gains.values()) for figure in OVER}
+    return found | dict(_each(name, gains))
+
+
+def _each(name: str, gains: dict[str, dict[str, float]]) -> Iterator[tuple[str, float]]:
+    for segment, gain in gains.items():
+        for figure, value in gain.items():
+            yield f"{name}/segment_{segment.lower()}/{figure}", value
+
+
+def _static(model: str, scale: Scale) -> Part:
+    return Part(
+        name=f"polyrl/{model}/static",
+        cases={
+            str(count): SpotCase(model=model, num_workers=count, seed=scale.seed)
+            for count in (0, *STATIC[model])
+        },
+        figures=partial(_of_counts, f"polyrl/{model}/static"),
+    )
+
+
+def _of_counts(name: str, played: Played) -> dict[str, float]:
+    return {
+        f"{name}/{count}/{figure}": gain
+        for count, steps in played.items()
+        if count != "0"
+        for figure, gain in _gains(played["0"], steps).items()
+    }
+
+
+def throughput(steps: Steps) -> float:
+    """Tokens a second."""
+    return total(steps, "tokens") / total(steps, "step_s")
+
+
+def tokens_per_dollar(steps: Steps) -> float:
+    return total(steps, "tokens") / total(steps, "dollars")
+
+
+OVER = {"throughput": throughput, "tokens_per_dollar": tokens_per_dollar}
+
+
+def _gains(alone: Steps, steps: Steps) -> dict[str, float]:
+    return {figure: of(steps) / of(alone) for figure, of in OVER.items()}

@@ -1,0 +1,49 @@
+"""Every experiment, in the order of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from flows.experiments.paper.experiment import Experiment, Scale
+from flows.experiments.paper.flash import roll_flash
+from flows.experiments.paper.polyrl import polyrl
+from flows.experiments.paper.rewards import figure_13
+from flows.experiments.paper.rollout_rounds import figure_6, figure_10, figure_11
+from flows.experiments.paper.whole_steps import (
+    figure_4,
+    figure_14,
+    over_rlhfuse,
+    table_1,
+    table_2,
+    table_3,
+    table_4,
+)
+
+EXPERIMENTS: Mapping[str, Callable[[Scale], Experiment]] = {
+    "table1": table_1,
+    "table2": table_2,
+    "rlhfuse": over_rlhfuse,
+    "fig4": figure_4,
+    "fig6": figure_6,
+    "fig10": figure_10,
+    "fig11": figure_11,
+    "fig13": figure_13,
+    "table3": table_3,
+    "table4": table_4,
+    "fig14": figure_14,
+    "flash": roll_flash,
+    "polyrl": polyrl,
+}
+
+
+def chosen(only: Sequence[str], scale: Scale) -> list[Experiment]:
+    """Experiments with the parts that are asked for, all without any. ValueError for a name that
+    chooses nothing."""
+    every = [make(scale) for make in EXPERIMENTS.values()]
+    for name in only:
+        if not any(experiment.only([name]).parts for experiment in every):
+            raise ValueError(
+                f"--only must name an experiment or a figure of one, got {name!r}; --list has them"
+            )
+    narrowed = (experiment.only(only) for experiment in every)
+    return [experiment for experiment in narrowed if experiment.parts]

@@ -1,0 +1,68 @@
+"""The systems that the RollPacker paper compares, as what each plays.
+
+    sync ─▶ tail ─▶ reward ─▶ planner ─▶ stream: all of RollPacker; overlap is the paper's RLHFuse
+
+Tail batching closes its short rounds by verdicts, so that from `tail` on they are reached while
+others are still generated: that is a part of `reward` in the paper's Table 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+ETA = 1.25  # the paper's, on prompts and on responses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Which parts are on."""
+
+    eta_p: float = 1.0  # prompts that a short round launches for one that it trains
+    eta_r: float = 1.0  # responses of each of them
+    scores_last: bool = False  # rewards begin when nothing generates any more
+    adapts_timeouts: bool = False  # else a program has 30 s
+    # the judge's layers: on devices of its own, or copied to the engines' devices, one after the
+    # other or while others compute
+    judge: Literal["resident", "copied", "pipelined"] = "resident"
+    plans_sizes: bool = False  # the parallelism planner
+    streams: bool = False  # the stream trainer
+
+    @property
+    def batches_tails(self) -> bool:
+        return self.eta_p > 1 or self.eta_r > 1
+
+    @property
+    def scheduling(self) -> dict[str, object]:
+        """As `scheduling` of a run's configuration."""
+        if not self.batches_tails:
+            timing = "after_rollout" if self.scores_last else "per_response"
+            return {"kind": "sync", "reward_timing": timing}
+        return {
+            "kind": "tail_batching",
+            "prompt_overprovision": self.eta_p,
+            "response_overprovision": self.eta_r,
+            "drain": False,
+        }
+
+    def num_steps(self, periods: int) -> int:
+        """Of so many periods: the short rounds whose leftovers fill a long one, and that one."""
+        period = 1 + round(1 / (self.eta_p - 1)) if self.eta_p > 1 else DEFAULT_PERIOD
+        return periods * period
+
+
+SYNC = Variant(scores_last=True)
+TAIL = Variant(eta_p=ETA, eta_r=ETA)
+REWARD = replace(TAIL, adapts_timeouts=True, judge="pipelined")
+PLANNER = replace(REWARD, plans_sizes=True)
+STREAM = replace(PLANNER, streams=True)
+OVERLAP = Variant(streams=True)
+DEFAULT_PERIOD = 5  # steps, where there is no long round; as many as of an eta of 1.25
+# table 2, each line with what the one before it has
+CUMULATIVE: Mapping[str, Variant] = {
+    "tail": TAIL,
+    "reward": REWARD,
+    "planner": PLANNER,
+    "stream": STREAM,
+}

@@ -1,0 +1,189 @@
+"""The papers' experiments: which figures there are, what is played for them, and what is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from artifacts.store import Store
+from flows.experiments.paper import command, registry
+from flows.experiments.paper.compared import lines_of, unit_of
+from flows.experiments.paper.experiment import Experiment, Observed, Part, Scale, is_chosen
+from flows.experiments.paper.playing import play_cases
+from flows.experiments.paper.published import PUBLISHED
+from flows.experiments.paper.registry import EXPERIMENTS, chosen
+from flows.experiments.paper.rollpacker_case import case_of
+from flows.experiments.paper.setups import BY_MODEL
+from flows.experiments.paper.variants import STREAM, SYNC, TAIL, Variant
+
+MODELS, CAPS, KINDS = ("7B", "14B", "32B"), ("8k", "16k", "32k"), ("short", "long")
+SCALE = Scale(periods=1)
+SMALL = replace(BY_MODEL["7B"], prompts=8, responses=2, num_devices=8, cap_tokens=512)
+
+
+def named(*words: Sequence[object]) -> set[str]:
+    return {"/".join(map(str, name)) for name in product(*words)}
+
+
+# figures that are asked for by name
+WANTED = (
+    named(["table2"], MODELS, ["tail", "reward", "planner", "stream"])
+    | named(["rlhfuse", "table4"], MODELS)
+    | named(["fig4"], KINDS, ["rollout_share", "reward_share", "train_share"])
+    | named(["fig6"], KINDS, ["tp1", "tp2"], ["preemptions", "rollout_s"])
+    | named(["fig10"], MODELS, [*KINDS, "sync"], ["rollout_s", "max_tokens"])
+    | named(["fig11"], CAPS, ["eta_p", "eta_r"], [1.125, 1.25, 1.5])
+    | named(["fig11"], CAPS, ["both/1.25", "sync/1.0"])
+    | named(["fig13"], ["judge", "timeout"], CAPS)
+    | {"table3/stream"}
+    | named(["fig14"], [16, 32, 64, 128])
+)
+
+
+def made_up(experiment: Experiment) -> dict[str, float]:
+    """Its figures, were all figures of all steps 1."""
+    names = (
+        "step_s rollout_s reward_s train_s relayout_s max_tokens preemptions freed left_share"
+        " tokens dollars"
+    )
+    figures = dict.fromkeys(names.split(), 1.0)
+    steps = tuple(Observed(kind=kind, figures=figures) for kind in ("short", "long", "sync"))
+    return experiment.figures(dict.fromkeys(experiment.cases, steps))
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, float]:
+    every = (made_up(make(SCALE)) for make in EXPERIMENTS.values())
+    return {name: value for found in every for name, value in found.items()}
+
+
+def test_every_figure_that_is_asked_for_is_there(figures: dict[str, float]) -> None:
+    assert not WANTED - set(figures)
+
+
+def test_every_published_figure_has_one_of_ours(figures: dict[str, float]) -> None:
+    assert not set(PUBLISHED) - set(figures)
+
+
+def test_figures_lie_below_their_parts() -> None:
+    for make in EXPERIMENTS.values():
+        experiment = make(SCALE)
+        for part in experiment.parts:
+            assert part.name.split("/")[0] == experiment.name
+            alone = made_up(replace(experiment, parts=(part,)))
+            assert all(is_chosen(name, [part.name]) for name in alone), part.name
+
+
+def test_equal_cases_of_several_experiments_are_one() -> None:
+    table, figure = EXPERIMENTS["table2"](SCALE), EXPERIMENTS["fig10"](SCALE)
+    assert set(figure.cases) <= set(table.cases)
+
+
+@pytest.mark.parametrize(
+    ("only", "parts"),
+    [
+        ("table3", ["table3/stream"]),
+        ("fig11/8k/both", ["fig11/8k/both/1.25"]),
+        ("fig10/7B/short/rollout_s", ["fig10/7B"]),
+    ],
+)
+def test_a_part_is_chosen_by_its_experiment_by_itself_and_by_a_figure(
+    only: str, parts: list[str]
+) -> None:
+    assert [part.name for one in chosen([only], SCALE) for part in one.parts] == parts
+
+
+def test_an_unknown_name_is_an_error() -> None:
+    with pytest.raises(ValueError, match="got 'fig1'"):
+        chosen(["fig1"], SCALE)
+
+
+@pytest.mark.parametrize("variant", [SYNC, TAIL, STREAM, Variant(eta_r=1.5)])
+def test_a_run_has_its_steps_and_is_the_same_again(variant: Variant) -> None:
+    case = replace(case_of(SMALL, variant, SCALE), num_steps=2)
+    steps = case.play()
+    assert case.play() == steps
+    assert len(steps) == 2
+    for step in steps:
+        assert 0 < step.figures["rollout_s"] + step.figures["train_s"] <= step.figures["step_s"]
+        assert 0 < step.figures["max_tokens"] <= SMALL.cap_tokens
+        assert bool(step.figures["freed"]) <= variant.streams
+
+
+def test_rewards_that_follow_the_rollout_are_no_part_of_it() -> None:
+    last, beside = (
+        replace(case_of(replace(SMALL, tasks=("code",)), variant, SCALE), num_steps=1).play()[0]
+        for variant in (SYNC, Variant())
+    )
+    assert last.figures["reward_s"] > beside.figures["reward_s"]
+
+
+@pytest.mark.parametrize(("eta", "steps"), [(1.0, 5), (1.125, 9), (1.25, 5), (1.5, 3)])
+def test_a_period_ends_with_its_long_round(eta: float, steps: int) -> None:
+    assert Variant(eta_p=eta, eta_r=1.25).num_steps(1) == steps
+
+
+def test_a_ratio_is_ours_over_the_published_one() -> None:
+    known, unknown = lines_of({"table2/7B/tail": 1.95, "table2/14B/tail": 2.0})
+    assert known.ratio == pytest.approx(1.5)
+    assert known.cells[1:4] == ("1.95", "1.3", "1.50")
+    assert unknown.ratio is None
+
+
+def test_units_follow_from_names() -> None:
+    names = ("fig10/7B/short/rollout_s", "fig10/7B/short/max_tokens", "table3/stream")
+    assert [unit_of(name, "times") for name in names] == ["seconds", "tokens", "times"]
+
+
+@dataclass(frozen=True)
+class CountedCase:
+    """Takes no time."""
+
+    value: float
+    label: str = "counted"
+    weight: float = 1.0
+
+    def play(self) -> tuple[Observed, ...]:
+        return (Observed(kind="run", figures={"value": self.value}),)
+
+
+def counted(scale: Scale) -> Experiment:
+    part = Part(
+        name="counted/seed",
+        cases={"run": CountedCase(scale.seed)},
+        figures=lambda played: {"counted/seed": played["run"][0].figures["value"]},
+    )
+    return Experiment(name="counted", about="The seed", unit="times", parts=(part,))
+
+
+def test_cases_are_played_once() -> None:
+    told: list[str] = []
+    cases = [CountedCase(1.0), CountedCase(2.0), CountedCase(1.0)]
+    assert set(play_cases(cases, 1, told.append)) == set(cases)
+    assert len(told) == 2
+
+
+def test_the_command_writes_figures_steps_and_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "EXPERIMENTS", {"counted": counted})
+    words = ["--seed", "3", "--no-mlflow", "--artifact-root", str(tmp_path)]
+    assert command.main([*words, "--json", str(tmp_path / "ours.json")]) == 0
+    assert json.loads((tmp_path / "ours.json").read_text()) == {"counted/seed": 3.0}
+    store = Store.open(str(tmp_path)).child("paper/counted")
+    assert store.read("figures.png").startswith(b"\x89PNG")
+    rows = pq.read_table(tmp_path / "paper/counted/steps.parquet").to_pylist()
+    assert [(row["case"], row["figure"], row["value"]) for row in rows] == [("run", "value", 3.0)]
+    kept = pq.read_table(tmp_path / "paper/counted/figures.parquet").to_pylist()
+    assert kept[0]["ours"] == 3.0
+
+
+def test_what_is_asked_wrongly_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--only", "fig99", "--no-mlflow"]) == 2
+    assert "--only must name" in capsys.readouterr().err
