@@ -1,0 +1,1 @@
+"""A trainer with preemptible workers, on simulated devices."""

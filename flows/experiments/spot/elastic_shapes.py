@@ -1,0 +1,83 @@
+"""What a model of the RLBoost paper takes on the hardware of its artifact, by arithmetic.
+
+Trainer: 8 H100, four engines of two GPUs, which train, too. A worker: 2 H100. A step: 128 prompts x
+8 responses of at most 14,336 tokens. Speeds follow from data sheets and three efficiencies that
+were fixed before the first run; none is fitted to a published throughput.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.replica import SimulatedEngineConfig
+
+BYTES_PER_S = 3.35e12  # memory of an H100
+FLOPS = 989e12  # of an H100, dense bf16
+GPU_BYTES = 80e9
+READS = 0.6  # of the bandwidth that decoding reaches
+PREFILLS = 0.4  # of the FLOPs that prefilling reaches
+TRAINS = 0.35  # of the FLOPs that training reaches
+OVERHEAD_S = 0.003  # of a decode step: launches, sampling, the exchange between two GPUs
+CONTEXT_TOKENS = 2500  # that a decoded sequence has in the cache, on average
+CACHE_SHARE = 0.6  # of the memory that engine weights and cache may take (the artifact's)
+# forward and backward 6, forward again for the checkpoints 2, log-probabilities under the old
+# policy 2 and under the reference 2: times the parameters, a token
+FLOPS_PER_PARAMETER = 12
+LINK_BYTES_PER_S = 50e9 / 8 * 0.7  # of a worker: 50 Gbit/s, of which 70 % are reached
+LENGTHS = LengthModel(median_tokens=3000, sigma=0.8)  # of responses before the bound cuts them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A model on engines of two GPUs each, a learner rank beside each of the trainer's."""
+
+    parameters: float
+    cache_bytes: float  # of a token: layers x key-value heads x head size x 2 x 2 bytes
+    num_own: int = 4  # engines of the trainer
+    gpus: int = 2  # of an engine, of a rank and of a worker
+    num_prompts: int = 128
+    responses_per_prompt: int = 8
+    longest_tokens: int = 14_336
+    prompt_tokens: int = 200
+    lengths: LengthModel = LENGTHS
+    update_s: float = 5.0  # the optimizer step, whose states lie in the hosts' memory
+    publish_s: float = 3.0  # the trainer's own engines take the weights over
+    build_s: float = 90.0  # from the start of a worker to an engine without weights
+    load_s: float = 3.0  # weights from a worker's memory into its engine
+
+    @property
+    def weight_bytes(self) -> float:
+        return 2 * self.parameters
+
+    @property
+    def transfer_s(self) -> float:
+        """From a publication until a worker has the weights."""
+        return self.weight_bytes / LINK_BYTES_PER_S + self.load_s
+
+    @property
+    def train_s_per_token(self) -> float:
+        """Seconds that a learner rank takes for a token."""
+        return FLOPS_PER_PARAMETER * self.parameters / (self.gpus * FLOPS * TRAINS)
+
+    def engine(self, seed: int) -> SimulatedEngineConfig:
+        reads = self.gpus * BYTES_PER_S * READS
+        compute_s = 2 * self.parameters / (self.gpus * FLOPS * PREFILLS)
+        room = self.gpus * GPU_BYTES * CACHE_SHARE - self.weight_bytes
+        return SimulatedEngineConfig(
+            step_s=self.weight_bytes / reads + OVERHEAD_S,
+            step_s_per_sequence=self.cache_bytes * CONTEXT_TOKENS / reads + compute_s,
+            prefill_s_per_token=compute_s,
+            kv_capacity_tokens=int(room / self.cache_bytes),
+            max_batch=256,
+            lengths=self.lengths.model_copy(update={"seed": seed}),
+        )
+
+
+SHAPES: Mapping[str, Shape] = {
+    "8b": Shape(parameters=8.19e9, cache_bytes=36 * 8 * 128 * 4),
+    "14b": Shape(parameters=14.77e9, cache_bytes=40 * 8 * 128 * 4),
+    # two trainer nodes, as the paper has them
+    "32b": Shape(parameters=32.76e9, cache_bytes=64 * 8 * 128 * 4, num_own=8),
+}

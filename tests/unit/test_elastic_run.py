@@ -1,0 +1,76 @@
+"""Simulated runs with spot workers: whole steps, the same each time, every second paid for once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from artifacts.reports.holding import Window, held_seconds
+from flows.experiments.spot.elastic_run import ElasticRun, play
+from flows.experiments.spot.elastic_shapes import Shape
+from flows.experiments.spot.spot_traces import SEGMENTS, Change, mean_workers, read_trace, steady
+from tasks.engines.simulation.lengths import LengthModel
+
+SMALL = Shape(
+    parameters=1e9,
+    cache_bytes=50_000,
+    num_own=2,
+    num_prompts=8,
+    responses_per_prompt=4,
+    longest_tokens=2000,
+    lengths=LengthModel(median_tokens=300, sigma=0.8),
+    update_s=0.5,
+    publish_s=0.2,
+    build_s=2.0,
+    load_s=0.1,
+)
+RUN = ElasticRun(shape=SMALL, num_steps=3)
+
+
+def test_workers_that_come_and_go_cost_no_group_and_no_second_twice() -> None:
+    changes = (
+        Change(time_s=1.0, change=2),
+        Change(time_s=6.0, change=-1),
+        Change(time_s=9.0, change=-1),
+        Change(time_s=12.0, change=1),
+    )
+    run = replace(RUN, trace=changes, num_steps=4, notice_s=0.5)
+    played = play(run)
+    assert len(played.steps) == 4  # a step that lacked a group would not have ended
+    assert played == play(run)
+    first, last = played.steps[0].start_s, played.steps[-1].end_s
+    whole = held_seconds(played.held, Window(start_s=first, end_s=last))
+    paid_s = sum(step.figures.get("cost/spot_worker_s", 0.0) for step in played.steps)
+    assert paid_s == pytest.approx(whole["spot"])
+
+
+def test_without_workers_seeding_is_the_trainer_alone() -> None:
+    plain, seeded = play(RUN), play(replace(RUN, seeds=False))
+    assert plain.steps == seeded.steps
+    assert plain.workers(SMALL.gpus) == 0
+
+
+def test_windows_that_were_found_are_taken_up_by_the_next_run() -> None:
+    found = play(replace(RUN, trace=steady(1))).windows_s
+    again = play(replace(RUN, trace=steady(1), num_steps=1, windows_s={1: 0.25}))
+    assert set(found) == {1}
+    assert again.steps[0].times.window_s < play(RUN).steps[0].times.window_s
+
+
+def test_a_trace_is_read_from_a_file_and_a_wrong_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "spot.csv"
+    path.write_text("time_s,change\n60,-1\n0,+2\n")
+    assert read_trace(path) == (Change(time_s=0.0, change=2), Change(time_s=60.0, change=-1))
+    path.write_text("time_s,change\n0,+1\nsoon,+1\n")
+    with pytest.raises(ValueError, match="line 3 of"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(("name", "usual"), [("A", 5.3), ("B", 2.25), ("C", 3.75)])
+def test_a_drawn_segment_offers_what_its_market_says(name: str, usual: float) -> None:
+    hours = 200 * 3600.0
+    trace = SEGMENTS[name].trace(0, hours)
+    assert trace == SEGMENTS[name].trace(0, hours)
+    assert mean_workers(trace, hours) == pytest.approx(usual, rel=0.1)
