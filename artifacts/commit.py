@@ -42,6 +42,7 @@ class StepCommit:
     checkpoint: str | None  # store path of the checkpoint of this step, if one was made
     # state of the parallelism planner; empty when it is off
     planner: Json = field(default_factory=dict)
+    seeding: Json = field(default_factory=dict)  # where that stands; empty when it is off
     # what the step's executions tell, see `adaptive_timeout`
     timeouts: Mapping[str, Sequence[float]] = field(default_factory=dict)
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record

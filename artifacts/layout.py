@@ -9,13 +9,14 @@ that spells them.
     moments/00007.json          mean and deviation of a step's rewards, where later ones need them
     journal/step=00007/         parts appended while the step runs; gone once it is finalised
     turns/7001/                 turns of episodes while they are played, by the attempt at the round
+    tokens/7001/                tokens of responses while they are generated, likewise
     responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
     judgements/step=00007/      what judges said, a part per attempt: no question is asked twice
     evaluation/                 responses, rounds and journal of evaluations, by the step before
     checkpoints/00007/          learner state, complete or absent
     log/                        what its processes wrote: flow.log, and one per worker
     status.json                 whether the run goes on, renewed while it does; how it ended
-    report/                     index.html, plots, summary, and the run in figures
+    report/                     index.html, plots, summary, guests, and the run in figures
     model/                      the trained model as a Hugging Face directory, once the run is over
 
 The `step=` directories are Hive partitions: every reader gets `step` as a column from the path, so
@@ -33,6 +34,7 @@ STATUS = "status.json"
 STEPS = "steps"
 JOURNAL = "journal"
 TURNS = "turns"
+TOKENS = "tokens"
 PLANS = "plans"
 ROUNDS = "rounds"
 SPLITS = "splits"
@@ -45,6 +47,8 @@ LOGS = "log"
 PAGE = "index.html"  # in the report: all of it on one page
 DASK_PAGE = "dask.html"  # in the report of a local root: what the workers did
 HOSTS = "hosts.json"  # in the report: the states of environment hosts when they were last told
+KNOCKS = "knocks.json"  # in the report: who asked for weights without a right
+MEMBERS = "members.json"  # in the report: engines that the run did not start, as last told
 FIGURES = "figures.json"  # in the report: what a list of runs tells of each
 MODEL = "model"
 ASIDE_PREFIX = ".tmp-"  # pyarrow and DuckDB globs skip such names

@@ -117,6 +117,7 @@ class Request:
     kept_logprobs: tuple[float, ...] = ()  # their behaviour log-probabilities
     kept_versions: tuple[VersionSpan, ...] = ()  # the weight versions that sampled them
     attempt: int = 0  # which attempt at which round asks; its response says the same
+    oldest_version: int = 0  # of the weights that may generate it
     environment: str = ""  # the domain whose environment answers; empty for a single turn
     episode_seed: int = 0  # of the environment's reset
     kept_episode: Episode | None = None  # what the kept tokens of an episode consist of

@@ -21,6 +21,7 @@ from flows.place import Place
 from flows.recovery import RECOVERABLE, recover
 from flows.reporter import RunReporter
 from flows.run import OpenRun
+from flows.seeding_windows import SeedingWindows
 from flows.steps import Planned, Played
 from tasks.durable import save_checkpoint
 from tasks.fleet import Fleet
@@ -59,6 +60,7 @@ class RunCourse:
         self._evaluation_flow = evaluation_flow
         self._reporter = reporter
         self._overlaps = run.config.scheduling.algebra(run.config.batch).overlaps
+        self._windows = SeedingWindows(run)
         self._relayout: tuple[Span, ...] = ()  # what bringing the engines into the layout cost
 
     def plan(self, state: QueueState, step: int, weights: WeightsRef) -> Planned | None:
@@ -94,7 +96,10 @@ class RunCourse:
         """The step's flow, and its checkpoint if one is due."""
         relayout = self._relayout
         shared = place if plan.overlaps else None
-        report = await self._step_flow(replace(plan, run=self._fleet.run), shared)
+        window = self._windows.plan(self._fleet.members())
+        placed = replace(plan, run=self._fleet.run, window=window)
+        report = await self._step_flow(placed, shared)
+        await self._fleet.published(report.published, plan.round.at_update)
         return with_relayout(report, relayout), await self._checkpoint(plan.step)
 
     async def _checkpoint(self, step: int) -> str | None:
@@ -113,6 +118,7 @@ class RunCourse:
         """
         run, reporter = self._run, self._reporter
         record = reporter.commit_record(report, state, self._layouts.observe(report), checkpoint)
+        record = self._windows.enter(record, report, self._fleet.members())
         commit_step(run.store, record)
         Checkpoints(run.store, run.config.keep.checkpoints).prune(report.plan.step)
         await reporter.tell_step(report, record)

@@ -19,21 +19,12 @@ from tasks.cluster.devices import device_map, engine_members
 from tasks.engines.model_files import read_head_counts
 from tasks.fleet import Fleet
 from tasks.report import StepReport
-from tasks.scheduling.parallelism import (
-    LayoutState,
-    PlannerState,
-    RoundReading,
-    observe,
-    possible_sizes,
-)
-from tasks.scheduling.throughput import Demand, ThroughputProfile, best_size, not_slower
+from tasks.scheduling.layout_planner import LayoutPlanner, expected_demand, seen_demand
+from tasks.scheduling.parallelism import PlannerState, RoundReading, possible_sizes
+from tasks.scheduling.throughput import Demand, ThroughputProfile
 from tasks.train import publish
 
 logger = logging.getLogger(__name__)
-
-# tokens that a response may have over those it has on average: 16 in the paper's tasks, 7 to 14 in
-# tiny-mix
-BOUND_PER_MEAN = 8
 
 
 class EngineLayouts:
@@ -42,9 +33,12 @@ class EngineLayouts:
     def __init__(self, run: OpenRun) -> None:
         """Raises ValueError when the profile is unreadable or the configured size cannot be."""
         self._config = run.config
-        self._profile = read_profile(run.config.planner.profile)
-        self._sizes = sizes_of(run.config, run.context.model_path)
-        self._num_devices = len(device_map(run.config.cluster)["rollout"])
+        self._planner = LayoutPlanner(
+            sizes=sizes_of(run.config, run.context.model_path),
+            num_devices=len(device_map(run.config.cluster)["rollout"]),
+            first_size=run.config.engine.tensor_parallel_size,
+            profile=read_profile(run.config.planner.profile),
+        )
         self.state = (
             PlannerState.from_json(run.commits[-1].planner) if run.commits else PlannerState()
         )
@@ -54,8 +48,7 @@ class EngineLayouts:
         nothing changed."""
         if not self._config.planner.enabled or not layout:
             return ()
-        if layout not in self.state.layouts:
-            self.state = self.state.having(layout, LayoutState(size=self._first_size(layout)))
+        self.state = self._planner.begun(self.state, layout, demand_of(self._config, layout))
         size = self.state.layouts[layout].size
         members = engine_members(self._config.cluster, size)
         if members == fleet.run.members:
@@ -83,33 +76,15 @@ class EngineLayouts:
                 num_preemptions=rollout.num_preemptions,
                 kv_usage_max=rollout.kv_usage_max,
             )
-            sizes = self._sizes_for(self.state.layouts[layout].size, report)
-            self.state = observe(
-                self.state, reading, sizes, self._profile.kv_tokens if self._profile else {}
-            )
+            self.state = self._planner.after(self.state, reading, self._demand(report))
         return self.state
 
-    def _sizes_for(self, now: int, report: StepReport) -> tuple[int, ...]:
-        """The possible sizes; with a profile, without those that would be slower for a round such
-        as this one was."""
-        if self._profile is None:
-            return self._sizes
-        num_responses = len(report.plan.round.prompts) * report.plan.round.launch_per_prompt
-        mean = max(1, sum(report.rollout.tokens.values()) // num_responses)
-        demand = Demand(
-            num_responses=num_responses,
-            prompt_tokens=_prompt_tokens(self._config),
-            response_tokens=mean,
-        )
-        return not_slower(self._profile, self._sizes, now, self._num_devices, demand)
-
-    def _first_size(self, layout: str) -> int:
-        """The tensor-parallel size of a layout's first engines, by the profile if there is one."""
-        if self._profile is None:
-            return self._config.engine.tensor_parallel_size
-        return best_size(
-            self._profile, self._sizes, self._num_devices, demand_of(self._config, layout)
-        )
+    def _demand(self, report: StepReport) -> Demand:
+        """What the round of a step asked of the engines."""
+        planned = report.plan.round
+        num_responses = len(planned.prompts) * planned.launch_per_prompt
+        num_tokens = sum(report.rollout.tokens.values())
+        return seen_demand(num_responses, _prompt_tokens(self._config), num_tokens)
 
 
 def read_profile(path: str) -> ThroughputProfile | None:
@@ -149,12 +124,7 @@ def demand_of(config: RunConfig, layout: str) -> Demand:
     """What a round of this layout asks of the engines, before anything is known of its
     responses."""
     shape = config.scheduling.algebra(config.batch).shape_of(layout)
-    mean = max(1, config.sampling.max_response_tokens // BOUND_PER_MEAN)
-    return Demand(
-        num_responses=shape.launch_responses,
-        prompt_tokens=_prompt_tokens(config),
-        response_tokens=mean,
-    )
+    return expected_demand(shape, _prompt_tokens(config), config.sampling.max_response_tokens)
 
 
 def _prompt_tokens(config: RunConfig) -> int:

@@ -20,7 +20,7 @@ from artifacts.judgements import kept_judgements
 from artifacts.records import WeightsRef
 from flows.rl_step import SLOT, all_results, result_of
 from flows.run import OpenRun
-from tasks.begun_episodes import drop_begun
+from tasks.begun_responses import drop_begun
 from tasks.plan import StepPlan, journal_of, store_of
 from tasks.prompts import heldout_refs
 from tasks.reward import score_responses

@@ -66,6 +66,7 @@ async def recover(run: OpenRun, fleet: Fleet, committed: int) -> WeightsRef:
 async def restore(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
     """Bring learners and engines to this step; the weights they hold then, which are a later step's
     if that was updated."""
-    return (
-        await restore_policy(fleet.run, step, run.config.keep.checkpoints, run.weights_of(step))
-    ).weights
+    kept, committed = run.config.keep.checkpoints, run.weights_of(step)
+    report = await restore_policy(fleet.run, step, kept, committed)
+    await fleet.published(report)
+    return report.weights

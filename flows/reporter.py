@@ -33,6 +33,8 @@ from artifacts.reports.host_states import (
     hosts_told,
     keep_hosts,
 )
+from artifacts.reports.members import member_rows, members_told
+from artifacts.reports.seeding_told import seeding_told
 from artifacts.reports.summary import RunSummary, headline, markdown, rich_summary
 from artifacts.tables import ResponseRow, spans_to_parquet
 from flows.evaluate import EvaluationReport
@@ -42,8 +44,9 @@ from flows.report_folder import ReportFolder
 from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.alarm import alarms_of
-from tasks.begun_episodes import drop_begun
+from tasks.begun_responses import drop_begun
 from tasks.environments.hosts.bulletin import told_states
+from tasks.guest_book import GuestBook
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.progress import artifact_key, progress_key
 from tasks.report import StepReport, stage_times
@@ -52,6 +55,7 @@ from tasks.rewards.registry import timeouts_of
 from tasks.rounds.filling import Filling
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
+from tasks.step_cost import cost_metrics
 from tasks.step_metrics import episode_metrics, running_totals, step_metrics
 from tasks.trained_lengths import lengths_so_far
 
@@ -70,8 +74,10 @@ ALARM_TAG = "rollflow.alarm"  # MLflow's tag of a run that raised one
 class RunReporter:
     """Tells of one run; `async with` shows it in the terminal meanwhile."""
 
-    def __init__(self, run: OpenRun) -> None:
+    def __init__(self, run: OpenRun, guests: GuestBook) -> None:
+        self._began_s = time.time()  # this attempt at the run
         self._run = run
+        self._guests = guests
         self._journal = Journal(run.store)
         self._folder = ReportFolder(run)
         self._evaluations: dict[int, EvaluationReport] = {}
@@ -80,7 +86,7 @@ class RunReporter:
         self._key = artifact_key(run.context.run_id)
         self._client = get_client()
         self._view = TerminalView(
-            run.context.run_id, run.config.num_steps, self._progress, self._hosts_told
+            run.context.run_id, run.config.num_steps, self._progress, self._others_told
         )
 
     async def __aenter__(self) -> Self:
@@ -129,6 +135,14 @@ class RunReporter:
         """The run's totals up to the last committed step."""
         return self._commits[-1].counters if self._commits else {}
 
+    @property
+    def _paid_until_s(self) -> float:
+        """Until when steps have paid, Unix seconds: the end of the last one, or the beginning of
+        this attempt at the run if that is later; 0 before the first."""
+        if not self._commits:
+            return 0.0
+        return max(self._commits[-1].timings["finished_s"], self._began_s)
+
     def tell_evaluation(self, step: int, report: EvaluationReport) -> None:
         """Log the held-out scores after a step, and say them."""
         self._evaluations[step] = report
@@ -148,7 +162,13 @@ class RunReporter:
         """The step as it is committed."""
         rows = self._journal.read(report.plan.step)
         groups = tuple(self._journal.read_groups(report.plan.step, rows))
-        metrics = step_metrics(report, state, groups) | episode_metrics(report.rollout, rows)
+        metrics = (
+            step_metrics(report, state, groups)
+            | episode_metrics(report.rollout, rows)
+            | cost_metrics(report, self._paid_until_s, self._guests.guests)
+        )
+        if self._run.context.guests.enabled:
+            metrics |= self._guests.enter(rows)
         totals = running_totals(self._counters, metrics, state)
         return StepCommit(
             step=report.plan.step,
@@ -193,6 +213,7 @@ class RunReporter:
         write_figures(self._run.store, self._figures_now())
         self._show(commit)
         await self._tell_hosts()
+        await self._tell_guests()
         if commit.checkpoint is not None:
             self._run.tracker.log_metrics(commit.step, self._figures_now().columns)
             await self._folder.redraw(tuple(self._commits), dict(self._evaluations))
@@ -229,8 +250,25 @@ class RunReporter:
         context = self._run.context
         return told_states(self._client, context.run_id, context.host_pools)
 
-    def _hosts_told(self) -> str:
-        return hosts_told(self._pools())
+    def _others_told(self) -> str:
+        """Environment hosts, guests, and the last step's seeding window, a line for each where
+        there are any."""
+        guests = members_told(self._guests.members)
+        told = (hosts_told(self._pools()), guests, seeding_told(self.figures))
+        return "\n".join(filter(None, told))
+
+    async def _tell_guests(self) -> None:
+        """Who generates that the run did not start: kept for the page, and as a table in
+        Prefect."""
+        await asyncio.to_thread(self._guests.keep)
+        members = self._guests.members
+        if not members:
+            return
+        await acreate_table_artifact(
+            table=member_rows(members, time.time()),
+            key=f"guests-{self._key}",
+            description=f"Guests of {self._run.context.run_id}. {seeding_told(self.figures)}",
+        )
 
     def _warn(self, commit: StepCommit) -> None:
         """Tell the alarms that the step raised: on the terminal, in the log, and as a tag that has
@@ -264,6 +302,7 @@ class RunReporter:
         terminal. `model`: where it was exported."""
         commits = read_commits(self._run.store)
         await self._tell_hosts()
+        await self._tell_guests()
         answers = await asyncio.to_thread(read_answers, self._run.store, self._evaluations)
         summary = await self._folder.finish(commits, self._evaluations, answers, model)
         text = markdown(summary)

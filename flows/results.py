@@ -22,7 +22,10 @@ from artifacts.reports.episode_figures import TURNS
 from artifacts.reports.episode_plot import episodes_by_step
 from artifacts.reports.host_states import read_hosts
 from artifacts.reports.interruptions import interruptions
+from artifacts.reports.knocks import knocks_told, read_knocks
+from artifacts.reports.members import member_rows, read_members
 from artifacts.reports.page import Picture, RunPage, Setting, StepLine, render
+from artifacts.reports.run_cost import run_cost
 from artifacts.reports.staleness_plot import LAG, staleness
 from artifacts.reports.summary import (
     RunSummary,
@@ -78,6 +81,7 @@ class RunResults:
             ledger_tokens=_ledger(commits, evaluations),
             links=links,
             warnings=self.warnings(commits),
+            cost=run_cost([commit.metrics for commit in commits], self._run.config.prices),
         )
 
     def warnings(self, commits: Sequence[StepCommit]) -> tuple[str, ...]:
@@ -106,12 +110,13 @@ class RunResults:
             pictures["staleness"] = staleness(told)
         if any(TURNS in figures for _, figures in told):
             pictures["episodes"] = episodes_by_step(told)
-        devices = sorted({*self._run.context.devices.values()})
         for kind in dict.fromkeys(commit.kind for commit in commits):
             typical = typical_step(commits, kind)
+            spans = self._journal.read_spans(typical.step)
+            of_guests = {span.device for span in spans}
             pictures[f"{TIMELINE}{kind}"] = plots.device_gantt(
-                self._journal.read_spans(typical.step),
-                devices,
+                spans,
+                sorted({*self._run.context.devices.values()} | of_guests),
                 f"Step {typical.step}, a {kind} round",
             )
         return pictures
@@ -146,6 +151,8 @@ class RunResults:
             changes=read_manifest(self._run.store).changes,
             episodes=answers.episodes,
             hosts=read_hosts(self._run.store),
+            members=member_rows(read_members(self._run.store), datetime.now(UTC).timestamp()),
+            knocks=knocks_told(read_knocks(self._run.store)),
             questions=answers.shown,
             num_questions=len(answers.questions),
             steps_asked=(min(evaluations), max(evaluations)),

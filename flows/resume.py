@@ -22,10 +22,13 @@ CHANGEABLE = (  # fields, or groups of fields, that may stand in a run's way
     "sampling.max_response_tokens", "evaluation.every_steps", "learner.max_nonfinite_steps",
     "engine.max_model_len", "engine.max_num_seqs", "engine.max_batched_tokens",
     "engine.kv_cache_gb", "engine.gpu_memory_utilization", "engine.enforce_eager",
+    "engine.report_tokens",
     "engine.start_deadline_s", "engine.call_deadline_s", "engine.load_deadline_s",
-    "cluster.scheduler_address", "cluster.dashboard_port", "cluster.start_deadline_s",
+    "cluster.scheduler_address", "cluster.scheduler_host", "cluster.scheduler_port",
+    "cluster.dashboard_port", "cluster.start_deadline_s",
     "cluster.coordinator_slots",
-    "planner", "stream_trainer", "gate", "deadlines", "keep",
+    "planner", "stream_trainer", "seeding", "balancing", "gate", "guests", "deadlines", "keep",
+    "prices",
 )  # fmt: skip
 # they say which run is meant, and change nothing in it
 OF_THE_ATTEMPT = ("preset", "run_name", "resume")

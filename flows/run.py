@@ -22,6 +22,7 @@ from artifacts.records import WeightsRef
 from artifacts.reports.tracking import RunTracker
 from artifacts.status import pulse
 from artifacts.store import Store
+from flows.config.guest_rules import weight_server_of
 from flows.config.pinning import pinned
 from flows.config.run_config import RunConfig
 from flows.output import say
@@ -29,6 +30,7 @@ from flows.resume import resumed_config
 from flows.run_record import links_of, record_beginning
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.fitting import Examination, check_prompts
+from tasks.guest_admission import check_token
 from tasks.learner.architecture import check_architecture
 from tasks.learner.models import resolve_model
 from tasks.plan import EVALUATION
@@ -158,6 +160,8 @@ def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
 
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     build_rewards(config.rewards).close()
+    weight_server = weight_server_of(config.guests, config.cluster)
+    check_token(config.guests, weight_server)
     specs = worker_specs(config.cluster)
     members = engine_members(config.cluster, config.engine.tensor_parallel_size)
     cache = Path(config.keep.model_cache)
@@ -179,7 +183,11 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         sampling=config.sampling,
         learner=config.learner,
         stream_trainer=config.stream_trainer,
+        balancing=config.balancing,
         gate=config.gate,
+        guests=config.guests,
+        prices=config.prices,
+        weight_server=weight_server,
         deadlines=config.deadlines,
         engines=tuple(members),
         members=members,

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -129,27 +129,32 @@ class Steps:
 
     async def play(self) -> bool:
         """Play and commit steps up to the next barrier; whether there were any."""
-        num_failures, first = 0, self.step
-        must_recover = False
-        while True:
-            committed = self.step
-            try:
-                if must_recover:
-                    self.weights = await self._course.recover(self.step, self.weights)
-                must_recover = False
-                await self._play_on()
-                return self.step > first
-            except BaseException as error:
-                cause = await self._give_up(error)
-                num_failures = 1 + (num_failures if self.step == committed else 0)
-                logger.warning("step=%d attempt=%d reason=%s", self.step + 1, num_failures, cause)
-                is_recoverable = isinstance(cause, self._course.recoverable)
-                must_recover = is_recoverable and num_failures <= self._course.max_recoveries
-                if must_recover:
-                    continue
-                if cause is error:
-                    raise
-                raise cause from error
+        first, num_failures = self.step, Counter[int]()  # failures by the last step committed
+        play_on = self._play_on
+        while (failure := await self._failure(play_on())) is not None:
+            num_failures[self.step] += 1
+            attempt = num_failures[self.step]
+            logger.warning("step=%d attempt=%d reason=%s", self.step + 1, attempt, failure)
+            is_recoverable = isinstance(failure, self._course.recoverable)
+            if not is_recoverable or attempt > self._course.max_recoveries:
+                raise failure
+            play_on = self._recover_and_play_on
+        return self.step > first
+
+    async def _failure(self, playing: Awaitable[None]) -> BaseException | None:
+        """Wait for this; what made it fail, when all that was under way is ended."""
+        try:
+            await playing
+        except BaseException as error:
+            failure = await self._give_up(error)
+            if failure is not error:
+                failure.__cause__ = error
+            return failure
+        return None
+
+    async def _recover_and_play_on(self) -> None:
+        self.weights = await self._course.recover(self.step, self.weights)
+        await self._play_on()
 
     async def _play_on(self) -> None:
         while True:

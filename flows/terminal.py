@@ -60,7 +60,7 @@ class TerminalView:
         read_progress: Callable[[], Sequence[Filling]],
         read_hosts: Callable[[], str] = str,
     ) -> None:
-        """read_hosts: the states of environment hosts in a line, empty without any."""
+        """read_hosts: the states of environment hosts and guests, a line each, empty without."""
         self._run_id = run_id
         self._num_steps = num_steps
         self._read_progress = read_progress

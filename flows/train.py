@@ -42,6 +42,7 @@ from tasks.cluster.ownership import take_cluster, telling_of_its_loss
 from tasks.durable import export_model
 from tasks.engines.loading import load_all
 from tasks.fleet import Fleet
+from tasks.guest_admission import worker_line
 from tasks.remotes import engines_of
 from tasks.sample_stream import round_key
 
@@ -72,6 +73,8 @@ async def train(config: RunConfig) -> RunSummary:
         workers = [spec.name for spec in specs]
         await take_cluster(client, run.context.run_id, workers, start_s)
         fleet = stack.enter_context(Fleet(client, run.context, specs))
+        if run.context.guests.enabled:
+            say(f"guests: {worker_line(client.scheduler.address, run.context.guests)}")
         try:
             return await train_steps(
                 run, fleet, layouts, DaskTaskRunner(address=client.scheduler.address)
@@ -88,7 +91,7 @@ async def train_steps(
     evaluation_flow = evaluate.with_options(task_runner=task_runner)
     step = len(run.commits)
     weights = await start_at(run, fleet, step)
-    async with RunReporter(run) as reporter:
+    async with RunReporter(run, fleet.book) as reporter:
         for past in evaluations_until(run, step):
             scores = await evaluate_after(evaluation_flow, run, fleet, past, weights)
             reporter.tell_evaluation(past, scores)

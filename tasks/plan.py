@@ -11,6 +11,7 @@ from artifacts.store import Store
 from tasks.rounds.records import InFlight
 from tasks.run_context import RunContext
 from tasks.scheduling.events import RoundPlan, RoundScheduler
+from tasks.scheduling.seeding import PlannedWindow
 from tasks.scheduling.wait_for_all import WaitForAll
 
 EVALUATION = layout.EVALUATION
@@ -26,6 +27,7 @@ class StepPlan:
     attempt: int  # 1, and one more after each recovery
     adopted: tuple[InFlight, ...] = ()  # what the round before left on the engines
     leaves_running: bool = False  # whether what the round carries may run on when it is over
+    window: PlannedWindow | None = None  # in which the run's own engines generate; None for all
 
     @property
     def step(self) -> int:

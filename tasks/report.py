@@ -8,7 +8,7 @@ from functools import reduce
 from operator import add
 
 from artifacts.records import Fate, Span
-from artifacts.reports.timeline import length, orchestration_s, stage_s, within
+from artifacts.reports.timeline import attributed_s, length, stage_s, within
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
 from tasks.plan import StepPlan
@@ -75,16 +75,8 @@ class StepReport:
 def stage_times(report: StepReport) -> dict[str, float]:
     """Seconds of the step by stage; a moment in which two stages work counts for the earlier one,
     so that the stages sum to the step."""
-    spans = [span for span in report.spans if span.end_s > span.start_s]
-    times: dict[str, float] = {}
-    seen: list[Span] = []
-    covered = 0.0
-    for stage in STAGES[:-1]:
-        seen += [span for span in spans if span.kind == stage]
-        total = report.duration_s - orchestration_s(seen, *report.window)
-        times[stage] = total - covered
-        covered = total
-    return times | {"orchestration": report.duration_s - covered}
+    times, rest_s = attributed_s(report.spans, STAGES[:-1], *report.window)
+    return times | {STAGES[-1]: rest_s}
 
 
 def reward_exposed_s(report: StepReport) -> float:

@@ -10,6 +10,7 @@ training.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from prefect.cache_policies import NO_CACHE
 
 from artifacts.records import Group, Prompt, prompt_of
 from artifacts.tables import ResponseRow
-from tasks.begun_episodes import begun_episodes
+from tasks.begun_responses import begun_responses, written_tokens
 from tasks.cluster.actors import ActorLost
 from tasks.engines.askers import Asker
 from tasks.engines.base import EngineLost, EngineStats
@@ -28,6 +29,7 @@ from tasks.plan import StepPlan, journal_of, store_of
 from tasks.progress import RoundProgress, shown_progress
 from tasks.prompts import is_heldout, prompts_of
 from tasks.remotes import engines_of, rest_engines
+from tasks.round_seeding import device_groups_of, with_record, with_window
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundInputs, RoundResult
 from tasks.rounds.report import (
@@ -46,10 +48,15 @@ from tasks.sample_stream import (
     aborting,
     round_key,
 )
-from tasks.scheduling.device_groups import separable_groups
-from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
+from tasks.scheduling.stream_training import (
+    HISTORY_ROUNDS,
+    ScaleDown,
+    StreamTrainer,
+    StreamTrainerConfig,
+)
+from tasks.stream_guests import guests_of
 
-HISTORY_ROUNDS = 8  # rounds whose responses project what those of the next will hold
+EMPTY_S = 10.0  # without any engine, before those of the run are made anew
 
 
 @task(
@@ -83,14 +90,18 @@ async def play_round(plan: StepPlan, stream: SampleStream) -> RolloutReport:
     run = plan.run
     prompts = prompts_of(run, plan.round.candidates)
     async with shown_progress(plan) as progress:
-        result = await drive_round(round_inputs(plan, prompts, stream, progress))
+        inputs = round_inputs(plan, prompts, stream, progress)
+        began_s = time.time()
+        with written_tokens(run) as write:
+            result = await drive_round(replace(inputs, on_told=write))
     if not (plan.is_evaluation or plan.overlaps):
         await rest_engines(run, run.engines)
     if is_streamed(plan):  # nobody generates any more, and writing the records takes a moment
         await stream.put(GROUPED, [ScaleDown(engines=run.engines, learners=run.learners)])
-    devices = {name: run.devices_of(name) for name in run.engines}
+    devices = {**{name: run.devices_of(name) for name in run.engines}, **result.joined}
     readings = await _readings(plan)
     report = round_report(result, readings, devices, is_evaluation=plan.is_evaluation)
+    report = with_record(report, inputs, result, began_s)
     await stream.close(GENERATED)
     _record(plan, prompts, result, report)
     return report
@@ -121,15 +132,19 @@ def round_inputs(
         recorded=tuple(row.response for row in journal_of(plan).read(plan.step)),
         seed=plan.run.seed,
         deadline_s=plan.run.deadlines.progress_s,
+        empty_s=EMPTY_S,
         on_finished=progress.hear,
         on_accept=accept,
-        stream_trainer=_stream_trainer(plan),
+        stream_trainer=with_window(plan, _stream_trainer(plan)),
+        balancing=plan.run.balancing,
         on_freed=free,
         attempt=round_key(plan),
         adopted=plan.adopted,
         leaves_running=plan.leaves_running,
         publications=StreamPublications(stream) if plan.overlaps else None,
-        begun=begun_episodes(plan),
+        guests=guests_of(plan.run, stream, asker_of(plan)),
+        begun=begun_responses(plan),
+        report_tokens=plan.run.engine.report_tokens,
     )
 
 
@@ -150,12 +165,9 @@ def _stream_trainer(plan: StepPlan) -> StreamTrainer:
         return StreamTrainer(StreamTrainerConfig(), groups=(), accept_prompts=0)
     # where training overlaps generation, no engine makes room for it
     generating = () if plan.overlaps else run.engines
-    engines = {name: frozenset(run.devices_of(name)) for name in generating}
-    learners = {name: frozenset(run.devices_of(name)) for name in run.learners}
-    data_parallel = [(name,) for name in run.learners]  # a rank accumulates alone
     return StreamTrainer(
         run.stream_trainer,
-        separable_groups(engines, learners, data_parallel),
+        device_groups_of(run, generating),
         plan.round.accept_prompts,
         held_tokens_before(store_of(plan), plan.step, HISTORY_ROUNDS),
     )

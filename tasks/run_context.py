@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from artifacts.datasets.choice import TaskConfig
+from artifacts.prices import PriceConfig
 from artifacts.records import Span
 from artifacts.store import Store
 from tasks.deadlines import DeadlineConfig
@@ -17,11 +18,14 @@ from tasks.engines.choice import EngineConfig
 from tasks.engines.sampling import SamplingConfig
 from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.episode_config import EpisodeConfig
+from tasks.guest_config import GuestConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.weight_sync import GateConfig
 from tasks.rewards.registry import RewardConfig
+from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.policies.registry import SchedulingConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
+from tasks.weights.weight_config import WeightServerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +50,14 @@ class RunContext:
     learner: LearnerConfig  # the training of the policy
     scheduling: SchedulingConfig  # what the rounds of the steps are
     stream_trainer: StreamTrainerConfig  # when devices stop generating in mid-round
+    # how engines share the responses of rounds that guests have joined
+    balancing: BalancingConfig = field(default_factory=BalancingConfig)
     gate: GateConfig  # the comparison after every publication
     deadlines: DeadlineConfig  # bounds on every wait
+    guests: GuestConfig = field(default_factory=GuestConfig)  # engines that come and go
+    prices: PriceConfig = field(default_factory=PriceConfig)  # of device-hours, by class
+    # where guests pull weights; None where they read the run's own paths
+    weight_server: WeightServerConfig | None = None
     # fixed token sequences of the sync gate; empty switches the gate off
     probes: tuple[tuple[int, ...], ...] = ()
     engines: tuple[str, ...]  # actor names of the rollout replicas

@@ -4,6 +4,7 @@ actor.
     launched ─▶ GENERATED ─▶ SCORED ─▶ GROUPED ─▶ consumed
     run_rollout    score_responses   run_rollout    accumulate_gradients
     publish_weights ─▶ PUBLISHED of every round that is open, and of those that open later
+    keeper of guests ─▶ GUESTS of these rounds, likewise
 
 A round is an attempt at a step or at an evaluation, told by its key; later rounds have larger keys.
 Rounds that overlap are open side by side, each with stages of its own. Records are opaque here. All
@@ -18,7 +19,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NewType, TypeVar
+from typing import Any, Generic, Literal, NewType, TypeVar
 
 from artifacts.records import Generated, Group, Score
 from tasks.scheduling.stream_training import ScaleDown
@@ -34,11 +35,24 @@ class Stage(Generic[Record]):
     name: str  # what has become of the responses in it
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestTold:
+    """What rounds are told of a guest."""
+
+    name: str  # of its engine
+    kind: Literal["joined", "leaving", "gone"]
+    version: int = -1  # weights that it holds; told where it joined, like its devices
+    devices: tuple[str, ...] = ()  # that it works on
+    reason: str = ""  # why it is gone
+
+
 GENERATED: Stage[Generated] = Stage("generated")  # finished responses, for the reward
 SCORED: Stage[Score] = Stage("scored")  # verdicts, for the round's scheduler
 GROUPED: Stage[Group | ScaleDown] = Stage("grouped")  # for training: groups, and who may begin
 PUBLISHED: Stage[int] = Stage("published")  # weight versions that every engine has
-STAGES: tuple[Stage[Any], ...] = (GENERATED, SCORED, GROUPED, PUBLISHED)  # Any: of any record
+GUESTS: Stage[GuestTold] = Stage("guests")  # engines that come and go in mid-round
+# Any: of any record
+STAGES: tuple[Stage[Any], ...] = (GENERATED, SCORED, GROUPED, PUBLISHED, GUESTS)
 
 
 class RoundAborted(RuntimeError):
@@ -85,6 +99,7 @@ class SampleBuffer:
         self._open: dict[RoundKey, _Round] = {}
         self._over: set[RoundKey] = set()  # that were open once
         self._newest: tuple[object, ...] = ()  # what was announced last, if anything
+        self._guests: dict[str, object] = {}  # what was told last of those that are there, by name
         self._changed = asyncio.Condition()  # binds to a loop at its first wait, not here
 
     async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> dict[str, int]:
@@ -106,6 +121,7 @@ class SampleBuffer:
         self._over |= set(gone) - {key}
         self._open[key] = _Round(channels={stage: _Channel(items=deque()) for stage in STAGES})
         self._open[key].channels[PUBLISHED].items.extend(self._newest)
+        self._open[key].channels[GUESTS].items.extend(self._guests.values())
         await self._wake()
         return dropped
 
@@ -157,9 +173,15 @@ class SampleBuffer:
         """Put this weight version into the stage PUBLISHED of every open round, and first of all
         into that of each round that opens before the next is announced."""
         self._newest = (item,)
-        for open_round in self._open.values():
-            open_round.channels[PUBLISHED].items.append(item)
-        await self._wake()
+        await self._tell_all(PUBLISHED, item)
+
+    async def tell_guest(self, name: str, item: object, is_there: bool) -> None:
+        """Put what is told of a guest into the stage GUESTS of every open round, and, as long as it
+        is there, into that of each round that opens later."""
+        self._guests.pop(name, None)
+        if is_there:
+            self._guests[name] = item
+        await self._tell_all(GUESTS, item)
 
     async def close_stage(self, stage: Stage[Any], key: RoundKey) -> None:
         """Its producer is done. Closing twice, or for a round that is over, changes nothing."""
@@ -205,6 +227,11 @@ class SampleBuffer:
         if found is not None and found.aborted is not None:
             raise RoundAborted(found.aborted)
         return None if found is None else found.channels[stage]
+
+    async def _tell_all(self, stage: Stage[Any], item: object) -> None:
+        for open_round in self._open.values():
+            open_round.channels[stage].items.append(item)
+        await self._wake()
 
     def _is_over(self, key: RoundKey) -> bool:
         return key not in self._open and (key in self._over or self._is_before_all(key))

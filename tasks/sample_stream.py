@@ -18,8 +18,10 @@ from tasks.rewards.pool import close_pools
 from tasks.sample_buffer import (
     GENERATED,
     GROUPED,
+    GUESTS,
     PUBLISHED,
     SCORED,
+    GuestTold,
     Record,
     RoundAborted,
     RoundKey,
@@ -35,7 +37,7 @@ PUT_WAIT_S = 120.0  # back-pressure may hold a producer this long
 ABORT_S = 30.0  # nobody who ends waits longer for the others to hear of it
 ATTEMPTS = 1000  # rounds of one step in the buffer
 CAPACITIES: Mapping[Stage[Any], int] = {
-    GENERATED: 4096, SCORED: 4096, GROUPED: 1024, PUBLISHED: 64
+    GENERATED: 4096, SCORED: 4096, GROUPED: 1024, PUBLISHED: 64, GUESTS: 64
 }  # fmt: skip
 
 
@@ -63,6 +65,12 @@ class RemoteBuffer:
 
     async def announce(self, version: int) -> None:
         await self.remote.call("announce", pack(version), deadline_s=self.deadline_s)
+
+    async def tell_guest(self, told: GuestTold) -> None:
+        is_there = told.kind == "joined"
+        await self.remote.call(
+            "tell_guest", told.name, pack(told), is_there, deadline_s=self.deadline_s
+        )
 
     async def put(
         self, stage: Stage[Record], key: RoundKey, records: Sequence[Record], wait_s: float
@@ -126,6 +134,10 @@ class SampleStream:
     async def announce(self, version: int) -> None:
         """Tell every round that is open or opens later that all engines have this version."""
         await self._buffer.announce(version)
+
+    async def tell_guest(self, told: GuestTold) -> None:
+        """Tell every round that is open or opens later of a guest."""
+        await self._buffer.tell_guest(told)
 
     async def close(self, stage: Stage[Any]) -> None:
         """Nothing follows from this producer."""

@@ -8,7 +8,7 @@ from operator import add
 
 from artifacts.records import Fate, Group, Running
 from artifacts.reports.episode_figures import step_episode_figures
-from artifacts.reports.timeline import bubble_shares, device_times, stage_s
+from artifacts.reports.timeline import bubble_shares, device_times, stage_s, visiting_times
 from artifacts.tables import ResponseRow
 from tasks.lag import lag_figures
 from tasks.learner.reports import Skipped, token_means, update_figures
@@ -93,11 +93,24 @@ def _rollout_metrics(report: StepReport) -> dict[str, float]:
         "rollout/response_tokens_max": float(max(lengths)),
         "rollout/migrated_responses": float(rollout.num_migrated),
         "rollout/freed_learners": float(len(rollout.freed)),
+        "rollout/interrupted_responses": float(rollout.num_interrupted),
+        **_lost_tokens(rollout),
         "engine/preemptions": float(rollout.num_preemptions),
         "engine/kv_usage_max": rollout.kv_usage_max,
         "engine/unclaimed_responses": float(rollout.num_unclaimed),
         "engine/replicas": float(len(report.plan.run.engines)),
         "engine/relayout_s": stage_s(report.relayout, "wake", *report.window),
+    }
+
+
+def _lost_tokens(rollout: RolloutReport) -> dict[str, float]:
+    """The most that was lost with engines; nothing where nobody can say."""
+    bounds = rollout.lost_tokens_bounds
+    if rollout.num_interrupted and not bounds:
+        return {}
+    return {
+        "rollout/lost_tokens_bound": float(sum(bounds)),
+        "rollout/lost_tokens_bound_of_one": float(max(bounds, default=0)),
     }
 
 
@@ -125,7 +138,11 @@ def _publication_metrics(report: StepReport) -> dict[str, float]:
 
 def _bubble_metrics(report: StepReport) -> dict[str, float]:
     devices = sorted({device for device in report.plan.run.devices.values() if device != "host"})
-    times = device_times(report.spans, devices, *report.window)
+    guests = sorted({device for names in report.rollout.joined.values() for device in names})
+    times = [
+        *device_times(report.spans, devices, *report.window),
+        *visiting_times(report.spans, guests, *report.window),
+    ]
     return {f"bubble/{cause}_fraction": share for cause, share in bubble_shares(times).items()}
 
 

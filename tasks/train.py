@@ -112,6 +112,7 @@ async def publish(run: RunContext, running: Running = Running.DROP) -> PublishRe
     return PublishReport(
         weights=published.weights,
         probe_difference_nats=published.probe_difference_nats,
+        attested=published.attested,
         gate_s=published.gate_s,
         drained_s=published.drained_s,
         spans=run.spans("publish", busy),

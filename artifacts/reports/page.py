@@ -88,6 +88,8 @@ class RunPage:
     changes: Sequence[Mapping[str, object]]  # what resumed attempts changed
     episodes: Sequence[Change]  # held-out episodes before and after; empty where there are none
     hosts: Sequence[PoolState]  # environment hosts as last told; empty where there are none
+    members: Sequence[Mapping[str, object]]  # guests, a row each; empty where there were none
+    knocks: Sequence[str]  # who asked for weights without a right, a sentence each
     questions: Sequence[Question]  # some held-out questions with their answers
     num_questions: int  # of how many they are taken
     steps_asked: tuple[int, int]  # steps after which they were asked, first and last

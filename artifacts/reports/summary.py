@@ -14,6 +14,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from artifacts.reports.run_cost import RunCost
+
 NUM_RESAMPLES = 10_000
 
 
@@ -52,6 +54,7 @@ class RunSummary:
     ledger_tokens: Mapping[str, int]  # generated tokens by ledger column; they sum to all tokens
     links: Mapping[str, str]  # name -> URL or path
     warnings: tuple[str, ...] = ()  # limits that its figures passed
+    cost: RunCost | None = None  # of a run whose devices have prices
 
 
 def paired_difference(
@@ -138,6 +141,7 @@ def markdown(summary: RunSummary) -> str:
         f"| {name} | {summary.ledger_tokens[name]:,} | {share:.1%} |"
         for name, share in shares(summary.ledger_tokens).items()
     ]
+    lines += _cost_lines(summary.cost) if summary.cost else []
     lines += [
         "",
         *(
@@ -156,13 +160,29 @@ def rich_summary(summary: RunSummary) -> Group:
     tokens = Table("tokens", "count", "share", title="generated tokens", title_justify="left")
     for name, share in shares(summary.ledger_tokens).items():
         tokens.add_row(name, f"{summary.ledger_tokens[name]:,}", f"{share:.1%}")
-    for table in (times, tokens):
+    cost = [_cost_table(summary.cost)] if summary.cost else []
+    for table in (times, tokens, *cost):
         for column in table.columns[1:]:
             column.justify = "right"
     links = [Text(f"{name}: {link}") for name, link in summary.links.items()]
     warnings = [Text(f"warning: {warning}", style="yellow") for warning in summary.warnings]
     head = Text(summary.run_id, style="bold"), Text(headline(summary))
-    return Group(*head, *warnings, times, tokens, *links)
+    return Group(*head, *warnings, times, tokens, *cost, *links)
+
+
+def _cost_lines(cost: RunCost) -> list[str]:
+    """The cost for `markdown`."""
+    rows = [f"| {name} | {seconds:.1f} | {share:.1%} |" for name, seconds, share in cost.rows]
+    head = ["", "| held | device seconds | share |", "|---|---:|---:|"] if rows else []
+    return ["", cost.headline, *head, *rows]
+
+
+def _cost_table(cost: RunCost) -> Table:
+    """The cost for `rich_summary`."""
+    table = Table("held", "device seconds", "share", title=cost.headline, title_justify="left")
+    for name, seconds, share in cost.rows:
+        table.add_row(name, f"{seconds:.1f}", f"{share:.1%}")
+    return table
 
 
 def headline(summary: RunSummary) -> str:

@@ -7,8 +7,9 @@ The columns of a device sum to the length of the window by construction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, get_args
 
 from artifacts.records import Generated, Span
@@ -52,11 +53,15 @@ def difference(intervals: Iterable[Interval], others: Iterable[Interval]) -> lis
     """The points of time of the first that are none of the second: disjoint intervals in order."""
     left: list[Interval] = []
     taken = union(others)
+    place = 0  # of the first taken interval that may still touch what comes
     for start, end in union(intervals):
-        for taken_start, taken_end in taken:
-            if start < taken_end and taken_start < end:
-                left.append((start, taken_start))
-                start = taken_end
+        while place < len(taken) and taken[place][1] <= start:
+            place += 1
+        for taken_start, taken_end in islice(taken, place, None):
+            if taken_start >= end:
+                break
+            left.append((start, taken_start))
+            start = taken_end
         left.append((start, end))
     return union(left)
 
@@ -68,7 +73,7 @@ def generating(responses: Iterable[Generated]) -> list[Interval]:
 
 def length(intervals: Iterable[Interval]) -> float:
     """Seconds that the union of the intervals covers."""
-    return sum(end - start for start, end in union(intervals))
+    return sum((end - start for start, end in union(intervals)), 0.0)
 
 
 def clipped(spans: Iterable[Span], start_s: float, end_s: float) -> Iterator[Interval]:
@@ -92,27 +97,42 @@ def stage_s(spans: Sequence[Span], kind: str, start_s: float, end_s: float) -> f
     return length(clipped((span for span in spans if span.kind == kind), start_s, end_s))
 
 
+def attributed_s(
+    spans: Iterable[Span], kinds: Sequence[str], start_s: float, end_s: float
+) -> tuple[dict[str, float], float]:
+    """Seconds of the window by kind, and those in which nothing of these kinds was done anywhere; a
+    moment in which two of them were done counts for the earlier kind, so that all sum to the
+    window."""
+    intervals = _by_kind(spans, start_s, end_s)
+    return _shared_out([(start_s, end_s)], [(kind, intervals.get(kind, [])) for kind in kinds])
+
+
 def device_times(
     spans: Sequence[Span], devices: Sequence[str], start_s: float, end_s: float
 ) -> list[DeviceTime]:
     """The ledger of device seconds over the window, one entry per device."""
-    works: dict[str, dict[str, float]] = {device: dict.fromkeys(WORK, 0.0) for device in devices}
-    bubbles: dict[str, dict[str, float]] = {
-        device: dict.fromkeys(BUBBLES, 0.0) for device in devices
-    }
-    for seconds, active in _moments(spans, start_s, end_s):
-        anywhere = frozenset(kind for _, kind in active)
-        for device in devices:
-            own = frozenset(kind for where, kind in active if where == device)
-            work = next((kind for kind in WORK if kind in own), None)
-            if work is not None:
-                works[device][work] += seconds
-            else:
-                bubbles[device][_cause(own, anywhere)] += seconds
+    of_device: dict[str, list[Span]] = {device: [] for device in devices}
+    for span in spans:
+        if span.device in of_device:
+            of_device[span.device].append(span)
+    elsewhere = _causes(_by_kind(spans, start_s, end_s))
     return [
-        DeviceTime(device=device, work_s=works[device], bubble_s=bubbles[device])
-        for device in devices
+        _device_time(device, _by_kind(own, start_s, end_s), elsewhere, (start_s, end_s))
+        for device, own in of_device.items()
     ]
+
+
+def visiting_times(
+    spans: Sequence[Span], devices: Iterable[str], start_s: float, end_s: float
+) -> list[DeviceTime]:
+    """As `device_times`, of devices that are there only for a part of the window: from the first of
+    their spans to the last."""
+    times: list[DeviceTime] = []
+    for device in devices:
+        own = list(clipped((span for span in spans if span.device == device), start_s, end_s))
+        present = (min(first for first, _ in own), max(last for _, last in own)) if own else (0, 0)
+        times += device_times(spans, [device], *present)
+    return times
 
 
 def bubble_shares(times: Sequence[DeviceTime]) -> dict[str, float]:
@@ -124,39 +144,67 @@ def bubble_shares(times: Sequence[DeviceTime]) -> dict[str, float]:
     }
 
 
-def _cause(own: frozenset[str], anywhere: frozenset[str]) -> Bubble:
-    """Why a device computes nothing, by what goes on on it and elsewhere.
+Causes = list[tuple[Bubble, list[Interval]]]
+
+
+def _causes(anywhere: Mapping[str, list[Interval]]) -> Causes:
+    """Why a device computes nothing, by what goes on elsewhere, the first that holds.
 
     Others still generate: the tail. Others train, update or publish: it waits for them to be in
     step. Only the reward works: training waits for verdicts. Nothing works anywhere: idle, which is
     what orchestration costs.
     """
-    if own & SLEEP_KINDS:
-        return "sleep_wake"
-    if own & SYNC_KINDS:
-        return "sync"
-    if anywhere & {"rollout", "evaluate"}:
-        return "tail"
-    if anywhere & (SYNC_KINDS | {"train", "update"}):
-        return "sync"
-    return "reward_wait" if "reward" in anywhere else "idle"
+    return [
+        ("tail", _of_kinds(anywhere, {"rollout", "evaluate"})),
+        ("sync", _of_kinds(anywhere, SYNC_KINDS | {"train", "update"})),
+        ("reward_wait", _of_kinds(anywhere, {"reward"})),
+    ]
 
 
-def _moments(
-    spans: Sequence[Span], start_s: float, end_s: float
-) -> Iterator[tuple[float, frozenset[tuple[str, str]]]]:
-    """Seconds between neighbouring starts and ends, and which (device, kind) pairs are active in
-    between."""
-    changes: list[tuple[float, int, tuple[str, str]]] = []
-    for span, (first, last) in zip(spans, clipped(spans, start_s, end_s), strict=True):
-        if last > first:
-            changes += [(first, 1, (span.device, span.kind)), (last, -1, (span.device, span.kind))]
-    active: dict[tuple[str, str], int] = {}
-    now = start_s
-    for when, change, pair in sorted(changes):
-        if when > now:
-            yield when - now, frozenset(pair for pair, count in active.items() if count)
-            now = when
-        active[pair] = active.get(pair, 0) + change
-    if end_s > now:
-        yield end_s - now, frozenset()
+def _device_time(
+    device: str, own: Mapping[str, list[Interval]], elsewhere: Causes, window: Interval
+) -> DeviceTime:
+    work: dict[str, float] = dict.fromkeys(WORK, 0.0)
+    bubbles: dict[str, float] = dict.fromkeys(BUBBLES, 0.0)
+    left = [window]
+    for kind in WORK:
+        work[kind], left = _taken(left, own.get(kind, []))
+    at_once: Causes = [
+        ("sleep_wake", _of_kinds(own, SLEEP_KINDS)),
+        ("sync", _of_kinds(own, SYNC_KINDS)),
+    ]
+    for cause, intervals in (*at_once, *elsewhere):
+        seconds, left = _taken(left, intervals)
+        bubbles[cause] += seconds
+    bubbles["idle"] += length(left)
+    return DeviceTime(device=device, work_s=work, bubble_s=bubbles)
+
+
+def _shared_out(
+    left: list[Interval], parts: Iterable[tuple[str, list[Interval]]]
+) -> tuple[dict[str, float], float]:
+    """Seconds of each part that are none of an earlier one, and of no part."""
+    shares: dict[str, float] = {}
+    for name, intervals in parts:
+        shares[name], left = _taken(left, intervals)
+    return shares, length(left)
+
+
+def _taken(left: list[Interval], intervals: list[Interval]) -> tuple[float, list[Interval]]:
+    """How many seconds of what is left these take, and what is left then."""
+    rest = difference(left, intervals)
+    return length(left) - length(rest), rest
+
+
+def _by_kind(spans: Iterable[Span], start_s: float, end_s: float) -> dict[str, list[Interval]]:
+    """When each kind of thing was done within the window, as disjoint intervals."""
+    intervals: dict[str, list[Interval]] = {}
+    for span in spans:
+        within_window = (max(span.start_s, start_s), min(span.end_s, end_s))
+        intervals.setdefault(span.kind, []).append(within_window)
+    return {kind: union(done) for kind, done in intervals.items()}
+
+
+def _of_kinds(intervals: Mapping[str, list[Interval]], kinds: Collection[str]) -> list[Interval]:
+    """When anything of these kinds was done."""
+    return union(moment for kind in kinds for moment in intervals.get(kind, []))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 TRAIN: Final = "Train"
+LEND: Final = "Lend machines to a run"
 PREPARE: Final = "Before a run"
 LOOK: Final = "After a run"
 SHELL: Final = "Shell"
@@ -30,9 +31,12 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("demo", TRAIN, "post-train, with servers of its own", "--preset tiny"),
     Command("train", TRAIN, "post-train, on a server that is running", "--preset tiny"),
+    Command("worker", LEND, "lend this machine as a rollout worker", "tcp://HOST:8786"),
+    Command("workers", LEND, "lend several, by a schedule", "tcp://HOST:8786"),
     Command("explain", PREPARE, "say what a configuration means", "--preset smollm2"),
     Command("doctor", PREPARE, "check this machine, say what to do", ""),
     Command("calibrate", PREPARE, "measure engines for the planner", "--preset smollm2"),
+    Command("recommend", PREPARE, "say which policy suits a cluster", "--devices 16"),
     Command("environment", PREPARE, "play an environment, say what fails", "check guess"),
     Command("runs", LOOK, "list runs: state, steps, reward", ""),
     Command("ask", LOOK, "ask the model that a run trained", "RUN --task"),

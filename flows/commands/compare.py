@@ -1,4 +1,5 @@
-"""Compare two training runs by what MLflow has of them: time per stage, speed-up, reward curves.
+"""Compare two training runs by what MLflow has of them: time per stage, speed-up, reward curves,
+cost.
 
     rollflow compare sync-20260101 rollpacker-20260101 --plot compare.png
 
@@ -22,6 +23,8 @@ from rich.table import Table
 from artifacts.reports.canvas import png
 from artifacts.reports.comparison_plot import RunCurves, comparison
 from artifacts.reports.mlflow_client import open_client, sqlite_file
+from flows.commands.compared_costs import cost_totals, cost_verdict
+from flows.commands.compared_uses import use_lines
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -169,6 +172,8 @@ def verdict(first: RunHistory, second: RunHistory) -> list[str]:
                 f"{run.name}: {mean(run.values(LONG_ROUND)):.0%} of its {len(run.steps)} rounds"
                 " were long."
             )
+    lines += [line for run in (first, second) for line in use_lines(run.name, run.metrics)]
+    lines += cost_verdict(*(cost_totals(run.name, run.metrics) for run in (first, second)))
     if len(first.steps) != len(second.steps):
         lines.append(
             "The runs differ in length. Answers get shorter as a model learns, and a drain's last"

@@ -18,8 +18,8 @@ from typing import Literal
 from flows.commands.local_stack import LOOPBACK, PREFECT_PORT
 from flows.commands.ui import MLFLOW_PORT
 from tasks.engines.vllm.attention import attention_path, may_use_tiles
-from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.self_test import try_hosts
+from tasks.environments.processes.config import HostConfig
 from tasks.rewards.programs.sandbox.self_test import holds
 from tasks.sandbox.isolation import CURES, Isolation
 

@@ -10,7 +10,9 @@ from flows.config.episode_rules import (
     check_episode_bounds,
     check_episode_rewards,
 )
+from flows.config.guest_rules import check_guests
 from flows.config.parts import Parts
+from flows.config.seeding_rules import check_seeding
 from tasks.cluster.devices import device_map, engine_members
 from tasks.learner.overlong import SoftPunishment
 from tasks.rewards.judges.reward import judge_engine_of
@@ -31,6 +33,8 @@ def check_parts(config: Parts) -> None:
     _check_freeing(config)
     check_episode_rewards(config)
     check_episode_bounds(config)
+    check_guests(config)
+    check_seeding(config)
 
 
 def _check_lengths(config: Parts) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+Values = dict[str, Any]  # Any: JSON values, checked by RunConfig
+
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:  # Any: parsed JSON
     """`over` laid on `base`: mappings merge at every depth, but a mapping of another `kind`

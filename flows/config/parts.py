@@ -11,11 +11,14 @@ from tasks.engines.choice import EngineConfig
 from tasks.engines.sampling import SamplingConfig
 from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.episode_config import EpisodeConfig
+from tasks.guest_config import GuestConfig
 from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.weight_sync import GateConfig
 from tasks.rewards.registry import RewardConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.policies.registry import SchedulingConfig
+from tasks.scheduling.seeding import SeedingConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 
 
@@ -35,6 +38,10 @@ class Parts(Protocol):
     @property
     def episodes(self) -> EpisodeConfig: ...
     @property
+    def gate(self) -> GateConfig: ...
+    @property
+    def guests(self) -> GuestConfig: ...
+    @property
     def learner(self) -> LearnerConfig: ...
     @property
     def planner(self) -> PlannerConfig: ...
@@ -44,5 +51,7 @@ class Parts(Protocol):
     def sampling(self) -> SamplingConfig: ...
     @property
     def scheduling(self) -> SchedulingConfig: ...
+    @property
+    def seeding(self) -> SeedingConfig: ...
     @property
     def stream_trainer(self) -> StreamTrainerConfig: ...

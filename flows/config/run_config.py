@@ -26,6 +26,7 @@ from pydantic_core import CoreSchema
 
 from artifacts.datasets.choice import TaskConfig
 from artifacts.models.choice import ModelConfig
+from artifacts.prices import PriceConfig
 from flows.config.consistency import check_parts
 from flows.config.evaluation import EvaluationConfig
 from flows.config.keep import KeepConfig
@@ -40,12 +41,15 @@ from tasks.engines.sampling import SamplingConfig
 from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.episode_config import EpisodeConfig
 from tasks.fitting import UnfitPrompts
+from tasks.guest_config import GuestConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.weight_sync import GateConfig
 from tasks.rewards.registry import RewardConfig
+from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.policies.registry import SchedulingConfig
+from tasks.scheduling.seeding import SeedingConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 
 PRESET_VARIABLE = "ROLLFLOW_PRESET"
@@ -116,6 +120,14 @@ class RunConfig(BaseModel):
         default_factory=StreamTrainerConfig,
         description="Training that begins on freed devices while the round still runs.",
     )
+    seeding: SeedingConfig = Field(
+        default_factory=SeedingConfig,
+        description="How long the run's own devices generate in rounds that guests take part in.",
+    )
+    balancing: BalancingConfig = Field(
+        default_factory=BalancingConfig,
+        description="How responses are shared out among engines of the run and guests.",
+    )
     sampling: SamplingConfig = Field(..., description="How responses are sampled.")
     engine: EngineConfig = Field(..., description="The rollout engines.")
     planner: PlannerConfig = Field(
@@ -129,12 +141,20 @@ class RunConfig(BaseModel):
     evaluation: EvaluationConfig = Field(
         default_factory=EvaluationConfig, description="Held-out evaluation."
     )
+    guests: GuestConfig = Field(
+        default_factory=GuestConfig,
+        description="Engines that join and leave while the run goes on.",
+    )
     gate: GateConfig = Field(
         default_factory=GateConfig, description="The sync gate between learner and engines."
     )
     alarm: AlarmConfig = Field(
         default_factory=AlarmConfig,
         description="Limits on the figures of steps beyond which the run warns.",
+    )
+    prices: PriceConfig = Field(
+        default_factory=PriceConfig,
+        description="What a device-hour costs, for tokens per dollar.",
     )
     reward_workers: int = Field(
         2,

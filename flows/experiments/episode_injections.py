@@ -64,10 +64,10 @@ def flow(run: InjectedRun) -> list[psutil.Process]:
 
 
 VICTIMS: Mapping[str, Victim] = {
-    "host": Victim(weight=10, find=hosts),
-    "fork server": Victim(weight=3, find=fork_servers),
-    "engine": Victim(weight=3, find=engines),
-    "flow": Victim(weight=2, find=flow, ends_run=True),
+    "host killed": Victim(weight=10, find=hosts),
+    "fork server killed": Victim(weight=3, find=fork_servers),
+    "engine killed": Victim(weight=3, find=engines),
+    "flow killed": Victim(weight=2, find=flow, ends_run=True),
 }
 
 

@@ -1,6 +1,6 @@
-"""What the records of a synchronous run must say, however often it was killed: every prompt that
-was drawn is trained once, with all its responses, by one weight version, and every token is
-booked."""
+"""What the records of a run on policy must say, however often it was killed: every prompt that was
+drawn is trained once, with all its responses, by one weight version, and every token is booked. A
+prompt that is put off counts where it is asked again."""
 
 from __future__ import annotations
 
@@ -63,14 +63,15 @@ def examine(store: Store) -> Findings:
         findings.lost.append(str(error))
         return findings
     num_steps, batch = int(manifest.config["num_steps"]), manifest.config["batch"]
-    if len(commits) != num_steps:
+    if len(commits) < num_steps:  # a drain is one more
         findings.lost.append(f"{num_steps - len(commits)} of {num_steps} steps are not committed")
-    asked: Counter[str] = Counter()
+    asked: Counter[str] = Counter()  # without those that were put off
     for commit in commits:
         records = _records(store, commit, findings)
         if records is None:
             continue
         asked.update(ref.prompt_id for ref in records.plan.prompts)
+        asked.subtract(records.rollout.deferred)
         findings.lost.extend(_lost(records, batch["responses_per_prompt"]))
         findings.doubled.extend(_doubled(records))
         findings.mixed_versions.extend(_mixed(records))
@@ -101,7 +102,7 @@ def _lost(records: StepRecords, num_responses: int) -> Iterator[str]:
     """What the step asked and neither trained nor gave up."""
     step, trained = records.step, {group.prompt.prompt_id for group in records.groups}
     given_up = {*records.rollout.dropped, *records.rollout.filtered}
-    planned = {ref.prompt_id for ref in records.plan.prompts}
+    planned = {ref.prompt_id for ref in records.plan.prompts} - {*records.rollout.deferred}
     for name in sorted(planned - trained - given_up):
         yield f"prompt {name} of step {step} is neither trained nor given up"
     for group in records.groups:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from artifacts.layout import LOGS, MANIFEST, STATUS
 from flows.experiments.descendants import descendants, worker_name
 from flows.output import FLOW_LOG
 
+BEFORE = "before the first step"  # a stage
 LAST_WORDS = 3  # lines of the flow's log that an account of a hang holds
 
 
@@ -38,16 +39,16 @@ class InjectedRun:
         self,
         order: RunOrder,
         environment: Mapping[str, str],
-        others: Collection[psutil.Process],
+        others: Callable[[], Collection[psutil.Process]],
     ) -> None:
-        """environment: of clients of the Prefect server. others: children of this process that
-        are none of the run's."""
+        """environment: of clients of the Prefect server. others: the children of this process
+        that are none of the run's."""
         self.name = order.name
         self.folder = order.root / order.name
         self.num_attempts = 0
         self._order = order
         self._environment = os.environ | dict(environment)
-        self._others = tuple(others)
+        self._others = others
         self._processes: list[psutil.Process] = []
         self._flow: subprocess.Popen[bytes] | None = None
         self._records: dict[str, int] = {}  # the files seen last, with their times
@@ -80,7 +81,7 @@ class InjectedRun:
 
     def look(self) -> list[psutil.Process]:
         """All processes of this attempt, and what is left of earlier ones."""
-        self._processes = descendants(self._others)
+        self._processes = descendants(self._others())
         return self._processes
 
     @property
@@ -107,14 +108,15 @@ class InjectedRun:
         """What it is at, as its records say."""
         step = self.committed + 1
         if not (self.folder / layout.plan_file(1)).exists():
-            return "before the first step"
+            return BEFORE
         if (self.folder / layout.round_file(step)).exists():
             return "training"
         is_begun = (self.folder / layout.plan_file(step)).exists()
         return "rollout" if is_begun else "between steps"
 
     def silent_s(self) -> float:
-        """Seconds since it wrote a record; its logs and signs of life are none."""
+        """Seconds since it wrote a record; its logs and signs of life are none. Before the first
+        step, when it may be making its model, what it tells its user counts as well."""
         records = self._written()
         if records != self._records:
             self._records, self._written_s = records, time.monotonic()
@@ -144,7 +146,9 @@ class InjectedRun:
             self._flow.wait()
 
     def _written(self) -> dict[str, int]:
-        found = {}
+        told = self._order.root / f"{self.name}.txt"
+        is_told = self.stage == BEFORE and told.exists()
+        found = {told.name: told.stat().st_mtime_ns} if is_told else {}
         for folder, _, names in os.walk(self.folder):
             for name in names:
                 path = Path(folder, name)

@@ -9,7 +9,7 @@ import math
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +20,22 @@ from flows.commands.local_stack import free_port, interrupt, prefect_server
 from flows.experiments.descendants import adopt_orphans
 from flows.experiments.injected_run import InjectedRun, RunOrder
 from flows.experiments.injection_figures import figures_of, tell, wrong_in
-from flows.experiments.injections import Victim, drawn
+from flows.experiments.injections import LONGEST_WAIT_S, Victim, drawn
 from flows.experiments.injector import Injector, Told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What is run, and what of it is killed."""
+    """What is run, and what of it is struck."""
 
     name: str  # its module
     about: str  # in a line
     preset: str  # configuration of its runs
     settings: tuple[str, ...]  # FIELD=VALUE, what differs from the preset
     victims: Mapping[str, Victim]  # by name
+    # processes that this one has started beside the run
+    others: Callable[[], Collection[psutil.Process]] = tuple
+    longest_wait_s: float = LONGEST_WAIT_S  # between two injections
 
 
 def perform(experiment: Experiment) -> int:
@@ -59,12 +62,16 @@ def perform(experiment: Experiment) -> int:
 
 def _runs(experiment: Experiment, options: argparse.Namespace, root: Path) -> list[Told]:
     """Runs until enough is killed, or one hangs."""
-    injections = drawn(options.seed, options.count, experiment.victims)
+    injections = drawn(options.seed, options.count, experiment.victims, experiment.longest_wait_s)
     injector = Injector(experiment.victims, injections, options.seed, options.within)
     adopt_orphans()
     told: list[Told] = []
     with prefect_server(root, free_port()) as environment:
         servers = psutil.Process().children()
+
+        def others() -> list[psutil.Process]:
+            return [*servers, *experiment.others()]
+
         while not injector.is_done and not any(each.hangs for each in told):
             own = (f"num_steps={options.steps}", f"seed={options.seed + len(told)}")
             order = RunOrder(
@@ -73,7 +80,7 @@ def _runs(experiment: Experiment, options: argparse.Namespace, root: Path) -> li
                 preset=experiment.preset,
                 settings=(*experiment.settings, *own, *options.set),
             )
-            told.append(injector.play(InjectedRun(order, environment, servers), options.steps))
+            told.append(injector.play(InjectedRun(order, environment, others), options.steps))
     return told
 
 
@@ -83,7 +90,7 @@ def _parser(experiment: Experiment) -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
     parser.add_argument(
-        "--count", type=int, default=50, help="how many processes to kill (default: %(default)s)"
+        "--count", type=int, default=50, help="how often to strike (default: %(default)s)"
     )
     parser.add_argument(
         "--steps", type=int, default=40, help="steps of a run (default: %(default)s)"

@@ -39,7 +39,7 @@ def figures_of(seed: int, told: Sequence[Told]) -> Figures:
     kills, wrong = all_kills(told), wrong_in(told)
     counts: Counter[str] = Counter()
     for (victim, _), times in kills.items():
-        counts[f"{victim} killed"] += times
+        counts[victim] += times
     for each in told:
         counts.update(each.findings.counts)
     stops = [words for each in told for words in each.stops]
@@ -58,11 +58,11 @@ def tell(figures: Figures, told: Sequence[Told]) -> None:
     """Print it."""
     kills = all_kills(told)
     stages = sorted({stage for _, stage in kills})
-    met = Table("killed", *stages, "all", title="what kills met", title_justify="left")
+    met = Table("injection", *stages, "all", title="what they met", title_justify="left")
     for victim in sorted({victim for victim, _ in kills}):
         times = [kills[victim, stage] for stage in stages]
         met.add_row(victim, *map(str, times), str(sum(times)))
-    title = f"{figures['injections']} kills, {figures['runs']} runs"
+    title = f"{figures['injections']} injections, {figures['runs']} runs"
     came = Table("what came of them", "", title=title, title_justify="left")
     for name in wrong_in(told):
         came.add_row(name.replace("_", " "), str(figures[name]))

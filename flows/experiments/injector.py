@@ -124,7 +124,7 @@ class Injector:
     def _try(
         self, run: InjectedRun, watch: InjectionWatch, kills: Counter[tuple[str, str]]
     ) -> None:
-        """Kill what is next, if it is there and its time has come."""
+        """Strike what is next, if it is there and its time has come."""
         injection = self._left[0]
         victims = found(injection, self._table, run, self._draws)
         if victims is None:
@@ -136,9 +136,9 @@ class Injector:
             return
         watch.before_kill()
         stage = run.stage
-        for process in victims:
+        for name, target in zip(injection.victims, victims, strict=True):
             with suppress(psutil.NoSuchProcess):  # it has ended by itself
-                process.kill()
+                self._table[name].strike(target)
         kills.update((name, stage) for name in injection.victims)
         self._left.popleft()
         self._due_s = None

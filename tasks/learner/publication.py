@@ -34,6 +34,7 @@ class Publication:
     # mean absolute difference of the probes' log-probabilities, engines against learner; None
     # where no gate compares them
     probe_difference_nats: float | None
+    attested: Attestation | None  # what the gate expects of engines; None where it is off
     gate_s: float  # the comparison; learner and engines attest while the engines load
     drained_s: float  # longest that an engine finished what it ran before it loaded
 
@@ -66,6 +67,7 @@ async def publish_version(
     return Publication(
         weights=weights,
         probe_difference_nats=difference,
+        attested=expected,
         gate_s=gate_s,
         drained_s=max((held.drained_s for held in loaded.values()), default=0.0),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from artifacts.records import Span, WeightsRef
+from tasks.engines.base import Attestation
 from tasks.learner.reports import AccumulateReport, UpdateReport
 
 
@@ -41,4 +42,5 @@ class PublishReport:
     probe_difference_nats: float | None
     gate_s: float  # the comparison; what engines and learner attest is made while the engines load
     spans: tuple[Span, ...]
+    attested: Attestation | None = None  # what the gate expects of engines; None where it is off
     drained_s: float = 0.0  # longest that an engine finished what it ran before it loaded

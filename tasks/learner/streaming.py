@@ -110,7 +110,7 @@ class StreamedAccumulation:
             return ()
         row: list[GroupPart] = []
         while self._waiting and len(row) < self._row_parts:
-            if row and sum(map(_tokens_of, row)) + _tokens_of(self._waiting[0]) > self._row_tokens:
+            if row and sum(map(tokens_of, row)) + tokens_of(self._waiting[0]) > self._row_tokens:
                 break
             row.append(self._waiting.pop(0))
         return tuple(row)
@@ -133,7 +133,8 @@ class StreamedAccumulation:
             self._changed.notify_all()
 
 
-def _tokens_of(part: GroupPart) -> int:
+def tokens_of(part: GroupPart) -> int:
+    """Tokens of a part that go through a rank's layers, its prompt once."""
     return len(part.group.prompt.token_ids) + sum(
         num_computed(part.group.responses[place].generated) for place in part.places
     )

@@ -1,0 +1,234 @@
+"""rollflow worker: lend this machine to a run that is going on, as a rollout worker that may leave
+again.
+
+It becomes `dask worker ...` with the flags that --print shows: same process, no nanny, no children.
+Leaves out several of them by a schedule (`flows.commands.workers`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
+
+from tasks.cluster.guest_defaults import DRAIN_S, GRACE_S, LEASE_S, PRICE_CLASS
+
+DESCRIPTION = """\
+Lend this machine to a run that is going on, as a rollout worker that may leave
+again.
+
+The run finds it within seconds: it gets the present weights and takes part in
+the round that is being played. Ctrl-C, SIGTERM or a spot notice drain it: it
+gets no more requests, hands over what it has, and ends. A second Ctrl-C ends it
+at once, which costs what kill -9 does.
+"""
+EPILOG = """\
+ends with 0 when it was drained or dismissed, 2 when it was refused (the
+sentence says why), 3 when the scheduler is not there. A shell loop starts it
+again then, and after a crash:
+
+  while rollflow worker tcp://HOST:8786; [ $? -ge 3 ]; do sleep 5; done
+
+docs/elastic.md has recipes for Kubernetes and spot machines, and what TLS is for.
+"""
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
+PRELOAD = "tasks.cluster.guest_process"
+OF_PRELOAD = (
+    *("price_class", "token_file", "drain_s", "lease_s", "grace_s"),
+    *("cores", "spot_notice", "parent"),
+)
+TLS = ("tls_ca_file", "tls_cert", "tls_key")
+NUM_THREADS = 2  # as every worker with an engine
+FLAGS = (
+    *("--no-nanny", "--nworkers", "1", "--nthreads", str(NUM_THREADS), "--no-dashboard"),
+    *("--memory-limit", "0", "--resources", "guest=1"),
+)
+# settings of Dask that a worker without a nanny has from its environment alone
+DASK_SETTINGS = (
+    "distributed.worker.profile.enabled",
+    "distributed.admin.low-level-log-length",
+    "distributed.admin.tick.interval",
+    "distributed.admin.tick.limit",
+    "distributed.admin.system-monitor.interval",
+    "distributed.admin.system-monitor.disk",
+    "distributed.comm.timeouts.connect",
+)
+
+
+def parser() -> ArgumentParser:
+    made = ArgumentParser(
+        prog="rollflow worker",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    made.add_argument("address", help="the run's Dask scheduler: tcp://HOST:8786, or tls://...")
+    made.add_argument(
+        "--name", default="", help="what the run calls it (default: host and process)"
+    )
+    add_guest_options(made)
+    made.add_argument(
+        "--cores",
+        default="",
+        metavar="RANGES",
+        help="cores to bind it to, like 0-3,6 (default: all of them; CUDA_VISIBLE_DEVICES says"
+        " which GPUs it has)",
+    )
+    made.add_argument("--worker-port", type=int, metavar="PORT", help="port to listen on")
+    made.add_argument(
+        "--parent", type=int, metavar="PID", help="drain it when this process is gone"
+    )
+    made.add_argument("--print", action="store_true", help="print the Dask command and end")
+    return made
+
+
+def add_guest_options(parser: ArgumentParser) -> None:
+    """What a guest needs to know that holds for several of one machine, too."""
+    parser.add_argument(
+        "--token-file",
+        default="",
+        metavar="FILE",
+        help="file with the run's token (default: the environment's ROLLFLOW_GUEST_TOKEN)",
+    )
+    parser.add_argument(
+        "--price-class",
+        default=PRICE_CLASS,
+        metavar="CLASS",
+        help="by which the run looks up what an hour costs (default: %(default)s)",
+    )
+    _seconds(parser, "--drain-s", DRAIN_S, "that it takes to leave at most")
+    _seconds(parser, "--lease-s", LEASE_S, "without a word after which it counts as lost")
+    _seconds(parser, "--grace-s", GRACE_S, "without a scheduler after which it ends")
+    parser.add_argument(
+        "--spot-notice",
+        default="",
+        metavar="WHERE",
+        help="a file that appears, or a URL that answers, when the machine is about to go",
+    )
+    parser.add_argument("--host", default="", help="address or name to listen on")
+    parser.add_argument(
+        "--local-directory", default="", metavar="DIR", help="for weights and other files"
+    )
+    for option, what in (("ca-file", "authority"), ("cert", "certificate"), ("key", "private key")):
+        parser.add_argument(
+            f"--tls-{option}", default="", metavar="PEM", help=f"{what} for tls:// addresses"
+        )
+
+
+def _seconds(parser: ArgumentParser, option: str, default: float, what: str) -> None:
+    parser.add_argument(
+        option,
+        type=float,
+        default=default,
+        metavar="SECONDS",
+        help=f"seconds {what} (default: %(default)g)",
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Becomes the worker; 2, with one sentence, where it cannot."""
+    options = parser().parse_args(argv)
+    try:
+        command = dask_command(options)
+        added = environment_of(options.cores)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if not options.print:
+        os.execve(sys.executable, (sys.executable, "-m", *command), os.environ | added)
+    print(printed(command, added))
+    return 0
+
+
+def dask_command(options: Namespace) -> tuple[str, ...]:
+    """The plain Dask command. ValueError for an address, a name or files that cannot be."""
+    check_guest(options)
+    name = options.name or name_here()
+    # what the preload does not know stands before it, and what it knows behind
+    return (
+        *("dask", "worker", options.address, "--name", name, *FLAGS),
+        *given_words(options, "host", "worker_port", "local_directory", *TLS),
+        *("--preload", PRELOAD, *given_words(options, *OF_PRELOAD)),
+    )
+
+
+def check_guest(options: Namespace) -> None:
+    """ValueError for what no guest can be started with."""
+    if not options.address.startswith(("tcp://", "tls://")):
+        raise ValueError(
+            f"the address must begin with tcp:// or tls://, got {options.address!r}; write"
+            f" tcp://{options.address}"
+        )
+    if options.name and not NAME.fullmatch(options.name):
+        raise ValueError(
+            "--name must begin with a letter and go on with letters, digits and ._-, got"
+            f" {options.name!r}; choose another"
+        )
+    if min(options.lease_s, options.grace_s) <= 0 or options.drain_s < 0:
+        raise ValueError(
+            "--lease-s and --grace-s must be > 0 and --drain-s >= 0, got"
+            f" {options.lease_s:g}, {options.grace_s:g} and {options.drain_s:g}; raise them"
+        )
+    if len({bool(vars(options)[name]) for name in TLS}) > 1:
+        raise ValueError("--tls-ca-file, --tls-cert and --tls-key go together; give all of them")
+
+
+def given_words(options: Namespace, *names: str) -> tuple[str, ...]:
+    """These options as words, those that were not given left out."""
+    values = vars(options)
+    chosen = ((name, values[name]) for name in names if values[name] not in ("", None))
+    return tuple(
+        word for name, value in chosen for word in (f"--{name.replace('_', '-')}", str(value))
+    )
+
+
+def environment_of(cores: str) -> dict[str, str]:
+    """What the process must have in its environment when it begins: a nanny would see to it."""
+    from tasks.cluster.dask_cluster import KEEP_MEMORY, SETTINGS
+    from tasks.cluster.devices import WorkerSpec
+    from tasks.cluster.guest_card import devices_here
+    from tasks.cluster.roles import parse_ranges
+
+    bound = parse_ranges(cores, cores) if cores else ()
+    on_cores = devices_here() if devices_here()[0].startswith("cpu:") else ()
+    spec = WorkerSpec(
+        name="guest",
+        role="rollout",
+        device=None,
+        core_ids=bound or tuple(range(len(on_cores))),
+        num_threads=NUM_THREADS,
+        resources=(),
+    )
+    kept = {name: str(value) for name, value in KEEP_MEMORY.items()}
+    settings = {f"DASK_{_variable(name)}": str(SETTINGS[name]) for name in DASK_SETTINGS}
+    quiet = {"DASK_LOGGING__DISTRIBUTED": "warning"}
+    return kept | spec.environment | settings | quiet
+
+
+def _variable(setting: str) -> str:
+    """A setting of Dask as its environment variables spell it."""
+    return setting.upper().replace(".", "__").replace("-", "_")
+
+
+def printed(command: Sequence[str], added: Mapping[str, str]) -> str:
+    """The command with its environment, for a shell."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in added.items()]
+    return " \\\n  ".join((*variables, shlex.join(command)))
+
+
+def name_here() -> str:
+    """A name that no other guest has: the host's, with the process."""
+    return f"{host_name()}-{os.getpid()}"
+
+
+def host_name() -> str:
+    """What guests of this machine are called, their numbers left out."""
+    return "guest-" + re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().partition(".")[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""A guest of an elastic run, as a flow: a work pool on preemptible machines scales by it.
+
+    rollflow worker ─▶ its sentences in the log ─▶ drained, dismissed: completed
+                                                ─▶ refused, scheduler gone, killed: failed
+    cancelled, or SIGTERM for the machine ─▶ the guest is drained
+
+Leaves out the guest itself (`tasks.cluster.guest_process`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from prefect import flow, get_run_logger
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.cluster.deaths import manner
+from tasks.cluster.guest_defaults import GRACE_S, LEASE_S, PRICE_CLASS
+
+DRAIN_S = 20.0  # Prefect kills a cancelled flow after 30 s
+CLOSES_WITHIN_S = 8.0  # a guest that has drained is gone by then
+
+
+class ElasticWorkerConfig(BaseModel):
+    """One guest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    address: str = Field(
+        ...,
+        pattern="^(tcp|tls)://",
+        description="The run's Dask scheduler: tcp://HOST:8786, or tls://HOST:8786.",
+    )
+    name: str = Field("", description="What the run calls it; empty: by host and process.")
+    cores: str = Field("", description="Cores to bind it to, like 0-3,6; empty: all of them.")
+    price_class: str = Field(
+        PRICE_CLASS, description="By which the run looks up what an hour of it costs."
+    )
+    token_file: str = Field(
+        "",
+        description="File with the run's token; empty: the environment's ROLLFLOW_GUEST_TOKEN.",
+    )
+    drain_s: float = Field(
+        DRAIN_S,
+        ge=0,
+        description="Seconds that it takes to leave; Prefect kills a cancelled flow after 30.",
+    )
+    lease_s: float = Field(
+        LEASE_S, gt=0, description="Seconds without a word after which it counts as lost."
+    )
+    grace_s: float = Field(
+        GRACE_S, gt=0, description="Seconds without a scheduler after which it ends."
+    )
+    spot_notice: str = Field(
+        "", description="File that appears, or URL that answers, when the machine is to go."
+    )
+    local_directory: str = Field("", description="Folder for weights and other files.")
+    tls_ca_file: str = Field("", description="Authority for tls:// addresses, PEM.")
+    tls_cert: str = Field("", description="Certificate for tls:// addresses, PEM.")
+    tls_key: str = Field("", description="Private key for tls:// addresses, PEM.")
+
+
+@flow(
+    name="elastic-worker", flow_run_name="elastic-worker-{config.price_class}", description=__doc__
+)
+async def elastic_worker(config: ElasticWorkerConfig) -> None:
+    """Lend this machine to a run until the guest is drained or dismissed."""
+    await lend(words_of(config), get_run_logger().info, config.drain_s)
+
+
+async def lend(words: Sequence[str], say: Callable[[str], None], drain_s: float) -> None:
+    """Start the process and wait for its end, saying each of its lines; when cancelled, have it
+    drained. RuntimeError with its last line where it ends otherwise than with 0."""
+    process = await asyncio.create_subprocess_exec(
+        *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    last = "it said nothing"
+    try:
+        async for line in process.stderr:
+            last = line.decode(errors="replace").rstrip()
+            say(last)
+        code = await process.wait()
+    finally:
+        if process.returncode is None:
+            await drain(process, drain_s)
+    if code:
+        raise RuntimeError(f"the guest must end with 0, it {manner(code)}; it said last: {last}")
+
+
+async def drain(process: asyncio.subprocess.Process, drain_s: float) -> None:
+    """Have it leave, and see that it does."""
+    process.terminate()
+    try:
+        async with asyncio.timeout(drain_s + CLOSES_WITHIN_S):
+            await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def words_of(config: ElasticWorkerConfig) -> tuple[str, ...]:
+    """The command line of the guest, which goes with this process."""
+    options = {
+        "--name": config.name,
+        "--cores": config.cores,
+        "--price-class": config.price_class,
+        "--token-file": config.token_file,
+        "--drain-s": str(config.drain_s),
+        "--lease-s": str(config.lease_s),
+        "--grace-s": str(config.grace_s),
+        "--spot-notice": config.spot_notice,
+        "--local-directory": config.local_directory,
+        "--tls-ca-file": config.tls_ca_file,
+        "--tls-cert": config.tls_cert,
+        "--tls-key": config.tls_key,
+        "--parent": str(os.getpid()),
+    }
+    given = (word for option, value in options.items() if value for word in (option, value))
+    return (sys.executable, "-m", "flows.commands.worker", config.address, *given)

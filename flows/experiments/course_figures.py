@@ -1,0 +1,105 @@
+"""What came of a run whose guests came and went, beside the same run without guests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from artifacts.commit import StepCommit, read_commits, seconds_added
+from artifacts.journal import Journal
+from artifacts.reports.members import read_members
+from artifacts.store import Store
+from flows.experiments.injected_records import examine
+
+Figures = Mapping[str, Any]  # Any: JSON values
+WIDTH = 110  # characters of the tables
+REWARD = "reward/mean"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A run that is over."""
+
+    folder: Path
+    acts: tuple[Mapping[str, Any], ...]  # of the script, as they came about; Any: JSON values
+    is_whole: bool  # whether all of the script was played
+
+
+def figures_of(moved: Played, static: Played) -> Figures:
+    """Both runs step by step, what is wrong with either, and how their rewards differ."""
+    runs = {"with guests": moved, "static": static}
+    rewards = {name: _rewards(run) for name, run in runs.items()}
+    pairs = zip(rewards["with guests"], rewards["static"], strict=False)
+    differences = [reward - other for reward, other in pairs]
+    return {
+        "is_whole": moved.is_whole,
+        "acts": list(moved.acts),
+        "rewards": rewards,
+        "reward_difference": mean(differences),
+        "reward_difference_error": stdev(differences) / len(differences) ** 0.5,
+        "step_s": {name: median(seconds_added(_steps(run))) for name, run in runs.items()},
+        "tokens_by_guests": _guest_tokens(moved),
+        "wrong": [words for run in runs.values() for words in _wrong(run)],
+    }
+
+
+def what_is_wrong(figures: Figures) -> list[str]:
+    """Sentences; none where all is well."""
+    unplayed = "the script was not played to its end; raise --steps"
+    return [*figures["wrong"], *([] if figures["is_whole"] else [unplayed])]
+
+
+def tell(figures: Figures) -> None:
+    """Print it."""
+    script = Table("step", "stage", "after s", "what came about")
+    for act in figures["acts"]:
+        script.add_row(str(act["step"]), act["stage"], f"{act['at_s']:.0f}", act["what"])
+    steps = Table("step", "tokens by guests", "reward with guests", "static")
+    rewards = figures["rewards"]
+    for place, pair in enumerate(zip(*rewards.values(), strict=False), start=1):
+        tokens = figures["tokens_by_guests"].get(str(place), 0)
+        steps.add_row(str(place), f"{tokens:.0%}", *(f"{reward:.3f}" for reward in pair))
+    console = Console(width=WIDTH)
+    console.print(script, steps)
+    difference, error = figures["reward_difference"], figures["reward_difference_error"]
+    console.print(f"reward with guests less static: {difference:+.3f} +- {error:.3f} a step")
+    seconds = ", ".join(f"{name} {value:.1f} s" for name, value in figures["step_s"].items())
+    console.print(f"median step: {seconds}")
+    for words in what_is_wrong(figures):
+        console.print(f"wrong: {words}", markup=False)
+
+
+def _steps(run: Played) -> list[StepCommit]:
+    return list(read_commits(Store.open(str(run.folder))))
+
+
+def _rewards(run: Played) -> list[float]:
+    return [float(step.metrics[REWARD]) for step in _steps(run)]
+
+
+def _wrong(run: Played) -> list[str]:
+    findings = examine(Store.open(str(run.folder)))
+    told = (findings.lost, findings.doubled, findings.mixed_versions, findings.unbooked)
+    return [words for sentences in told for words in sentences]
+
+
+def _guest_tokens(run: Played) -> dict[str, float]:
+    """Share of a step's tokens that guests sampled, by step, where there are any."""
+    store = Store.open(str(run.folder))
+    guests = {member.name for member in read_members(store)}
+    journal, shares = Journal(store), {}
+    for step in _steps(run):
+        tokens: Counter[bool] = Counter()
+        for row in journal.read(step.step):
+            generated = row.response.generated
+            tokens[generated.engine in guests] += generated.num_sampled
+        if tokens[True]:
+            shares[str(step.step)] = tokens[True] / tokens.total()
+    return shares
