@@ -23,7 +23,6 @@ from rich.table import Table
 
 from artifacts.records import Group
 from artifacts.reports.summary import Estimate, mean_interval
-from benchmarks.simulated_round import load_version, make_engines, play_rounds, round_inputs
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -35,6 +34,7 @@ from tasks.scheduling.policies.base import Policy, Turn
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState
+from tasks.simulation.simulated_round import load_version, make_engines, play_rounds, round_inputs
 
 DOMAINS = ("math", "code", "qa")
 NUM_LAW_DRAWS = 200  # fresh responses per prompt that stand for its law

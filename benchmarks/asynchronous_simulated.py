@@ -21,8 +21,6 @@ from rich.console import Console
 from rich.table import Table
 
 from artifacts.records import Request
-from benchmarks.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
-from benchmarks.simulated_round import SimulatedRound
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -35,6 +33,8 @@ from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.seeds import derive_seed
+from tasks.simulation.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
+from tasks.simulation.simulated_round import SimulatedRound
 
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=4)
 TRAIN_S, MEAN_S, STEP_S, SLOTS = 4.0, 2.0, 0.01, 16

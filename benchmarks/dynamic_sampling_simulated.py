@@ -21,13 +21,6 @@ from rich.console import Console
 from rich.table import Table
 
 from artifacts.records import Fate
-from benchmarks.simulated_round import (
-    SimulatedRound,
-    load_version,
-    make_engines,
-    play_rounds,
-    round_inputs,
-)
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
@@ -41,6 +34,13 @@ from tasks.scheduling.policies.base import Policy, Turn
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState
+from tasks.simulation.simulated_round import (
+    SimulatedRound,
+    load_version,
+    make_engines,
+    play_rounds,
+    round_inputs,
+)
 
 DOMAINS = ("addition", "letters", "stories")
 RESERVE = 0.5  # further prompts per prompt that is trained

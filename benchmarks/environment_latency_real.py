@@ -30,11 +30,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from artifacts.new_tokens import parted
 from artifacts.records import Generated, Prompt, Request, WeightsRef
 from artifacts.weights import read_weights, write_weights
 from benchmarks.environment_latency import COLUMNS, LINES, LOCK_STEP, Line, told
 from benchmarks.episode_rounds import EpisodeFeed, Outcome, PlayedRun, outcome
-from benchmarks.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
 from benchmarks.slow_environments import LockStep, Played
 from benchmarks.watched_hosts import WatchedHosts
 from flows.config.run_config import RunConfig
@@ -44,15 +44,16 @@ from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.environments.base import EnvironmentHosts, EnvironmentSettings
 from tasks.environments.delayed import DelayedConfig
 from tasks.environments.episode_replica import EpisodeReplica
-from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.direct import DirectHosts
 from tasks.environments.hosts.pool import HostPool
 from tasks.environments.player import bridge_of
+from tasks.environments.processes.config import HostConfig
 from tasks.learner.models import resolve_model
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.seeds import derive_seed
+from tasks.simulation.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
 
 DOMAIN = "guess"
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=8)
@@ -190,7 +191,7 @@ async def count_turns(
     replica = bench.replica(DirectHosts(), settings, {})
     await replica.submit([replace(asked[name], attempt=0) for name in sorted(left)])
     while left - whole.keys():
-        for generated in await replica.collect(5.0):
+        for generated in parted(await replica.collect(5.0))[0]:
             assert generated.episode is not None
             whole[generated.response_id] = len(generated.episode.turns)
     for each in played:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from artifacts.records import Generated, Prompt, Request, Score
-from benchmarks.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
 from benchmarks.slow_environments import Conditions, LockStep, Played, SlowHosts
 from tasks.engines.mailbox import Mailbox
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
@@ -34,6 +33,7 @@ from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.seeds import derive_seed
+from tasks.simulation.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
 
 DOMAIN, BLANK, END = "game", 1, 2
 HEAD = (BLANK,) * 200

@@ -15,7 +15,8 @@ from dataclasses import replace
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.roll_flash_simulated import HEADLINE, SCALE, Setting, step_s
+from benchmarks.roll_flash_simulated import HEADLINE
+from flows.experiments.paper.flash_setting import SCALE, Setting, step_s
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.sync import SyncConfig
 

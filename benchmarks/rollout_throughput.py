@@ -14,26 +14,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from artifacts.new_tokens import parted
 from artifacts.records import Request
 from benchmarks.bare_llm import bare_llm
-from tasks.cluster.deaths import manner
+from benchmarks.paired_processes import in_pairs, paired_parser, tell
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 from tasks.engines.vllm.draws import own_draws
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.scheduling.seeds import derive_seed
 
 _KINDS = ("bare", "engine")
-_MARK = "RESULT "
 _SEED = 11
 
 
@@ -41,12 +38,10 @@ def main() -> None:
     options = _parser().parse_args()
     if options.kind:
         measured = _bare(options) if options.kind == "bare" else asyncio.run(_engine(options))
-        print(_MARK + json.dumps(measured), flush=True)
+        tell(measured)
         return
-    results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _KINDS}
-    for pair in range(options.pairs):
-        for kind in _KINDS if pair % 2 == 0 else _KINDS[::-1]:
-            results[kind].append(_in_fresh_process(kind))
+    module = "benchmarks.rollout_throughput"
+    for pair, results in enumerate(in_pairs(module, _KINDS, options.pairs)):
         same = results["bare"][-1]["checksum"] == results["engine"][-1]["checksum"]
         last = slice(-1, None)
         print(
@@ -73,40 +68,14 @@ def _compare(results: Mapping[str, Sequence[Mapping[str, Any]]], clock: str, whi
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model", help="local model directory")
-    parser.add_argument(
-        "--cores",
-        type=int,
-        nargs="+",
-        default=[0],
-        help="cores that the measured process is pinned to",
-    )
-    parser.add_argument("--pairs", type=int, default=3, help="how often to measure both")
-    parser.add_argument("--prompts", type=int, default=8, help="different prompts")
-    parser.add_argument("--responses", type=int, default=8, help="responses per prompt")
-    parser.add_argument("--prompt-tokens", type=int, default=100)
-    parser.add_argument("--new-tokens", type=int, default=64)
+    parser = paired_parser(__doc__, _KINDS, new_tokens=64)
     parser.add_argument(
         "--block-size",
         type=int,
         default=VllmEngineConfig().block_size,
         help="tokens per KV block, for both",
     )
-    parser.add_argument("--kind", choices=_KINDS, help=argparse.SUPPRESS)
     return parser
-
-
-def _in_fresh_process(kind: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.rollout_throughput", *sys.argv[1:], "--kind", kind]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    if not lines:
-        raise RuntimeError(
-            f"the process that measured {kind} {manner(done.returncode)}:\n{done.stderr[-3000:]}"
-        )
-    result: dict[str, Any] = json.loads(lines[0].removeprefix(_MARK))
-    return result
 
 
 def _config(options: argparse.Namespace) -> VllmEngineConfig:
@@ -118,7 +87,7 @@ def _config(options: argparse.Namespace) -> VllmEngineConfig:
     )
 
 
-def _requests(options: argparse.Namespace) -> list[Request]:
+def random_requests(options: argparse.Namespace) -> list[Request]:
     """Random prompts that share nothing with each other; the responses of one share all of it."""
     draw = random.Random(_SEED)
     prompts = [
@@ -145,7 +114,7 @@ def _bare(options: argparse.Namespace) -> dict[str, Any]:
     from vllm import SamplingParams
 
     stop = read_stop_ids(options.model, read_tokenizer(options.model))
-    requests = _requests(options)
+    requests = random_requests(options)
     seed_arguments = own_draws(llm)
 
     def generate(chosen: Sequence[Request], new_tokens: int) -> list[tuple[int, ...]]:
@@ -174,15 +143,14 @@ def _bare(options: argparse.Namespace) -> dict[str, Any]:
 async def _engine(options: argparse.Namespace) -> dict[str, Any]:
     engine = VllmEngine(_config(options), options.model, "engine-0", options.cores, _SEED)
     engine.start()
-    requests = _requests(options)
+    requests = random_requests(options)
 
     async def generate(chosen: Sequence[Request]) -> list[tuple[int, ...]]:
         done: dict[str, tuple[int, ...]] = {}
         await engine.submit(chosen)
         while len(done) < len(chosen):
-            done |= {
-                generated.response_id: generated.token_ids for generated in await engine.collect(60)
-            }
+            over, _ = parted(await engine.collect(60))
+            done |= {generated.response_id: generated.token_ids for generated in over}
         return [done[request.response_id] for request in chosen]
 
     await generate(requests[:4])

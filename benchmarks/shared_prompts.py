@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from artifacts.new_tokens import parted
 from artifacts.records import Generated, Request
 from flows.config.run_config import RunConfig
 from tasks.engines.vllm.core import VllmCore
@@ -118,7 +119,7 @@ def _play(core: VllmCore, requests: Sequence[Request]) -> list[Generated]:
     asked = Counter(request.prompt_id for request in requests)
     responses: list[Generated] = []
     while _num_complete(responses, asked) < _QUORUM * len(asked):
-        responses += core.step()
+        responses += parted(core.step())[0]
     return responses + core.abort([request.response_id for request in requests])
 
 
