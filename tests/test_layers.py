@@ -32,18 +32,22 @@ ROOMS = (
     "artifacts/reports",
     "tasks/scheduling",
     "tasks/cluster",
+    "tasks/weights",
     "tasks/engines",
     "tasks/sandbox",
     "tasks/rewards",
     "tasks/environments",
     "tasks/learner",
     "tasks/rounds",
+    "tasks/simulation",
     "tasks",
     "flows/config",
     "flows",
     "flows/commands",
     "flows/experiments",
 )
+# rooms within one: the first of a pair knows nothing of the second
+INNER_ROOMS = (("tasks/environments/processes", "tasks/environments/hosts"),)
 POLICIES_ROOM = ROOT / "tasks" / "scheduling" / "policies"
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=2)
 # what the policies call themselves and their rounds
@@ -116,6 +120,15 @@ def test_no_room_imports_one_above_it(path: Path) -> None:
         if ROOMS.index(room_of(other)) > height
     }
     assert not above
+
+
+@pytest.mark.parametrize(("below", "above"), INNER_ROOMS)
+def test_an_inner_room_knows_nothing_of_the_one_above_it(below: str, above: str) -> None:
+    sources = [path for path in SOURCES if ROOT / below in path.parents]
+    assert sources
+    for path in sources:
+        known = {str(other.relative_to(ROOT)) for other in imported_files(path)}
+        assert not {name for name in known if name.startswith(f"{above}/")}, path
 
 
 def test_files_import_each_other_in_no_circle() -> None:

@@ -29,6 +29,17 @@ NAMES = (
     "laptop-async",
     "agent",
     "tiny-agent",
+    "tiny-tools",
+    "elastic",
+)
+GUEST = "elastic-worker"
+PAPER = (
+    "paper",
+    "paper-end-to-end",
+    "paper-eta",
+    "paper-rewards",
+    "paper-stream",
+    "paper-spot",
 )
 Json = dict[str, Any]  # Any: JSON values
 
@@ -56,10 +67,10 @@ def deployments(launcher: Launcher) -> dict[str, Json]:
 
 
 def test_every_deployment_is_there(deployments: dict[str, Json]) -> None:
-    assert set(deployments) == set(NAMES)
+    assert set(deployments) == {*NAMES, GUEST, *PAPER}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, GUEST, *PAPER])
 def test_a_deployment_runs_in_the_clone_wherever_its_worker_is(
     deployments: dict[str, Json], name: str
 ) -> None:
@@ -83,6 +94,13 @@ def test_the_form_has_a_sentence_on_every_field(deployments: dict[str, Json], na
         "properties"
     ]  # a default in the form would be sent, and override the preset
     assert [field for field, value in config.items() if "default" in value] == []
+
+
+def test_the_form_of_a_guest_asks_for_the_address(deployments: dict[str, Json]) -> None:
+    assert deployments[GUEST]["work_queue_name"] == "spot"
+    schema = deployments[GUEST]["parameter_openapi_schema"]["definitions"]["ElasticWorkerConfig"]
+    assert schema["required"] == ["address"]
+    assert all(field.get("description") for field in schema["properties"].values())
 
 
 @pytest.mark.parametrize(

@@ -492,7 +492,9 @@ def test_the_surplus_of_a_complete_group_stops_while_its_slot_is_another_groups(
     first, second = (ref.prompt_id for ref in plan.prompts)
     scheduler = policy.scheduler(plan)
     assert scheduler.start() == [
-        Launch(prompt_id=name, index=index) for name in (first, second) for index in range(3)
+        Launch(prompt_id=name, index=index, oldest_version=version)
+        for name, version in ((first, 0), (second, 1))
+        for index in range(3)
     ]
     assert scored(scheduler, second, 2) == []
     assert scored(scheduler, second, 0) == [Abort(prompt_id=second, indices=(1,))]
@@ -507,7 +509,7 @@ def test_the_surplus_of_a_complete_group_stops_while_its_slot_is_another_groups(
     played = Played(plan=plan, state=before, accepted={first: 0}, carried=[carry])
     state = finish_round(before, plan, played)
     assert policy.scheduler(plan_of(state, step=3)).start() == [
-        Launch(prompt_id=second, index=index) for index in (0, 2)
+        Launch(prompt_id=second, index=index, oldest_version=1) for index in (0, 2)
     ]
 
 

@@ -12,8 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from artifacts.records import Running, response_id
-from benchmarks.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
-from benchmarks.simulated_round import SimulatedRound, make_engines
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
@@ -21,6 +19,8 @@ from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.figures import ledger_of
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
+from tasks.simulation.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
+from tasks.simulation.simulated_round import SimulatedRound, make_engines
 
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 

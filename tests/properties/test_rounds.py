@@ -15,7 +15,7 @@ from round_factories import ENGINE, Ended, make_engines, make_plan, plan_round, 
 from turn_factories import TalkingEngine
 
 from artifacts.records import Fate, Outcome
-from benchmarks.simulated_round import SimulatedRound
+from artifacts.sampled import sampled_versions
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
@@ -31,6 +31,7 @@ from tasks.scheduling.prompt_stream import draw_prompts
 from tasks.scheduling.queue_state import Carried, QueueState, finish_round
 from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
+from tasks.simulation.simulated_round import SimulatedRound
 
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
@@ -206,7 +207,7 @@ def test_every_step_trains_exactly_its_groups_of_scored_responses_of_the_current
                 )
                 assert response.generated.finish_reason != "aborted"
         assert {
-            span.version for response in one.result.generated for span in response.versions
+            span.version for response in one.result.generated for span in sampled_versions(response)
         } <= {plan.step - 1}
 
 

@@ -7,6 +7,7 @@ import asyncio
 
 from record_factories import make_request
 
+from artifacts.new_tokens import NewTokens, parted
 from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.askers import Asker, Askers
 from tasks.engines.base import EngineLost
@@ -103,5 +104,27 @@ def test_both_hear_of_a_replica_that_is_lost() -> None:
         replica.close()
         ended = await asyncio.gather(*waits, return_exceptions=True)
         assert [type(end) for end in ended] == [EngineLost, EngineLost]
+
+    run_virtual(share())
+
+
+def test_each_is_told_of_what_it_asked_for_before_that_is_over() -> None:
+    async def share() -> None:
+        telling = CONFIG.model_copy(update={"report_tokens": 16})
+        askers = Askers(SimulatedEngine("engine-0", telling))
+        await askers.submit(Asker.ROUND, [asked("a", index) for index in range(4)])
+        await askers.submit(Asker.EVALUATION, [asked("b", index) for index in range(4)])
+        for asker, prompt_id in ((Asker.ROUND, "a"), (Asker.EVALUATION, "b")):
+            reports: list[NewTokens] = []
+            whole: list[Generated] = []
+            while len(whole) < 4:
+                over, told = parted(await askers.collect(asker, 5.0))
+                assert not {new.response_id for new in told} & names(whole)
+                reports, whole = reports + told, whole + over
+            assert {new.prompt_id for new in reports} == {prompt_id}
+            for response in whole:
+                told = [new for new in reports if new.response_id == response.response_id]
+                num_told = sum(len(new.token_ids) for new in told)
+                assert 0 < len(response.token_ids) - num_told <= 16
 
     run_virtual(share())

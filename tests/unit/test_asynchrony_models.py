@@ -8,7 +8,9 @@ import pytest
 
 from benchmarks.asynchronous_simulated import TRAIN_S, play
 from benchmarks.asynchrony_models import bound_s
-from benchmarks.roll_flash_simulated import RATIOS, Setting, Simulated
+from benchmarks.roll_flash_simulated import Simulated
+from flows.experiments.paper.flash import RATIOS
+from flows.experiments.paper.flash_setting import Setting
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 
 

@@ -42,7 +42,7 @@ def course_of(
         config=config, context=CONTEXT, store=store, tracker=tracker, commits=(), links={}
     )
     layouts: Any = SimpleNamespace(observe=lambda report: PlannerState())
-    fleet: Any = SimpleNamespace(run=CONTEXT)
+    fleet: Any = SimpleNamespace(run=CONTEXT, members=tuple)
 
     async def evaluate(plan: StepPlan) -> StepPlan:
         return plan

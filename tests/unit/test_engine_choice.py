@@ -73,10 +73,11 @@ def test_a_run_chooses_it_with_one_field_and_keeps_the_real_one_otherwise() -> N
 
 
 def test_nobody_else_asks_which_engine_it_is() -> None:
-    """Configurations of one kind are named where they are defined, where their kind is listed, and
-    by what belongs to vLLM alone."""
+    """Configurations of one kind are named where they are defined, where their kind is listed, by
+    what belongs to vLLM alone, and by what plays on simulated machines."""
     names = {"VllmEngineConfig", "SimulatedEngineConfig"}
-    allowed = ("tasks/engines/", "tasks/rewards/judges/engine.py")
+    played = ("tasks/simulation/", "flows/experiments/")
+    allowed = ("tasks/engines/", "tasks/rewards/judges/engine.py", *played)
     rooms = [ROOT / room for room in ("flows", "tasks", "artifacts")]
     sources = [path for room in rooms for path in room.rglob("*.py")]
     askers = [

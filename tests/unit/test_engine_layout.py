@@ -47,6 +47,13 @@ class RecordingFleet:
     async def open_round(self, key: int, beside: Sequence[int]) -> None:
         assert not beside
 
+    async def published(self, *of_a_step: object) -> None:
+        """Guests would hear of it."""
+
+    def members(self) -> tuple[()]:
+        """No guests."""
+        return ()
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:

@@ -22,8 +22,10 @@ from episode_factories import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from record_factories import make_request
 
 from artifacts.episodes import Ending
+from artifacts.new_tokens import NewTokens, parted
 from artifacts.records import Fate, Generated, Request, Running, VersionSpan, WeightsRef
 from artifacts.turn_log import TurnLog, read_turns
 from tasks.engines.base import EngineLost
@@ -93,6 +95,27 @@ def same_episode(one: Generated, other: Generated) -> bool:
 
 
 # --- a whole episode ---------------------------------------------------------------------------
+
+
+def test_turns_are_told_of_to_nobody_and_other_responses_are() -> None:
+    """A turn is kept when its environment has answered it."""
+    plain = make_request(prompt_id="0/9", max_new_tokens=8)
+
+    async def play(stage: Stage) -> tuple[list[Generated], list[NewTokens]]:
+        await stage.replica.submit([episode(), plain])
+        whole: list[Generated] = []
+        reports: list[NewTokens] = []
+        while len(whole) < 2:
+            over, told = parted(await stage.replica.collect(100.0))
+            whole, reports = whole + over, reports + told
+        return whole, reports
+
+    telling = PACE.model_copy(update={"report_tokens": 1})
+    whole, reports = on_stage(play, pace=telling)
+    assert {new.response_id for new in reports} == {plain.response_id}
+    (played,) = (each for each in whole if each.episode is not None)
+    (expected,) = on_stage(lambda stage: stage.play(episode()))
+    assert same_episode(played, expected)
 
 
 def test_an_episode_is_one_response_of_given_and_sampled_tokens() -> None:

@@ -18,6 +18,7 @@ from artifacts.tables import ResponseRow
 from flows import reporter
 from flows.reporter import RunReporter
 from flows.run import OpenRun
+from tasks.guest_book import GuestBook
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
 
@@ -43,7 +44,7 @@ def evaluated(run: OpenRun, before: ResponseRow, after: ResponseRow) -> RunRepor
     """Tells of a run that was evaluated before its first step and after its last."""
     keep_answers(run, 0, before)
     keep_answers(run, 1, after)
-    teller = RunReporter(run)
+    teller = RunReporter(run, GuestBook(run.store, tuple))
     scores = {"heldout/0": 1.0}
     teller._evaluations = {0: make_evaluation(scores), 1: make_evaluation(scores, version=1)}
     return teller
@@ -69,7 +70,9 @@ def committed(root: str, rows: list[ResponseRow], group: Group) -> StepCommit:
     Journal(run.store).finalise(1, rows, (group,), ())
     report = make_report(())
     report = replace(report, rollout=replace(report.rollout, accepted=("0/1",)))
-    return RunReporter(run).commit_record(report, QueueState(), PlannerState(), None)
+    return RunReporter(run, GuestBook(run.store, tuple)).commit_record(
+        report, QueueState(), PlannerState(), None
+    )
 
 
 def test_a_commit_has_the_figures_of_its_episodes(artifacts: dict[str, str]) -> None:

@@ -21,7 +21,6 @@ from round_factories import make_plan, play, simulate_run
 from artifacts.datasets.choice import load_dataset
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import Generated, Outcome, Prompt
-from benchmarks.simulated_round import make_engines
 from examples.brief_reward import BriefConfig
 from examples.echo_engine import EchoEngineConfig
 from examples.praise_loss import PraiseLoss
@@ -34,6 +33,7 @@ from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.token_loss import TokenBatch
 from tasks.scheduling.policies.sync import SyncConfig
+from tasks.simulation.simulated_round import make_engines
 from tests.test_layers import ROOMS
 
 BY_PATH = ["guess_environment"]  # examples that no line of ours chooses, but an import path

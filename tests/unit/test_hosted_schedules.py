@@ -13,20 +13,20 @@ from episode_factories import EOS, GAME, PACE, TOKENIZER, GuessWriter
 from artifacts.records import Prompt
 from artifacts.sampled import sampled_versions
 from benchmarks.episode_rounds import EpisodeFeed
-from benchmarks.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
-from benchmarks.simulated_round import SimulatedRound
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.environments.bridge import make_bridge
 from tasks.environments.delayed import DelayedConfig
 from tasks.environments.episode_config import EpisodeConfig
 from tasks.environments.episode_replica import EpisodeReplica
-from tasks.environments.hosts.config import HostConfig
 from tasks.environments.hosts.pool import HostPool
+from tasks.environments.processes.config import HostConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
+from tasks.simulation.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
+from tasks.simulation.simulated_round import SimulatedRound
 
 PATIENT = HostConfig(num_hosts=48, reset_s=120.0, step_s=120.0)  # however busy the machine is
 SLOW = DelayedConfig(

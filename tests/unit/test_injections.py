@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def _adopting() -> Iterator[None]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> InjectedRun:
-    return InjectedRun(RunOrder(root=tmp_path, name="run", preset="tiny", settings=()), {}, ())
+    return InjectedRun(RunOrder(root=tmp_path, name="run", preset="tiny", settings=()), {}, tuple)
 
 
 @pytest.mark.parametrize("count", [1, 2, 50])
@@ -108,6 +109,15 @@ def test_a_worker_is_known_by_the_log_that_it_writes_into(tmp_path: Path) -> Non
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_run_that_makes_its_model_says_so(run: InjectedRun) -> None:
+    told = run.folder.with_suffix(".txt")
+    told.write_text("")
+    run.silent_s()
+    before = run.silent_s()
+    os.utime(told, ns=(0, told.stat().st_mtime_ns + 1))
+    assert run.silent_s() < before
 
 
 def test_a_run_that_writes_nothing_stands_still_whatever_it_logs(run: InjectedRun) -> None:

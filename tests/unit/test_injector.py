@@ -7,6 +7,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -63,7 +64,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def told_of(root: Path, script: str, *injections: Injection) -> tuple[Told, InjectedRun]:
     order = RunOrder(root=root, name="run", preset="tiny", settings=())
-    run = ScriptedRun(order, {}, psutil.Process().children())
+    run = ScriptedRun(order, {}, partial(tuple, psutil.Process().children()))
     run.script = script
     told = Injector(TABLE, injections, 0, math.inf).play(run, NUM_STEPS)
     return told, run

@@ -12,36 +12,55 @@ from prefect import Flow
 
 from flows.config.presets import PRESETS
 from flows.config.run_config import PRESET_VARIABLE, RunConfig
+from flows.elastic_worker import ElasticWorkerConfig
+from flows.experiments.paper.flow import PaperConfig
+from flows.experiments.paper.registry import chosen
 
 Json = dict[str, Any]  # Any: YAML values
 FILE: Json = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())
 LAPTOP = ("laptop", "laptop-sync", "laptop-async")
 CPU_JOBS = ("tinycode", "rollpacker", "rollpacker-mixed", "overlap", "agent")
 DEPLOYMENTS: dict[str, Json] = {one["name"]: one for one in FILE["deployments"]}
+GUEST = "elastic-worker"
+PAPER = [f"paper{what}" for what in ("", "-end-to-end", "-eta", "-rewards", "-stream", "-spot")]
+OF_TRAINING = [name for name in DEPLOYMENTS if name not in (GUEST, *PAPER)]
 
 
 def test_there_is_a_deployment_for_every_profile() -> None:
-    tiny, gpu = ("tiny", "tiny-async", "tiny-agent"), ("one-gpu", "eight-gpu")
-    assert list(DEPLOYMENTS) == [*LAPTOP, *CPU_JOBS, *tiny, *gpu]
+    tiny = ("tiny", "tiny-async", "tiny-agent", "tiny-tools")
+    gpu = ("one-gpu", "eight-gpu")
+    assert list(DEPLOYMENTS) == [*LAPTOP, *CPU_JOBS, *tiny, *gpu, "elastic", GUEST, *PAPER]
     assert len(FILE["deployments"]) == len(DEPLOYMENTS)
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_a_deployment_runs_the_training_flow(name: str) -> None:
-    assert DEPLOYMENTS[name]["entrypoint"] == "flows.train.train"
-    module, _, attribute = DEPLOYMENTS[name]["entrypoint"].rpartition(".")
+def test_a_deployment_runs_a_flow_with_its_parameters(name: str) -> None:
+    entrypoint = DEPLOYMENTS[name]["entrypoint"]
+    assert (entrypoint == "flows.train.train") == (name in OF_TRAINING)
+    module, _, attribute = entrypoint.rpartition(".")
     flow = getattr(importlib.import_module(module), attribute)
     assert isinstance(flow, Flow)
     assert list(flow.parameters.properties) == list(DEPLOYMENTS[name]["parameters"])
 
 
-@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_guest_is_a_flow_of_a_queue_of_its_own() -> None:
+    ElasticWorkerConfig.model_validate(DEPLOYMENTS[GUEST]["parameters"]["config"])
+    assert DEPLOYMENTS[GUEST]["work_pool"]["work_queue_name"] == "spot"
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_deployment_of_experiments_names_some_that_there_are(name: str) -> None:
+    config = PaperConfig.model_validate(DEPLOYMENTS[name]["parameters"]["config"])
+    assert len(chosen(config.names, config.scale)) >= 1
+
+
+@pytest.mark.parametrize("name", OF_TRAINING)
 def test_a_deployments_parameters_are_a_valid_configuration(name: str) -> None:
     config = RunConfig.model_validate(DEPLOYMENTS[name]["parameters"]["config"])
     assert config.preset in PRESETS
 
 
-@pytest.mark.parametrize("name", DEPLOYMENTS)
+@pytest.mark.parametrize("name", OF_TRAINING)
 def test_a_run_of_a_deployment_that_names_no_preset_has_the_deployments(name: str) -> None:
     environment = DEPLOYMENTS[name]["work_pool"]["job_variables"]["env"]
     assert environment[PRESET_VARIABLE] == DEPLOYMENTS[name]["parameters"]["config"]["preset"]

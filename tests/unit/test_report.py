@@ -14,9 +14,11 @@ from learner_factories import make_group
 from plan_factories import CONTEXT, make_report, make_step_plan, span
 
 from artifacts.commit import StepCommit
+from artifacts.prices import PriceConfig
 from artifacts.records import Group, Span
 from artifacts.store import Store
 from flows import reporter
+from tasks.guest_book import GuestBook
 from tasks.learner.reports import AccumulateReport, Skipped, token_means
 from tasks.report import STAGES, stage_times
 from tasks.rewards.judges.desk import JudgeSpan, JudgingReport
@@ -205,13 +207,13 @@ def test_counters_are_the_totals_of_the_run_up_to_the_step() -> None:
 
 def test_counters_go_on_where_an_earlier_attempt_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter, "get_client", lambda: None)
-    config = SimpleNamespace(num_steps=9, seed=0, rewards=CONTEXT.rewards)
+    config = SimpleNamespace(num_steps=9, seed=0, rewards=CONTEXT.rewards, prices=PriceConfig())
     given = {"config": config, "context": CONTEXT, "store": Store.open("memory://counters")}
     nothing = SimpleNamespace(read=lambda step: [], read_groups=lambda step, rows: [])
 
     def committed(commits: tuple[StepCommit, ...]) -> StepCommit:
         run: Any = SimpleNamespace(commits=commits, **given)  # Any: stands in for an open run
-        teller = reporter.RunReporter(run)
+        teller = reporter.RunReporter(run, GuestBook(run.store, tuple))
         monkeypatch.setattr(teller, "_journal", nothing)
         plan = make_step_plan(len(commits) + 1)
         planner = PlannerState()
@@ -221,3 +223,19 @@ def test_counters_go_on_where_an_earlier_attempt_ended(monkeypatch: pytest.Monke
     resumed = committed((first,))
     assert (first.counters["tokens_trained"], resumed.counters["tokens_trained"]) == (20, 40)
     assert resumed.counters["updates_made"] == 2
+
+
+@pytest.mark.parametrize(
+    ("lost_tokens", "sum_and_most"), [((3, 8, 5), (16.0, 8.0)), ((), (None, None))]
+)
+def test_a_step_tells_what_lost_engines_cost_where_anybody_knows(
+    lost_tokens: tuple[int, ...], sum_and_most: tuple[float | None, float | None]
+) -> None:
+    report = make_report(())
+    rollout = replace(report.rollout, num_interrupted=3, lost_tokens_bounds=lost_tokens)
+    metrics = step_metrics(replace(report, rollout=rollout), QueueState(), ())
+    assert metrics["rollout/interrupted_responses"] == 3
+    names = "rollout/lost_tokens_bound", "rollout/lost_tokens_bound_of_one"
+    assert tuple(map(metrics.get, names)) == sum_and_most
+    undisturbed = step_metrics(report, QueueState(), ())
+    assert [undisturbed[name] for name in names] == [0, 0]

@@ -68,6 +68,18 @@ def page_of(run: OpenRun, *, is_over: bool = True) -> str:
     return results.page(run.commits, evaluations, answers, summary, is_over).decode()
 
 
+def test_the_page_tells_dollars_where_prices_are_set(tmp_path: Path) -> None:
+    commit = make_commit(1)
+    figures = {"cost/dollars": 0.5, "cost/reserved_dollars": 0.5, "cost/added_s": 10.0}
+    uses = {"cost/reserved_generating_s": 15.0, "cost/reserved_idle_s": 5.0}
+    priced = replace(commit, metrics={**commit.metrics, **figures, **uses})
+    run = make_run(Store.open(str(tmp_path)), priced, prices={"classes": {"reserved": 90.0}})
+    keep_answers(run, 0, make_row("heldout/0", "4", 0.0), make_row("heldout/1", "x", 0.0))
+    words = " ".join(Page(page_of(run, is_over=False)).text.split())
+    assert "0.50 dollars (0.5 a step), 200 trained tokens a dollar" in words
+    assert "reserved, generating 15.0 s 75.0 %" in words
+
+
 def test_the_page_tells_result_cost_configuration_and_where_to_look(run: OpenRun) -> None:
     html = page_of(run)
     page = Page(html)

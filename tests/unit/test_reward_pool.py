@@ -25,7 +25,8 @@ from artifacts.datasets.code_cases import AssertionCase, CodeGold, StdioCase, ca
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.custom import CustomConfig
 from tasks.rewards.maths.math_answer import MathAnswerConfig
-from tasks.rewards.pool import RewardPool, close_pools, next_kind, pool_of
+from tasks.rewards.next_kind import next_kind
+from tasks.rewards.pool import RewardPool, close_pools, pool_of
 from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, Anchor, TimeoutBook
 from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner

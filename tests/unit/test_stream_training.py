@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tasks.scheduling.device_groups import DeviceGroup
 from tasks.scheduling.stream_training import (
+    Moment,
     Reading,
     RunningRequest,
     ScaleDown,
@@ -65,7 +66,7 @@ def test_only_a_milestone_asks_for_a_reading() -> None:
     trainer = StreamTrainer(ON, PAIRS, accept_prompts=20)
     due = []
     for accepted in range(21):
-        due.append(trainer.is_due(accepted))
+        due.append(trainer.is_due(Moment(num_accepted=accepted)))
         trainer.handle(reading(accepted, [request(bound=10_000)] * 40))  # never fits
     assert [accepted for accepted, is_due in enumerate(due) if is_due] == [4, 5, 6, 7, 8, 9, 10]
 
@@ -92,7 +93,7 @@ def test_a_disabled_trainer_frees_nothing() -> None:
         accept_prompts=10,
     )
     assert trainer.start() == []
-    assert not trainer.is_due(10)
+    assert not trainer.is_due(Moment(num_accepted=10))
     assert trainer.handle(reading(10)) == []
 
 

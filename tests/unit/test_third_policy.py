@@ -18,7 +18,6 @@ from round_factories import make_engines, simulate_run
 from artifacts.commit import StepCommit, commit_step, read_commits
 from artifacts.reports import canvas, plots
 from artifacts.store import Store
-from benchmarks.simulated_round import SimulatedRound
 from flows import course
 from flows.commands.algebra_rows import algebra_rows
 from flows.config.run_config import RunConfig
@@ -41,6 +40,7 @@ from tasks.scheduling.policies.base import Turn
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState
+from tasks.simulation.simulated_round import SimulatedRound
 from tasks.step_metrics import step_metrics
 from tests.unit.test_open_run import opened
 

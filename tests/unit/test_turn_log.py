@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from artifacts.attempt_log import MAX_OPEN, drop_attempts
 from artifacts.episodes import Ending, Episode, Snapshot, Turn
 from artifacts.records import Generated, VersionSpan
-from artifacts.turn_log import MAX_OPEN, TurnLog, drop_turns, read_turns
+from artifacts.turn_log import TurnLog, read_turns
 
 TEXTS = st.text(max_size=8)
 NUMBERS = st.floats(allow_nan=False)
@@ -172,7 +173,7 @@ def test_attempts_are_apart_and_go_by_themselves(whole: Generated, tmp_path: Pat
             log.write(replace(whole, index=attempt, attempt=attempt), 0)
     log.close()
     assert len(read_turns(folder, everything)) == len(attempts)
-    drop_turns(folder, lambda attempt: attempt < 7003)
+    drop_attempts(folder, lambda attempt: attempt < 7003)
     assert {found.attempt for found in read_turns(folder, everything).values()} == {*attempts[2:]}
     assert read_turns(tmp_path / "nothing", everything) == {}
 
@@ -188,4 +189,4 @@ def test_a_disk_that_takes_nothing_ends_the_log_and_is_told_once(
     log.write(whole, 0)
     log.write(whole, 0)
     (told,) = caplog.messages
-    assert "turns are kept no more" in told
+    assert "turns of episodes are kept no more" in told

@@ -1,0 +1,229 @@
+"""A run whose engines it did not all start: a worker joins in mid-run, gets requests and is killed,
+another joins, and no response is lost or trained twice; and one whose guests see none of its files
+pull them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from mlflow import MlflowClient
+
+from flows.commands.local_stack import free_port
+from flows.experiments.network_hosts import network_hosts, why_not
+from tests.flows.conftest import ENDS_WITHIN_S, ROOT, SIMULATED, Launcher
+
+pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+
+STEPS = 8
+SLOW = "engine.step_s=0.08"  # of a token: a round takes some seconds
+COMES_WITHIN_S = 200.0
+NO_HOSTS = why_not()
+TOKEN = "of-the-run"
+
+
+@contextmanager
+def guest(
+    address: str, name: str, environment: dict[str, str], *words: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`rollflow worker` until the end of the block."""
+    command = [sys.executable, "-m", "flows.commands.worker", address, "--name", name, *words]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until(
+    is_so: Callable[[], bool],
+    what: str,
+    run: subprocess.Popen[str],
+    within_s: float = COMES_WITHIN_S,
+) -> None:
+    """Fails with the run's own words when that ends before."""
+    ends = time.monotonic() + within_s
+    while not is_so():
+        assert run.poll() is None, f"the run ended before {what}: {run.communicate()}"
+        assert time.monotonic() < ends, f"{what} did not come within {within_s:.0f} s"
+        time.sleep(0.05)
+
+
+def commits(run: Path) -> list[dict[str, Any]]:  # Any: JSON
+    """The commits of a run, in order."""
+    return [json.loads(path.read_text()) for path in sorted((run / "steps").glob("*.json"))]
+
+
+def figure(run: Path, name: str) -> list[float]:
+    """Of every step."""
+    return [commit["metrics"][name] for commit in commits(run)]
+
+
+def members(run: Path) -> dict[str, dict[str, Any]]:  # Any: JSON
+    """What is kept of the guests, by name."""
+    return {line["name"]: line for line in json.loads((run / "report/members.json").read_text())}
+
+
+def test_a_killed_guest_costs_no_response(launcher: Launcher, tmp_path: Path) -> None:
+    run, port = tmp_path / "guests", free_port()
+    process = launcher.start(
+        tmp_path,
+        *(*SIMULATED, SLOW, f"num_steps={STEPS}", f'run_name="{run.name}"'),
+        *("guests.enabled=true", f"cluster.scheduler_port={port}"),
+    )
+    address = f"tcp://127.0.0.1:{port}"
+    try:
+        wait_until((run / "plans/00001.json").exists, "the first round", process)
+        with guest(address, "spot", launcher.environment) as first:
+            wait_until(lambda: sum(figure(run, "guests/tokens")) > 0, "a guest's token", process)
+            under_way = len(commits(run)) + 1
+            wait_until((run / f"plans/{under_way:05d}.json").exists, "the next round", process)
+            begun_s = time.monotonic()
+            wait_until(lambda: time.monotonic() > begun_s + 1.0, "its middle", process)
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+            with guest(address, "spot", launcher.environment):
+                out, err = process.communicate(timeout=ENDS_WITHIN_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert f"rollflow worker {address}" in out
+    for step in range(1, STEPS + 1):
+        rows = f"read_parquet('{run}/responses/step={step:05d}/*.parquet')"
+        (kept,) = duckdb.sql(
+            f"select count(*), count(distinct (prompt_id, index)) from {rows} where fate='trained'"
+        ).fetchall()
+        assert kept == (16, 16)
+    assert figure(run, "round/attempts") == [1.0] * STEPS, "no step was begun again"
+    came = members(run)
+    assert came["spot.g1"]["state"] == "gone"
+    assert came["spot.g1"]["num_tokens"] > 0
+    assert sum(figure(run, "guests/joined")) >= 1
+    assert sum(figure(run, "guests/lost")) >= 1
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    names = [experiment.experiment_id for experiment in client.search_experiments()]
+    (tracked,) = client.search_runs(names)
+    assert client.get_metric_history(tracked.info.run_id, "guests/present")
+    assert "spot.g1" in (run / "report/index.html").read_text()
+
+
+def weights_in(folder: Path) -> list[str]:
+    """What a guest with this --local-directory has pulled, by name."""
+    return sorted(path.name for path in folder.glob("dask-scratch-space/*/rollflow-weights/*"))
+
+
+def refused(address: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """How a worker with another token ends: exit status, what it says."""
+    (token := folder.with_suffix(".token")).write_text("another")
+    words = ("--name", "stranger", "--token-file", str(token), "--local-directory", str(folder))
+    ended = subprocess.run(
+        [sys.executable, "-m", "flows.commands.worker", address, *words],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=COMES_WITHIN_S,
+    )
+    return ended.returncode, ended.stderr
+
+
+def knock(address: str, port: int) -> int:
+    """The status with which somebody without the token is answered by the weight server."""
+    asked = urllib.request.Request(f"http://{address}:{port}/versions/model")
+    with pytest.raises(urllib.error.HTTPError) as answered:
+        urllib.request.urlopen(asked, timeout=30)
+    with answered.value as error:
+        return error.code
+
+
+def test_a_guest_pulls_what_it_needs_and_a_stranger_gets_nothing(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """The simulated engine reads its tokenizer from the model's folder that came."""
+    run, port, weight_port = tmp_path / "pulls", free_port(), free_port()
+    spot, stranger = tmp_path / "spot", tmp_path / "stranger"
+    (token := tmp_path / "token").write_text(TOKEN)
+    process = launcher.start(
+        tmp_path,
+        *(*SIMULATED, SLOW, "num_steps=4", f'run_name="{run.name}"'),
+        *("guests.enabled=true", f'guests.token_file="{token}"', f"cluster.scheduler_port={port}"),
+        *("guests.weights.enabled=true", f"guests.weights.port={weight_port}"),
+    )
+    address = f"tcp://127.0.0.1:{port}"
+    words = ("--host", "127.0.0.1", "--token-file", str(token), "--local-directory", str(spot))
+    try:
+        wait_until((run / "plans/00001.json").exists, "the first round", process)
+        with guest(address, "spot", launcher.environment, *words) as worker:
+            wait_until(lambda: sum(figure(run, "guests/tokens")) > 0, "a guest's token", process)
+            held = weights_in(spot)
+            assert knock("127.0.0.1", weight_port) == 401
+            code, said = refused(address, stranger, launcher.environment)
+            _, err = process.communicate(timeout=ENDS_WITHIN_S)
+            worker.wait(COMES_WITHIN_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert held[-1] == "model"
+    assert len(held) > 1, "and the versions"
+    assert not weights_in(spot), "nothing stays"
+    assert (code, weights_in(stranger)) == (2, [])
+    assert "guest stranger is refused: the token must be the run's, this one is not" in said
+    spoken = members(run)["spot.g1"]
+    assert spoken["num_tokens"] > 0
+    assert spoken["joined_s"] > spoken["since_s"] + spoken["build_s"]
+    assert spoken["pull_s"] > 0
+    assert max(figure(run, "guests/pull_s")) > 0
+    page = (run / "report/index.html").read_text()
+    assert "127.0.0.1 was refused weights once," in page
+    assert "it showed no proof" in (run / "log/flow.log").read_text()
+
+
+@pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "hosts can be made")
+def test_a_guest_on_another_host_pulls_unasked(launcher: Launcher, tmp_path: Path) -> None:
+    """Where the scheduler listens for other machines, guests pull by default."""
+    run, port = tmp_path / "far", free_port()
+    (token := tmp_path / "token").write_text(TOKEN)
+    with network_hosts("far") as hosts:
+        process = launcher.start(
+            tmp_path,
+            *(*SIMULATED, SLOW, "num_steps=4", f'run_name="{run.name}"', "guests.enabled=true"),
+            *(f'guests.token_file="{token}"', f'cluster.scheduler_host="{hosts.here}"'),
+            f"cluster.scheduler_port={port}",
+            f'guests.weights.allowed_senders=["{hosts.network}"]',
+        )
+        words = ("--name", "far", "--host", hosts.address("far"), "--token-file", str(token))
+        words = (*words, "--local-directory", str(tmp_path / "spot"))
+        command = ["-m", "flows.commands.worker", f"tcp://{hosts.here}:{port}", *words]
+        try:
+            wait_until((run / "plans/00001.json").exists, "the first round", process)
+            far = hosts.run_in(
+                "far",
+                [sys.executable, *command],
+                cwd=ROOT,
+                env=os.environ | launcher.environment,
+                stderr=subprocess.DEVNULL,
+            )
+            wait_until(lambda: sum(figure(run, "guests/tokens")) > 0, "a guest's token", process)
+            held = weights_in(tmp_path / "spot")
+            _, err = process.communicate(timeout=ENDS_WITHIN_S)
+            far.wait(COMES_WITHIN_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    assert held[-1] == "model"
+    assert members(run)["far.g1"]["pull_s"] > 0

@@ -1,0 +1,118 @@
+"""The script of guests that come and go: what it waits for, and what it does then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from artifacts.reports.members import MemberLine, keep_members
+from artifacts.store import Store
+from flows.experiments.course_figures import what_is_wrong
+from flows.experiments.elastic_course import CUT_S, Course
+from flows.experiments.guest_park import GuestPark, Place
+from flows.experiments.injected_run import InjectedRun
+
+
+class Park:
+    """Two places, and what was done to them."""
+
+    def __init__(self) -> None:
+        self.places = [Place(name="guest-0", core=0), Place(name="guest-1", core=1)]
+        self.done: list[tuple[str, str]] = []
+
+    def fill(self, place: Place) -> None:
+        self.done.append(("fill", place.name))
+
+    def drain(self, place: Place) -> None:
+        self.done.append(("drain", place.name))
+
+    def kill(self, place: Place) -> None:
+        self.done.append(("kill", place.name))
+
+    def cut(self, place: Place, for_s: float) -> None:
+        assert for_s == CUT_S
+        self.done.append(("cut", place.name))
+
+
+class Scene:
+    """A run of which a test says how far it is, and who is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = SimpleNamespace(committed=1, stage="training", folder=folder)
+        self.park = Park()
+        self.course = Course(cast("InjectedRun", self.run), cast("GuestPark", self.park))
+
+    def present(self, *names: str) -> None:
+        lines = [
+            MemberLine(
+                name=f"{name}.g1",
+                worker=name,
+                price_class="spot",
+                devices=("core",),
+                state="present",
+                since_s=0.0,
+                until_s=None,
+                version=1,
+                reason="",
+            )
+            for name in names
+        ]
+        keep_members(Store.open(str(self.run.folder)), lines)
+
+    def look(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.course.look()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_guests_come_and_go_as_the_script_has_it(scene: Scene) -> None:
+    park, run = scene.park, scene.run
+    scene.look()
+    assert park.done == []  # no round is open
+    run.stage = "rollout"
+    scene.look(3)
+    assert park.done == [("fill", "guest-0")]
+    scene.present("guest-0")
+    scene.look(3)
+    assert len(park.done) == 1  # no step was played with it
+    run.committed = 2
+    scene.look(2)
+    assert park.done[-1] == ("drain", "guest-0")
+    scene.look(4)
+    assert park.done[-2:] == [("fill", "guest-0"), ("kill", "guest-0")]
+    scene.present()
+    run.committed = 4
+    scene.look(2)
+    assert park.done[-1] == ("kill", "guest-0")
+    run.committed = 5  # the steps 4 and 5 were whole ones without anybody
+    scene.look()
+    run.committed = 7
+    scene.look()
+    assert park.done[-1] == ("fill", "guest-1")
+    scene.present("guest-1")
+    scene.look(2)
+    assert park.done[-1] == ("cut", "guest-1")
+    scene.present()
+    scene.look()
+    scene.present("guest-1")
+    scene.look()
+    assert not scene.course.is_over
+    run.committed = 8
+    scene.look()
+    assert scene.course.is_over
+    assert [act.step for act in scene.course.acts][-2:] == [8, 9]
+
+
+def test_a_script_that_is_cut_short_is_wrong() -> None:
+    figures = {"wrong": ["a prompt is lost"], "is_whole": False}
+    first, second = what_is_wrong(figures)
+    assert first == "a prompt is lost"
+    assert "raise --steps" in second
+    assert what_is_wrong({"wrong": [], "is_whole": True}) == []
