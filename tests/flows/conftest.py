@@ -8,10 +8,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import pytest
@@ -97,6 +98,7 @@ class Launcher:
         return Finished(code=process.returncode, out=out, err=err)
 
 
+Start = Callable[..., "subprocess.Popen[bytes]"]  # ...: as subprocess.Popen takes them
 WORKERS = ("control", "engine-0", "engine-1", "learner-0", "learner-1")  # those of the tiny preset
 DASK_SETTINGS = {
     "DASK_DISTRIBUTED__WORKER__DAEMON": "False",
@@ -109,39 +111,32 @@ DASK_SETTINGS = {
 
 
 class JoinedCluster:
-    """A Dask cluster that no run starts or ends, as docs/operations.md has it."""
+    """A Dask cluster that no run starts or ends, as docs/operations.md has it; `far` starts those
+    of its workers that are on other hosts."""
 
-    def __init__(self, environment: dict[str, str], scratch: Path) -> None:
+    def __init__(
+        self, environment: dict[str, str], scratch: Path, host: str, far: Mapping[str, Start]
+    ) -> None:
         port = free_port()
-        self.address = f"tcp://127.0.0.1:{port}"
+        self.address = f"tcp://{host}:{port}"
         self._environment, self._scratch = os.environ | environment | DASK_SETTINGS, scratch
-        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", str(port))
-        self._workers = [self._worker(name) for name in WORKERS]
+        self.scheduler = self._start(
+            subprocess.Popen, "scheduler", "--host", host, "--port", str(port)
+        )
+        starts = dict.fromkeys(WORKERS, subprocess.Popen) | far
+        self._workers = [self._worker(start, name) for name, start in starts.items()]
 
-    def _worker(self, name: str) -> subprocess.Popen[bytes]:
-        threads, slots = (
-            ("6", "coordinator=4") if name == "control" else ("2", f"{name.partition('-')[0]}=1")
-        )
-        size = (
-            "--nthreads",
-            threads,
-            "--resources",
-            slots,
-            "--nworkers",
-            "1",
-            "--memory-limit",
-            "0",
-        )
-        return self._start(
-            "worker", self.address, "--name", name, "--local-directory", str(self._scratch), *size
-        )
+    def _worker(self, start: Start, name: str) -> subprocess.Popen[bytes]:
+        role = name.partition("-")[0]
+        threads, slots = ("6", "coordinator=4") if role == "control" else ("2", f"{role}=1")
+        size = ("--nthreads", threads, "--resources", slots, "--nworkers", "1")
+        place = ("--local-directory", str(self._scratch), "--memory-limit", "0")
+        return self._start(start, "worker", self.address, "--name", name, *place, *size)
 
-    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, start: Start, *words: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "dask", *words, "--no-dashboard"]
         with (self._scratch / "dask.log").open("ab") as log:
-            return subprocess.Popen(
-                command, cwd=ROOT, env=self._environment, stdout=log, stderr=log
-            )
+            return start(command, cwd=ROOT, env=self._environment, stdout=log, stderr=log)
 
     def close(self) -> None:
         for process in (*self._workers, self.scheduler):
@@ -155,10 +150,15 @@ class JoinedCluster:
 
 
 @contextmanager
-def joined_cluster(environment: dict[str, str], scratch: Path) -> Iterator[JoinedCluster]:
+def joined_cluster(
+    environment: dict[str, str],
+    scratch: Path,
+    host: str = "127.0.0.1",
+    far: Mapping[str, Start] = MappingProxyType({}),
+) -> Iterator[JoinedCluster]:
     """A cluster for the block, what it writes below `scratch`."""
     scratch.mkdir()
-    cluster = JoinedCluster(environment, scratch)
+    cluster = JoinedCluster(environment, scratch, host, far)
     try:
         yield cluster
     finally:
