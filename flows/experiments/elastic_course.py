@@ -57,7 +57,7 @@ class Course:
 
     def __init__(self, run: InjectedRun, park: GuestPark) -> None:
         self.acts: list[Act] = []
-        self._run = run
+        self._run, self._park = run, park
         self._began_s = time.monotonic()
         self._script = self._played(park, *park.places)
         self._waits_for: tuple[str, Holds] | None = next(self._script)
@@ -69,6 +69,7 @@ class Course:
 
     def look(self) -> None:
         """Go on with the script if what it waits for has come about."""
+        self._park.renew()
         if self._waits_for is not None and self._waits_for[1]():
             at_s = time.monotonic() - self._began_s
             act = Act(

@@ -26,6 +26,7 @@ import psutil  # type: ignore[import-untyped]  # it has no stubs
 
 from flows.commands.local_stack import free_port
 from flows.experiments.network_hosts import NetworkHosts, NetworkRefused, network_hosts
+from tasks.cluster.guest_process import LOST
 from tasks.weights.weight_config import LOOPBACK
 
 LONGEST_PAUSE_S = 20.0  # before an empty place is filled again
@@ -141,6 +142,12 @@ class GuestPark:
                 place.worker = subprocess.Popen(command, stdout=output, stderr=output)
             else:
                 place.worker = self._hosts.run_in(place.name, command, stdout=output, stderr=output)
+
+    def renew(self) -> None:
+        """Start those again that ended because they must begin anew, as a pool of machines does."""
+        for place in self.places:
+            if place.worker is not None and place.worker.poll() == LOST:
+                self.fill(place)
 
     def drain(self, place: Place) -> None:
         """Have it leave."""

@@ -26,6 +26,9 @@ class Park:
     def fill(self, place: Place) -> None:
         self.done.append(("fill", place.name))
 
+    def renew(self) -> None:
+        pass
+
     def drain(self, place: Place) -> None:
         self.done.append(("drain", place.name))
 
