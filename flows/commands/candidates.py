@@ -75,9 +75,10 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """With all that it is but its devices."""
+        """With all that it is."""
         streams = ", stream trainer" if self.streams else ""
-        return f"{self.policy}{streams}, engines of {self.size}"
+        apart = f", {self.num_learners} devices train alone" if self.num_learners else ""
+        return f"{self.policy}{streams}, engines of {self.size}{apart}"
 
     def placement(self, num_devices: int) -> str:
         """In a few words."""

@@ -34,7 +34,8 @@ and how sure that is. --write keeps the answer for rollflow train --settings.
 Nothing is started.
 """
 WORKLOADS = ("math", "code", "judge", "mixed", "no_tail")
-WIDTH = 120  # characters of the table
+WIDTH = 130  # characters of the table
+SHORT_S = 10.0  # seconds below which two digits are shown
 FIGURES = ("step s", "loses s", "rollout", "tokens/s")
 
 
@@ -195,7 +196,7 @@ def check(place: Situation, num_draws: int) -> Iterator[str]:
         return
     yield (
         f"the recorded run itself plays as {_with_spread(itself.mean_s, itself.spread_s)} s a"
-        f" step; it took {fmean(measured):.1f} s, the first step left out"
+        f" step; it took {_with_spread(fmean(measured), 0.0)} s, the first step left out"
     )
 
 
@@ -221,7 +222,8 @@ def _is_close(each: Expected, best: Expected) -> bool:
 
 
 def _with_spread(value: float, spread: float) -> str:
-    return f"{value:.1f} +- {spread:.1f}" if spread else f"{value:.1f}"
+    digits = 2 if max(value, spread) < SHORT_S else 1
+    return f"{value:.{digits}f}" + (f" +- {spread:.{digits}f}" if spread else "")
 
 
 if __name__ == "__main__":

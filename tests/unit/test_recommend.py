@@ -143,7 +143,7 @@ def test_a_run_says_what_is_not_given_and_how_fast_its_machine_is(
     assert main(["--run", str(run), "--seeds", "2", "--write", str(file)]) == 0
     told = capsys.readouterr().out
     assert "2 devices as the run measured them" in told
-    assert f"it took {STEP_S:.1f} s" in told.partition("the recorded run itself plays as")[2]
+    assert f"it took {STEP_S:.2f} s" in told.partition("the recorded run itself plays as")[2]
     config = RunConfig.model_validate(json.loads(file.read_text()))
     assert config.batch == CONFIG.batch
     assert config.sampling == CONFIG.sampling

@@ -48,9 +48,7 @@ async def run_command(command: Sequence[str], tell: Callable[[str], None]) -> No
     finally:
         await _stop(process)
     if code:
-        raise RuntimeError(
-            f"{' '.join(command[1:3])} ended with {code}: {' '.join(words)}; run again, it goes on"
-        )
+        raise RuntimeError(f"{' '.join(command[1:3])} ended with {code}: {' '.join(words)}")
 
 
 def figures_of(order: Order) -> dict[str, float]:
