@@ -38,7 +38,9 @@ BATCHES = (1, 8, 32)
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
-        config = RunConfig.model_validate(assemble(options.preset, "", options.set))
+        config = RunConfig.model_validate(
+            assemble(options.preset, "", options.set, options.settings)
+        )
         model = (
             check_model(Path(options.model))
             if options.model

@@ -5,21 +5,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from flows.commands.options import PRESET
 from flows.config.fields import as_written, takes_text_only
+from flows.config.overlay import overlay
+from flows.config.settings_file import read_settings
 
 
 def assemble(
-    preset: str, resume: str, assignments: Sequence[str]
+    preset: str, resume: str, assignments: Sequence[str], settings: str = ""
 ) -> dict[str, Any]:  # Any: parsed JSON
     """The values for RunConfig. "learner.lr=1e-5" sets a nested field; values are JSON, or text
-    where they are not or the field is one."""
+    where they are not or the field is one. `settings` is a file of values below the assignments,
+    whose preset counts. ValueError where another one is asked for, too."""
     values: dict[str, Any] = {"preset": preset} | ({"resume": resume} if resume else {})
     assign(values, assignments, takes_text_only)
-    return values
+    if not settings:
+        return values
+    kept = read_settings(Path(settings))
+    named = kept.get("preset", preset)
+    if preset not in (PRESET, named):
+        raise ValueError(
+            f"--preset must be the one that --settings names ({named!r}), got {preset!r}; drop"
+            f" --preset, or the preset in {settings}"
+        )
+    return overlay(kept, values | {"preset": named})
 
 
 def assign(

@@ -94,6 +94,7 @@ def training_command(options: Namespace) -> list[str]:
     """The command line of the child."""
     command = [sys.executable, "-m", "flows.commands.train", "--server-starts"]
     command += ["--preset", options.preset]
+    command += ["--settings", options.settings] if options.settings else []
     for assignment in (f"keep.artifact_root={options.root}", *options.set):
         command += ["--set", assignment]
     return [*command, "--resume", options.resume] if options.resume else command

@@ -80,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{path:<48} {description}")
         return 0
     try:
-        config = RunConfig.model_validate(assemble(options.preset, "", options.set))
+        config = RunConfig.model_validate(
+            assemble(options.preset, "", options.set, options.settings)
+        )
     except ValueError as error:
         print(f"error: {sentence(error)}", file=sys.stderr)
         return 2

@@ -6,15 +6,24 @@ from argparse import ArgumentParser
 
 from flows.config.presets import PRESETS
 
+PRESET = "smollm2"  # where none is named
 
-def add_configuration(parser: ArgumentParser, preset: str = "smollm2") -> None:
-    """--preset and --set."""
+
+def add_configuration(parser: ArgumentParser) -> None:
+    """--preset, --settings and --set."""
     parser.add_argument(
         "--preset",
-        default=preset,
+        default=PRESET,
         choices=tuple(PRESETS),
         metavar="NAME",
         help="named configuration (default: %(default)s); 'rollflow explain --list' has them all",
+    )
+    parser.add_argument(
+        "--settings",
+        default="",
+        metavar="FILE",
+        help="JSON with fields over the preset, of which it may name one itself; --set is laid over"
+        " it ('rollflow recommend --write FILE' makes one)",
     )
     parser.add_argument(
         "--set",

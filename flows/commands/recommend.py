@@ -1,11 +1,11 @@
-"""rollflow recommend: which policy, eta and engine size a model should be trained with on some
-devices, by playing the candidates on simulated ones.
+"""rollflow recommend: how a model should be trained on some devices, by playing the candidates on
+simulated ones: which policy, eta, engine size, and which devices do what.
 
-    sizes that fit ─▶ synchronous steps of each ─▶ best size ─▶ policies at it ─▶ table, settings
+    situation ─▶ engine sizes, plain ─▶ best size ─▶ policies and placements ─▶ table, settings
 
 Candidates are played by the real driver and policies on the machine of `tasks.simulation`; every
-one with the same seeds, so that they differ in nothing but themselves. Leaves out policies that are
-off-policy: what their staleness costs is no matter of seconds.
+one with the same draws of lengths. Leaves out a judge's devices, the learner's own settings, and,
+unless asked for, policies that are off-policy: what their staleness costs is no matter of seconds.
 """
 
 from __future__ import annotations
@@ -13,276 +13,217 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
-    from tasks.simulation.machine import Machine
-    from tasks.simulation.shapes import ModelShape
-    from tasks.simulation.simulated_run import SimulatedRun
+    from flows.commands.expected import Expected
+    from flows.commands.situation import Situation
+    from flows.config.overlay import Values
 
 DESCRIPTION = """\
-Play a model on simulated devices with every policy that keeps it on policy, and
-say which one, which eta and which engine size make the shortest steps. Prints
-the settings for rollflow train. Nothing is started.
+Play a model on simulated devices with every policy and placement that keeps it
+on policy, and say which one makes the shortest steps, what each other loses by,
+and how sure that is. --write keeps the answer for rollflow train --settings.
+Nothing is started.
 """
-ETAS = (1.125, 1.25, 1.5)
-LARGEST = 8  # devices of an engine
 WORKLOADS = ("math", "code", "judge", "mixed", "no_tail")
-WIDTH = 110  # characters of the table
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """What may be recommended."""
-
-    size: int  # devices of an engine
-    eta: float = 1.0  # on prompts and on responses; 1 is a synchronous step
-    streams: bool = False  # whether the stream trainer frees devices
-
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """As `--set` takes them."""
-        policy = {"scheduling.kind": "sync"}
-        if self.eta > 1:
-            policy = {
-                "scheduling.kind": "tail_batching",
-                "scheduling.prompt_overprovision": f"{self.eta:g}",
-                "scheduling.response_overprovision": f"{self.eta:g}",
-            }
-        return {
-            **policy,
-            "engine.tensor_parallel_size": str(self.size),
-            "stream_trainer.enabled": json.dumps(self.streams),
-        }
-
-    @property
-    def label(self) -> str:
-        name = "synchronous" if self.eta == 1 else f"tail batching, eta {self.eta:g}"
-        return f"{name}, stream trainer" if self.streams else name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """What a candidate takes, over its seeds."""
-
-    candidate: Candidate
-    step_s: tuple[float, ...]  # mean step of each seed
-    rollout_share: float
-    tokens_per_s: float
-
-    @property
-    def mean_s(self) -> float:
-        return fmean(self.step_s)
-
-    @property
-    def spread_s(self) -> float:
-        """Half of what lies between its best and its worst seed."""
-        return (max(self.step_s) - min(self.step_s)) / 2
+WIDTH = 130  # characters of the table
+SHORT_S = 10.0  # seconds below which two digits are shown
+FIGURES = ("step s", "loses s", "rollout", "tokens/s")
 
 
 def parser() -> ArgumentParser:
-    made = ArgumentParser(prog="rollflow recommend", description=DESCRIPTION)
-    made.add_argument(
-        "--model", default="qwen2.5-7b", help="a name, or a config.json (default: %(default)s)"
-    )
-    made.add_argument("--device", default="h800", help="kind of device (default: %(default)s)")
-    made.add_argument("--devices", type=int, default=16, help="how many (default: %(default)s)")
-    made.add_argument(
-        "--prompts", type=int, default=128, help="of a step, P0 (default: %(default)s)"
+    made = ArgumentParser(
+        prog="rollflow recommend",
+        description=DESCRIPTION,
+        epilog="example: rollflow recommend --run RUN --write best.json",
     )
     made.add_argument(
-        "--responses", type=int, default=8, help="of a prompt, R0 (default: %(default)s)"
+        "--run",
+        default="",
+        metavar="RUN",
+        help="a recorded run, by name, path or URL: its lengths, and what is not given here",
     )
     made.add_argument(
-        "--cap", type=int, default=8192, help="tokens of a response at most (default: %(default)s)"
+        "--root", default="runs", help="where runs are, of which --run names one (%(default)s)"
     )
+    made.add_argument("--model", help="a name, or a config.json (default: qwen2.5-7b)")
+    made.add_argument(
+        "--device",
+        help="kind of device (default: h800; with --run the machine that recorded it, whose speed"
+        " is measured from the run)",
+    )
+    made.add_argument("--devices", type=int, help="how many (default: 16)")
+    made.add_argument("--prompts", type=int, help="of a step, P0 (default: 128)")
+    made.add_argument("--responses", type=int, help="of a prompt, R0 (default: 8)")
+    made.add_argument("--cap", type=int, help="tokens of a response at most (default: 8192)")
     made.add_argument(
         "--workload",
         default="mixed",
         choices=WORKLOADS,
-        help="what is asked, with lengths like the published ones (default: %(default)s)",
+        help="what is asked, with lengths like the published ones, without --run (default:"
+        " %(default)s)",
     )
-    made.add_argument("--seeds", type=int, default=2, help="that each plays (default: %(default)s)")
+    made.add_argument(
+        "--preset", help="that the settings change, without --run (default: one for such devices)"
+    )
+    made.add_argument(
+        "--seeds", type=int, default=3, help="draws of lengths that each plays (%(default)s)"
+    )
+    made.add_argument(
+        "--off-policy", action="store_true", help="try steps that overlap (async ratio 1), too"
+    )
+    made.add_argument(
+        "--write", type=Path, metavar="FILE", help="where to write the best as settings"
+    )
     made.add_argument("--json", type=Path, metavar="FILE", help="where to write all of them")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 with one sentence where nothing can be recommended."""
+    from flows.commands.command_line import sentence
+    from flows.commands.expected import compared
+    from flows.commands.situation import situation
+
     options = parser().parse_args(argv)
     try:
-        expected = [*played(options)]
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        place = situation(options)
+        found = compared(place, options.seeds, options.off_policy)
+        if options.json is not None:
+            options.json.write_text(json.dumps([row(each) for each in found], indent=1))
+        show(found, place)
+        tell_settings(found[0], options.write)
+    except (ValueError, OSError) as error:
+        print(f"error: {sentence(error)}", file=sys.stderr)
         return 2
-    best = min(expected, key=lambda each: each.mean_s)
-    if options.json is not None:
-        options.json.write_text(json.dumps([row(each) for each in expected], indent=1))
-    show(expected, best)
     return 0
 
 
-def played(options: Namespace) -> Iterator[Expected]:
-    """Engine sizes with synchronous steps first, then every policy at the best of them. ValueError
-    where the model, the devices or the batch cannot be."""
-    if min(options.devices, options.prompts, options.responses, options.cap, options.seeds) < 1:
-        raise ValueError(f"devices, prompts, responses, cap and seeds must be >= 1, got {options}")
-    machine = machine_of(options)
-    sizes = machine.sizes(machine.num_devices, LARGEST)
-    if not sizes:
-        raise ValueError(
-            f"{machine.model.name} must fit {LARGEST} devices of {machine.device.name}, its"
-            " weights do not; choose a larger device or another model"
-        )
-    plain = [expect(Candidate(size=size), machine, options) for size in sizes]
-    yield from plain
-    best = min(plain, key=lambda each: each.mean_s).candidate
-    for eta in (1.0, *ETAS):
-        for streams in (False, True):
-            candidate = replace(best, eta=eta, streams=streams)
-            if candidate != best:
-                yield expect(candidate, machine, options)
+def settings(expected: Expected) -> Values:
+    """For a run: what differs from the preset, and all that was chosen, whatever the preset says of
+    it."""
+    from flows.config.overlay import overlay
+    from flows.config.settings_file import settings_of
 
-
-def machine_of(options: Namespace) -> Machine:
-    """The devices with the model on them; the learner as RollPacker has it for models of its
-    size."""
-    from tasks.simulation.hardware import DEVICES
-    from tasks.simulation.machine import Machine
-    from tasks.simulation.shapes import MODELS
-    from tasks.simulation.training_cost import ROLLPACKER, Training
-
-    if options.device not in DEVICES:
-        raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {options.device!r}")
-    path = Path(options.model)
-    if options.model in MODELS:
-        model = MODELS[options.model]
-    elif path.is_file():
-        model = read_shape(path)
-    else:
-        names = ", ".join(MODELS)
-        raise ValueError(f"--model must be one of {names} or a config.json, got {options.model!r}")
-    training = ROLLPACKER.get(options.model, Training())
-    if options.devices % training.group_size:
-        training = Training()
-    return Machine(
-        model=model,
-        device=DEVICES[options.device],
-        num_devices=options.devices,
-        training=training,
-    )
-
-
-def read_shape(path: Path) -> ModelShape:
-    """Of a model's config.json. ValueError for what is none, or of a kind that is not modelled."""
-    from tasks.simulation.shapes import ModelShape
-
-    try:
-        return ModelShape.from_config(path.parent.name or path.stem, json.loads(path.read_text()))
-    except (json.JSONDecodeError, KeyError) as error:
-        raise ValueError(
-            f"--model must be a config.json of transformers, {path}: {error}"
-        ) from None
-
-
-def expect(candidate: Candidate, machine: Machine, options: Namespace) -> Expected:
-    """A period of it with each seed."""
-    from tasks.simulation.steps import play
-
-    runs = [
-        play(run_of(candidate, machine, options, seed)).periods(skipped=0)
-        for seed in range(options.seeds)
-    ]
-    seconds = sum(run.total("step_s") for run in runs)
-    return Expected(
-        candidate=candidate,
-        step_s=tuple(run.mean("step_s") for run in runs),
-        rollout_share=sum(run.total("rollout_s") for run in runs) / seconds,
-        tokens_per_s=fmean(run.tokens_per_s for run in runs),
-    )
-
-
-def run_of(candidate: Candidate, machine: Machine, options: Namespace, seed: int) -> SimulatedRun:
-    """A period of this candidate."""
-    from pydantic import TypeAdapter
-
-    from tasks.scheduling.batch import BatchConfig
-    from tasks.scheduling.policies.registry import SchedulingConfig
-    from tasks.scheduling.stream_training import StreamTrainerConfig
-    from tasks.simulation.simulated_run import SimulatedRun
-    from tasks.simulation.workloads import workload
-
-    chosen = {
-        name.removeprefix("scheduling."): value
-        for name, value in candidate.settings.items()
-        if name.startswith("scheduling.")
-    }
-    policy = TypeAdapter(SchedulingConfig).validate_python(chosen)
-    batch = BatchConfig(prompts_per_step=options.prompts, responses_per_prompt=options.responses)
-    return SimulatedRun(
-        machine=machine,
-        work=workload(options.workload, options.cap),
-        policy=policy,
-        batch=batch,
-        num_steps=policy.algebra(batch).period_steps,
-        tensor_parallel_size=candidate.size,
-        stream_trainer=StreamTrainerConfig(enabled=candidate.streams),
-        devices_per_rank=machine.training.group_size,
-        seed=seed,
-    )
+    config, candidate = expected.config, expected.candidate
+    assert candidate is not None, "only candidates are recommended"
+    chosen = candidate.values(config.cluster.num_devices)
+    chosen["cluster"]["roles"] = config.cluster.roles
+    return overlay(settings_of(config), chosen)
 
 
 def row(expected: Expected) -> dict[str, object]:
     """As JSON has it."""
     return {
-        "settings": dict(expected.candidate.settings),
+        "settings": settings(expected),
         "step_s": list(expected.step_s),
         "rollout_share": expected.rollout_share,
         "tokens_per_s": expected.tokens_per_s,
     }
 
 
-def show(expected: Iterable[Expected], best: Expected) -> None:
-    """All of them, the best one, and how to train with it."""
-    ordered = sorted(expected, key=lambda each: each.mean_s)
-    table = Table("policy", "devices an engine", "step s", "of the best", "rollout", "tokens/s")
-    for each in ordered:
+def show(found: tuple[Expected, ...], place: Situation) -> None:
+    """All of them, the best one, and how much it is to be believed."""
+    best = found[0]
+    table = Table(Column("policy", no_wrap=True), "streams", "devices", "engine", *FIGURES)
+    for each in found:
+        assert each.candidate is not None, "only candidates are shown"
         table.add_row(
-            each.candidate.label,
-            str(each.candidate.size),
-            f"{each.mean_s:.1f} +- {each.spread_s:.1f}",
-            f"{each.mean_s / best.mean_s:.2f}",
+            each.candidate.policy,
+            "on" if each.candidate.streams else "",
+            each.candidate.placement(place.machine.num_devices),
+            f"of {each.candidate.size}",
+            _with_spread(each.mean_s, each.spread_s),
+            "" if each is best else _with_spread(*each.lost_s(best)),
             f"{each.rollout_share:.0%}",
             f"{each.tokens_per_s:,.0f}",
         )
-    console = Console(width=WIDTH)
+    console = Console(width=WIDTH, highlight=False)
     console.print(table)
-    console.print(why(ordered, best))
-    words = (f"--set {name}={value}" for name, value in best.candidate.settings.items())
-    print(f"rollflow train {shlex.join(' '.join(words).split())}")
+    for words in (place.about, *why(found), *check(place, len(best.step_s))):
+        console.print(words, markup=False)
 
 
-def why(ordered: Sequence[Expected], best: Expected) -> str:
-    """In a sentence."""
-    plain = min(
-        (each for each in ordered if each.candidate == Candidate(size=each.candidate.size)),
-        key=lambda each: each.mean_s,
+def why(found: tuple[Expected, ...]) -> Iterator[str]:
+    """What speaks for the best one, and what against relying on it."""
+    best, *rest = found
+    assert best.candidate is not None
+    plain = next(each for each in found if each.candidate and each.candidate.is_plain)
+    yield (
+        f"{best.candidate.label}:"
+        f" {_with_spread(best.mean_s, best.spread_s)} s a step,"
+        f" {plain.mean_s / best.mean_s:.2f} times as fast as plain synchronous steps, of which"
+        f" {plain.rollout_share:.0%} is rollout"
     )
-    close = [each for each in ordered[1:] if each.mean_s - each.spread_s < best.mean_s]
-    alike = f"; within their spread: {close[0].candidate.label}" if close else ""
-    gain = plain.mean_s / best.mean_s
-    return (
-        f"{best.candidate.label}: {best.mean_s:.1f} s a step, {gain:.2f} times as fast as"
-        f" synchronous steps, of which {plain.rollout_share:.0%} is rollout{alike}. Simulated;"
-        " lengths like the published ones, so measure it before you rely on it."
+    draws = range(len(best.step_s))
+    wins = sum(all(best.step_s[draw] <= each.step_s[draw] for each in rest) for draw in draws)
+    yield f"it is the shortest in {wins} of {len(draws)} draws; +- is a standard deviation of them"
+    close = [each.candidate for each in rest if _is_close(each, best)]
+    if close:
+        yield f"not to be told from it: {'; '.join(each.label for each in close if each)}"
+    if best.candidate.response_eta > 1:
+        yield (
+            "eta on responses keeps those that finish first: trained answers are shorter than"
+            " launched ones (python -m benchmarks.acceptance_bias tells by how much)"
+        )
+    if best.candidate.async_ratio:
+        yield "it is off-policy: what its staleness costs in reward is not in these seconds"
+
+
+def check(place: Situation, num_draws: int) -> Iterator[str]:
+    """The recorded run itself, played and measured, where that can be compared."""
+    from artifacts.commit import seconds_added
+    from flows.commands.expected import expect
+    from flows.config.run_config import RunConfig
+    from tasks.simulation.calibration import counted
+
+    if place.recorder is None:
+        return
+    seconds = seconds_added([step.commit for step in place.recorder.steps])
+    measured = seconds[-len(counted(place.recorder)) :]
+    try:
+        itself = expect(RunConfig.model_validate(place.recorder.config), place, num_draws)
+    except ValueError as error:
+        yield f"the recorded run itself cannot be played: {error}"
+        return
+    yield (
+        f"the recorded run itself plays as {_with_spread(itself.mean_s, itself.spread_s)} s a"
+        f" step; it took {_with_spread(fmean(measured), 0.0)} s, the first step left out"
     )
+
+
+def tell_settings(best: Expected, path: Path | None) -> None:
+    """How to train with it, in a file if there is one."""
+    from flows.config.settings_file import write_settings
+
+    values = settings(best)
+    if path is not None:
+        write_settings(path, values)
+        print(f"rollflow train --settings {shlex.quote(str(path))}")
+        return
+    preset = values.pop("preset")
+    words = (
+        f"--set {shlex.quote(f'{name}={json.dumps(value)}')}" for name, value in values.items()
+    )
+    print(f"rollflow train --preset {preset} {' '.join(words)}")
+
+
+def _is_close(each: Expected, best: Expected) -> bool:
+    lost_s, spread_s = each.lost_s(best)
+    return lost_s < spread_s
+
+
+def _with_spread(value: float, spread: float) -> str:
+    digits = 2 if max(value, spread) < SHORT_S else 1
+    return f"{value:.{digits}f}" + (f" +- {spread:.{digits}f}" if spread else "")
 
 
 if __name__ == "__main__":

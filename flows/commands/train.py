@@ -64,7 +64,9 @@ def trained(options: Namespace, output: Output) -> int:
     from flows.config.run_config import RunConfig
 
     try:
-        config = RunConfig.model_validate(assemble(options.preset, options.resume, options.set))
+        config = RunConfig.model_validate(
+            assemble(options.preset, options.resume, options.set, options.settings)
+        )
         from flows.train import train
 
         if options.server_starts:

@@ -1,8 +1,8 @@
 """Variants of one preset against each other, paired and repeated.
 
 `--comparison rollpacker` is the RollPacker paper's Table 2 on the mixed math and code task,
-`asynchrony` says what steps that overlap are worth there, `service` what they are worth where
-verdicts come from elsewhere.
+`eta` sweeps its over-provisioning, `asynchrony` says what steps that overlap are worth there,
+`service` what they are worth where verdicts come from elsewhere.
 
     python -m flows.experiments.ablation --steps 5 --repeats 3 --out runs/ablation --plot
 
@@ -21,6 +21,7 @@ periods.
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import signal
 import subprocess
@@ -49,6 +50,7 @@ from flows.experiments.asynchrony_variants import overlap_of
 from flows.experiments.comparisons import COMPARISONS
 from flows.experiments.measured_run import measured
 
+PERIOD = "period"  # name of the variant that says how long one is
 SERVER_STOP_S = 40.0  # how long the run's Prefect server may take to end after it
 
 
@@ -58,7 +60,7 @@ def main() -> int:
     try:
         _complete(options)
         variants = COMPARISONS[options.comparison].variants
-        period = period_steps(options.preset, variants, options.set)
+        period = period_steps(options.preset, variants, options.set, options.variants)
         if options.steps > period and options.steps % period:
             raise ValueError(
                 f"--steps must be whole periods of tail batching ({period} steps), got"
@@ -147,14 +149,20 @@ def _complete(options: argparse.Namespace) -> None:
         )
 
 
-def period_steps(preset: str, variants: Mapping[str, Variant], settings: Sequence[str]) -> int:
+def period_steps(
+    preset: str,
+    variants: Mapping[str, Variant],
+    settings: Sequence[str],
+    names: Sequence[str] = (),
+) -> int:
     """Steps after which tail batching, with what else the first variant sets, has trained what it
-    launched."""
+    launched; and so has every variant that is named."""
     first = next(iter(variants.values()))
     others = [setting for setting in first.settings if not setting.startswith("scheduling.")]
     tail = replace(first, settings=(*others, *TAIL))
-    config = job_of(preset, "tail", 1, 1, settings, {"tail": tail}).config
-    return config.scheduling.algebra(config.batch).period_steps
+    known = {**variants, PERIOD: tail}
+    configs = (job_of(preset, name, 1, 1, settings, known).config for name in (PERIOD, *names))
+    return math.lcm(*(config.scheduling.algebra(config.batch).period_steps for config in configs))
 
 
 def is_finished(out: Path, job: Job) -> bool:

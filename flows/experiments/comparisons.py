@@ -10,6 +10,7 @@ from flows.experiments.ablation_figures import Line, MeasuredRun, report
 from flows.experiments.ablation_variants import VARIANTS, Variant
 from flows.experiments.asynchrony_figures import asynchrony_report
 from flows.experiments.asynchrony_variants import ASYNCHRONY, SERVED
+from flows.experiments.eta_variants import ETA
 from flows.experiments.verdict_service import verdict_service
 
 Tables = Callable[[Sequence[Line], Sequence[MeasuredRun], int], str]  # of lines, runs and period
@@ -32,6 +33,13 @@ COMPARISONS: Mapping[str, Comparison] = {
         about="what each of RollPacker's parts is worth",
         preset="smollm2-mixed",
         variants=VARIANTS,
+        tables=(report,),
+    ),
+    "eta": Comparison(
+        about="what tail batching is worth by eta on prompts and on responses (its periods differ:"
+        " 45 steps are whole ones of all)",
+        preset="smollm2",
+        variants=ETA,
         tables=(report,),
     ),
     "asynchrony": Comparison(

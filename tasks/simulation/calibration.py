@@ -55,9 +55,12 @@ class Decoded:
 def calibrated(run: RecordedRun) -> PlainMachine:
     """The machine that recorded the run. ValueError when it cannot be told."""
     steps = counted(run)
-    num_devices = len(parse_role_map(run.config["cluster"]["roles"])["rollout"])
+    placed = parse_role_map(run.config["cluster"]["roles"])
+    num_devices = len({*placed["rollout"], *placed["learner"]})
     pace = pace_of(run)
     engine = run.config["engine"]
+    # a simulated engine has another name for it
+    max_batch = engine.get("max_num_seqs") or engine["max_batch"]
     if engine["tensor_parallel_size"] != 1:
         raise ValueError(
             "a machine is calibrated by replicas of one device, got engine.tensor_parallel_size"
@@ -71,10 +74,10 @@ def calibrated(run: RecordedRun) -> PlainMachine:
         exchange_s=0.0,
         step_s_per_sequence=pace.step_s_per_sequence,
         prefill_s_per_token=pace.prefill_s_per_token,
-        device_tokens=engine["max_model_len"] * engine["max_num_seqs"],
+        device_tokens=engine["max_model_len"] * max_batch,
         weights_tokens=0,
-        max_batch=engine["max_num_seqs"],
-        token_s=train_s_per_token(steps, num_devices),
+        max_batch=max_batch,
+        token_s=train_s_per_token(steps, len(placed["learner"])),
         updating_s=_typical(steps, "time/update_s") + _typical(steps, "time/orchestration_s"),
         publishing_s=_typical(steps, "time/publish_s"),
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -133,6 +133,16 @@ def recorded_work(run: RecordedRun, longest_tokens: int = 0) -> RecordedWork:
             [response for prompt in prompts for response in prompt.responses.values()]
         ),
     )
+
+
+def resampled(work: RecordedWork, draw: int) -> RecordedWork:
+    """As many of its prompts, drawn anew with replacement: played with another seed than 0, whose
+    responses are drawn from a prompt's own, it is a bootstrap sample of what was recorded."""
+    num_prompts = len(work.prompts)
+    places = (int(uniform(draw, "resampled", place) * num_prompts) for place in range(num_prompts))
+    prompts = tuple(work.prompts[place] for place in places)
+    responses = [response for prompt in prompts for response in prompt.responses.values()]
+    return replace(work, prompts=prompts, mean_excess=mean_excess(responses))
 
 
 def mean_excess(responses: Sequence[RecordedResponse]) -> float:

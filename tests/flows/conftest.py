@@ -51,10 +51,15 @@ class Finished:
 
 
 def train_words(
-    root: Path, *assignments: str, preset: str = "tiny-sync", resume: str = ""
+    root: Path,
+    *assignments: str,
+    preset: str = "tiny-sync",
+    resume: str = "",
+    settings: str = "",
 ) -> list[str]:
     """What stands behind `rollflow train` for a small run."""
     words = ["--preset", preset, "--set", f"keep.artifact_root={root}"]
+    words += ["--settings", settings] if settings else []
     for assignment in (*SMALL, *assignments):
         words += ["--set", assignment]
     return words + (["--resume", resume] if resume else [])
@@ -67,10 +72,15 @@ class Launcher:
         self.environment = environment
 
     def start(
-        self, root: Path, *assignments: str, preset: str = "tiny-sync", resume: str = ""
+        self,
+        root: Path,
+        *assignments: str,
+        preset: str = "tiny-sync",
+        resume: str = "",
+        settings: str = "",
     ) -> subprocess.Popen[str]:
         """A run in the background, its artifacts under root."""
-        words = train_words(root, *assignments, preset=preset, resume=resume)
+        words = train_words(root, *assignments, preset=preset, resume=resume, settings=settings)
         command = [sys.executable, "-m", "flows.commands.train", *words]
         process = subprocess.Popen(
             command,
@@ -86,10 +96,15 @@ class Launcher:
         return process
 
     def run(
-        self, root: Path, *assignments: str, preset: str = "tiny-sync", resume: str = ""
+        self,
+        root: Path,
+        *assignments: str,
+        preset: str = "tiny-sync",
+        resume: str = "",
+        settings: str = "",
     ) -> Finished:
         """A run from beginning to end."""
-        process = self.start(root, *assignments, preset=preset, resume=resume)
+        process = self.start(root, *assignments, preset=preset, resume=resume, settings=settings)
         try:
             out, err = process.communicate(timeout=ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:

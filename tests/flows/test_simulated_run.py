@@ -17,6 +17,7 @@ import torch
 from mlflow import MlflowClient
 
 from artifacts.weights import read_weights
+from flows.commands import recommend
 from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Finished, Launcher, wait_for, worker_of
 
 pytestmark = pytest.mark.flow
@@ -68,6 +69,23 @@ def test_the_gate_says_that_it_compared_tensors_alone(plain: tuple[Finished, Pat
     for commit in commits(run):
         assert "publish/probe_difference_nats" not in commit["metrics"]
         assert commit["metrics"]["time/gate_s"] >= 0
+
+
+def test_what_is_recommended_after_a_run_trains(
+    launcher: Launcher, plain: tuple[Finished, Path], tmp_path: Path
+) -> None:
+    """The file has the run's settings, simulated engines among them, and what was chosen."""
+    best = tmp_path / "best.json"
+    assert recommend.main(["--run", str(plain[1]), "--seeds", "1", "--write", str(best)]) == 0
+    finished = launcher.run(tmp_path, 'run_name="best"', settings=str(best))
+    assert finished.code == 0, finished.err
+    run, chosen = tmp_path / "best", json.loads(best.read_text())
+    config = json.loads((run / "manifest.json").read_text())["config"]
+    assert config["engine"]["kind"] == "simulated"
+    assert config["cluster"]["roles"] == chosen["cluster"]["roles"]
+    assert config["scheduling"] == config["scheduling"] | chosen["scheduling"]
+    assert config["stream_trainer"]["enabled"] == chosen["stream_trainer"]["enabled"]
+    assert len(commits(run)) >= 2
 
 
 def test_without_an_async_ratio_the_records_are_those_of_synchronous_steps(

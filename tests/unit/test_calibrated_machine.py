@@ -165,6 +165,19 @@ def test_a_calibrated_machine_has_the_constants_of_its_run() -> None:
     assert machine.token_s == pytest.approx(2 * 4 * 5.0 / (tokens + sum(prompts.values())))
 
 
+def test_training_is_counted_by_the_devices_that_train() -> None:
+    steps = tuple(map(recorded_step, range(1, 4)))
+    apart = {"num_devices": 3, "roles": "rollout: 0-1, learner: 2"}
+    simulated = {"tensor_parallel_size": 1, "max_model_len": 4096, "max_batch": 64}
+    both = calibrated(RecordedRun(config=CONFIG, steps=steps))
+    alone = calibrated(
+        RecordedRun(config=CONFIG | {"cluster": apart, "engine": simulated}, steps=steps)
+    )
+    assert alone.num_devices == 3
+    assert alone.token_s == pytest.approx(both.token_s / 2)
+    assert alone.max_batch == both.max_batch
+
+
 def test_replicas_of_several_devices_are_refused() -> None:
     config = CONFIG | {"engine": {**CONFIG["engine"], "tensor_parallel_size": 2}}
     with pytest.raises(ValueError, match="record a run with 1"):

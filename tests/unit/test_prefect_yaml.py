@@ -52,6 +52,7 @@ def test_a_guest_is_a_flow_of_a_queue_of_its_own() -> None:
 def test_a_deployment_of_experiments_names_some_that_there_are(name: str) -> None:
     config = PaperConfig.model_validate(DEPLOYMENTS[name]["parameters"]["config"])
     assert len(chosen(config.names, config.scale)) >= 1
+    assert config.devices == "auto", "real ones where there are some"
 
 
 @pytest.mark.parametrize("name", OF_TRAINING)

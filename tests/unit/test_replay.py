@@ -24,7 +24,7 @@ from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.simulation.recorded import RecordedRun, RecordedStep, read_run
-from tasks.simulation.replay import RecordedResponse, mean_excess, recorded_work
+from tasks.simulation.replay import RecordedResponse, mean_excess, recorded_work, resampled
 
 CONFIG = {"sampling": {"max_response_tokens": 100}}
 
@@ -139,6 +139,17 @@ def test_the_mean_excess_is_that_of_an_exponential_law_of_which_half_is_cut() ->
         for length, bound in zip(lengths, cut_at, strict=True)
     ]
     assert mean_excess(responses) == pytest.approx(200.0, rel=0.03)
+
+
+def test_resampled_prompts_are_as_many_of_the_recorded_ones_drawn_anew() -> None:
+    work = recorded_work(recorded())
+    draws = [resampled(work, draw) for draw in range(30)]
+    assert {len(drawn.prompts) for drawn in draws} == {3}
+    assert all(prompt in work.prompts for drawn in draws for prompt in drawn.prompts)
+    assert resampled(work, 4) == resampled(work, 4)
+    tokens = [[prompt.num_tokens for prompt in drawn.prompts] for drawn in draws]
+    assert len({tuple(drawn) for drawn in tokens}) > 10
+    assert {count for drawn in tokens for count in drawn} == {5, 7, 9}
 
 
 def test_verdicts_take_their_recorded_seconds() -> None:

@@ -76,6 +76,7 @@ async def _as_flows(
 
     config = PaperConfig(
         names=tuple(part.name for experiment in experiments for part in experiment.parts),
+        devices="simulated",
         periods=scale.periods,
         seed=scale.seed,
         num_processes=options.processes,

@@ -1,0 +1,123 @@
+"""What `rollflow recommend` tries, as what each candidate changes of a configuration. Pure.
+
+    engine sizes, plain ─▶ best size ─▶ learner on devices of its own
+                                     └▶ tail batching, stream trainer, both; asynchronous if asked
+
+Leaves out which of them a configuration refuses (`RunConfig`), and what they take (`expected`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from flows.config.overlay import Values
+
+# over-provisioning of prompts and of responses; the last one gives up no response of a group
+ETAS = ((1.125, 1.125), (1.25, 1.25), (1.5, 1.5), (1.25, 1.0))
+LEARNER_SHARES = (0.25, 0.5)  # of the devices, where learner and engines have their own
+ASYNC_RATIO = 1.0  # steps that generation may be ahead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What may be recommended; the defaults are plain synchronous steps, colocated."""
+
+    size: int  # devices of an engine
+    num_learners: int = 0  # devices that train alone, the last ones; 0: all generate and train
+    prompt_eta: float = 1.0
+    response_eta: float = 1.0
+    streams: bool = False  # whether the stream trainer frees devices
+    async_ratio: float = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it differs from other plain ones in the size of its engines alone."""
+        return self == Candidate(size=self.size)
+
+    @property
+    def scheduling(self) -> Values:
+        """Of the configuration."""
+        if self.async_ratio:
+            return {"kind": "asynchronous", "async_ratio": self.async_ratio}
+        if self.prompt_eta == self.response_eta == 1:
+            return {"kind": "sync"}
+        return {
+            "kind": "tail_batching",
+            "prompt_overprovision": self.prompt_eta,
+            "response_overprovision": self.response_eta,
+        }
+
+    def values(self, num_devices: int) -> Values:
+        """What it sets of a configuration with so many devices."""
+        return {
+            "scheduling": self.scheduling,
+            "engine": {"tensor_parallel_size": self.size},
+            "stream_trainer": {"enabled": self.streams},
+            "cluster": {"num_devices": num_devices, "roles": self.roles(num_devices)},
+        }
+
+    def roles(self, num_devices: int) -> str:
+        """As `cluster.roles` has them."""
+        first = num_devices - self.num_learners
+        learner = _span(first, num_devices) if self.num_learners else _span(0, num_devices)
+        return f"rollout: {_span(0, first)}, learner: {learner}"
+
+    @property
+    def policy(self) -> str:
+        """In a few words."""
+        if self.async_ratio:
+            return f"asynchronous, ratio {self.async_ratio:g}"
+        if self.prompt_eta == self.response_eta == 1:
+            return "synchronous"
+        where = "" if self.prompt_eta == self.response_eta else " on prompts"
+        return f"tail batching, eta {self.prompt_eta:g}{where}"
+
+    @property
+    def label(self) -> str:
+        """With all that it is."""
+        streams = ", stream trainer" if self.streams else ""
+        apart = f", {self.num_learners} devices train alone" if self.num_learners else ""
+        return f"{self.policy}{streams}, engines of {self.size}{apart}"
+
+    def placement(self, num_devices: int) -> str:
+        """In a few words."""
+        if not self.num_learners:
+            return f"{num_devices} do both"
+        return f"{num_devices - self.num_learners} generate, {self.num_learners} train"
+
+
+def plain(sizes: Sequence[int]) -> Iterator[Candidate]:
+    """Synchronous steps with engines of every size."""
+    return (Candidate(size=size) for size in sizes)
+
+
+def others(
+    best: Candidate, num_devices: int, group_size: int, is_off_policy: bool
+) -> Iterator[Candidate]:
+    """Every policy and placement with engines of the best plain one's size; `group_size` devices
+    of a learner work together."""
+    apart = [*_apart(best.size, num_devices, group_size)]
+    for num_learners in apart:
+        yield replace(best, num_learners=num_learners)
+    yield replace(best, streams=True)
+    for prompt_eta, response_eta in ETAS:
+        batched = replace(best, prompt_eta=prompt_eta, response_eta=response_eta)
+        yield batched
+        yield replace(batched, streams=True)
+    if is_off_policy:
+        for num_learners in apart:
+            yield replace(best, num_learners=num_learners, async_ratio=ASYNC_RATIO)
+
+
+def _apart(size: int, num_devices: int, group_size: int) -> Iterator[int]:
+    """Numbers of devices that a learner may have for itself, whole groups and whole engines."""
+    wanted = (group_size * round(share * num_devices / group_size) for share in LEARNER_SHARES)
+    for num_learners in dict.fromkeys(wanted):
+        num_rollout = num_devices - num_learners
+        if 0 < num_learners < num_devices and num_rollout % size == 0:
+            yield num_learners
+
+
+def _span(first: int, end: int) -> str:
+    return f"{first}-{end - 1}" if end - first > 1 else f"{first}"

@@ -1,0 +1,234 @@
+"""What `rollflow recommend` plays its candidates on: a machine, lengths, and a configuration.
+
+    names of a model and a device ─▶ roofline, law of lengths, preset for such devices ┐
+    a recorded run ─▶ its lengths and its configuration; calibrated on it, or roofline ┴▶ Situation
+
+Leaves out which candidates there are (`candidates`) and who plays them (`expected`).
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from artifacts.layout import MODEL
+from artifacts.store import Store
+from flows.commands.named_run import run_store
+from flows.config.overlay import Values, overlay
+from flows.config.presets import preset_values
+from flows.config.run_config import RunConfig
+from flows.config.settings_file import OF_ONE_RUN
+from tasks.cluster.roles import parse_role_map
+from tasks.simulation.calibration import calibrated, pace_of
+from tasks.simulation.hardware import CORE, DEVICES
+from tasks.simulation.machine import Machine
+from tasks.simulation.plain import PlainMachine
+from tasks.simulation.recorded import RecordedRun, read_run
+from tasks.simulation.replay import recorded_work, resampled
+from tasks.simulation.seams import RunWork
+from tasks.simulation.shapes import MODELS, ModelShape
+from tasks.simulation.training_cost import ROLLPACKER, Training
+from tasks.simulation.workloads import workload
+
+LARGEST = 8  # devices of an engine
+RECORDED = "recorded"  # the device of a run: the machine that recorded it
+NUMBERS = ("devices", "prompts", "responses", "cap")
+DEFAULTS = {  # where no run says
+    "model": "qwen2.5-7b",
+    "device": "h800",
+    "devices": 16,
+    "prompts": 128,
+    "responses": 8,
+    "cap": 8192,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Where candidates are compared."""
+
+    machine: Machine | PlainMachine
+    base: Values  # the configuration that candidates change
+    sizes: tuple[int, ...]  # devices of an engine that are possible
+    group_size: int  # devices of a learner that work together
+    work: Callable[[int], RunWork]  # what is asked in a draw, and how long it is answered
+    about: str  # machine and lengths, in a sentence
+    # the run, where all is as it was recorded: how well it plays says how well others do
+    recorder: RecordedRun | None = None
+
+
+def situation(options: Namespace) -> Situation:
+    """What is asked for. ValueError where the model, the devices, the batch or the run cannot
+    be."""
+    store = run_store(options.run, options.root) if options.run else None
+    run = read_run(store) if store is not None else None
+    asked = _asked(options, run)
+    work, lengths = _lengths(asked, run)
+    if run is not None and asked.device == RECORDED:
+        return Situation(
+            machine=_calibrated(run, asked),
+            base=_base(asked, run),
+            sizes=(1,),
+            group_size=1,
+            work=work,
+            about=f"{asked.devices} devices as the run measured them (seconds of a response are"
+            f" off by {pace_of(run).residual:.0%} on average), {lengths}",
+            recorder=run if _is_as_recorded(asked, run) else None,
+        )
+    machine = _roofline(asked, store)
+    return Situation(
+        machine=machine,
+        base=_base(asked, run),
+        sizes=_sizes(machine),
+        group_size=machine.training.group_size,
+        work=work,
+        about=f"{machine.model.name} on {asked.devices} {asked.device} by a roofline, {lengths};"
+        " measure it before you rely on it",
+    )
+
+
+def _asked(options: Namespace, run: RecordedRun | None) -> Namespace:
+    """The options, with what the run or the defaults say of those that were left out."""
+    known = DEFAULTS if run is None else _of_run(run.config)
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    asked = Namespace(**{**vars(options), **known, **given})
+    for name, value in {name: getattr(asked, name) for name in (*NUMBERS, "seeds")}.items():
+        if value < 1:
+            raise ValueError(f"--{name} must be >= 1, got {value}; raise it")
+    return asked
+
+
+def _of_run(config: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON values
+    placed = parse_role_map(config["cluster"]["roles"])
+    return {
+        "model": "",
+        "device": RECORDED,
+        "devices": len({*placed["rollout"], *placed["learner"]}),
+        "prompts": config["batch"]["prompts_per_step"],
+        "responses": config["batch"]["responses_per_prompt"],
+        "cap": config["sampling"]["max_response_tokens"],
+    }
+
+
+def _is_as_recorded(asked: Namespace, run: RecordedRun) -> bool:
+    known = _of_run(run.config)
+    return all(getattr(asked, name) == known[name] for name in ("devices", "cap"))
+
+
+def _lengths(asked: Namespace, run: RecordedRun | None) -> tuple[Callable[[int], RunWork], str]:
+    """The work of every draw, and what it is in words."""
+    if run is None:
+        made = workload(asked.workload, asked.cap)
+        return lambda draw: made, f"lengths of the workload {asked.workload!r} by a law"
+    recorded = recorded_work(run, asked.cap)
+    words = f"lengths of {len(recorded.prompts)} recorded prompts, drawn anew for every seed"
+    return lambda draw: resampled(recorded, draw), words
+
+
+def _calibrated(run: RecordedRun, asked: Namespace) -> PlainMachine:
+    """The machine that recorded the run, with so many devices."""
+    if asked.model:
+        raise ValueError(
+            "--model must be left out on the machine that recorded --run, which knows nothing of"
+            f" {asked.model!r}; leave it out, or name a --device"
+        )
+    machine = calibrated(run)
+    return replace(machine, num_devices=asked.devices, devices_per_host=asked.devices)
+
+
+def _roofline(asked: Namespace, store: Store | None) -> Machine:
+    """The devices with the model on them; the learner as RollPacker has it for models of its
+    size."""
+    if asked.device not in DEVICES:
+        known = ", ".join(DEVICES)
+        raise ValueError(f"--device must be one of {known}, got {asked.device!r}; choose one")
+    training = ROLLPACKER.get(asked.model, Training())
+    if asked.devices % training.group_size:
+        training = Training()
+    return Machine(
+        model=_shape(asked.model, store),
+        device=DEVICES[asked.device],
+        num_devices=asked.devices,
+        training=training,
+    )
+
+
+def _shape(model: str, store: Store | None) -> ModelShape:
+    """Of a model by name, by its config.json, or of the one that a run has trained."""
+    if model in MODELS:
+        return MODELS[model]
+    path = Path(model)
+    if path.is_file():
+        return _read_shape(path.parent.name or path.stem, path.read_text(), str(path))
+    kept = f"{MODEL}/config.json"
+    if not model and store is not None and store.exists(kept):
+        return _read_shape("the model of the run", store.read(kept).decode(), kept)
+    names = ", ".join(MODELS)
+    raise ValueError(
+        f"--model must be one of {names} or a config.json, got {model!r}; the run that is over"
+        " has one, too"
+    )
+
+
+def _read_shape(name: str, text: str, where: str) -> ModelShape:
+    """ValueError for what is no config.json, or of a kind that is not modelled."""
+    try:
+        return ModelShape.from_config(name, json.loads(text))
+    except (json.JSONDecodeError, KeyError) as error:
+        raise ValueError(
+            f"--model must be a config.json of transformers, {where}: {error}; give another one"
+        ) from None
+
+
+def _sizes(machine: Machine) -> tuple[int, ...]:
+    """ValueError where the weights fit no engine."""
+    sizes = machine.sizes(machine.num_devices, LARGEST)
+    if not sizes:
+        raise ValueError(
+            f"{machine.model.name} must fit {LARGEST} devices of {machine.device.name}, its"
+            " weights do not; choose a larger device or another model"
+        )
+    return sizes
+
+
+def _base(asked: Namespace, run: RecordedRun | None) -> Values:
+    """The run's configuration or a preset, with the batch and the bound that are asked for; the
+    room for prompts stays what it was."""
+    if run is not None and asked.preset:
+        raise ValueError(
+            f"--preset must be left out beside --run, whose settings are changed, got"
+            f" {asked.preset!r}; leave one of them out"
+        )
+    if run is None:
+        preset = asked.preset or _preset(asked)
+        values = preset_values(preset)
+        if Path(asked.model).is_file():
+            path = str(Path(asked.model).parent)
+            values = overlay(values, {"model": {"kind": "path", "path": path}})
+    else:
+        values = {name: value for name, value in run.config.items() if name not in OF_ONE_RUN}
+    config = RunConfig.model_validate(values)
+    room = config.engine.max_model_len - config.sampling.max_response_tokens
+    kind = config.cluster.device_kind
+    if asked.device in DEVICES:
+        kind = "cpu" if asked.device == CORE.name else "cuda"
+    return overlay(
+        values,
+        {
+            "batch": {"prompts_per_step": asked.prompts, "responses_per_prompt": asked.responses},
+            "sampling": {"max_response_tokens": asked.cap},
+            "engine": {"max_model_len": max(config.engine.max_model_len, asked.cap + room)},
+            "cluster": {"device_kind": kind},
+        },
+    )
+
+
+def _preset(asked: Namespace) -> str:
+    """For such devices."""
+    if asked.device == CORE.name:
+        return "smollm2"
+    return "one-gpu" if asked.devices == 1 else "eight-gpu"

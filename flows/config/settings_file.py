@@ -1,0 +1,74 @@
+"""Settings in a file: JSON with any fields of `RunConfig`, laid over the preset that it names.
+
+rollflow recommend --write best.json ─▶ rollflow train --settings best.json
+                                     └▶ prefect deployment run ... -p config="$(cat best.json)"
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flows.config.overlay import Values
+from flows.config.run_config import RunConfig
+
+OF_ONE_RUN = ("run_name", "resume")  # what a file for further runs leaves out
+
+
+def read_settings(path: Path) -> Values:
+    """What a file sets. ValueError for one that cannot be read or is no JSON object; which fields
+    there are is RunConfig's matter."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or "it is no text"
+        raise ValueError(
+            f"--settings must be a file that can be read, got {path}: {said}; 'rollflow recommend"
+            " --write FILE' makes one"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"--settings must be a file of JSON, got {path}, line {error.lineno}: {error.msg};"
+            " correct it there"
+        ) from None
+    if not isinstance(values, dict):
+        raise ValueError(
+            "--settings must be a JSON object of fields, like"
+            f' {{"preset": "tiny", "num_steps": 5}}, got {path} with {values!r:.60}; write one'
+        )
+    return values
+
+
+def settings_of(config: RunConfig) -> Values:
+    """The preset of a configuration, and what differs from that: as short as a file can be."""
+    preset = {"preset": config.preset}
+    whole = config.model_dump(mode="json", exclude=set(OF_ONE_RUN))
+    plain = RunConfig.model_validate(preset).model_dump(mode="json")
+    values = preset | _beyond(whole, plain)
+    again = RunConfig.model_validate(values).model_dump(mode="json", exclude=set(OF_ONE_RUN))
+    assert again == whole, "what is left out is the preset's"
+    return values
+
+
+def write_settings(path: Path, values: Values) -> None:
+    """As `read_settings` reads it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _beyond(values: Mapping[str, Any], plain: Mapping[str, Any]) -> Values:  # Any: parsed JSON
+    """What is set otherwise; a mapping of another `kind` whole, as `overlay` takes it."""
+    found: Values = {}
+    for key, value in values.items():
+        below: Any = plain.get(key)  # Any: parsed JSON
+        if key in plain and value == below:
+            continue
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        if both and value.get("kind") == below.get("kind"):
+            kind = {"kind": value["kind"]} if "kind" in value else {}
+            found[key] = kind | _beyond(value, below)
+        else:
+            found[key] = value
+    return found
