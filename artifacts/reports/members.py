@@ -50,6 +50,11 @@ def read_members(store: Store) -> tuple[MemberLine, ...]:
     return tuple(MemberLine(**line | {"devices": tuple(line["devices"])}) for line in kept)
 
 
+def present_workers(store: Store) -> set[str]:
+    """Workers whose engine rounds may ask."""
+    return {member.worker for member in read_members(store) if member.state == "present"}
+
+
 def member_rows(members: Sequence[MemberLine], now_s: float) -> list[dict[str, object]]:
     """A row for each, for a table."""
     return [

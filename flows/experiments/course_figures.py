@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -17,9 +17,8 @@ from artifacts.journal import Journal
 from artifacts.reports.members import read_members
 from artifacts.store import Store
 from flows.experiments.injected_records import examine
+from flows.experiments.injection_figures import WIDTH, Figures
 
-Figures = Mapping[str, Any]  # Any: JSON values
-WIDTH = 110  # characters of the tables
 REWARD = "reward/mean"
 
 
@@ -31,11 +30,17 @@ class Played:
     acts: tuple[Mapping[str, Any], ...]  # of the script, as they came about; Any: JSON values
     is_whole: bool  # whether all of the script was played
 
+    @property
+    def store(self) -> Store:
+        """Its records."""
+        return Store.open(str(self.folder))
+
 
 def figures_of(moved: Played, static: Played) -> Figures:
     """Both runs step by step, what is wrong with either, and how their rewards differ."""
-    runs = {"with guests": moved, "static": static}
-    rewards = {name: _rewards(run) for name, run in runs.items()}
+    stores = {"with guests": moved.store, "static": static.store}
+    steps = {name: read_commits(store) for name, store in stores.items()}
+    rewards = {name: [float(step.metrics[REWARD]) for step in steps[name]] for name in stores}
     pairs = zip(rewards["with guests"], rewards["static"], strict=False)
     differences = [reward - other for reward, other in pairs]
     return {
@@ -44,9 +49,9 @@ def figures_of(moved: Played, static: Played) -> Figures:
         "rewards": rewards,
         "reward_difference": mean(differences),
         "reward_difference_error": stdev(differences) / len(differences) ** 0.5,
-        "step_s": {name: median(seconds_added(_steps(run))) for name, run in runs.items()},
-        "tokens_by_guests": _guest_tokens(moved),
-        "wrong": [words for run in runs.values() for words in _wrong(run)],
+        "step_s": {name: median(seconds_added(steps[name])) for name in stores},
+        "tokens_by_guests": _guest_tokens(moved.store, steps["with guests"]),
+        "wrong": [words for store in stores.values() for words in examine(store).wrong],
     }
 
 
@@ -76,26 +81,11 @@ def tell(figures: Figures) -> None:
         console.print(f"wrong: {words}", markup=False)
 
 
-def _steps(run: Played) -> list[StepCommit]:
-    return list(read_commits(Store.open(str(run.folder))))
-
-
-def _rewards(run: Played) -> list[float]:
-    return [float(step.metrics[REWARD]) for step in _steps(run)]
-
-
-def _wrong(run: Played) -> list[str]:
-    findings = examine(Store.open(str(run.folder)))
-    told = (findings.lost, findings.doubled, findings.mixed_versions, findings.unbooked)
-    return [words for sentences in told for words in sentences]
-
-
-def _guest_tokens(run: Played) -> dict[str, float]:
+def _guest_tokens(store: Store, steps: Iterable[StepCommit]) -> dict[str, float]:
     """Share of a step's tokens that guests sampled, by step, where there are any."""
-    store = Store.open(str(run.folder))
     guests = {member.name for member in read_members(store)}
     journal, shares = Journal(store), {}
-    for step in _steps(run):
+    for step in steps:
         tokens: Counter[bool] = Counter()
         for row in journal.read(step.step):
             generated = row.response.generated

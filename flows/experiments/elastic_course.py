@@ -14,42 +14,30 @@ from __future__ import annotations
 
 import argparse
 import json
-import secrets
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
-from artifacts.reports.members import read_members
+from artifacts.reports.members import present_workers
 from artifacts.store import Store
 from flows.commands.local_stack import free_port, interrupt, prefect_server
 from flows.experiments.course_figures import Played, figures_of, tell, what_is_wrong
 from flows.experiments.descendants import adopt_orphans
 from flows.experiments.guest_park import GuestPark, Place, guest_park
 from flows.experiments.injected_run import InjectedRun, RunOrder
+from flows.experiments.injection_command import add_run_options, artifact_root
 
 PLACES = 2
 POLL_S = 0.2
 CUT_S = 10.0  # longer than a lease, shorter than a guest waits for its scheduler
 EMPTY_STEPS = 2  # whole ones, without a guest
-SETTINGS = (
-    "guests.enabled=true",
-    "guests.lease_s=4",
-    "guests.weights.enabled=true",
-    "cluster.dashboard_port=0",
-)
-STATIC = (
-    "guests.enabled=false",
-    "seeding.enabled=false",
-    "cluster.scheduler_port=0",
-    "cluster.dashboard_port=0",
-)
+SETTINGS = ("cluster.dashboard_port=0",)
+STATIC = ("guests.enabled=false", "seeding.enabled=false", "cluster.scheduler_port=0")
 
 Holds = Callable[[], bool]
 
@@ -124,8 +112,7 @@ class Course:
         return lambda: place.name not in self._present()
 
     def _present(self) -> set[str]:
-        members = read_members(Store.open(str(self._run.folder)))
-        return {member.worker for member in members if member.state == "present"}
+        return present_workers(Store.open(str(self._run.folder)))
 
     def _after(self, num_steps: int) -> Holds:
         until = self._run.committed + num_steps
@@ -155,10 +142,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, interrupt)
     adopt_orphans()
     try:
-        with ExitStack() as stack:
-            root = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            root.mkdir(parents=True, exist_ok=True)
-            moved, static = _both(options, root.resolve())
+        with artifact_root(options.out) as root:
+            moved, static = _both(options, root)
             figures = figures_of(moved, static)
     except KeyboardInterrupt:
         return 130
@@ -173,39 +158,29 @@ def main() -> int:
 
 def _both(options: argparse.Namespace, root: Path) -> tuple[Played, Played]:
     """With guests, and without."""
-    port = free_port()
-    with tempfile.TemporaryDirectory(prefix="rollflow-guests-") as scratch:
-        folder = Path(scratch)
-        (folder / "token").write_text(secrets.token_hex())
-        with (
-            prefect_server(root, free_port()) as environment,
-            guest_park(folder, port, PLACES, rate_mbit=options.rate_mbit) as (here, park),
-        ):
-            servers = psutil.Process().children()
+    with (
+        prefect_server(root, free_port()) as environment,
+        guest_park(PLACES, rate_mbit=options.rate_mbit) as park,
+    ):
+        servers = psutil.Process().children()
 
-            def others() -> Collection[psutil.Process]:
-                return [*servers, *park.processes()]
+        def others() -> Collection[psutil.Process]:
+            return [*servers, *park.processes()]
 
-            def made(name: str, *settings: str) -> InjectedRun:
-                order = RunOrder(
-                    root=root,
-                    name=name,
-                    preset=options.preset,
-                    settings=(*settings, f"num_steps={options.steps}", *options.set),
-                )
-                return InjectedRun(order, environment, others)
-
-            with_guests = (
-                f"guests.token_file={folder / 'token'}",
-                f"cluster.scheduler_host={here}",
-                f"cluster.scheduler_port={port}",
-                f'guests.weights.allowed_senders=["{park.network}"]',
+        def made(name: str, *settings: str) -> InjectedRun:
+            order = RunOrder(
+                root=root,
+                name=name,
+                preset=options.preset,
+                settings=(*SETTINGS, *settings, f"num_steps={options.steps}", *options.set),
             )
-            if not park.has_links:
-                raise RuntimeError("the script cuts a link, and this machine makes no hosts")
-            moved = play(made("with-guests", *SETTINGS, *with_guests), park)
-            park.close()
-            return moved, play(made("static", *STATIC), None)
+            return InjectedRun(order, environment, others)
+
+        if not park.has_links:
+            raise RuntimeError("the script cuts a link, and this machine makes no hosts")
+        moved = play(made("with-guests", *park.settings), park)
+        park.close()
+        return moved, play(made("static", *STATIC), None)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -217,18 +192,9 @@ def _parser() -> argparse.ArgumentParser:
         "--preset", default="elastic", help="configuration of both runs (default: %(default)s)"
     )
     parser.add_argument(
-        "--steps", type=int, default=20, help="steps of each run (default: %(default)s)"
-    )
-    parser.add_argument(
         "--rate-mbit", type=float, metavar="MBIT", help="a second, of each link (default: any)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="keep the runs here; else they are thrown away"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field"
-    )
+    add_run_options(parser, num_steps=20)
     return parser
 
 

@@ -14,43 +14,24 @@ may stay. The exit status is 0 where all of that holds.
 
 from __future__ import annotations
 
-import secrets
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # it has no stubs
-
-from artifacts.reports.members import read_members
+from artifacts.reports.members import present_workers
 from artifacts.store import Store
-from flows.commands.local_stack import free_port
 from flows.experiments.guest_park import GuestPark, Place, guest_park
 from flows.experiments.injected_run import BEFORE, InjectedRun
 from flows.experiments.injection_command import Experiment, perform
-from flows.experiments.injections import Victim
+from flows.experiments.injections import Victim, engines, flow
 
 PLACES = 3
 LONGEST_WAIT_S = 8.0  # a guest takes ten to forty seconds to come
 SETTINGS = (
-    "guests.enabled=true",
-    "guests.lease_s=4",
-    "guests.weights.enabled=true",
     "engine.report_tokens=8",
     "evaluation.num_prompts=16",
     "evaluation.responses_per_prompt=1",
     "cluster.dashboard_port=0",
 )
-
-
-def engines(run: InjectedRun) -> list[psutil.Process]:
-    """Workers that hold an engine of the run's own."""
-    return run.workers("engine")
-
-
-def flow(run: InjectedRun) -> list[psutil.Process]:
-    """The process of the flow."""
-    return [psutil.Process(run.flow.pid)]
 
 
 def among(
@@ -62,8 +43,7 @@ def among(
     def found(run: InjectedRun) -> list[Place]:
         if run.stage == BEFORE:
             return []
-        members = read_members(Store.open(str(run.folder)))
-        present = {member.worker for member in members if member.state == "present"}
+        present = present_workers(Store.open(str(run.folder)))
         return [place for place in find() if generating in (None, place.name in present)]
 
     return found
@@ -88,27 +68,18 @@ def victims(park: GuestPark) -> Mapping[str, Victim]:
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory(prefix="rollflow-guests-") as scratch:
-        folder, port = Path(scratch), free_port()
-        (folder / "token").write_text(secrets.token_hex())
-        with guest_park(folder, port, PLACES) as (here, park):
-            own = (
-                f"guests.token_file={folder / 'token'}",
-                f"cluster.scheduler_host={here}",
-                f"cluster.scheduler_port={port}",
-                f'guests.weights.allowed_senders=["{park.network}"]',
+    with guest_park(PLACES) as park:
+        return perform(
+            Experiment(
+                name="flows.experiments.elastic_injections",
+                about=(__doc__ or "").splitlines()[0],
+                preset="tiny",
+                settings=(*SETTINGS, *park.settings),
+                victims=victims(park),
+                others=park.processes,
+                longest_wait_s=LONGEST_WAIT_S,
             )
-            return perform(
-                Experiment(
-                    name="flows.experiments.elastic_injections",
-                    about=(__doc__ or "").splitlines()[0],
-                    preset="tiny",
-                    settings=(*SETTINGS, *own),
-                    victims=victims(park),
-                    others=park.processes,
-                    longest_wait_s=LONGEST_WAIT_S,
-                )
-            )
+        )
 
 
 if __name__ == "__main__":

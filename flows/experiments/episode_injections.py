@@ -25,7 +25,7 @@ from flows.config.presets import preset_values
 from flows.experiments.descendants import origins
 from flows.experiments.injected_run import InjectedRun
 from flows.experiments.injection_command import Experiment, perform
-from flows.experiments.injections import Victim
+from flows.experiments.injections import Victim, engines, flow
 
 PRESET = "tiny-agent"
 THINKING = {  # exponential, seconds of a turn
@@ -51,16 +51,6 @@ def hosts(run: InjectedRun) -> list[psutil.Process]:
 def fork_servers(run: InjectedRun) -> list[psutil.Process]:
     """Processes that hosts are forked from."""
     return list(origins(run.processes))
-
-
-def engines(run: InjectedRun) -> list[psutil.Process]:
-    """Workers that hold an engine, with the pool of its hosts."""
-    return run.workers("engine")
-
-
-def flow(run: InjectedRun) -> list[psutil.Process]:
-    """The process of the flow."""
-    return [psutil.Process(run.flow.pid)]
 
 
 VICTIMS: Mapping[str, Victim] = {

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
+from flows.commands.local_stack import free_port
 from flows.experiments.network_hosts import NetworkHosts, NetworkRefused, network_hosts
 from tasks.weights.weight_config import LOOPBACK
 
@@ -30,7 +33,9 @@ LONGEST_CUT_S = 12.0  # of a link; leases are shorter than that
 RATE_MBIT = 16.0  # of a link: a pull of the tiny model takes a second or two
 BUSY_SHARE = 0.5  # of that rate, from which on a link is carrying weights: nothing else is as large
 END_S = 10.0  # within which what was told to end has ended
-TIMES = ("--lease-s", "4", "--grace-s", "15", "--drain-s", "10")
+LEASE_S = 4
+TIMES = ("--lease-s", str(LEASE_S), "--grace-s", "15", "--drain-s", "10")
+TOKEN = "token"  # file of the folder
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,14 +60,14 @@ class Place:
 class GuestPark:
     """The places, and what can happen to who is there."""
 
-    def __init__(
-        self, address: str, folder: Path, names: list[str], hosts: NetworkHosts | None
-    ) -> None:
-        """address: of the run's scheduler. folder: for the output of the workers, with the file
-        `token`. hosts: one of each name, or None for workers on this machine itself."""
-        self._address = address
+    def __init__(self, folder: Path, names: list[str], hosts: NetworkHosts | None) -> None:
+        """folder: for the output of the workers. hosts: one of each name, or None for workers on
+        this machine itself."""
         self._folder = folder
+        (folder / TOKEN).write_text(secrets.token_hex())
         self._hosts = hosts
+        self._here = "127.0.0.1" if hosts is None else hosts.here
+        self._port = free_port()
         self._draws = random.Random("park")
         self.places = [
             Place(name=name, core=number % (os.cpu_count() or 1))
@@ -75,9 +80,18 @@ class GuestPark:
         return self._hosts is not None
 
     @property
-    def network(self) -> str:
-        """That workers are in, as a CIDR."""
-        return LOOPBACK[0] if self._hosts is None else self._hosts.network
+    def settings(self) -> tuple[str, ...]:
+        """FIELD=VALUE, of a run that these workers can join and pull weights from."""
+        network = LOOPBACK[0] if self._hosts is None else self._hosts.network
+        return (
+            "guests.enabled=true",
+            f"guests.lease_s={LEASE_S}",
+            f"guests.token_file={self._folder / TOKEN}",
+            "guests.weights.enabled=true",
+            f'guests.weights.allowed_senders=["{network}"]',
+            f"cluster.scheduler_host={self._here}",
+            f"cluster.scheduler_port={self._port}",
+        )
 
     def processes(self) -> list[psutil.Process]:
         """The workers that there are."""
@@ -117,11 +131,11 @@ class GuestPark:
 
     def fill(self, place: Place) -> None:
         """Have a worker join."""
-        words = ["--name", place.name, "--token-file", str(self._folder / "token"), *TIMES]
+        words = ["--name", place.name, "--token-file", str(self._folder / TOKEN), *TIMES]
         words += ["--cores", str(place.core), "--local-directory", str(self._folder)]
-        host = "127.0.0.1" if self._hosts is None else self._hosts.address(place.name)
-        words += ["--host", host]
-        command = [sys.executable, "-m", "flows.commands.worker", self._address, *words]
+        words += ["--host", self._here if self._hosts is None else self._hosts.address(place.name)]
+        scheduler = f"tcp://{self._here}:{self._port}"
+        command = [sys.executable, "-m", "flows.commands.worker", scheduler, *words]
         with (self._folder / f"{place.name}.log").open("ab") as output:
             if self._hosts is None:
                 place.worker = subprocess.Popen(command, stdout=output, stderr=output)
@@ -173,26 +187,17 @@ class GuestPark:
 
 
 @contextmanager
-def guest_park(
-    folder: Path, port: int, num_places: int, rate_mbit: float | None = RATE_MBIT
-) -> Iterator[tuple[str, GuestPark]]:
-    """Places for the block, on hosts where this machine makes them; and the address on which the
-    run's scheduler must listen, at this port, that they can reach it. rate_mbit: of each link, in
+def guest_park(num_places: int, rate_mbit: float | None = RATE_MBIT) -> Iterator[GuestPark]:
+    """Places for the block, on hosts where this machine makes them. rate_mbit: of each link, in
     megabits a second; None for what the machine gives."""
     names = [f"guest-{number}" for number in range(num_places)]
-    try:
-        with network_hosts(*names, rate_mbit=rate_mbit) as hosts:
-            yield from _filled(folder, hosts.here, port, names, hosts)
-    except NetworkRefused as refused:
-        print(f"no link is cut: {refused}", file=sys.stderr)
-        yield from _filled(folder, "127.0.0.1", port, names, None)
-
-
-def _filled(
-    folder: Path, here: str, port: int, names: list[str], hosts: NetworkHosts | None
-) -> Iterator[tuple[str, GuestPark]]:
-    park = GuestPark(f"tcp://{here}:{port}", folder, names, hosts)
-    try:
-        yield here, park
-    finally:
-        park.close()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-guests-"))
+        try:
+            hosts = stack.enter_context(network_hosts(*names, rate_mbit=rate_mbit))
+        except NetworkRefused as refused:
+            print(f"no link is cut: {refused}", file=sys.stderr)
+            hosts = None
+        park = GuestPark(Path(folder), names, hosts)
+        stack.callback(park.close)
+        yield park

@@ -33,9 +33,9 @@ class Findings:
     counts: Counter[str] = field(default_factory=Counter)  # how often what is told
 
     @property
-    def num_wrong(self) -> int:
-        """Sentences."""
-        return sum(map(len, (self.lost, self.doubled, self.mixed_versions, self.unbooked)))
+    def wrong(self) -> list[str]:
+        """All sentences."""
+        return [*self.lost, *self.doubled, *self.mixed_versions, *self.unbooked]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import math
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,10 +44,8 @@ def perform(experiment: Experiment) -> int:
     options = _parser(experiment).parse_args()
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        with ExitStack() as stack:
-            root = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            root.mkdir(parents=True, exist_ok=True)
-            told = _runs(experiment, options, root.resolve())
+        with artifact_root(options.out) as root:
+            told = _runs(experiment, options, root)
     except KeyboardInterrupt:
         return 130
     except (ValueError, RuntimeError, OSError) as error:
@@ -58,6 +56,30 @@ def perform(experiment: Experiment) -> int:
         options.json.write_text(json.dumps(figures, indent=1))
     tell(figures, told)
     return int(any(wrong_in(told).values()))
+
+
+@contextmanager
+def artifact_root(out: Path | None) -> Iterator[Path]:
+    """Folder of runs: the one where they are to be kept, or one that goes with the block."""
+    with ExitStack() as stack:
+        root = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        root.mkdir(parents=True, exist_ok=True)
+        yield root.resolve()
+
+
+def add_run_options(parser: argparse.ArgumentParser, num_steps: int) -> None:
+    """How long runs are, what of them is kept, and what differs from their preset. num_steps:
+    where it is not said."""
+    parser.add_argument(
+        "--steps", type=int, default=num_steps, help="steps of a run (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="keep the runs here; else they are thrown away"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field"
+    )
 
 
 def _runs(experiment: Experiment, options: argparse.Namespace, root: Path) -> list[Told]:
@@ -93,9 +115,6 @@ def _parser(experiment: Experiment) -> argparse.ArgumentParser:
         "--count", type=int, default=50, help="how often to strike (default: %(default)s)"
     )
     parser.add_argument(
-        "--steps", type=int, default=40, help="steps of a run (default: %(default)s)"
-    )
-    parser.add_argument(
         "--within",
         type=float,
         default=math.inf,
@@ -103,11 +122,5 @@ def _parser(experiment: Experiment) -> argparse.ArgumentParser:
         help="kill nothing more so long after somebody could be killed first; the run under way"
         " comes to its end",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="keep the runs here; else they are thrown away"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field"
-    )
+    add_run_options(parser, num_steps=40)
     return parser

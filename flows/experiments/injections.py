@@ -42,6 +42,16 @@ class Injection:
     wait_s: float  # how long to wait once there is one of each
 
 
+def engines(run: InjectedRun) -> list[psutil.Process]:
+    """Workers that hold an engine of the run's own, with the pool of its hosts."""
+    return run.workers("engine")
+
+
+def flow(run: InjectedRun) -> list[psutil.Process]:
+    """The process of the flow."""
+    return [psutil.Process(run.flow.pid)]
+
+
 def drawn(
     seed: int,
     count: int,

@@ -137,7 +137,7 @@ def store(tmp_path: object) -> Store:
 
 def test_sound_records_have_nothing_wrong_and_say_how_often_steps_were_tried(store: Store) -> None:
     findings = keep_run(store)
-    assert findings.num_wrong == 0
+    assert findings.wrong == []
     assert findings.counts["trained prompts"] == NUM_STEPS * NUM_PROMPTS
     assert findings.counts["steps tried again"] == NUM_STEPS * 2
     assert findings.counts["attempts at the run"] == 2
