@@ -96,7 +96,7 @@ class RunCourse:
         """The step's flow, and its checkpoint if one is due."""
         relayout = self._relayout
         shared = place if plan.overlaps else None
-        window = self._windows.plan(self._fleet.members())
+        window = self._windows.plan(self._fleet.members(), plan.round.kind)
         placed = replace(plan, run=self._fleet.run, window=window)
         report = await self._step_flow(placed, shared)
         await self._fleet.published(report.published, plan.round.at_update)

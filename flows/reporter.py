@@ -47,6 +47,7 @@ from tasks.alarm import alarms_of
 from tasks.begun_responses import drop_begun
 from tasks.environments.hosts.bulletin import told_states
 from tasks.guest_book import GuestBook
+from tasks.hiring_told import hiring_told
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.progress import artifact_key, progress_key
 from tasks.report import StepReport, stage_times
@@ -55,7 +56,7 @@ from tasks.rewards.registry import timeouts_of
 from tasks.rounds.filling import Filling
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
-from tasks.step_cost import cost_metrics
+from tasks.step_cost import cost_metrics, own_dollars_per_h
 from tasks.step_metrics import episode_metrics, running_totals, step_metrics
 from tasks.trained_lengths import lengths_so_far
 
@@ -251,11 +252,15 @@ class RunReporter:
         return told_states(self._client, context.run_id, context.host_pools)
 
     def _others_told(self) -> str:
-        """Environment hosts, guests, and the last step's seeding window, a line for each where
-        there are any."""
+        """Environment hosts, guests, the last step's seeding window, and how many guests to hold, a
+        line for each where there are any."""
         guests = members_told(self._guests.members)
-        told = (hosts_told(self._pools()), guests, seeding_told(self.figures))
+        told = (hosts_told(self._pools()), guests, seeding_told(self.figures), self._hiring_told)
         return "\n".join(filter(None, told))
+
+    @property
+    def _hiring_told(self) -> str:
+        return hiring_told(self.figures, own_dollars_per_h(self._run.context))
 
     async def _tell_guests(self) -> None:
         """Who generates that the run did not start: kept for the page, and as a table in
@@ -264,10 +269,11 @@ class RunReporter:
         members = self._guests.members
         if not members:
             return
+        told = (f"Guests of {self._run.context.run_id}", seeding_told(self.figures))
         await acreate_table_artifact(
             table=member_rows(members, time.time()),
             key=f"guests-{self._key}",
-            description=f"Guests of {self._run.context.run_id}. {seeding_told(self.figures)}",
+            description=". ".join(filter(None, (*told, self._hiring_told))),
         )
 
     def _warn(self, commit: StepCommit) -> None:

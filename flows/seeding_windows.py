@@ -1,8 +1,10 @@
 """The seeding windows of a run: which one a step begins with, and what the step taught.
 
     guests that are there ─▶ plan ─▶ window of the step ─▶ round ─▶ enter ─▶ next window
-    seeding.json at the artifact root ◀─ windows by (model, class of guests, number) ─▶ later runs
+    seeding.json at the artifact root ◀─ windows by (model, class of guests, kind of round, number)
+                                                                                    ─▶ later runs
 
+Rounds of each kind have windows of their own: a long round has other responses than a short one.
 The last window is kept in the step's commit, so that a resumed run goes on with it. Guests are of
 one class that have the same price class and as many devices of a kind.
 """
@@ -36,16 +38,16 @@ class SeedingWindows:
         named = described(run.config.model.model_dump(mode="json"))
         self._model = f"{named} ({Path(run.context.model_path).name})"
         self._root = Store.open(run.context.artifact_root)
-        # without memory: that is of a class of guests
-        self._seeding = Seeding(**run.commits[-1].seeding) if run.commits else Seeding()
-        self._memory_s: dict[str, Mapping[int, float]] = {}  # by class, as far as it was needed
+        # by kind of round; without memory: that is of a class of guests, too
+        self._seedings = {commit.kind: Seeding(**commit.seeding) for commit in run.commits}
+        self._memory_s: dict[str, Mapping[int, float]] = {}  # as far as it was needed
 
-    def plan(self, guests: Collection[Guest]) -> PlannedWindow | None:
-        """The window of a step that begins with the present ones of these."""
+    def plan(self, guests: Collection[Guest], kind: str) -> PlannedWindow | None:
+        """The window of a step that begins with the present ones of these. kind: of its round."""
         if not self._config.enabled:
             return None
         present = present_of(guests)
-        window_s = self._known(present).window_for(len(present), self._config)
+        window_s = self._known(present, kind).window_for(len(present), self._config)
         return PlannedWindow(window_s=window_s, workers=names_of(present))
 
     def enter(
@@ -55,34 +57,33 @@ class SeedingWindows:
         window = report.rollout.window
         if not self._config.enabled or window is None:
             return record
-        present = present_of(guests)
+        present, kind = present_of(guests), report.plan.round.kind
         times = seeding_times(report, names_of(present))
         if times is not None:
-            self._learn(present, times)
-        figures = seeding_figures(window, times, self._seeding)
-        kept = {
-            "window_s": self._seeding.window_s,
-            "worth_holding": self._seeding.worth_holding,
-        }
+            self._learn(present, kind, times)
+        seeding = self._seedings.get(kind, Seeding())
+        figures = seeding_figures(window, times, seeding)
+        kept = {"window_s": seeding.window_s, "worth_holding": seeding.worth_holding}
         return replace(record, metrics={**record.metrics, **figures}, seeding=kept)
 
-    def _learn(self, present: Collection[Guest], times: SeedingTimes) -> None:
+    def _learn(self, present: Collection[Guest], kind: str, times: SeedingTimes) -> None:
         """What the times teach; windows by number of guests are kept for later runs, too."""
-        before = self._known(present)
+        before = self._known(present, kind)
         after = after_step(before, times, self._config)
-        self._seeding = replace(after, memory_s={})
+        self._seedings[kind] = replace(after, memory_s={})
         if after.memory_s != before.memory_s and self._config.remembers:
-            alike = class_of(present)
+            alike = _alike(present, kind)
             self._memory_s[alike] = after.memory_s
             write_windows(self._root, self._model, alike, after.memory_s)
             logger.info("guests=%s seeding_windows_s=%s", alike, dict(after.memory_s))
 
-    def _known(self, present: Collection[Guest]) -> Seeding:
-        """Where seeding stands, with the memory of guests like these."""
-        alike = class_of(present)
-        if alike and alike not in self._memory_s and self._config.remembers:
+    def _known(self, present: Collection[Guest], kind: str) -> Seeding:
+        """Where seeding stands in rounds of this kind, with the memory of guests like these."""
+        alike = _alike(present, kind)
+        if present and alike not in self._memory_s and self._config.remembers:
             self._memory_s[alike] = read_windows(self._root, self._model, alike)
-        return replace(self._seeding, memory_s=self._memory_s.get(alike, {}))
+        seeding = self._seedings.get(kind, Seeding())
+        return replace(seeding, memory_s=self._memory_s.get(alike, {}))
 
 
 def present_of(guests: Collection[Guest]) -> list[Guest]:
@@ -98,6 +99,11 @@ def class_of(guests: Collection[Guest]) -> str:
     """What these are, whatever their number: price class and devices of each kind among them; empty
     without any."""
     return " + ".join(sorted(set(map(_class_of_one, guests))))
+
+
+def _alike(present: Collection[Guest], kind: str) -> str:
+    """What windows are remembered by."""
+    return f"{class_of(present)}, {kind} rounds"
 
 
 def _class_of_one(guest: Guest) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from artifacts.prices import HOUR_S
 from artifacts.records import Fate
 from artifacts.reports.holding import (
     Held,
@@ -47,11 +48,22 @@ def cost_metrics(
 
 def own_devices(run: RunContext, price_class: str, window: Window) -> list[Held]:
     """The run holds each of its devices all the time, whatever works there."""
-    devices = sorted({device for device in run.devices.values() if device != "host"})
     return [
         Held(device=device, price_class=price_class, start_s=window.start_s, end_s=window.end_s)
-        for device in devices
+        for device in _names(run)
     ]
+
+
+def own_dollars_per_h(run: RunContext) -> float:
+    """What an hour of all of these costs; 0 where nothing has a price."""
+    prices = run.prices
+    if not prices.are_set:
+        return 0.0
+    return HOUR_S * prices.dollars_per_s(prices.own_class) * len(_names(run))
+
+
+def _names(run: RunContext) -> list[str]:
+    return sorted({device for device in run.devices.values() if device != "host"})
 
 
 def guest_devices(guests: Sequence[Guest], window: Window) -> list[Held]:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.prices import PriceConfig
 from artifacts.reports.holding import Window, held_seconds
-from flows.experiments.spot.elastic_run import ElasticRun, play
+from flows.experiments.spot.elastic_run import PRICES, ElasticRun, play
 from flows.experiments.spot.elastic_shapes import Shape
+from flows.experiments.spot.elastic_variants import VARIANTS
 from flows.experiments.spot.spot_traces import SEGMENTS, Change, mean_workers, read_trace, steady
+from flows.experiments.spot.spot_workers import SPOT
 from tasks.engines.simulation.lengths import LengthModel
 
 SMALL = Shape(
@@ -74,3 +77,28 @@ def test_a_drawn_segment_offers_what_its_market_says(name: str, usual: float) ->
     trace = SEGMENTS[name].trace(0, hours)
     assert trace == SEGMENTS[name].trace(0, hours)
     assert mean_workers(trace, hours) == pytest.approx(usual, rel=0.1)
+
+
+def test_workers_that_bring_less_than_they_cost_are_let_go() -> None:
+    offered = replace(RUN, trace=steady(3), num_steps=8)
+    cheap, dear = (
+        play(replace(offered, holds="best", prices=prices_of(dollars)))
+        for dollars in (0.01, 1000.0)
+    )
+    assert cheap.steps[-1].num_workers > dear.steps[-1].num_workers == 1
+    assert {step.num_workers for step in play(offered).steps} == {3}
+
+
+def test_rounds_of_each_kind_find_a_window_of_their_own() -> None:
+    run = replace(RUN, trace=steady(1), num_steps=10, **VARIANTS["both"])
+    shared, own = play(run), play(replace(run, windows_by_kind=True))
+    first = next(step for step in own.steps if step.kind == "long")
+    alike = next(step for step in shared.steps if step.kind == "long")
+    # it knows no window yet, and those of short rounds are none of its
+    assert first.times.window_s > alike.times.window_s
+    assert own != shared
+
+
+def prices_of(dollars: float) -> PriceConfig:
+    """Of a spot device."""
+    return PriceConfig(classes={**PRICES.classes, SPOT: dollars})

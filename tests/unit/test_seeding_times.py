@@ -131,8 +131,10 @@ def opened(root: Path, commits: Sequence[object] = (), **seeding: object) -> Ope
     )
 
 
-def window_of(windows: SeedingWindows, guests: Sequence[Guest]) -> float | None:
-    planned = windows.plan(guests)
+def window_of(
+    windows: SeedingWindows, guests: Sequence[Guest], kind: str = "short"
+) -> float | None:
+    planned = windows.plan(guests, kind)
     assert planned is not None
     assert planned.workers == {guest.name for guest in guests}
     return planned.window_s
@@ -157,6 +159,20 @@ def test_what_a_step_teaches_is_kept_for_steps_resumes_and_later_runs(tmp_path: 
     assert window_of(SeedingWindows(opened(tmp_path, remembers=False)), [GUEST]) is None
 
 
+def test_a_window_is_that_of_rounds_of_its_kind(tmp_path: Path) -> None:
+    windows = SeedingWindows(opened(tmp_path))
+    short = windows.enter(make_commit(1), seeded(), [GUEST])
+    assert window_of(windows, [GUEST], "long") is None, "short rounds teach nothing of long ones"
+    later = seeded(replace(WINDOW, window_s=None), plan=make_step_plan(2, kind="long"))
+    lasting = replace(later, finished_s=124.0)  # guests waited for 9 s and not for 15
+    long = windows.enter(make_commit(2, kind="long"), lasting, [GUEST])
+    found = {kind: window_of(windows, [GUEST], kind) for kind in ("short", "long")}
+    assert found["short"] == short.seeding["window_s"] == pytest.approx(6.0 - 10.0 / 3)
+    assert found["long"] == long.seeding["window_s"] == pytest.approx(6.0 - 4.0 / 3)
+    resumed = SeedingWindows(opened(tmp_path, [short, long], remembers=False))
+    assert {kind: window_of(resumed, [], kind) for kind in found} == found
+
+
 def test_a_step_without_guests_says_so_and_teaches_nothing(tmp_path: Path) -> None:
     windows = SeedingWindows(opened(tmp_path))
     still_open = replace(WINDOW, window_s=None, closed_s=None, freed_s=())
@@ -169,7 +185,7 @@ def test_a_step_without_guests_says_so_and_teaches_nothing(tmp_path: Path) -> No
 
 def test_a_run_that_does_not_seed_has_no_window(tmp_path: Path) -> None:
     windows = SeedingWindows(opened(tmp_path, enabled=False))
-    assert windows.plan([GUEST]) is None
+    assert windows.plan([GUEST], "short") is None
     assert windows.enter(make_commit(1), seeded(), [GUEST]) == make_commit(1)
 
 

@@ -2,7 +2,8 @@
 dollar.
 
 Segments are drawn by the paper's words, since its trace is not published with its numbers
-(`spot.spot_traces`); the paper plays two hours of each, we one.
+(`spot.spot_traces`); the paper plays two hours of each, we one. Beside that, what it has not: parts
+of RollPacker on top of workers, over the same workers without them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from flows.experiments.paper.experiment import (
 )
 from flows.experiments.spot.elastic_run import ElasticRun, play
 from flows.experiments.spot.elastic_shapes import SHAPES
+from flows.experiments.spot.elastic_variants import AS_PUBLISHED, VARIANTS
 from flows.experiments.spot.spot_traces import HOUR_S, SEGMENTS, Trace, steady
 
 ALONE = "none"  # the trainer without workers
@@ -30,6 +32,9 @@ PERIOD_HOURS = 0.5  # of a segment for each period of the scale
 WARM_UP = 6  # steps until the windows have settled
 COUNTED = 4  # steps after them
 STATIC = {"8B": (1, 2, 3, 4), "14B": (1,)}  # workers that are there for good
+BEYOND = {"8B": ("rlboost", "rollpacker")}  # lengths under which other policies are played, too
+BEYOND_WORKERS = (0, 2, 4)
+BEYOND_COUNTED = 5  # steps: four short rounds and a long one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +46,15 @@ class SpotCase:
     hours: float = 0.0  # of the segment; 0: steps are counted
     num_workers: int = 0
     seed: int = 0
+    lengths: str = "rlboost"
+    variant: str = AS_PUBLISHED
+    counted: int = COUNTED  # steps after the windows have settled
 
     @property
     def label(self) -> str:
         workers = f"segment {self.segment}" if self.hours else f"{self.num_workers} workers"
-        return f"RLBoost {self.model}, {workers}"
+        variant = "" if self.variant == AS_PUBLISHED else f", {self.variant}"
+        return f"RLBoost {self.model}, {workers}{variant}, lengths of {self.lengths}"
 
     @property
     def weight(self) -> float:
@@ -59,14 +68,14 @@ class SpotCase:
 
     @property
     def run(self) -> ElasticRun:
-        shape = SHAPES[self.model.lower()]
+        shape = SHAPES[self.model.lower()].with_lengths(self.lengths)
         if self.hours:
             until_s = self.hours * HOUR_S
             return ElasticRun(
-                shape=shape, trace=self.trace, until_s=until_s, follows_worth=True, seed=self.seed
+                shape=shape, trace=self.trace, until_s=until_s, holds="n_prem", seed=self.seed
             )
-        steps = WARM_UP + COUNTED
-        return ElasticRun(shape=shape, trace=self.trace, num_steps=steps, seed=self.seed)
+        steps, others = WARM_UP + self.counted, VARIANTS[self.variant]
+        return ElasticRun(shape=shape, trace=self.trace, num_steps=steps, seed=self.seed, **others)
 
     def play(self) -> tuple[Observed, ...]:
         steps = play(self.run).steps
@@ -92,6 +101,7 @@ def polyrl(scale: Scale) -> Experiment:
         parts.append(_segments(model, scale))
         if model in STATIC:
             parts.append(_static(model, scale))
+        parts.extend(_beyond(model, lengths, scale) for lengths in BEYOND.get(model, ()))
     return Experiment(
         name="polyrl",
         about="RLBoost: throughput and tokens a dollar over those of the trainer alone",
@@ -142,6 +152,39 @@ def _of_counts(name: str, played: Played) -> dict[str, float]:
         for count, steps in played.items()
         if count != "0"
         for figure, gain in _gains(played["0"], steps).items()
+    }
+
+
+def _beyond(model: str, lengths: str, scale: Scale) -> Part:
+    name = f"polyrl/{model}/beyond/{lengths}"
+    return Part(
+        name=name,
+        cases={
+            f"{variant}/{count}": SpotCase(
+                model=model,
+                num_workers=count,
+                seed=scale.seed,
+                lengths=lengths,
+                variant=variant,
+                counted=BEYOND_COUNTED,
+            )
+            for variant in VARIANTS
+            for count in BEYOND_WORKERS
+        },
+        figures=partial(_over_published, name),
+    )
+
+
+def _over_published(name: str, played: Played) -> dict[str, float]:
+    """Each policy over the published one with as many workers."""
+    return {
+        f"{name}/{variant}/{count}/{figure}": gain
+        for variant in VARIANTS
+        for count in BEYOND_WORKERS
+        if variant != AS_PUBLISHED
+        for figure, gain in _gains(
+            played[f"{AS_PUBLISHED}/{count}"], played[f"{variant}/{count}"]
+        ).items()
     }
 
 

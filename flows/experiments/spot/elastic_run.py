@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
-from artifacts.prices import PriceConfig
+from artifacts.prices import HOUR_S, PriceConfig
 from artifacts.reports.holding import Held, Window, cost_figures, held_seconds
 from flows.experiments.policies import policy_of
 from flows.experiments.spot.elastic_round import ElasticRound, RoundRules
@@ -32,11 +34,12 @@ from tasks.rounds.records import RoundResult
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan
+from tasks.scheduling.hiring import Hourly, Known, Trained, after_hiring, workers_to_try
 from tasks.scheduling.policies.base import Policy, Turn
 from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.scheduling.seeding import Seeding, SeedingConfig, SeedingTimes, after_step
 from tasks.scheduling.stream_training import StreamTrainerConfig
-from tasks.simulation.simulated_round import load_version, make_engines
+from tasks.simulation.simulated_round import load_version
 
 RESERVED = "reserved"
 # dollars a GPU-hour, means over regions of two clouds: 8 H100 on demand 83.79, 2 preemptible 5.32
@@ -50,7 +53,9 @@ class ElasticRun:
     shape: Shape
     trace: Trace = ()
     most_workers: int = 99
-    follows_worth: bool = False  # hold no more workers than the step before found worth holding
+    # workers of those that are offered: all; no more than N_prem, as the paper; the number that
+    # has trained most for a dollar
+    holds: Literal["all", "n_prem", "best"] = "all"
     num_steps: int = 10**6
     until_s: float = float("inf")  # no step begins after it
     policy: Policy = field(default_factory=partial(policy_of, {"kind": "sync"}))
@@ -58,11 +63,19 @@ class ElasticRun:
     seeding: SeedingConfig = field(default_factory=SeedingConfig)
     balancing: BalancingConfig = field(default_factory=BalancingConfig)
     windows_s: Mapping[int, float] = field(default_factory=dict)  # known before the run
+    windows_by_kind: bool = False  # short and long rounds have windows of their own
     seeds: bool = True  # off: the own engines stop as soon as a worker is there
     joins_mid_step: bool = True  # off: weights are handed over between two steps alone
     notice_s: float = 30.0  # between the word that a worker is taken away and its end
     prices: PriceConfig = PRICES
     seed: int = 0
+
+    @property
+    def hourly(self) -> Hourly:
+        """What the trainer costs, and a worker."""
+        own, spot = (HOUR_S * self.prices.dollars_per_s(name) for name in (RESERVED, SPOT))
+        gpus = self.shape.gpus
+        return Hourly(own=own * self.shape.num_own * gpus, worker=spot * gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +132,10 @@ class _Player:
         self._batch = BatchConfig(
             prompts_per_step=shape.num_prompts, responses_per_prompt=shape.responses_per_prompt
         )
-        self._seeding = Seeding(memory_s=run.windows_s)
+        self._seedings: defaultdict[str, Seeding] = defaultdict(
+            lambda: Seeding(memory_s=run.windows_s)
+        )
+        self._known: Known = {}
         self._state = QueueState()
         self._own: list[SimulatedEngine] = []
         self._lengths: list[int] = []  # of responses, for projections
@@ -127,7 +143,9 @@ class _Player:
 
     async def play(self) -> PlayedRun:
         run, clock = self._run, asyncio.get_running_loop()
-        self._own = make_engines(run.shape.num_own, run.shape.engine(run.seed))
+        self._own = [
+            run.shape.replica(f"engine-{place}", run.seed) for place in range(run.shape.num_own)
+        ]
         spot = SpotWorkers(
             run.shape,
             run.trace,
@@ -148,7 +166,7 @@ class _Player:
         spot.close()
         return PlayedRun(
             steps=tuple(steps),
-            windows_s=self._seeding.memory_s,
+            windows_s=self._seedings[""].memory_s,
             held=tuple(spot.held(clock.time())),
         )
 
@@ -170,16 +188,20 @@ class _Player:
             num_workers=spot.num_ready,
             is_steady=changes == spot.num_changes,
         )
-        self._seeding = after_step(self._seeding, times, self._run.seeding)
-        if self._run.follows_worth and self._seeding.worth_holding is not None:
-            spot.hold_at_most(max(1, math.ceil(self._seeding.worth_holding)))
+        kind = self._kind(plan)
+        seeding = after_step(self._seedings[kind], times, self._run.seeding)
+        self._seedings[kind] = seeding
+        tokens = trained_tokens(result, self._run.shape.prompt_tokens)
+        if times.is_steady:
+            trained = Trained(tokens=tokens, seconds=ended_s - began_s)
+            self._known = after_hiring(self._known, times.num_workers, trained)
+        self._hold(spot, seeding.worth_holding)
         self._state = finish_round(self._state, plan, result)
         self._lengths = sorted(
             response.num_sampled
             for response in result.generated
             if response.finish_reason != "aborted"
         )
-        tokens = trained_tokens(result, self._run.shape.prompt_tokens)
         return PlayedStep(
             kind=plan.kind,
             start_s=began_s,
@@ -187,9 +209,22 @@ class _Player:
             tokens=tokens,
             num_workers=num_workers,
             times=times,
-            worth_holding=self._seeding.worth_holding,
+            worth_holding=seeding.worth_holding,
             figures=self._cost(tokens, spot, Window(start_s=began_s, end_s=ended_s)),
         )
+
+    def _kind(self, plan: RoundPlan) -> str:
+        """Of rounds with a window in common."""
+        return plan.kind if self._run.windows_by_kind else ""
+
+    def _hold(self, spot: SpotWorkers, worth: float | None) -> None:
+        """As many workers as the run goes by from now on. worth: N_prem."""
+        if self._run.holds == "n_prem" and worth is not None:
+            spot.hold_at_most(max(1, math.ceil(worth)))
+        best = workers_to_try(self._known, self._run.hourly, spot.num_offered)
+        if self._run.holds == "best" and best is not None:
+            spot.hold_at_most(best)
+            spot.let_go()
 
     def _plan(self, step: int) -> RoundPlan:
         turn = Turn(
@@ -205,12 +240,12 @@ class _Player:
         return plan
 
     def _rules(self, plan: RoundPlan, num_workers: int) -> RoundRules:
-        run = self._run
+        run, seeding = self._run, self._seedings[self._kind(plan)]
         return RoundRules(
             shape=run.shape,
             plan=plan,
             scheduler=run.policy.scheduler(plan),
-            window_s=self._seeding.window_for(num_workers, run.seeding) if run.seeds else 0.0,
+            window_s=seeding.window_for(num_workers, run.seeding) if run.seeds else 0.0,
             stream_trainer=run.stream_trainer,
             balancing=run.balancing,
             lengths=self._lengths,

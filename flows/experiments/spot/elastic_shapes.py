@@ -7,11 +7,13 @@ were fixed before the first run; none is fitted to a published throughput.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from tasks.engines.simulation.lengths import LengthModel
-from tasks.engines.simulation.replica import SimulatedEngineConfig
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
+from tasks.engines.simulation.writers import BlankWriter
+from tasks.simulation.workloads import WORKLOADS, Workload
 
 BYTES_PER_S = 3.35e12  # memory of an H100
 FLOPS = 989e12  # of an H100, dense bf16
@@ -25,6 +27,7 @@ CACHE_SHARE = 0.6  # of the memory that engine weights and cache may take (the a
 # forward and backward 6, forward again for the checkpoints 2, log-probabilities under the old
 # policy 2 and under the reference 2: times the parameters, a token
 FLOPS_PER_PARAMETER = 12
+MAX_BATCH = 256  # sequences of an engine (the artifact's)
 LINK_BYTES_PER_S = 50e9 / 8 * 0.7  # of a worker: 50 Gbit/s, of which 70 % are reached
 LENGTHS = LengthModel(median_tokens=3000, sigma=0.8)  # of responses before the bound cuts them
 
@@ -42,6 +45,7 @@ class Shape:
     longest_tokens: int = 14_336
     prompt_tokens: int = 200
     lengths: LengthModel = LENGTHS
+    workload: Workload | None = None  # whose responses are as long as they are; None: `lengths`
     update_s: float = 5.0  # the optimizer step, whose states lie in the hosts' memory
     publish_s: float = 3.0  # the trainer's own engines take the weights over
     build_s: float = 90.0  # from the start of a worker to an engine without weights
@@ -70,11 +74,27 @@ class Shape:
             step_s_per_sequence=self.cache_bytes * CONTEXT_TOKENS / reads + compute_s,
             prefill_s_per_token=compute_s,
             kv_capacity_tokens=int(room / self.cache_bytes),
-            max_batch=256,
+            max_batch=MAX_BATCH,
             lengths=self.lengths.model_copy(update={"seed": seed}),
         )
 
+    def replica(self, name: str, seed: int) -> SimulatedEngine:
+        """An engine of this name."""
+        lengths = None if self.workload is None else self.workload.writer(1, seed)
+        writer = None if lengths is None else BlankWriter(lengths)
+        return SimulatedEngine(name, self.engine(seed), writer=writer)
 
+    def with_lengths(self, law: str) -> Shape:
+        """With responses as long as those of `LENGTH_LAWS` under this name."""
+        return replace(self, workload=LENGTH_LAWS[law](self.longest_tokens))
+
+
+# our guess at RLBoost's responses, whose longest are five medians; and mathematics of RollPacker,
+# whose longest are twenty-five and more
+LENGTH_LAWS: Mapping[str, Callable[[int], Workload | None]] = {
+    "rlboost": lambda longest_tokens: None,
+    "rollpacker": WORKLOADS["math"],
+}
 SHAPES: Mapping[str, Shape] = {
     "8b": Shape(parameters=8.19e9, cache_bytes=36 * 8 * 128 * 4),
     "14b": Shape(parameters=14.77e9, cache_bytes=40 * 8 * 128 * 4),

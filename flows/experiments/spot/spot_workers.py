@@ -56,7 +56,7 @@ class SpotWorkers:
         self._shape, self._trace, self._seed = shape, trace, seed
         self._most, self._notice_s = most, notice_s
         self._joins_mid_step, self._starts_built = joins_mid_step, starts_built
-        self._offered = 0
+        self.num_offered = 0  # by the trace
         self._present: list[Worker] = []  # the oldest first
         self._ever: list[Worker] = []
         self._version = 0
@@ -72,7 +72,7 @@ class SpotWorkers:
         for change in self._trace:
             await asyncio.sleep(change.time_s - self._now())
             for _ in range(abs(change.change)):
-                self._offered = max(0, self._offered + (1 if change.change > 0 else -1))
+                self.num_offered = max(0, self.num_offered + (1 if change.change > 0 else -1))
                 if change.change < 0 and self._present:
                     self._take_away(self._present[0])
                 self._fill()
@@ -81,6 +81,14 @@ class SpotWorkers:
         """From now on start no more than so many; those that are there may stay."""
         self._most = most
         self._fill()
+
+    def let_go(self) -> None:
+        """Between two steps: those go that came last, if there are more than are to be held."""
+        for worker in self._present[self._most :]:
+            self.num_changes += 1
+            worker.ended_s = self._now()
+            self._stop(worker)
+        del self._present[self._most :]
 
     async def news(self, wait_s: float) -> list[GuestNews]:
         """What the open round is to hear (`Guests`)."""
@@ -127,11 +135,11 @@ class SpotWorkers:
             self._stop(worker)
 
     def _fill(self) -> None:
-        while len(self._present) < min(self._offered, self._most):
+        while len(self._present) < min(self.num_offered, self._most):
             self.num_changes += 1
             name = f"spot-{len(self._ever)}"
             worker = Worker(
-                engine=SimulatedEngine(name, self._shape.engine(self._seed)),
+                engine=self._shape.replica(name, self._seed),
                 devices=tuple(f"{name}:{gpu}" for gpu in range(self._shape.gpus)),
                 started_s=self._now(),
             )

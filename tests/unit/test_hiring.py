@@ -1,0 +1,115 @@
+"""How many workers to hold: what trains most for a dollar, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.scheduling.hiring import (
+    Hourly,
+    Known,
+    Trained,
+    after_hiring,
+    dearest_worker,
+    tokens_per_dollar,
+    workers_to_hold,
+    workers_to_try,
+)
+
+STEP_TOKENS = 3600.0
+
+
+def known(seconds: Mapping[int, float]) -> Known:
+    """Steps of as many tokens, by the seconds that they took."""
+    return {count: Trained(tokens=STEP_TOKENS, seconds=each) for count, each in seconds.items()}
+
+
+# 36, 48, 60 and 64 thousand tokens an hour
+STEPS = known({0: 360.0, 1: 270.0, 2: 216.0, 4: 202.5})
+
+
+def test_tokens_for_a_dollar_are_those_of_an_hour_over_what_the_hour_costs() -> None:
+    hourly = Hourly(own=10.0, worker=2.0)
+    assert tokens_per_dollar(STEPS, hourly) == pytest.approx(
+        {0: 36_000 / 10, 1: 48_000 / 12, 2: 60_000 / 14, 4: 64_000 / 18}
+    )
+
+
+@pytest.mark.parametrize(
+    ("dollars", "number"),
+    [
+        (0.0, 4),  # for nothing: the fastest
+        (0.3, 4),  # 64/11.2 = 5.71 beside 60/10.6 = 5.66
+        (0.4, 2),  # 60/10.8 = 5.56 beside 64/11.6 = 5.52
+        (3.0, 2),  # 60/16 = 3.75 beside 48/13 = 3.69 and 36/10 = 3.6
+        (3.3, 2),  # 60/16.6 = 3.614 beside 48/13.3 = 3.609 and 3.6
+        (3.4, 0),  # 3.6 beside 60/16.8 = 3.57 and 48/13.4 = 3.58
+    ],
+)
+def test_the_dearer_a_worker_the_fewer_are_held(dollars: float, number: int) -> None:
+    assert workers_to_hold(STEPS, Hourly(own=10.0, worker=dollars)) == number
+
+
+def test_of_numbers_that_are_worth_the_same_the_larger_is_held() -> None:
+    # twice the tokens for twice the dollars
+    assert workers_to_hold(known({0: 200.0, 2: 100.0}), Hourly(own=4.0, worker=2.0)) == 2
+    assert workers_to_hold({}, Hourly(own=4.0, worker=2.0)) is None
+
+
+def test_a_worker_may_cost_what_it_brings() -> None:
+    # 60 (10 + 0 c) = 36 (10 + 2 c)
+    assert dearest_worker(STEPS, 10.0, 0, 2) == pytest.approx(10 / 3)
+    # 64 (10 + 2 c) = 60 (10 + 4 c)
+    assert dearest_worker(STEPS, 10.0, 2, 4) == pytest.approx(40 / 112)
+    even = dearest_worker(STEPS, 10.0, 0, 2)
+    worth = tokens_per_dollar(STEPS, Hourly(own=10.0, worker=even))
+    assert worth[2] == pytest.approx(worth[0])
+
+
+def test_workers_that_bring_their_share_are_worth_any_price_and_those_that_slow_down_none() -> None:
+    assert dearest_worker(known({1: 200.0, 2: 100.0}), 10.0, 1, 2) == math.inf
+    assert dearest_worker(known({0: 100.0, 2: 120.0}), 10.0, 0, 2) < 0
+
+
+def test_neighbours_of_the_best_number_are_tried_once() -> None:
+    hourly = Hourly(own=10.0, worker=2.0)
+    assert workers_to_try({}, hourly, 9) is None
+    assert workers_to_try(known({2: 216.0}), hourly, 9) == 3
+    assert workers_to_try(known({2: 216.0}), hourly, 2) == 1, "a third is not offered"
+    assert workers_to_try(known({2: 216.0, 3: 210.0}), hourly, 9) == 1
+    assert workers_to_try(known({1: 270.0, 2: 216.0, 3: 210.0}), hourly, 9) == 2
+    assert workers_to_try(known({1: 270.0, 2: 216.0}), hourly, 0) == 2
+
+
+def test_nobody_is_sent_away_to_see_what_the_run_is_alone() -> None:
+    dear = Hourly(own=10.0, worker=30.0)
+    assert workers_to_try(known({1: 270.0, 2: 216.0}), dear, 2) == 1
+    assert workers_to_try(known({0: 360.0, 1: 270.0}), dear, 2) == 0
+
+
+def test_later_steps_count_more() -> None:
+    first = after_hiring({}, 2, Trained(tokens=1000.0, seconds=100.0))
+    second = after_hiring(first, 2, Trained(tokens=1000.0, seconds=50.0))
+    assert second[2].tokens == pytest.approx(1700.0)
+    assert second[2].seconds == pytest.approx(120.0)
+    assert after_hiring(second, 3, Trained(tokens=1.0, seconds=1.0)).keys() == {2, 3}
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.floats(1.0, 1e4), min_size=1),
+    st.floats(0.1, 100.0),
+    st.floats(0.0, 100.0),
+    st.floats(1.0, 100.0),
+)
+def test_a_rise_of_the_price_never_asks_for_more(
+    seconds: dict[int, float], own: float, worker: float, rise: float
+) -> None:
+    cheap = workers_to_hold(known(seconds), Hourly(own=own, worker=worker))
+    dear = workers_to_hold(known(seconds), Hourly(own=own, worker=worker + rise))
+    assert cheap is not None
+    assert dear is not None
+    assert dear <= cheap
