@@ -163,7 +163,7 @@ class _Player:
         )
         num_responses = len(plan.prompts) * plan.launch_per_prompt
         num_tokens = sum(report.tokens.values())
-        demand = seen_demand(num_responses, mean_tokens(prompts), num_tokens)
+        demand = seen_demand(num_responses, mean_tokens(prompts), num_tokens, report.held_tokens)
         self._planner = self._layouts.after(self._planner, reading, demand)
 
 

@@ -32,10 +32,11 @@ from flows.experiments.paper.setups import BY_MODEL, SetUp
 from flows.experiments.paper.variants import OVERLAP, STREAM, SYNC, Variant
 from tasks.simulation.lower_bound import lower_bound, needed_groups, resources_of
 
-HORIZON = 16  # steps
-NUM_SEEDS = 2
+HORIZON = 9  # steps
+PERIOD = 5  # steps: four short rounds and a long one
 UNBIASED = replace(STREAM, eta_r=1.0)  # RollPacker without the factor that favours short answers
-OURS = replace(UNBIASED, eta_p=1.5, num_levels=4, packs=True)
+# nine steps are a period: six short rounds, two middle ones and a long one
+OURS = replace(UNBIASED, eta_p=1.5, num_levels=3, plans_by_lengths=True, packs=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +49,14 @@ class Contender:
 
 ROLLPACKER = "rollpacker"
 CONTENDERS: Mapping[str, Contender] = {
-    "verl": Contender(variant=SYNC, num_steps=5),
-    "rlhfuse": Contender(variant=OVERLAP, num_steps=5),
-    ROLLPACKER: Contender(variant=STREAM, num_steps=15),
-    "rollpacker_packed": Contender(variant=replace(STREAM, packs=True), num_steps=15),
-    "rollpacker_unbiased": Contender(variant=UNBIASED, num_steps=15),
-    "rollpacker_unbiased_packed": Contender(variant=replace(UNBIASED, packs=True), num_steps=15),
-    "ours_unpacked": Contender(variant=replace(OURS, packs=False), num_steps=27),
-    "ours": Contender(variant=OURS, num_steps=27),
+    "verl": Contender(variant=SYNC, num_steps=PERIOD),
+    "rlhfuse": Contender(variant=OVERLAP, num_steps=PERIOD),
+    ROLLPACKER: Contender(variant=STREAM, num_steps=PERIOD),
+    "rollpacker_packed": Contender(variant=replace(STREAM, packs=True), num_steps=PERIOD),
+    "unbiased": Contender(variant=UNBIASED, num_steps=PERIOD),
+    "unbiased_packed": Contender(variant=replace(UNBIASED, packs=True), num_steps=PERIOD),
+    "ours_unpacked": Contender(variant=replace(OURS, packs=False), num_steps=9),
+    "ours": Contender(variant=OURS, num_steps=9),
 }
 
 
@@ -109,8 +110,7 @@ def beyond(scale: Scale) -> Experiment:
 def part_of(name: str, set_up: SetUp, contender: Contender, scale: Scale) -> Part:
     """A line of the table."""
     cases: dict[str, Case] = {}
-    for place in range(NUM_SEEDS):
-        seed = scale.seed + place
+    for seed in range(scale.seed, scale.seed + scale.periods):  # a period of each
         cases[f"played/{seed}"] = _case(set_up, contender, seed)
         cases[f"rollpacker/{seed}"] = _case(set_up, CONTENDERS[ROLLPACKER], seed)
         cases[f"bound/{seed}"] = BoundCase(set_up=set_up, packs=contender.variant.packs, seed=seed)

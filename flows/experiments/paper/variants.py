@@ -27,6 +27,7 @@ class Variant:
     # other or while others compute
     judge: Literal["resident", "copied", "pipelined"] = "resident"
     plans_sizes: bool = False  # the parallelism planner
+    plans_by_lengths: bool = False  # by what lengths were seen, which is not the paper's rule
     streams: bool = False  # the stream trainer
     num_levels: int = 2  # of rounds: more than short and long ones are not the paper's
     packs: bool = False  # whether the learner fills its rows, or has one response to each
