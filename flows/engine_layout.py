@@ -38,6 +38,7 @@ class EngineLayouts:
             num_devices=len(device_map(run.config.cluster)["rollout"]),
             first_size=run.config.engine.tensor_parallel_size,
             profile=read_profile(run.config.planner.profile),
+            by_lengths=run.config.planner.rule == "lengths",
         )
         self.state = (
             PlannerState.from_json(run.commits[-1].planner) if run.commits else PlannerState()
@@ -84,7 +85,9 @@ class EngineLayouts:
         planned = report.plan.round
         num_responses = len(planned.prompts) * planned.launch_per_prompt
         num_tokens = sum(report.rollout.tokens.values())
-        return seen_demand(num_responses, _prompt_tokens(self._config), num_tokens)
+        return seen_demand(
+            num_responses, _prompt_tokens(self._config), num_tokens, report.rollout.held_tokens
+        )
 
 
 def read_profile(path: str) -> ThroughputProfile | None:

@@ -29,6 +29,7 @@ def check_parts(config: Parts) -> None:
     _check_shards(config)
     _check_judge(config)
     check_environment_workers(config)
+    _check_planner(config)
     _check_overlap(config)
     _check_freeing(config)
     check_episode_rewards(config)
@@ -146,6 +147,16 @@ def _check_shards(config: Parts) -> None:
             "learner.parameters=sharded cannot train in mid-round: a rank computes with the shards"
             " of all others, whose devices still generate; disable stream_trainer, or leave"
             " learner.parameters=replicated"
+        )
+
+
+def _check_planner(config: Parts) -> None:
+    """What lengths are worth is known from measured replicas alone."""
+    planner = config.planner
+    if planner.enabled and planner.rule == "lengths" and not planner.profile:
+        raise ValueError(
+            "planner.rule 'lengths' needs a measured planner.profile, got none; make one with"
+            " 'rollflow calibrate', or leave planner.rule=preemptions"
         )
 
 

@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -51,6 +51,15 @@ class PlannerConfig(BaseModel):
         description=(
             "JSON profile of 'rollflow calibrate' that gives the first sizes; empty"
             " begins with the engine's own."
+        ),
+    )
+    rule: Literal["preemptions", "lengths"] = Field(
+        "preemptions",
+        description=(
+            "What the size of a layout's next round follows from: 'preemptions', the paper's rule,"
+            " less the sizes that the profile has as slower; 'lengths', the profile alone, for the"
+            " lengths that the last round of the layout had, so that a long tail gets larger"
+            " engines."
         ),
     )
     max_tensor_parallel_size: int = Field(

@@ -6,8 +6,8 @@ every round
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from tasks.scheduling.admission import Dispatched
@@ -30,11 +30,17 @@ class QueueState:
     # passed over in a reserve for one of another domain; the next to be asked
     skipped: tuple[PromptRef, ...] = ()
     carried: tuple[Carried, ...] = ()  # undecided, in the order of the next round
+    # how often waiting prompts were deferred, by id; of those that were more than once
+    deferrals: Mapping[str, int] = field(default_factory=dict)
     num_drawn: int = 0  # prompts drawn from the dataset; also the position of the prompt stream
     num_trained: int = 0  # prompts trained
     num_dropped: int = 0  # prompts given up because too few of their responses could be scored
     num_filtered: int = 0  # prompts not trained because the rewards of their group agreed
     num_unfit: int = 0  # prompts passed over: too long, or not to be rendered
+
+    def times_deferred(self, ref: PromptRef) -> int:
+        """How often a prompt of the queue was."""
+        return self.deferrals.get(ref.prompt_id, 1)
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON values
         return {
@@ -44,6 +50,7 @@ class QueueState:
                 [prompt.ref.prompt_id, prompt.ref.domain, *astuple(prompt.dispatched)]
                 for prompt in self.carried
             ],
+            "deferrals": dict(self.deferrals),
             "num_drawn": self.num_drawn,
             "num_trained": self.num_trained,
             "num_dropped": self.num_dropped,
@@ -109,17 +116,18 @@ def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueStat
     refs = {ref.prompt_id: ref for ref in plan.candidates}
     num_old = plan.num_carried + plan.num_queued
     queued = plan.candidates[plan.num_carried : num_old]
-    assert state.queue[: plan.num_queued] == queued, "a round takes the head of the queue"
-    unasked = [ref for ref in queued if ref.prompt_id not in asked]
+    assert set(queued) <= set(state.queue), "what a round takes of the queue is in it"
     returned = {ref.prompt_id for ref in queued}
     returned |= {before.ref.prompt_id for before in state.carried if before.dispatched.is_returned}
     skipped, num_new = _advance(state, plan.candidates[num_old:], asked)
     is_placed = bool(num_new and plan.places)
     num_drawn = plan.places[num_new - 1] + 1 if is_placed else state.num_drawn + num_new
     deferred = [refs[prompt_id] for prompt_id in end.deferred]
+    waiting = tuple(ref for ref in state.queue if ref.prompt_id not in asked)
     return replace(
         state,
-        queue=(*unasked, *state.queue[plan.num_queued :], *deferred),
+        queue=(*waiting, *deferred),
+        deferrals=_deferrals(state, waiting, [ref for ref in queued if ref in deferred]),
         skipped=skipped,
         carried=tuple(
             Carried(ref=refs[carry.prompt_id], dispatched=_dispatched(carry, returned))
@@ -148,6 +156,16 @@ def without_unfit(state: QueueState, unfit: Collection[int]) -> QueueState:
 def row_of(ref: PromptRef) -> int:
     """The dataset's row that a prompt asks."""
     return int(ref.prompt_id.partition("/")[2])
+
+
+def _deferrals(
+    state: QueueState, waiting: Iterable[PromptRef], again: Iterable[PromptRef]
+) -> dict[str, int]:
+    """How often prompts were deferred, of those that were more than once; `again`: taken from the
+    queue and deferred."""
+    before = {ref.prompt_id: state.times_deferred(ref) for ref in waiting}
+    counts = before | {ref.prompt_id: state.times_deferred(ref) + 1 for ref in again}
+    return {prompt_id: count for prompt_id, count in counts.items() if count > 1}
 
 
 def _advance(

@@ -37,6 +37,8 @@ class Demand:
     num_responses: int  # launched
     prompt_tokens: int  # of each
     response_tokens: int  # of each, on average
+    # tokens of equal shares of the responses, ascending; empty where the average stands for all
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +77,30 @@ class ThroughputProfile:
 
     def predicted_s(self, size: int, num_devices: int, demand: Demand) -> float:
         """Seconds of a round on num_devices // size replicas: as many responses at a time as fit
-        the cache, all of the same length."""
+        the cache, all of the same length unless their lengths are given."""
         num_each = math.ceil(demand.num_responses / (num_devices // size))
+        if demand.lengths:
+            return self._thinning_s(size, num_each, demand)
         room = self.kv_tokens[size] // (demand.prompt_tokens + demand.response_tokens)
         batch = max(1, min(num_each, room))
         prefill, decode = self._rates(size, batch, demand.prompt_tokens)
         return num_each * (demand.prompt_tokens / prefill + demand.response_tokens / decode)
 
-    def _rates(self, size: int, batch: int, length: int) -> tuple[float, float]:
+    def _thinning_s(self, size: int, num_each: int, demand: Demand) -> float:
+        """Seconds of a replica whose responses end one share after the other: the batch gets
+        smaller, and the last ones decode nearly alone."""
+        prefill, _ = self._rates(size, num_each, demand.prompt_tokens)
+        seconds, reached = num_each * demand.prompt_tokens / prefill, 0
+        for place, length in enumerate(demand.lengths):
+            batch = max(1.0, num_each * (1 - place / len(demand.lengths)))
+            held_tokens = demand.prompt_tokens + reached
+            room = max(1, self.kv_tokens[size] // held_tokens)
+            _, decode = self._rates(size, min(batch, room), held_tokens)
+            seconds += (length - reached) * batch / decode
+            reached = length
+        return seconds
+
+    def _rates(self, size: int, batch: float, length: int) -> tuple[float, float]:
         """(prefill, decode) tokens per second, between the measured batches by interpolation; of
         the nearest measured length."""
         measured = [point for point in self.points if point.size == size]

@@ -25,6 +25,19 @@ IDLE = "idle"  # the part in which nothing works
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedGroup:
+    """A prompt, and the responses that it is trained on."""
+
+    prompt_tokens: int
+    response_tokens: tuple[int, ...]  # sampled tokens of each
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all responses, each with its own."""
+        return self.prompt_tokens * len(self.response_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedStep:
     """A step in figures."""
 
@@ -41,7 +54,7 @@ class PlayedStep:
     bubbles: Mapping[str, float]  # share of all device seconds by cause
     tokens: Mapping[str, int]  # sampled tokens by fate
     num_generated: int  # tokens that its engines generated, as they counted them
-    prompt_tokens: int  # of trained responses, each with its own
+    groups: tuple[TrainedGroup, ...]  # in acceptance order
     longest_tokens: int  # of its responses that ended by themselves or at their bound
     num_preemptions: int
     kv_usage_max: float  # the fullest KV cache, 0..1
@@ -88,6 +101,11 @@ class PlayedStep:
     def free_s(self) -> float:
         """Seconds that are only spent on going over from generating to training."""
         return self.parts_s["free"]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of trained responses, each with its own."""
+        return sum(group.num_prompt_tokens for group in self.groups)
 
     @property
     def tokens_trained(self) -> int:
@@ -173,7 +191,7 @@ class RoundRecord:
 
     plan: RoundPlan
     report: RolloutReport
-    prompt_tokens: int  # of trained responses, each with its own
+    groups: tuple[TrainedGroup, ...]  # in acceptance order
     tensor_parallel_size: int
     num_generated: int  # tokens that the engines counted
 
@@ -188,9 +206,15 @@ class StepWindow:
     end_s: float
 
 
-def prompt_tokens_of(groups: Iterable[Group]) -> int:
-    """Of all responses, each with its own."""
-    return sum(len(group.prompt.token_ids) * len(group.responses) for group in groups)
+def trained_groups(groups: Iterable[Group]) -> tuple[TrainedGroup, ...]:
+    """What their lengths are."""
+    return tuple(
+        TrainedGroup(
+            prompt_tokens=len(group.prompt.token_ids),
+            response_tokens=tuple(response.generated.num_sampled for response in group.responses),
+        )
+        for group in groups
+    )
 
 
 def played_step(record: RoundRecord, training: Training, window: StepWindow) -> PlayedStep:
@@ -215,7 +239,7 @@ def played_step(record: RoundRecord, training: Training, window: StepWindow) -> 
         bubbles=bubble_shares(times),
         tokens=report.tokens,
         num_generated=record.num_generated,
-        prompt_tokens=record.prompt_tokens,
+        groups=record.groups,
         longest_tokens=max(report.lengths, default=0),
         num_preemptions=report.num_preemptions,
         kv_usage_max=report.kv_usage_max,

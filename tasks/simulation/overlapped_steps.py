@@ -27,8 +27,8 @@ from tasks.simulation.figures import (
     RoundRecord,
     StepWindow,
     played_step,
-    prompt_tokens_of,
     reward_spans,
+    trained_groups,
 )
 from tasks.simulation.learner import ROW_TOKENS, Training, ranks_of, update_and_publish
 from tasks.simulation.overlapped_rounds import OverlappedRun, play_overlapped
@@ -180,7 +180,7 @@ class _Overlapped:
             RoundRecord(
                 plan=played.plan,
                 report=report,
-                prompt_tokens=prompt_tokens_of(result.groups),
+                groups=trained_groups(result.groups),
                 tensor_parallel_size=cluster.size,
                 num_generated=num_generated - self._num_generated,
             )

@@ -80,6 +80,7 @@ class SimulatedRun:
             num_devices=num_devices,
             first_size=self.tensor_parallel_size,
             profile=self.machine.profile(sizes) if self.knows_profile else None,
+            by_lengths=self.planner.rule == "lengths",
         )
 
 

@@ -33,8 +33,8 @@ from tasks.simulation.figures import (
     RoundRecord,
     StepWindow,
     played_step,
-    prompt_tokens_of,
     reward_spans,
+    trained_groups,
 )
 from tasks.simulation.learner import update_and_publish
 from tasks.simulation.overlapped_steps import play_overlapped_steps
@@ -101,7 +101,7 @@ class _Player:
         record = RoundRecord(
             plan=plan,
             report=report,
-            prompt_tokens=prompt_tokens_of(trained.result.groups),
+            groups=trained_groups(trained.result.groups),
             tensor_parallel_size=cluster.size,
             num_generated=num_generated,
         )
@@ -163,7 +163,7 @@ class _Player:
         )
         num_responses = len(plan.prompts) * plan.launch_per_prompt
         num_tokens = sum(report.tokens.values())
-        demand = seen_demand(num_responses, mean_tokens(prompts), num_tokens)
+        demand = seen_demand(num_responses, mean_tokens(prompts), num_tokens, report.held_tokens)
         self._planner = self._layouts.after(self._planner, reading, demand)
 
 

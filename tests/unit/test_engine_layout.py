@@ -300,3 +300,12 @@ async def test_a_resumed_run_goes_on_with_the_sizes_it_had(model: str) -> None:
     await layouts.arrange(fleet, "short")  # type: ignore[arg-type]
     assert fleet.layouts == [("engine-0",)]
     assert layouts.state.layouts["short"].preemptions == 7
+
+
+def test_a_size_by_lengths_needs_a_profile() -> None:
+    given = {"enabled": True, "rule": "lengths"}
+    with pytest.raises(ValueError, match=r"planner\.rule 'lengths' needs a measured"):
+        RunConfig.model_validate({"preset": "tiny", "planner": given})
+    measured = given | {"profile": "profile.json"}
+    config = RunConfig.model_validate({"preset": "tiny", "planner": measured})
+    assert config.planner.rule == "lengths"

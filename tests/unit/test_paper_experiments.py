@@ -43,6 +43,7 @@ WANTED = (
     | named(["fig13"], ["judge", "timeout"], CAPS)
     | {"table3/stream"}
     | named(["fig14"], [16, 32, 64, 128])
+    | named(["beyond"], MODELS, ["rollpacker", "ours"], ["step_s", "of_bound", "vs_rollpacker"])
 )
 
 
@@ -50,7 +51,7 @@ def made_up(experiment: Experiment) -> dict[str, float]:
     """Its figures, were all figures of all steps 1."""
     names = (
         "step_s rollout_s reward_s train_s relayout_s max_tokens preemptions freed left_share"
-        " tokens dollars"
+        " tokens dollars num_prompts trained_tokens"
     )
     figures = dict.fromkeys(names.split(), 1.0)
     steps = tuple(Observed(kind=kind, figures=figures) for kind in ("short", "long", "sync"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,3 +117,26 @@ def test_a_prediction_is_positive_and_grows_with_the_round(
             ),
         )
     )
+
+
+def test_lengths_that_are_all_the_same_take_what_their_mean_takes() -> None:
+    known = profile(*SCALING, kv_tokens={1: 10**6})
+    mean = Demand(num_responses=16, prompt_tokens=100, response_tokens=400)
+    assert known.predicted_s(1, 1, replace(mean, lengths=(400,) * 4)) == pytest.approx(
+        known.predicted_s(1, 1, mean)
+    )
+
+
+def test_the_last_responses_decode_alone() -> None:
+    """Of two responses one goes on for 900 tokens after the other."""
+    known = profile(point(1, 1, 50.0), point(1, 2, 80.0), kv_tokens={1: 10**6})
+    demand = Demand(num_responses=2, prompt_tokens=0, response_tokens=550, lengths=(100, 1000))
+    assert known.predicted_s(1, 1, demand) == pytest.approx(200 / 80 + 900 / 50)
+
+
+def test_a_long_tail_gets_the_larger_engines() -> None:
+    roomy = profile(*SCALING, kv_tokens={1: 10**6, 2: 10**6})
+    demand = Demand(num_responses=64, prompt_tokens=100, response_tokens=400)
+    long = replace(demand, lengths=(*(300,) * 63, 6_700))
+    assert best_size(roomy, (1, 2), 2, demand) == 1
+    assert best_size(roomy, (1, 2), 2, long) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from flows.experiments.paper.beyond import beyond
 from flows.experiments.paper.experiment import Experiment, Scale
 from flows.experiments.paper.flash import roll_flash
 from flows.experiments.paper.polyrl import polyrl
@@ -33,6 +34,7 @@ EXPERIMENTS: Mapping[str, Callable[[Scale], Experiment]] = {
     "fig14": figure_14,
     "flash": roll_flash,
     "polyrl": polyrl,
+    "beyond": beyond,
 }
 
 

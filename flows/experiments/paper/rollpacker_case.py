@@ -21,6 +21,7 @@ from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.simulation.figures import PlayedStep
 from tasks.simulation.hardware import DEVICES
+from tasks.simulation.learner import ROW_TOKENS
 from tasks.simulation.machine import Machine
 from tasks.simulation.shapes import MODELS
 from tasks.simulation.simulated_run import SimulatedRun
@@ -28,6 +29,7 @@ from tasks.simulation.steps import play
 from tasks.simulation.training_cost import Training
 
 MICRO_BATCH_TOKENS = 1_250  # one response to a micro-batch (the artifact), with its prompt
+PACKED_TOKENS = ROW_TOKENS  # a full row to a micro-batch, as our learner packs them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class RollpackerCase:
     def run(self) -> SimulatedRun:
         set_up, variant = self.set_up, self.variant
         return SimulatedRun(
-            machine=machine_of(set_up),
+            machine=machine_of(set_up, PACKED_TOKENS if variant.packs else MICRO_BATCH_TOKENS),
             work=work_of(set_up, variant),
             policy=policy_of(variant.scheduling),
             batch=BatchConfig(
@@ -65,9 +67,13 @@ class RollpackerCase:
             ),
             num_steps=self.num_steps,
             tensor_parallel_size=set_up.engine_size,
-            planner=PlannerConfig(enabled=variant.plans_sizes),
+            planner=PlannerConfig(
+                enabled=variant.plans_sizes,
+                rule="lengths" if variant.plans_by_lengths else "preemptions",
+            ),
             stream_trainer=StreamTrainerConfig(enabled=variant.streams),
             reserved_devices=reserved_devices(set_up, variant),
+            learner_devices=round(variant.learner_share * set_up.num_devices),
             devices_per_rank=math.prod(set_up.train_sizes),
             seed=self.seed,
         )
@@ -84,12 +90,16 @@ class RollpackerCase:
             ("adaptive limits", variant.adapts_timeouts),
             (f"judge {variant.judge}", variant.judge != "resident"),
             (f"engines of {self.set_up.engine_size}", self.set_up.engine_size > 1),
-            ("planner", variant.plans_sizes),
+            ("planner", variant.plans_sizes and not variant.plans_by_lengths),
+            ("planner by lengths", variant.plans_by_lengths),
             ("stream trainer", variant.streams),
+            (f"{variant.num_levels} levels", variant.num_levels > 2),
+            ("packed", variant.packs),
+            (f"async ratio {variant.async_ratio:g}", variant.async_ratio > 0),
         )
 
 
-def machine_of(set_up: SetUp) -> Machine:
+def machine_of(set_up: SetUp, micro_batch_tokens: int = MICRO_BATCH_TOKENS) -> Machine:
     """The devices of a set-up, with its model on them."""
     tensor, pipeline, context = set_up.train_sizes
     return Machine(
@@ -100,7 +110,7 @@ def machine_of(set_up: SetUp) -> Machine:
             tensor=tensor,
             pipeline=pipeline,
             context=context,
-            micro_batch_tokens=MICRO_BATCH_TOKENS,
+            micro_batch_tokens=micro_batch_tokens,
         ),
     )
 
@@ -129,5 +139,7 @@ def observed(step: PlayedStep) -> Observed:
         "freed": step.num_freed,
         "streamed": step.num_streamed,
         "left_share": step.left_share,
+        "num_prompts": len(step.trained),
+        "trained_tokens": step.tokens_trained,
     }
     return Observed(kind=step.kind, figures=figures)

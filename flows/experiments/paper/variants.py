@@ -27,7 +27,12 @@ class Variant:
     # other or while others compute
     judge: Literal["resident", "copied", "pipelined"] = "resident"
     plans_sizes: bool = False  # the parallelism planner
+    plans_by_lengths: bool = False  # by what lengths were seen, which is not the paper's rule
     streams: bool = False  # the stream trainer
+    num_levels: int = 2  # of rounds: more than short and long ones are not the paper's
+    packs: bool = False  # whether the learner fills its rows, or has one response to each
+    async_ratio: float = 0.0  # steps that generation may be ahead of training
+    learner_share: float = 0.0  # of the devices, which train alone; 0: all do both
 
     @property
     def batches_tails(self) -> bool:
@@ -36,6 +41,14 @@ class Variant:
     @property
     def scheduling(self) -> dict[str, object]:
         """As `scheduling` of a run's configuration."""
+        if self.async_ratio:
+            return {"kind": "asynchronous", "async_ratio": self.async_ratio}
+        if self.num_levels > 2:
+            return {
+                "kind": "multilevel_batching",
+                "prompt_overprovision": self.eta_p,
+                "num_levels": self.num_levels,
+            }
         if not self.batches_tails:
             timing = "after_rollout" if self.scores_last else "per_response"
             return {"kind": "sync", "reward_timing": timing}
@@ -48,6 +61,7 @@ class Variant:
 
     def num_steps(self, periods: int) -> int:
         """Of so many periods: the short rounds whose leftovers fill a long one, and that one."""
+        assert self.num_levels == 2, "a period of two kinds of rounds"
         period = 1 + round(1 / (self.eta_p - 1)) if self.eta_p > 1 else DEFAULT_PERIOD
         return periods * period
 

@@ -7,12 +7,14 @@ from typing import Annotated, get_args
 from pydantic import BaseModel, Field
 
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
+from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 
 SchedulingConfig = Annotated[
     SyncConfig  # every step waits for all that it launched
     | AsynchronousConfig  # rounds that overlap the training of earlier steps
+    | MultilevelBatchingConfig  # tail batching with a queue for each level of length
     | TailBatchingConfig,  # short rounds that keep the first to finish, long ones for the rest
     Field(discriminator="kind"),
 ]

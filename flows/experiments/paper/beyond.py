@@ -1,0 +1,146 @@
+"""Beyond the papers: RollPacker, its rivals and our scheduler beside a lower bound.
+
+    beyond/<set-up>/<policy>/step_s          seconds for as many prompts as a step trains, drained
+                             of_bound        the lower bound over that
+                             vs_rollpacker   RollPacker's, as published, over that
+                             trained_tokens  mean of a trained response: shorter ones are a bias
+
+The bound knows all lengths and is that of training every prompt on its first responses, as many
+prompts as `HORIZON` steps have, with the micro-batches that the policy has. What trains other
+responses, shorter ones or older ones, can lie beyond it. Every figure is a mean over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from flows.experiments.paper.experiment import (
+    Case,
+    Experiment,
+    Observed,
+    Part,
+    Played,
+    Scale,
+    Steps,
+    mean,
+    total,
+)
+from flows.experiments.paper.rollpacker_case import RollpackerCase
+from flows.experiments.paper.setups import BY_MODEL, SetUp
+from flows.experiments.paper.variants import OVERLAP, STREAM, SYNC, Variant
+from tasks.simulation.lower_bound import lower_bound, needed_groups, resources_of
+
+HORIZON = 9  # steps
+PERIOD = 5  # steps: four short rounds and a long one
+UNBIASED = replace(STREAM, eta_r=1.0)  # RollPacker without the factor that favours short answers
+# nine steps are a period: six short rounds, two middle ones and a long one
+OURS = replace(UNBIASED, eta_p=1.5, num_levels=3, plans_by_lengths=True, packs=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """What is played."""
+
+    variant: Variant
+    num_steps: int  # planned ones: whole periods, so that its queue is empty at the end
+
+
+ROLLPACKER = "rollpacker"
+CONTENDERS: Mapping[str, Contender] = {
+    "verl": Contender(variant=SYNC, num_steps=PERIOD),
+    "rlhfuse": Contender(variant=OVERLAP, num_steps=PERIOD),
+    ROLLPACKER: Contender(variant=STREAM, num_steps=PERIOD),
+    "rollpacker_packed": Contender(variant=replace(STREAM, packs=True), num_steps=PERIOD),
+    "unbiased": Contender(variant=UNBIASED, num_steps=PERIOD),
+    "unbiased_packed": Contender(variant=replace(UNBIASED, packs=True), num_steps=PERIOD),
+    "ours_unpacked": Contender(variant=replace(OURS, packs=False), num_steps=9),
+    "ours": Contender(variant=OURS, num_steps=9),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundCase:
+    """The lower bound of a set-up; a single `Observed` with seconds of a step."""
+
+    set_up: SetUp
+    packs: bool
+    seed: int
+    weight: float = 0.1
+
+    @property
+    def label(self) -> str:
+        packed = ", packed" if self.packs else ""
+        return f"{self.set_up.model} {self.set_up.cap_tokens} tokens{packed}: the lower bound"
+
+    def play(self) -> tuple[Observed, ...]:
+        run = RollpackerCase(
+            set_up=self.set_up,
+            variant=replace(UNBIASED, packs=self.packs),
+            num_steps=HORIZON,
+            seed=self.seed,
+        ).run
+        groups = needed_groups(run, HORIZON * self.set_up.prompts)
+        bound = lower_bound(resources_of(run), groups, self.set_up.prompts)
+        figures = {
+            "step_s": bound.seconds / HORIZON,
+            "latency_s": bound.latency_s / HORIZON,
+            "work_s": bound.work_s / HORIZON,
+            "update_s": bound.update_s / HORIZON,
+        }
+        return (Observed(kind="bound", figures=figures),)
+
+
+def beyond(scale: Scale) -> Experiment:
+    """Every contender in every set-up."""
+    parts = (
+        part_of(f"beyond/{name}/{policy}", set_up, contender, scale)
+        for name, set_up in BY_MODEL.items()
+        for policy, contender in CONTENDERS.items()
+    )
+    return Experiment(
+        name="beyond",
+        about="RollPacker, its rivals and our scheduler beside a lower bound",
+        unit="times",
+        parts=tuple(parts),
+    )
+
+
+def part_of(name: str, set_up: SetUp, contender: Contender, scale: Scale) -> Part:
+    """A line of the table."""
+    cases: dict[str, Case] = {}
+    for seed in range(scale.seed, scale.seed + scale.periods):  # a period of each
+        cases[f"played/{seed}"] = _case(set_up, contender, seed)
+        cases[f"rollpacker/{seed}"] = _case(set_up, CONTENDERS[ROLLPACKER], seed)
+        cases[f"bound/{seed}"] = BoundCase(set_up=set_up, packs=contender.variant.packs, seed=seed)
+    return Part(name=name, cases=cases, figures=partial(_line, name, set_up))
+
+
+def _case(set_up: SetUp, contender: Contender, seed: int) -> RollpackerCase:
+    return RollpackerCase(
+        set_up=set_up, variant=contender.variant, num_steps=contender.num_steps, seed=seed
+    )
+
+
+def _line(name: str, set_up: SetUp, played: Played) -> dict[str, float]:
+    own = _steps(played, "played")
+    step_s = _step_s(own, set_up)
+    num_responses = total(own, "num_prompts") * set_up.responses
+    return {
+        f"{name}/step_s": step_s,
+        f"{name}/of_bound": mean(_steps(played, "bound"), "step_s") / step_s,
+        f"{name}/vs_rollpacker": _step_s(_steps(played, "rollpacker"), set_up) / step_s,
+        f"{name}/trained_tokens": total(own, "trained_tokens") / num_responses,
+    }
+
+
+def _steps(played: Played, case: str) -> list[Observed]:
+    """Of all seeds."""
+    found = (steps for name, steps in played.items() if name.startswith(f"{case}/"))
+    return [step for steps in found for step in steps]
+
+
+def _step_s(steps: Steps, set_up: SetUp) -> float:
+    """Seconds for as many prompts as a step trains."""
+    return total(steps, "step_s") * set_up.prompts / total(steps, "num_prompts")

@@ -1,0 +1,161 @@
+"""Tail batching with more than one long-prompt queue: what is long even among long prompts waits
+again.
+
+    level 0, new prompts      ──▶ eta_P*P0 asked, the first P0 kept ─┐ the rest is deferred
+    level 1, deferred once    ──▶ as soon as there are eta_P*P0: the first P0 kept ─┐ the rest
+    last level                ──▶ as soon as there are P0: all waited for
+    steps over                ──▶ drain: what is left, in rounds of about the same size
+
+A round waits for its slowest prompt, so that prompts that take about as long should share one. How
+long a prompt will take is unknown until it was asked; that it was given up once says that it is
+among the longest fifth, twice that it is among the longest twenty-fifth. The round that waits for
+responses up to the bound is one of 25 with the defaults, where tail batching has it every fifth
+step. What this costs is the tokens of prompts that are given up more than once.
+
+Every prompt launches as many responses as are trained and draws them again with the same seeds
+(`acceptance`), so that no length is favoured. Leaves out response over-provisioning, which favours
+short ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_shape, times
+from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
+from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, Turn
+from tasks.scheduling.quotas import domain_quotas
+from tasks.scheduling.short_round import ShortRoundScheduler
+from tasks.scheduling.wait_for_all import WaitForAll
+
+SHORT, MIDDLE, LONG, DRAIN = "short", "middle", "long", "drain"
+
+
+class MultilevelBatchingConfig(BaseModel):
+    """Short rounds, rounds over what these gave up on, and so on; only the last wait for all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["multilevel_batching"] = Field(
+        "multilevel_batching", description="Tail batching with a queue for each level of length."
+    )
+    prompt_overprovision: float = Field(
+        1.25,
+        gt=1,
+        le=4,
+        description="Prompts that a round launches per prompt it keeps, but for the last level.",
+    )
+    num_levels: int = Field(
+        3,
+        ge=2,
+        le=8,
+        description=(
+            "Levels of rounds; those of the last one wait for all. 2 is tail batching; one more"
+            " pays where few prompts are much longer than the others, and in runs long enough to"
+            " fill its rounds."
+        ),
+    )
+    dynamic_sampling: float = Field(0.0, ge=0, le=16, description=DYNAMIC_SAMPLING)
+    drain: bool = Field(
+        True,
+        description="Train what is left in the queues in extra steps after the last planned one.",
+    )
+
+    def algebra(self, batch: BatchConfig) -> BatchAlgebra:
+        """A round of a level follows as soon as those of the one before have deferred enough."""
+        launched = times(self.prompt_overprovision, batch.prompts_per_step)
+        most_waiting = (self.num_levels - 2) * (launched - 1) + launched - 1
+        return BatchAlgebra(
+            rounds=tuple(self._shape(batch, level) for level in range(self.num_levels)),
+            reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
+            max_drain_steps=(math.ceil(most_waiting / batch.prompts_per_step) if self.drain else 0),
+        )
+
+    def plan_round(self, turn: Turn) -> RoundPlan | None:
+        """The highest level whose queue can fill a round, else new prompts; after the last step the
+        drain."""
+        if turn.is_after_last:
+            return _drain_round(turn) if self.drain and turn.state.queue else None
+        for level in reversed(range(1, self.num_levels)):
+            waiting = [ref for ref in turn.state.queue if self._level(turn, ref) == level]
+            shape = self._shape(turn.batch, level)
+            if len(waiting) >= shape.launch_prompts:
+                return self._round(turn, shape, tuple(waiting[: shape.launch_prompts]))
+        shape = self._shape(turn.batch, 0)
+        turn.check_rows(shape.launch_prompts)
+        return self._round(turn, shape, ())
+
+    def scheduler(self, plan: RoundPlan) -> RoundScheduler:
+        """Rounds that launch more than they keep choose, the others wait for all."""
+        chooses = plan.accept_prompts < len(plan.prompts)
+        return ShortRoundScheduler(plan) if chooses else WaitForAll(plan)
+
+    def _level(self, turn: Turn, ref: PromptRef) -> int:
+        return min(turn.state.times_deferred(ref), self.num_levels - 1)
+
+    def _shape(self, batch: BatchConfig, level: int) -> RoundShape:
+        is_last = level == self.num_levels - 1
+        return round_shape(
+            kind_of(level, self.num_levels),
+            batch,
+            prompt_overprovision=1.0 if is_last else self.prompt_overprovision,
+            frequency=1.0 if is_last else self._frequency(batch, level),
+        )
+
+    def _frequency(self, batch: BatchConfig, level: int) -> float:
+        """Rounds of a level for each one of the last. Each defers what the next level asks."""
+        asked = times(self.prompt_overprovision, batch.prompts_per_step)
+        deferred = asked - batch.prompts_per_step
+        num_between = self.num_levels - 2 - level
+        return batch.prompts_per_step / deferred * (asked / deferred) ** num_between
+
+    def _round(self, turn: Turn, shape: RoundShape, queued: tuple[PromptRef, ...]) -> RoundPlan:
+        num_reserve = times(self.dynamic_sampling, turn.batch.prompts_per_step)
+        num_new = shape.launch_prompts - len(queued)
+        upcoming = turn.upcoming(num_new + num_reserve)
+        prompts = (*queued, *upcoming[:num_new])
+        chooses = shape.accept_prompts < len(prompts)
+        return RoundPlan(
+            step=turn.step,
+            kind=shape.kind,
+            layout=shape.kind,
+            prompts=prompts,
+            num_queued=len(queued),
+            launch_per_prompt=shape.launch_per_prompt,
+            accept_prompts=shape.accept_prompts,
+            accept_per_prompt=shape.accept_per_prompt,
+            quotas=domain_quotas(prompts, shape.accept_prompts) if chooses else (),
+            reserve=upcoming[num_new:],
+            places=turn.places(len(upcoming)),
+        )
+
+
+def kind_of(level: int, num_levels: int) -> str:
+    """The name of the rounds of a level."""
+    if level == 0:
+        return SHORT
+    if level == num_levels - 1:
+        return LONG
+    return MIDDLE if num_levels == 3 else f"{MIDDLE}-{level}"
+
+
+def _drain_round(turn: Turn) -> RoundPlan:
+    """The next of as few rounds as possible, all of about the same size, those that were deferred
+    least first."""
+    queue = sorted(turn.state.queue, key=turn.state.times_deferred)
+    num_rounds = math.ceil(len(queue) / turn.batch.prompts_per_step)
+    prompts = tuple(queue[: math.ceil(len(queue) / num_rounds)])
+    return RoundPlan(
+        step=turn.step,
+        kind=DRAIN,
+        layout=LONG,
+        prompts=prompts,
+        num_queued=len(prompts),
+        is_drain=True,
+        launch_per_prompt=turn.batch.responses_per_prompt,
+        accept_prompts=len(prompts),
+        accept_per_prompt=turn.batch.responses_per_prompt,
+    )

@@ -1,0 +1,158 @@
+"""The least seconds in which synchronous on-policy steps can train given groups on given devices,
+if all lengths were known in advance and everything were packed perfectly.
+
+    bound = steps x (update, publish) + max(latency, work)
+
+latency   A step trains on responses that its own weights generated, so that it takes at least its
+          longest response alone in the fastest engine, and to train that. Summed over steps this is
+          least when groups of about the same length share a step.
+work      Devices are busy generating and training. A decode step of n responses costs its
+          replica's devices all of it, so that large batches are cheap; but no more responses can
+          run at the same time than a step trains. Any price on running responses gives a bound
+          (Lagrangian duality); the best of some is taken.
+
+What it leaves out makes it smaller, never larger: prefills, verdicts, the room of KV caches,
+and whatever is generated and not trained. It bounds steps one after the other on colocated
+devices, not steps that overlap. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tasks.engines.simulation.pace import Pace
+from tasks.scheduling.seeds import derive_seed
+from tasks.simulation.figures import TrainedGroup
+from tasks.simulation.simulated_run import SimulatedRun
+
+# prices of a running response that are tried, in devices; 0 is none
+PRICES = (0.0, *(2.0**exponent for exponent in range(-12, 5)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What steps are played on."""
+
+    paces: Mapping[int, Pace]  # of a replica, by its devices
+    num_devices: int  # that generate or train
+    rank_devices: int  # that train a response together
+    train_s_per_token: float  # of one device
+    free_s: float  # every device goes over from generating to training so long, once a step
+    update_s: float  # of a step: new weights, and into the engines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowerBound:
+    """Seconds of all steps together."""
+
+    latency_s: float
+    work_s: float
+    update_s: float
+
+    @property
+    def seconds(self) -> float:
+        """No steps can take less."""
+        return self.update_s + max(self.latency_s, self.work_s)
+
+
+def resources_of(run: SimulatedRun) -> Resources:
+    """The resources of a run, with engines of every size that its machine allows."""
+    machine, placement = run.machine, run.placement
+    sizes = machine.sizes(len(placement.rollout), machine.devices_per_host)
+    return Resources(
+        paces={size: machine.engine(size).pace for size in sizes},
+        num_devices=len(placement.devices),
+        rank_devices=placement.devices_per_rank,
+        train_s_per_token=machine.train_s_per_token(),
+        free_s=machine.free_s() if placement.is_colocated else 0.0,
+        update_s=machine.update_s() + machine.publish_s(),
+    )
+
+
+def needed_groups(run: SimulatedRun, num_prompts: int) -> list[TrainedGroup]:
+    """The first prompts of the data set on their first responses, as long as they are in the first
+    step: what a policy trains that favours no length."""
+    lengths, work = run.work.writer(1, run.seed), run.work
+    return [
+        TrainedGroup(
+            prompt_tokens=work.prompt_tokens(prompt_id),
+            response_tokens=tuple(
+                min(
+                    work.longest_tokens,
+                    lengths.tokens(prompt_id, index, derive_seed(run.seed, prompt_id, index)),
+                )
+                for index in range(run.batch.responses_per_prompt)
+            ),
+        )
+        for prompt_id in (f"0/{row}" for row in range(num_prompts))
+    ]
+
+
+def lower_bound(
+    resources: Resources, groups: Sequence[TrainedGroup], prompts_per_step: int
+) -> LowerBound:
+    """Of training these groups, so many in a step."""
+    num_steps = math.ceil(len(groups) / prompts_per_step)
+    return LowerBound(
+        latency_s=_latency_s(resources, groups, prompts_per_step),
+        work_s=num_steps * resources.free_s + _work_s(resources, groups, prompts_per_step),
+        update_s=num_steps * resources.update_s,
+    )
+
+
+def _latency_s(
+    resources: Resources, groups: Sequence[TrainedGroup], prompts_per_step: int
+) -> float:
+    """The longest path of every step, with the groups that take longest in the same steps."""
+    paths = sorted((_path_s(resources, group) for group in groups), reverse=True)
+    return sum(paths[::prompts_per_step])
+
+
+def _path_s(resources: Resources, group: TrainedGroup) -> float:
+    """From the first token of a group's longest response to its gradients, nothing else there."""
+    longest = max(group.response_tokens)
+    alone_s = min(
+        pace.steps_s(longest, 1, group.prompt_tokens, 0) for pace in resources.paces.values()
+    )
+    train_s = longest * resources.train_s_per_token / resources.rank_devices
+    return alone_s + max(resources.free_s, train_s)
+
+
+def _work_s(resources: Resources, groups: Sequence[TrainedGroup], prompts_per_step: int) -> float:
+    """Device-seconds over devices. With a price on running responses both sides of
+    `device-seconds <= devices x T` get `price x (running-seconds <= most running x T)`."""
+    most_running = prompts_per_step * max(len(group.response_tokens) for group in groups)
+    num_tokens = sum(sum(group.response_tokens) for group in groups)
+    other_s = _reading_s(resources, groups) + _training_s(resources, groups)
+    return max(
+        (num_tokens * _token_s(resources, price, most_running) + other_s)
+        / (resources.num_devices + price * most_running)
+        for price in PRICES
+    )
+
+
+def _token_s(resources: Resources, price: float, most_running: int) -> float:
+    """Least device-seconds of a decoded token without its attention, at the best size and batch."""
+    return min(
+        pace.base_s(batch, 0) * (size / batch + price)
+        for size, pace in resources.paces.items()
+        for batch in range(1, min(most_running, pace.max_batch) + 1)
+    )
+
+
+def _reading_s(resources: Resources, groups: Sequence[TrainedGroup]) -> float:
+    """Device-seconds in which tokens attend to those before them."""
+    reads = sum(
+        tokens * group.prompt_tokens + tokens * (tokens - 1) / 2
+        for group in groups
+        for tokens in group.response_tokens
+    )
+    return reads * min(size * pace.step_s_per_kv_token for size, pace in resources.paces.items())
+
+
+def _training_s(resources: Resources, groups: Sequence[TrainedGroup]) -> float:
+    """Device-seconds of training: every response, and every prompt once."""
+    num_tokens = sum(group.prompt_tokens + sum(group.response_tokens) for group in groups)
+    return num_tokens * resources.train_s_per_token
