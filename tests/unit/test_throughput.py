@@ -130,8 +130,8 @@ def test_lengths_that_are_all_the_same_take_what_their_mean_takes() -> None:
 def test_the_last_responses_decode_alone() -> None:
     """Of two responses one goes on for 900 tokens after the other."""
     known = profile(point(1, 1, 50.0), point(1, 2, 80.0), kv_tokens={1: 10**6})
-    demand = Demand(num_responses=2, prompt_tokens=0, response_tokens=550, lengths=(100, 1000))
-    assert known.predicted_s(1, 1, demand) == pytest.approx(200 / 80 + 900 / 50)
+    demand = Demand(num_responses=2, prompt_tokens=100, response_tokens=550, lengths=(100, 1000))
+    assert known.predicted_s(1, 1, demand) == pytest.approx(0.02 + 200 / 80 + 900 / 50)
 
 
 def test_a_long_tail_gets_the_larger_engines() -> None:

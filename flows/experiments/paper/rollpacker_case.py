@@ -73,7 +73,6 @@ class RollpackerCase:
             ),
             stream_trainer=StreamTrainerConfig(enabled=variant.streams),
             reserved_devices=reserved_devices(set_up, variant),
-            learner_devices=round(variant.learner_share * set_up.num_devices),
             devices_per_rank=math.prod(set_up.train_sizes),
             seed=self.seed,
         )
@@ -95,7 +94,6 @@ class RollpackerCase:
             ("stream trainer", variant.streams),
             (f"{variant.num_levels} levels", variant.num_levels > 2),
             ("packed", variant.packs),
-            (f"async ratio {variant.async_ratio:g}", variant.async_ratio > 0),
         )
 
 

@@ -31,8 +31,6 @@ class Variant:
     streams: bool = False  # the stream trainer
     num_levels: int = 2  # of rounds: more than short and long ones are not the paper's
     packs: bool = False  # whether the learner fills its rows, or has one response to each
-    async_ratio: float = 0.0  # steps that generation may be ahead of training
-    learner_share: float = 0.0  # of the devices, which train alone; 0: all do both
 
     @property
     def batches_tails(self) -> bool:
@@ -41,8 +39,6 @@ class Variant:
     @property
     def scheduling(self) -> dict[str, object]:
         """As `scheduling` of a run's configuration."""
-        if self.async_ratio:
-            return {"kind": "asynchronous", "async_ratio": self.async_ratio}
         if self.num_levels > 2:
             return {
                 "kind": "multilevel_batching",
