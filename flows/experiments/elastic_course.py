@@ -88,7 +88,7 @@ class Course:
         yield "a step was played with it", self._after(1)
         yield "it is in a round", self._generates
         park.drain(first)
-        yield "it has drained", lambda: first.is_empty
+        yield "it has drained", self._has_left(first)
         park.fill(first)
         yield "it is back", self._is_present(first)
         yield "it is in a round again", self._generates
@@ -108,6 +108,9 @@ class Course:
 
     def _is_present(self, place: Place) -> Holds:
         return lambda: place.name in self._present()
+
+    def _has_left(self, place: Place) -> Holds:
+        return lambda: place.is_empty and place.name not in self._present()
 
     def _is_absent(self, place: Place) -> Holds:
         return lambda: place.name not in self._present()
