@@ -27,11 +27,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_shape, times
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, Turn
-from tasks.scheduling.quotas import domain_quotas
+from tasks.scheduling.policies.queue_rounds import LONG, SHORT, drain_round, queue_round
 from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 
-SHORT, MIDDLE, LONG, DRAIN = "short", "middle", "long", "drain"
+MIDDLE = "middle"  # rounds between the first level and the last
 
 
 class MultilevelBatchingConfig(BaseModel):
@@ -78,7 +78,9 @@ class MultilevelBatchingConfig(BaseModel):
         """The highest level whose queue can fill a round, else new prompts; after the last step the
         drain."""
         if turn.is_after_last:
-            return _drain_round(turn) if self.drain and turn.state.queue else None
+            # those that were deferred least first
+            queue = tuple(sorted(turn.state.queue, key=turn.state.times_deferred))
+            return drain_round(turn, queue) if self.drain and queue else None
         for level in reversed(range(1, self.num_levels)):
             waiting = [ref for ref in turn.state.queue if self._level(turn, ref) == level]
             shape = self._shape(turn.batch, level)
@@ -112,25 +114,10 @@ class MultilevelBatchingConfig(BaseModel):
         num_between = self.num_levels - 2 - level
         return batch.prompts_per_step / deferred * (asked / deferred) ** num_between
 
-    def _round(self, turn: Turn, shape: RoundShape, queued: tuple[PromptRef, ...]) -> RoundPlan:
+    def _round(self, turn: Turn, shape: RoundShape, waiting: tuple[PromptRef, ...]) -> RoundPlan:
         num_reserve = times(self.dynamic_sampling, turn.batch.prompts_per_step)
-        num_new = shape.launch_prompts - len(queued)
-        upcoming = turn.upcoming(num_new + num_reserve)
-        prompts = (*queued, *upcoming[:num_new])
-        chooses = shape.accept_prompts < len(prompts)
-        return RoundPlan(
-            step=turn.step,
-            kind=shape.kind,
-            layout=shape.kind,
-            prompts=prompts,
-            num_queued=len(queued),
-            launch_per_prompt=shape.launch_per_prompt,
-            accept_prompts=shape.accept_prompts,
-            accept_per_prompt=shape.accept_per_prompt,
-            quotas=domain_quotas(prompts, shape.accept_prompts) if chooses else (),
-            reserve=upcoming[num_new:],
-            places=turn.places(len(upcoming)),
-        )
+        chooses = shape.accept_prompts < shape.launch_prompts
+        return queue_round(turn, shape, waiting, num_reserve, chooses=chooses)
 
 
 def kind_of(level: int, num_levels: int) -> str:
@@ -140,22 +127,3 @@ def kind_of(level: int, num_levels: int) -> str:
     if level == num_levels - 1:
         return LONG
     return MIDDLE if num_levels == 3 else f"{MIDDLE}-{level}"
-
-
-def _drain_round(turn: Turn) -> RoundPlan:
-    """The next of as few rounds as possible, all of about the same size, those that were deferred
-    least first."""
-    queue = sorted(turn.state.queue, key=turn.state.times_deferred)
-    num_rounds = math.ceil(len(queue) / turn.batch.prompts_per_step)
-    prompts = tuple(queue[: math.ceil(len(queue) / num_rounds)])
-    return RoundPlan(
-        step=turn.step,
-        kind=DRAIN,
-        layout=LONG,
-        prompts=prompts,
-        num_queued=len(prompts),
-        is_drain=True,
-        launch_per_prompt=turn.batch.responses_per_prompt,
-        accept_prompts=len(prompts),
-        accept_per_prompt=turn.batch.responses_per_prompt,
-    )

@@ -17,17 +17,15 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_shape, times
-from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
+from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import (
     DYNAMIC_SAMPLING,
     RESPONSE_OVERPROVISION,
     Turn,
 )
-from tasks.scheduling.quotas import domain_quotas
+from tasks.scheduling.policies.queue_rounds import LONG, SHORT, drain_round, queue_round
 from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
-
-SHORT, LONG, DRAIN = "short", "long", "drain"
 
 
 class TailBatchingConfig(BaseModel):
@@ -83,11 +81,16 @@ class TailBatchingConfig(BaseModel):
         """A long round as soon as the queue can fill one, else a short one; after the last step the
         drain."""
         if turn.is_after_last:
-            return _drain_round(turn) if self.drain and turn.state.queue else None
+            queue = turn.state.queue
+            return drain_round(turn, queue) if self.drain and queue else None
         num_reserve = times(self.dynamic_sampling, turn.batch.prompts_per_step)
-        if len(turn.state.queue) >= turn.batch.prompts_per_step:
-            return _long_round(turn, num_reserve)
-        return self._short_round(turn, num_reserve)
+        waiting = turn.state.queue[: turn.batch.prompts_per_step]
+        if len(waiting) == turn.batch.prompts_per_step:
+            long = round_shape(LONG, turn.batch)
+            return queue_round(turn, long, waiting, num_reserve, chooses=False)
+        short = self._short(turn.batch)
+        turn.check_rows(short.launch_prompts)
+        return queue_round(turn, short, (), num_reserve, chooses=True)
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
         """Short rounds choose, the others wait for all."""
@@ -103,61 +106,3 @@ class TailBatchingConfig(BaseModel):
             response_overprovision=self.response_overprovision,
             frequency=batch.prompts_per_step / num_deferred if num_deferred else 1.0,
         )
-
-    def _short_round(self, turn: Turn, num_reserve: int) -> RoundPlan:
-        shape = self._short(turn.batch)
-        turn.check_rows(shape.launch_prompts)
-        upcoming = turn.upcoming(shape.launch_prompts + num_reserve)
-        prompts = upcoming[: shape.launch_prompts]
-        return RoundPlan(
-            step=turn.step,
-            kind=SHORT,
-            layout=SHORT,
-            prompts=prompts,
-            launch_per_prompt=shape.launch_per_prompt,
-            accept_prompts=shape.accept_prompts,
-            accept_per_prompt=shape.accept_per_prompt,
-            quotas=domain_quotas(prompts, shape.accept_prompts),
-            reserve=upcoming[shape.launch_prompts :],
-            places=turn.places(len(upcoming)),
-        )
-
-
-def _long_round(turn: Turn, num_reserve: int) -> RoundPlan:
-    prompts = turn.state.queue[: turn.batch.prompts_per_step]
-    reserve, places = turn.upcoming(num_reserve), turn.places(num_reserve)
-    return _queue_round(turn, LONG, prompts, reserve, places)
-
-
-def _drain_round(turn: Turn) -> RoundPlan:
-    """The next of as few rounds as possible, all of about the same size: a tiny last one would make
-    a noisy update.
-
-    Without a reserve: nothing new is drawn, groups whose rewards agree are trained as they are.
-    """
-    queue = turn.state.queue
-    num_rounds = math.ceil(len(queue) / turn.batch.prompts_per_step)
-    return _queue_round(turn, DRAIN, queue[: math.ceil(len(queue) / num_rounds)])
-
-
-def _queue_round(
-    turn: Turn,
-    kind: str,
-    prompts: tuple[PromptRef, ...],
-    reserve: tuple[PromptRef, ...] = (),
-    places: tuple[int, ...] = (),
-) -> RoundPlan:
-    """A round over the head of the long-prompt queue; a drain loads the engines like a long one."""
-    return RoundPlan(
-        step=turn.step,
-        kind=kind,
-        layout=LONG,
-        prompts=prompts,
-        num_queued=len(prompts),
-        is_drain=turn.is_after_last,
-        launch_per_prompt=turn.batch.responses_per_prompt,
-        accept_prompts=len(prompts),
-        accept_per_prompt=turn.batch.responses_per_prompt,
-        reserve=reserve,
-        places=places,
-    )
