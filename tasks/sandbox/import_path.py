@@ -7,9 +7,12 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+_files = threading.RLock()  # one thread imports a file, the others wait until all of it is there
 
 FORM = "'package.module:name' or 'path/to/file.py:name'"
 
@@ -56,8 +59,14 @@ def _file_module(path: Path) -> ModuleType:
         raise FileNotFoundError(f"there is no file {path}")
     place = str(path.resolve())
     name = f"{path.stem}_{hashlib.blake2b(place.encode(), digest_size=4).hexdigest()}"
-    if name in sys.modules:
+    with _files:
+        if name not in sys.modules:
+            _import(name, place)
         return sys.modules[name]
+
+
+def _import(name: str, place: str) -> None:
+    """The file at this place as the module of this name."""
     spec = importlib.util.spec_from_file_location(name, place)
     assert spec is not None
     assert spec.loader is not None
@@ -68,4 +77,3 @@ def _file_module(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
-    return module
