@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import signal
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,7 @@ class Injector:
         """within_s: so many seconds after somebody could be killed first, nothing more is."""
         self._table = table
         self._left = deque(injections)
+        self._num = sum(len(each.victims) for each in injections)
         self._draws = random.Random(f"choice/{seed}")
         self._due_s: float | None = None
         self._within_s = within_s
@@ -142,6 +144,10 @@ class Injector:
         kills.update((name, stage) for name in injection.victims)
         self._left.popleft()
         self._due_s = None
+        done = self._num - sum(len(each.victims) for each in self._left)
+        what = " and ".join(injection.victims)
+        where = f"{run.name}, step {run.committed + 1}, {stage}"
+        print(f"{done}/{self._num} {what} ({where})", file=sys.stderr, flush=True)
 
 
 def _unhealed(run: InjectedRun, watch: InjectionWatch) -> list[str]:

@@ -70,8 +70,13 @@ def told_of(root: Path, script: str, *injections: Injection) -> tuple[Told, Inje
     return told, run
 
 
-def test_a_flow_that_is_killed_is_gone_on_with_until_it_is_over(tmp_path: Path) -> None:
+def test_a_flow_that_is_killed_is_gone_on_with_until_it_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told, run = told_of(tmp_path, STEPS, KILL, KILL)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("1/2 flow (run, step ")
+    assert second.startswith("2/2 flow (run, step ")
     assert told.kills.total() == 2
     assert run.num_attempts == 3
     assert run.committed == NUM_STEPS
