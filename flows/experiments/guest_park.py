@@ -33,6 +33,7 @@ LONGEST_PAUSE_S = 20.0  # before an empty place is filled again
 LONGEST_CUT_S = 12.0  # of a link; leases are shorter than that
 RATE_MBIT = 16.0  # of a link: a pull of the tiny model takes a second or two
 BUSY_SHARE = 0.5  # of that rate, from which on a link is carrying weights: nothing else is as large
+LOOK_S = 0.1  # between two counts of what a link has carried: fewer bytes say nothing
 END_S = 10.0  # within which what was told to end has ended
 LEASE_S = 4
 TIMES = ("--lease-s", str(LEASE_S), "--grace-s", "15", "--drain-s", "10")
@@ -48,6 +49,7 @@ class Place:
     worker: subprocess.Popen[bytes] | None = None
     filled_from_s: float = 0.0  # an empty place is filled then, by the monotonic clock
     seen: tuple[float, int] = (0.0, 0)  # time and bytes that it had received at the last look
+    received_mbit: float = 0.0  # a second, up to that look
     mending: threading.Timer | None = field(default=None, repr=False)  # of its link
 
     def __str__(self) -> str:
@@ -175,13 +177,13 @@ class GuestPark:
                 place.worker.wait(END_S)
 
     def _received_mbit(self, place: Place) -> float:
-        """A second, since the last look."""
-        if self._hosts is None:
-            return 0.0
+        """A second, between the last two looks; who asks again at once is told the same."""
         then_s, before = place.seen
-        place.seen = time.monotonic(), self._hosts.received_bytes(place.name)
-        now_s, after = place.seen
-        return (after - before) * 8e-6 / (now_s - then_s)
+        if self._hosts is not None and time.monotonic() - then_s > LOOK_S:
+            place.seen = time.monotonic(), self._hosts.received_bytes(place.name)
+            now_s, after = place.seen
+            place.received_mbit = (after - before) * 8e-6 / (now_s - then_s)
+        return place.received_mbit
 
     def _mend(self, place: Place) -> None:
         assert self._hosts is not None, "it was cut"
