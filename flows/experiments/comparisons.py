@@ -11,6 +11,7 @@ from flows.experiments.ablation_variants import VARIANTS, Variant
 from flows.experiments.asynchrony_figures import asynchrony_report
 from flows.experiments.asynchrony_variants import ASYNCHRONY, SERVED
 from flows.experiments.eta_variants import ETA
+from flows.experiments.guest_variants import OPEN
 from flows.experiments.verdict_service import verdict_service
 
 Tables = Callable[[Sequence[Line], Sequence[MeasuredRun], int], str]  # of lines, runs and period
@@ -54,5 +55,11 @@ COMPARISONS: Mapping[str, Comparison] = {
         variants=SERVED,
         tables=(report, asynchrony_report),
         beside=verdict_service,
+    ),
+    "guests": Comparison(
+        about="what being open to guests costs a run to which none comes",
+        preset="tiny-elastic",
+        variants=OPEN,
+        tables=(report,),
     ),
 }

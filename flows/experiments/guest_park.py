@@ -1,5 +1,6 @@
 """Guests of an experiment: a few places for workers, each on a host of its own where this machine
-makes hosts, which are filled again some time after their worker has gone.
+makes hosts, which are filled again some time after their worker has gone; but for one, which stays
+empty for who is told to join.
 
     place: empty ─▶ fill ─▶ rollflow worker ─▶ drain, kill, cut ... ─▶ empty ─▶ (pause) ─▶ fill
 
@@ -113,7 +114,7 @@ class GuestPark:
             if place.is_empty and place.worker is not None:
                 place.worker = None
                 place.filled_from_s = time.monotonic() + self._draws.uniform(0, LONGEST_PAUSE_S)
-            if place.is_empty and time.monotonic() > place.filled_from_s:
+            if self._may_fill(place):
                 self.fill(place)
         return [place for place in self.places if place.is_empty]
 
@@ -175,6 +176,11 @@ class GuestPark:
             if place.worker is not None:
                 place.worker.kill()
                 place.worker.wait(END_S)
+
+    def _may_fill(self, place: Place) -> bool:
+        """Whether its pause is over, and another place stays empty."""
+        num_empty = sum(each.is_empty for each in self.places)
+        return place.is_empty and num_empty > 1 and time.monotonic() > place.filled_from_s
 
     def _received_mbit(self, place: Place) -> float:
         """A second, between the last two looks; who asks again at once is told the same."""

@@ -28,6 +28,7 @@ from flows.experiments.injections import Injection, Victim, found
 POLL_S = 0.3
 PATIENCE_S = 300.0  # without a record for so long, a run hangs
 MAX_STOPS = 3  # in a row that a run may end by itself without a step in between
+POSTPONED_AFTER_S = 60.0  # an injection whose victims are not there goes behind the others
 LAST_STEPS = 2  # of a run, in which nothing is killed: what was lost must be seen to come back
 
 
@@ -64,6 +65,7 @@ class Injector:
         self._num = sum(len(each.victims) for each in injections)
         self._draws = random.Random(f"choice/{seed}")
         self._due_s: float | None = None
+        self._asked_s = 0.0  # since when the next one is, by the monotonic clock
         self._within_s = within_s
         self._ends_s = math.inf
 
@@ -104,6 +106,7 @@ class Injector:
         """What the run said whenever it ended by itself. Hung where it stands still."""
         stops: list[tuple[int, str]] = []
         run.begin()
+        self._ask()
         while True:
             time.sleep(POLL_S)
             watch.look()
@@ -130,6 +133,9 @@ class Injector:
         injection = self._left[0]
         victims = found(injection, self._table, run, self._draws)
         if victims is None:
+            if time.monotonic() - self._asked_s > POSTPONED_AFTER_S:
+                self._left.rotate(-1)
+                self._ask()
             return
         self._ends_s = min(self._ends_s, time.monotonic() + self._within_s)
         if self._due_s is None:
@@ -143,11 +149,16 @@ class Injector:
                 self._table[name].strike(target)
         kills.update((name, stage) for name in injection.victims)
         self._left.popleft()
-        self._due_s = None
+        self._ask()
         done = self._num - sum(len(each.victims) for each in self._left)
         what = " and ".join(injection.victims)
         where = f"{run.name}, step {run.committed + 1}, {stage}"
         print(f"{done}/{self._num} {what} ({where})", file=sys.stderr, flush=True)
+
+    def _ask(self) -> None:
+        """From now on for the next injection."""
+        self._due_s = None
+        self._asked_s = time.monotonic()
 
 
 def _unhealed(run: InjectedRun, watch: InjectionWatch) -> list[str]:

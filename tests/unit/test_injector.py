@@ -38,8 +38,10 @@ subprocess.Popen([sys.executable, "-c", {STANDS_STILL!r}])
 """
 TABLE = {
     "flow": Victim(weight=1, find=lambda run: [psutil.Process(run.flow.pid)], ends_run=True),
+    "nobody": Victim(weight=1, find=lambda run: []),
 }
 KILL = Injection(victims=("flow",), wait_s=0.0)
+NOBODY = Injection(victims=("nobody",), wait_s=0.0)
 
 
 class ScriptedRun(InjectedRun):
@@ -81,6 +83,15 @@ def test_a_flow_that_is_killed_is_gone_on_with_until_it_is_over(
     assert run.num_attempts == 3
     assert run.committed == NUM_STEPS
     assert (told.hangs, told.stops, told.leftovers, told.zombies) == ([], [], set(), set())
+
+
+def test_who_is_not_there_is_struck_after_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(injector, "POSTPONED_AFTER_S", 0.1)
+    told, run = told_of(tmp_path, STEPS, NOBODY, KILL)
+    assert [name for name, _ in told.kills] == ["flow"]
+    assert run.committed == NUM_STEPS
 
 
 def test_a_run_that_stands_still_is_told_with_where(tmp_path: Path) -> None:
