@@ -25,6 +25,7 @@ from flows.experiments.injection_command import Experiment, perform
 from flows.experiments.injections import Victim, engines, flow
 
 PLACES = 3
+NUM_STEPS = 300  # a guest takes as long to come as forty of them
 LONGEST_WAIT_S = 8.0  # a guest takes ten to forty seconds to come
 SETTINGS = (
     "engine.report_tokens=8",
@@ -78,6 +79,7 @@ def main() -> int:
                 victims=victims(park),
                 others=park.processes,
                 longest_wait_s=LONGEST_WAIT_S,
+                num_steps=NUM_STEPS,
             )
         )
 

@@ -36,6 +36,7 @@ class Experiment:
     # processes that this one has started beside the run
     others: Callable[[], Collection[psutil.Process]] = tuple
     longest_wait_s: float = LONGEST_WAIT_S  # between two injections
+    num_steps: int = 40  # of a run, where the command does not say
 
 
 def perform(experiment: Experiment) -> int:
@@ -122,5 +123,5 @@ def _parser(experiment: Experiment) -> argparse.ArgumentParser:
         help="kill nothing more so long after somebody could be killed first; the run under way"
         " comes to its end",
     )
-    add_run_options(parser, num_steps=40)
+    add_run_options(parser, experiment.num_steps)
     return parser
