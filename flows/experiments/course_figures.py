@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ def figures_of(moved: Played, static: Played) -> Figures:
     differences = [reward - other for reward, other in pairs]
     return {
         "is_whole": moved.is_whole,
+        "arrivals": _arrivals(moved.store, steps["with guests"]),
         "acts": list(moved.acts),
         "rewards": rewards,
         "reward_difference": mean(differences),
@@ -66,19 +68,49 @@ def tell(figures: Figures) -> None:
     script = Table("step", "stage", "after s", "what came about")
     for act in figures["acts"]:
         script.add_row(str(act["step"]), act["stage"], f"{act['at_s']:.0f}", act["what"])
+    arrivals = Table("guest", "admitted to ready, s", "first token, s after that", "step")
+    for arrival in figures["arrivals"]:
+        ready_s, first_s = (f"{arrival[name]:.1f}" for name in ("ready_s", "first_token_s"))
+        arrivals.add_row(arrival["guest"], ready_s, first_s, str(arrival["step"]))
     steps = Table("step", "tokens by guests", "reward with guests", "static")
     rewards = figures["rewards"]
     for place, pair in enumerate(zip(*rewards.values(), strict=False), start=1):
         tokens = figures["tokens_by_guests"].get(str(place), 0)
         steps.add_row(str(place), f"{tokens:.0%}", *(f"{reward:.3f}" for reward in pair))
     console = Console(width=WIDTH)
-    console.print(script, steps)
+    console.print(script, arrivals, steps)
     difference, error = figures["reward_difference"], figures["reward_difference_error"]
     console.print(f"reward with guests less static: {difference:+.3f} +- {error:.3f} a step")
     seconds = ", ".join(f"{name} {value:.1f} s" for name, value in figures["step_s"].items())
     console.print(f"median step: {seconds}")
     for words in what_is_wrong(figures):
         console.print(f"wrong: {words}", markup=False)
+
+
+def _arrivals(store: Store, steps: Iterable[StepCommit]) -> list[dict[str, Any]]:
+    """Of each guest that joined in the middle of a round and sampled in it: how long it took to be
+    ready, with its engine built and the weights in it, and from then on to its first token."""
+    members = {member.name: member for member in read_members(store)}
+    journal, arrivals = Journal(store), list[dict[str, Any]]()
+    for step in steps:
+        first_s: dict[str, float] = {}  # token, by engine
+        generated = [row.response.generated for row in journal.read(step.step)]
+        for response in generated:
+            known_s = first_s.get(response.engine, math.inf)
+            first_s[response.engine] = min(known_s, response.first_token_s)
+        began_s = min((response.submitted_s for response in generated), default=0.0)
+        for name in first_s.keys() & members.keys():
+            since_s, ready_s = members[name].since_s, members[name].joined_s or 0.0
+            if ready_s > began_s:
+                arrivals.append(
+                    {
+                        "guest": name,
+                        "step": step.step,
+                        "ready_s": ready_s - since_s,
+                        "first_token_s": first_s[name] - ready_s,
+                    }
+                )
+    return arrivals
 
 
 def _guest_tokens(store: Store, steps: Iterable[StepCommit]) -> dict[str, float]:

@@ -4,10 +4,10 @@
 
 In the middle of a step a guest joins; it drains; it comes back and is killed with SIGKILL; for two
 whole steps nobody is there; another joins, loses its link without a word and comes back as another
-generation. Guests are on hosts of their own (network namespaces) and pull their weights. Records
-must say of both runs that every prompt was trained once, with all its responses, by one weight
-version; rewards stand side by side. The exit status is 0 where all of the script was played and
-nothing is wrong.
+generation. Each goes while it generates, which its token reports say. Guests are on hosts of their
+own (network namespaces) and pull their weights. Records must say of both runs that every prompt was
+trained once, with all its responses, by one weight version; rewards stand side by side. The exit
+status is 0 where all of the script was played and nothing is wrong.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
-from artifacts.reports.members import present_workers
+from artifacts.layout import TOKENS
+from artifacts.reports.members import present_workers, read_members
 from artifacts.store import Store
+from artifacts.token_log import read_tokens
 from flows.commands.local_stack import free_port, interrupt, prefect_server
 from flows.experiments.course_figures import Played, figures_of, tell, what_is_wrong
 from flows.experiments.descendants import adopt_orphans
@@ -86,18 +88,18 @@ class Course:
         park.fill(first)
         yield "a guest joins", self._is_present(first)
         yield "a step was played with it", self._after(1)
-        yield "it is in a round", self._generates
+        yield "it generates", self._has_told(first)
         park.drain(first)
         yield "it has drained", self._has_left(first)
         park.fill(first)
         yield "it is back", self._is_present(first)
-        yield "it is in a round again", self._generates
+        yield "it generates again", self._has_told(first)
         park.kill(first)
         yield "it is killed", self._is_absent(first)
         yield "nobody was there for two whole steps", self._after(EMPTY_STEPS + 1)
         park.fill(second)
         yield "another joins", self._is_present(second)
-        yield "the other is in a round", self._generates
+        yield "the other generates", self._has_told(second)
         park.cut(second, for_s=CUT_S)
         yield "its link is lost, and that is noticed", self._is_absent(second)
         yield "it is back as another generation", self._is_present(second)
@@ -108,6 +110,20 @@ class Course:
 
     def _is_present(self, place: Place) -> Holds:
         return lambda: place.name in self._present()
+
+    def _has_told(self, place: Place) -> Holds:
+        """Whether it has told tokens since now of a response that goes on there."""
+        since_s, store = time.time(), Store.open(str(self._run.folder))
+
+        def holds() -> bool:
+            told = read_tokens(self._run.folder / TOKENS, is_meant=lambda attempt: True)
+            its = {member.name for member in read_members(store) if member.worker == place.name}
+            return any(
+                response.engine in its and response.finished_s > since_s
+                for response in told.values()
+            )
+
+        return holds
 
     def _has_left(self, place: Place) -> Holds:
         return lambda: place.is_empty and place.name not in self._present()

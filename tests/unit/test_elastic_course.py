@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from artifacts.layout import TOKENS
+from artifacts.new_tokens import NewTokens
+from artifacts.records import VersionSpan
 from artifacts.reports.members import MemberLine, keep_members
 from artifacts.store import Store
+from artifacts.token_log import TokenLog
 from flows.experiments.course_figures import what_is_wrong
 from flows.experiments.elastic_course import CUT_S, Course
 from flows.experiments.guest_park import GuestPark, Place
@@ -65,6 +70,24 @@ class Scene:
         ]
         keep_members(Store.open(str(self.run.folder)), lines)
 
+    def tell(self, engine: str, told_s: float) -> None:
+        told = NewTokens(
+            prompt_id=f"{engine} {told_s}",
+            index=0,
+            attempt=1,
+            engine=engine,
+            num_before=0,
+            token_ids=(7,),
+            logprobs=(-0.5,),
+            versions=(VersionSpan(version=1, num_tokens=1),),
+            submitted_s=told_s,
+            first_token_s=told_s,
+            told_s=told_s,
+        )
+        log = TokenLog(self.run.folder / TOKENS)
+        log.write([told])
+        log.close()
+
     def look(self, times: int = 1) -> None:
         for _ in range(times):
             self.course.look()
@@ -85,8 +108,14 @@ def test_guests_come_and_go_as_the_script_has_it(scene: Scene) -> None:
     scene.present("guest-0")
     scene.look(3)
     assert len(park.done) == 1  # no step was played with it
+    scene.tell("guest-0.g1", time.time() - 60)
     run.committed = 2
     scene.look(2)
+    scene.tell("engine-0", time.time() + 60)
+    scene.look()
+    assert len(park.done) == 1  # it has told nothing since, another engine has
+    scene.tell("guest-0.g1", time.time() + 60)
+    scene.look()
     assert park.done[-1] == ("drain", "guest-0")
     scene.look(4)
     assert park.done[-1] == ("drain", "guest-0")  # the run has not said yet that it is gone
@@ -94,7 +123,9 @@ def test_guests_come_and_go_as_the_script_has_it(scene: Scene) -> None:
     scene.look(4)
     assert park.done[-1] == ("fill", "guest-0")
     scene.present("guest-0")
-    scene.look(4)
+    scene.look(2)
+    scene.tell("guest-0.g1", time.time() + 120)
+    scene.look(2)
     assert park.done[-1] == ("kill", "guest-0")
     scene.present()
     run.committed = 4
@@ -107,6 +138,8 @@ def test_guests_come_and_go_as_the_script_has_it(scene: Scene) -> None:
     assert park.done[-1] == ("fill", "guest-1")
     scene.present("guest-1")
     scene.look(2)
+    scene.tell("guest-1.g1", time.time() + 60)
+    scene.look()
     assert park.done[-1] == ("cut", "guest-1")
     scene.present()
     scene.look()
