@@ -4,6 +4,7 @@ and learners, beside the published figures of RLBoost (paper) and FluidRL (its a
     python -m benchmarks.elastic_simulated scaling     # 0 to 4 workers, beside the artifact
     python -m benchmarks.elastic_simulated segments    # workers that come and go, beside the paper
     python -m benchmarks.elastic_simulated ablations   # without seeding, without memory ...
+    python -m benchmarks.elastic_simulated killed      # tokens that migrate, or a new beginning
     python -m benchmarks.elastic_simulated beyond      # tail batching and stream trainer on top
     python -m benchmarks.elastic_simulated holding     # how many workers to hold at which price
     python -m benchmarks.elastic_simulated hired       # segments, with as many as pay best
@@ -27,13 +28,14 @@ from rich.table import Table
 from artifacts.store import Store
 from benchmarks.elastic_beyond import beyond, hired, holding
 from benchmarks.elastic_options import Options, Rows
-from benchmarks.elastic_tables import ablations, followed, scaling, segments
+from benchmarks.elastic_tables import ablations, followed, killed, scaling, segments
 from flows.experiments.spot.elastic_shapes import LENGTH_LAWS, SHAPES
 
 TABLES: Mapping[str, Callable[[Options], Rows]] = {
     "scaling": scaling,
     "segments": segments,
     "ablations": ablations,
+    "killed": killed,
     "beyond": beyond,
     "holding": holding,
     "hired": hired,

@@ -4,8 +4,9 @@ first."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from benchmarks.elastic_options import Options, Rows, over
+from benchmarks.elastic_options import WARM_UP, Options, Rows, over
 from flows.experiments.spot.elastic_run import ElasticRun, PlayedRun
 from flows.experiments.spot.spot_traces import (
     HOUR_S,
@@ -14,14 +15,18 @@ from flows.experiments.spot.spot_traces import (
     Trace,
     mean_workers,
     read_trace,
+    steady,
 )
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.seeding import SeedingConfig
 
+KILLED, KILLED_OF = 3, 6  # workers
+REPORT_TOKENS = 32  # as the preset has it
 ARTIFACT = {0: 10_000, 1: 12_000, 2: 14_000, 3: 16_000, 4: 18_000}  # tokens/s, 8B
 ARTIFACT_WINDOWS_S = {1: 190, 2: 160, 3: 105, 4: 70}  # compiled into the artifact, 8B
 # over the trainer alone: throughput and tokens per dollar, averages of the three segments
 PAPER = {"8b": (1.66, 1.34), "14b": (1.97, 1.49), "32b": (1.51, 1.28)}
+PAPER_KILLED = {100: 0.33, 200: 0.76}  # of a kill's overhead, saved by migration; 14B
 PAPER_A = {"8b": 1.36, "14b": 1.53, "32b": 1.45}  # tokens per dollar in segment A
 
 
@@ -142,6 +147,34 @@ def ablations(options: Options) -> Rows:
             )
         ]
         yield (name, *cells, paper.get(name, ""))
+
+
+def killed(options: Options) -> Rows:
+    """Three of six workers end at once and without a word, early and late in a step: what goes on
+    from its reported tokens beside what begins anew."""
+    yield (
+        "killed after s", "step s, nobody killed", "begins anew", "goes on", "overhead saved",
+        "paper",
+    )  # fmt: skip
+    silent = ElasticRun(
+        shape=options.shape,
+        trace=steady(KILLED_OF),
+        num_steps=WARM_UP + 1,
+        notice_s=0.0,
+        seed=options.seed,
+    )
+    told = replace(silent, shape=replace(options.shape, report_tokens=REPORT_TOKENS))
+    for after_s, paper in PAPER_KILLED.items():
+        cells, overheads = [], []
+        for run in (silent, told):
+            whole = options.play(run).steps[-1]
+            change = Change(time_s=whole.start_s + after_s, change=-KILLED)
+            hit = options.play(replace(run, trace=(*run.trace, change))).steps[-1]
+            overheads.append(hit.end_s - whole.end_s)
+            cells.append(f"{hit.end_s - hit.start_s:.0f} (+{overheads[-1]:.0f})")
+        anew_s, on_s = overheads
+        seconds = whole.end_s - whole.start_s
+        yield (f"{after_s}", f"{seconds:.0f}", *cells, f"{1 - on_s / anew_s:.0%}", f"{paper:.0%}")
 
 
 def trace_cells(options: Options, trace: Trace, found: PlayedRun) -> tuple[str, str, str]:

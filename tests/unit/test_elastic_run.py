@@ -49,6 +49,24 @@ def test_workers_that_come_and_go_cost_no_group_and_no_second_twice() -> None:
     assert paid_s == pytest.approx(whole["spot"])
 
 
+def test_what_was_told_of_a_killed_workers_responses_is_not_generated_again() -> None:
+    def overhead_s(report_tokens: int) -> float:
+        run = replace(
+            RUN,
+            shape=replace(SMALL, report_tokens=report_tokens),
+            trace=steady(2),
+            num_steps=1,
+            seeds=False,
+            notice_s=0.0,
+        )
+        whole = play(run).steps[0]
+        late_s = 0.7 * whole.start_s + 0.3 * whole.end_s
+        killed = replace(run, trace=(*run.trace, Change(time_s=late_s, change=-1)))
+        return play(killed).steps[0].end_s - whole.end_s
+
+    assert 0 < overhead_s(report_tokens=8) < overhead_s(report_tokens=0)
+
+
 def test_without_workers_seeding_is_the_trainer_alone() -> None:
     plain, seeded = play(RUN), play(replace(RUN, seeds=False))
     assert plain.steps == seeded.steps

@@ -95,6 +95,7 @@ class ElasticRound:
                 stream_trainer=self._window,
                 guests=guests,
                 balancing=self._rules.balancing,
+                report_tokens=self._rules.shape.report_tokens,
             )
             result = await drive_round(inputs)
             self._closed_s = self._clock()

@@ -50,6 +50,7 @@ class Shape:
     publish_s: float = 3.0  # the trainer's own engines take the weights over
     build_s: float = 90.0  # from the start of a worker to an engine without weights
     load_s: float = 3.0  # weights from a worker's memory into its engine
+    report_tokens: int = 0  # decode steps between two token reports of an engine; 0 for none
 
     @property
     def weight_bytes(self) -> float:
@@ -76,6 +77,7 @@ class Shape:
             kv_capacity_tokens=int(room / self.cache_bytes),
             max_batch=MAX_BATCH,
             lengths=self.lengths.model_copy(update={"seed": seed}),
+            report_tokens=self.report_tokens,
         )
 
     def replica(self, name: str, seed: int) -> SimulatedEngine:
