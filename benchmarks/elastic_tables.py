@@ -171,7 +171,7 @@ def killed(options: Options) -> Rows:
             change = Change(time_s=whole.start_s + after_s, change=-KILLED)
             hit = options.play(replace(run, trace=(*run.trace, change))).steps[-1]
             overheads.append(hit.end_s - whole.end_s)
-            cells.append(f"{hit.end_s - hit.start_s:.0f} (+{overheads[-1]:.0f})")
+            cells.append(f"{hit.end_s - hit.start_s:.0f} ({overheads[-1]:+.0f})")
         anew_s, on_s = overheads
         seconds = whole.end_s - whole.start_s
         yield (f"{after_s}", f"{seconds:.0f}", *cells, f"{1 - on_s / anew_s:.0%}", f"{paper:.0%}")
