@@ -1,10 +1,10 @@
 """A shard as its difference to the version before it, without loss, for slow links.
 
-    new XOR old ── low bytes of all bf16 values, then high bytes ── zstd ──▶ about a quarter
+    new XOR old ── low bytes of all bf16 values, then high bytes ── zstd ──▶ a few per cent
 
 Between two updates most high bytes (sign, exponent) stay and low bytes change little, so that each
-kind by itself compresses better than the two in turn. Leaves out when it pays (a core encodes some
-500 MB/s) and whether the result is right: the shard's BLAKE3 says so.
+kind by itself compresses better than the two in turn. Leaves out when it pays
+(`benchmarks.weight_deltas`) and whether the result is right: the shard's BLAKE3 says so.
 """
 
 from __future__ import annotations
