@@ -73,9 +73,10 @@ def test_what_dies_beside_an_evaluation_leaves_it_of_one_version(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     """An engine while the weights of step 2 are evaluated, then the flow in the evaluation after
-    step 4: each is made again, with the weights that it is called by."""
+    step 4: each is made again, with the weights that it is called by. 48 prompts are several waves:
+    an evaluation of one wave may be over between two looks at its journal."""
     run, num_steps = tmp_path / "evaluation-kills", 5
-    asked = ("evaluation.every_steps=2", "evaluation.num_prompts=12")
+    asked = ("evaluation.every_steps=2", "evaluation.num_prompts=48")
     settings = (*SETTINGS, *asked, f"num_steps={num_steps}", f'run_name="{run.name}"')
     process = launcher.start(tmp_path, *settings, preset="tiny-async")
     wait_for(moment(run, "evaluation/journal/step=00002"), process)
@@ -89,4 +90,4 @@ def test_what_dies_beside_an_evaluation_leaves_it_of_one_version(
     assert finished.code == 0, finished.err
     check(run, RATIO, num_steps)
     for step in (0, 2, 4, num_steps):
-        check_evaluation(run, step, num_prompts=12)
+        check_evaluation(run, step, num_prompts=48)
