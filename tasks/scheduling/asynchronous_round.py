@@ -74,6 +74,9 @@ class AsynchronousScheduler:
         self._num_dispatched = plan.admission.num_before
         self._num_free = plan.accept_prompts
         self._undecided: dict[str, _Undecided] = {}  # in the order of dispatch
+        # how many of them there are by deadline and `is_due`: to count them anew for every event
+        # would take time that grows with the square of the groups
+        self._counts: Counter[tuple[int, bool]] = Counter()
         self._complete: dict[str, None] = {}  # those of them, in the order of completion
         self._is_closed = False
 
@@ -91,10 +94,10 @@ class AsynchronousScheduler:
         group = undecided.group
         decisions: list[Decision] = [*group.handle(event)]
         if group.is_hopeless:
-            decisions += [*self._give_up(group), *self._admit()]
-        elif group.is_complete and event.prompt_id not in self._complete:
-            decisions += self._hold_or_filter(group)
-        return [*decisions, *self._settle()]
+            return [*decisions, *self._give_up(group), *self._admit(), *self._settle()]
+        if group.is_complete and event.prompt_id not in self._complete:
+            return [*decisions, *self._hold_or_filter(group), *self._settle()]
+        return decisions
 
     def publish(self, event: Published) -> list[Decision]:
         """Versions are gone through one by one: a round that is played again admits as it did."""
@@ -125,12 +128,14 @@ class AsynchronousScheduler:
         would lag more than L versions at its deadline."""
         group.oldest_version = dispatched.version
         waits_for = self._at_deadline == "park" and dispatched.is_returned
-        self._undecided[group.ref.prompt_id] = _Undecided(
+        undecided = _Undecided(
             group=group,
             version=dispatched.version,
             deadline=self._admission.deadline(dispatched.version),
             is_due=self._at_deadline == "wait" or waits_for,
         )
+        self._undecided[group.ref.prompt_id] = undecided
+        self._counts[undecided.deadline, undecided.is_due] += 1
         if dispatched.indices:
             return [*group.go_on(dispatched.indices)]
         plan = self._plan
@@ -143,7 +148,7 @@ class AsynchronousScheduler:
         if further is None:
             self._complete[group.ref.prompt_id] = None
             return []
-        del self._undecided[group.ref.prompt_id]
+        self._decide(group.ref.prompt_id)
         return [
             *group.close(),
             Filter(prompt_id=group.ref.prompt_id),
@@ -151,7 +156,7 @@ class AsynchronousScheduler:
         ]
 
     def _give_up(self, group: GroupProgress) -> list[Decision]:
-        del self._undecided[group.ref.prompt_id]
+        self._decide(group.ref.prompt_id)
         self._num_dispatched -= 1
         return [*group.close(), Drop(prompt_id=group.ref.prompt_id)]
 
@@ -171,26 +176,35 @@ class AsynchronousScheduler:
         """The first complete group that takes no slot which another will need."""
         if not (self._num_free and self._complete):
             return None
-        num_due = Counter(due.deadline for due in self._undecided.values() if self._is_due(due))
+        num_due: Counter[int] = Counter()
+        for (deadline, is_due), count in self._counts.items():
+            num_due[deadline] += count if is_due or self._may_be_in_time() else 0
         by_deadline = sorted(self._complete, key=lambda name: self._undecided[name].deadline)
         return next((name for name in by_deadline if self._may_accept(name, num_due)), None)
 
-    def _is_due(self, undecided: _Undecided) -> bool:
-        """Whether a slot is kept for it: while earlier steps still train, it may yet be in time."""
-        return undecided.is_due or (self._gives_up and self._version < self._plan.step - 1)
+    def _may_be_in_time(self) -> bool:
+        """Whether a slot is kept for what would be given up, too: while earlier steps train."""
+        return self._gives_up and self._version < self._plan.step - 1
 
     def _may_accept(self, name: str, num_due: Counter[int]) -> bool:
         candidate = self._undecided[name]
-        others = num_due - Counter([candidate.deadline] if self._is_due(candidate) else [])
+        is_counted = candidate.is_due or self._may_be_in_time()
+        others = num_due - Counter([candidate.deadline] if is_counted else [])
         step, num_groups = self._plan.step, self._admission.prompts_per_step
         return can_all_be_trained(others, step, self._num_free - 1, num_groups)
 
     def _accept(self, name: str) -> list[Decision]:
-        group = self._undecided.pop(name).group
+        group = self._decide(name).group
         del self._complete[name]
         self._num_free -= 1
         accepted = AcceptGroup(prompt_id=name, indices=group.accepted_indices())
         return [accepted, *group.close()]
+
+    def _decide(self, name: str) -> _Undecided:
+        """Keep it no longer."""
+        decided = self._undecided.pop(name)
+        self._counts[decided.deadline, decided.is_due] -= 1
+        return decided
 
     def _close(self) -> list[Decision]:
         """Give up what is too late, and carry the rest: first what is complete."""
