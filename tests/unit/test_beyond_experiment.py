@@ -45,6 +45,23 @@ def test_what_is_ours_asks_for_no_response_more_than_it_trains() -> None:
             assert shape.launch_per_prompt == shape.accept_per_prompt
 
 
+def test_off_policy_rivals_are_those_whose_labels_say_so() -> None:
+    for contender in CONTENDERS.values():
+        run = RollpackerCase(
+            set_up=SMALL, variant=contender.variant, num_steps=contender.num_steps, seed=0
+        )
+        assert run.run.overlaps == ("async ratio" in run.label)
+        assert bool(run.run.learner_devices) == run.run.overlaps
+
+
+@pytest.mark.parametrize("name", ["one_step_off", "asynchronous"])
+def test_an_off_policy_line_trains_every_group_of_its_steps(name: str) -> None:
+    part = part_of(f"beyond/small/{name}", SMALL, CONTENDERS[name], Scale(periods=1))
+    played = {case: it.play() for case, it in part.cases.items()}
+    assert [step.figures["num_prompts"] for step in played["played/0"]] == [SMALL.prompts] * HORIZON
+    assert {figure.rpartition("/")[2] for figure in part.figures(played)} == FIGURES
+
+
 def test_a_line_divides_by_the_prompts_that_were_trained() -> None:
     """Nine steps of 3 s and a drain with half of the prompts of a step."""
     part = part_of("beyond/7B/ours", BY_MODEL["7B"], CONTENDERS["ours"], Scale(periods=1))

@@ -29,7 +29,7 @@ from flows.experiments.paper.experiment import (
 )
 from flows.experiments.paper.rollpacker_case import RollpackerCase
 from flows.experiments.paper.setups import BY_MODEL, SetUp
-from flows.experiments.paper.variants import OVERLAP, STREAM, SYNC, Variant
+from flows.experiments.paper.variants import OVERLAP, REWARD, STREAM, SYNC, Variant
 from tasks.simulation.lower_bound import lower_bound, needed_groups, resources_of
 
 HORIZON = 9  # steps
@@ -37,6 +37,9 @@ PERIOD = 5  # steps: four short rounds and a long one
 UNBIASED = replace(STREAM, eta_r=1.0)  # RollPacker without the factor that favours short answers
 # nine steps are a period: six short rounds, two middle ones and a long one
 OURS = replace(UNBIASED, eta_p=1.5, num_levels=3, plans_by_lengths=True, packs=True)
+# generation and training on halves of the devices, one step apart, with RollPacker's rewards:
+# off-policy, and nothing put off
+ASYNCHRONOUS = replace(REWARD, eta_p=1.0, eta_r=1.0, async_ratio=1.0, learner_share=0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,9 @@ CONTENDERS: Mapping[str, Contender] = {
     "rollpacker_packed": Contender(variant=replace(STREAM, packs=True), num_steps=PERIOD),
     "unbiased": Contender(variant=UNBIASED, num_steps=PERIOD),
     "unbiased_packed": Contender(variant=replace(UNBIASED, packs=True), num_steps=PERIOD),
+    "one_step_off": Contender(variant=replace(ASYNCHRONOUS, at_update="drain"), num_steps=HORIZON),
+    "asynchronous": Contender(variant=ASYNCHRONOUS, num_steps=HORIZON),
+    "asynchronous_packed": Contender(variant=replace(ASYNCHRONOUS, packs=True), num_steps=HORIZON),
     "ours_unpacked": Contender(variant=replace(OURS, packs=False), num_steps=9),
     "ours": Contender(variant=OURS, num_steps=9),
 }

@@ -72,6 +72,7 @@ class RollpackerCase:
                 rule="lengths" if variant.plans_by_lengths else "preemptions",
             ),
             stream_trainer=StreamTrainerConfig(enabled=variant.streams),
+            learner_devices=round(variant.learner_share * set_up.num_devices),
             reserved_devices=reserved_devices(set_up, variant),
             devices_per_rank=math.prod(set_up.train_sizes),
             seed=self.seed,
@@ -94,6 +95,11 @@ class RollpackerCase:
             ("stream trainer", variant.streams),
             (f"{variant.num_levels} levels", variant.num_levels > 2),
             ("packed", variant.packs),
+            (
+                f"async ratio {variant.async_ratio:g} ({variant.at_update}),"
+                f" {variant.learner_share:.0%} of the devices train",
+                variant.async_ratio > 0,
+            ),
         )
 
 

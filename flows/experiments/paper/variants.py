@@ -31,6 +31,9 @@ class Variant:
     streams: bool = False  # the stream trainer
     num_levels: int = 2  # of rounds: more than short and long ones are not the paper's
     packs: bool = False  # whether the learner fills its rows, or has one response to each
+    async_ratio: float = 0.0  # steps that generation may be ahead: more than 0 is off-policy
+    at_update: Literal["interrupt", "drain"] = "interrupt"  # what becomes of running responses
+    learner_share: float = 0.0  # of the devices, which only train; 0: all do both
 
     @property
     def batches_tails(self) -> bool:
@@ -39,6 +42,12 @@ class Variant:
     @property
     def scheduling(self) -> dict[str, object]:
         """As `scheduling` of a run's configuration."""
+        if self.async_ratio:
+            return {
+                "kind": "asynchronous",
+                "async_ratio": self.async_ratio,
+                "at_update": self.at_update,
+            }
         if self.num_levels > 2:
             return {
                 "kind": "multilevel_batching",
