@@ -134,13 +134,18 @@ async def test_a_crash_in_a_call_reaches_its_caller(thread: Thread) -> None:
 
 
 async def test_a_missed_deadline_says_what_and_is_final(thread: Thread) -> None:
-    go_on = threading.Event()
+    in_step, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        in_step.set()
+        assert_set(go_on)
 
     def rig(core: CountdownCore) -> None:
-        core.before_step = lambda: assert_set(go_on)
+        core.before_step = hang
         core.add({0: 1})
 
     await thread.call("rig", rig, 5)
+    assert_set(in_step)  # a call before the step would be answered in time
     with pytest.raises(EngineLost, match=r"engine-0 did not answer stats within 0.05 s; .*step"):
         await thread.call("stats", lambda core: core.steps, 0.05)
     go_on.set()
