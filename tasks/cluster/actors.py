@@ -9,6 +9,7 @@ Payloads are bytes. Leaves out how actors are made and replaced (`registry`).
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 from distributed import Client, get_client
 
 LOOK_S = 1.0  # between two looks at whether the worker of an actor is still there
+DONE_LOOK_S = 0.02  # between two looks at whether a future is done
+FETCH_S = 30.0  # for an actor's handle, once it is made
 
 
 class ActorLost(RuntimeError):
@@ -36,7 +39,7 @@ class Remote:
         thread that is given their client. Raises ActorLost if it is gone."""
         client = client or get_client()
         try:
-            actor = client.get_dataset(published_name(run_id, name)).result(timeout=30)
+            actor = result_of(client.get_dataset(published_name(run_id, name)), 30)
         except (KeyError, RuntimeError, OSError, TimeoutError) as error:
             raise ActorLost(f"{name} is not there: {_reason(error)}") from error
         return cls(name, actor, client.loop.asyncio_loop)
@@ -92,6 +95,20 @@ def _means_lost(error: Exception) -> bool:
 
 def _reason(error: BaseException) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def result_of(future: Any, timeout_s: float) -> Any:  # Any: Dask's future, and what it holds
+    """What a future holds; raises its error, or TimeoutError when it is not done after timeout_s.
+
+    Nothing is fetched before it is done: a fetch that is given up the moment it begins stays with
+    the Dask client, and every later one of any thread ends in an UnboundLocalError.
+    """
+    ends = time.monotonic() + timeout_s
+    while not future.done():
+        if time.monotonic() >= ends:
+            raise TimeoutError(f"not done within {timeout_s:g} s")
+        time.sleep(DONE_LOOK_S)
+    return future.result(timeout=FETCH_S)
 
 
 def published_name(run_id: str, name: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from distributed import Client, KilledWorker
 from distributed.client import FutureCancelledError
 
-from tasks.cluster.actors import ActorLost, Remote, published_name
+from tasks.cluster.actors import ActorLost, Remote, published_name, result_of
 from tasks.cluster.dask_cluster import worker_addresses
 from tasks.cluster.deaths import Death, account
 from tasks.cluster.nanny import death_of
@@ -136,7 +136,7 @@ class ActorRegistry:
                 raise ActorLost(f"{name} was given up while it was built")
             with suppress(TimeoutError):
                 try:
-                    self._actors[name] = future.result(timeout=0.5)
+                    self._actors[name] = result_of(future, 0.5)
                 except (KilledWorker, FutureCancelledError):
                     return False
                 return True
