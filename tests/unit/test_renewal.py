@@ -56,7 +56,7 @@ class Workers:
                 raise KilledWorker(key, SimpleNamespace(address=""), 0)
             return factory(*args)
 
-        return SimpleNamespace(result=result)
+        return SimpleNamespace(done=lambda: True, result=result)
 
     def publish_dataset(self, future: object, name: str, override: bool) -> None: ...
 
