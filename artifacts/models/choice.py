@@ -84,13 +84,22 @@ class TinyLlamaConfig(TinyModelConfig):
 
 
 class TinyPlayerConfig(TinyModelConfig):
-    """A character-level Llama, warmed up on random valid moves of a game on this machine."""
+    """A character-level Llama, warmed up on valid moves of a game on this machine."""
 
     kind: Literal["tiny_player"] = Field(
         "tiny_player", description="Chooses a character-level Llama that knows a game's moves."
     )
     game: Mapping[str, JsonValue] = Field(
         ..., description="The game, as under environments, in its terse style."
+    )
+    heedful_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description=(
+            "Share of the demonstrated episodes whose moves heed what the game answered; the moves"
+            " of the others are any valid ones. For the game guess."
+        ),
     )
     seed: int = Field(0, ge=0, description="Seed of the initial weights and of the demonstrations.")
 

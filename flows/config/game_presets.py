@@ -29,14 +29,15 @@ def agent() -> Values:
 
 
 def tiny_agent() -> Values:
-    """A Llama of a million parameters that knows the moves of a guessing game and what they are
-    answered, and learns to choose them."""
+    """A Llama of a million parameters that knows the moves of a guessing game, heeds what they are
+    answered sometimes, and learns in a minute to do so always."""
     game = {"kind": "guess", "style": "terse", "largest": 8, "max_turns": 4}
     return overlay(
         _tiny_player("guess", game),
         {
             "preset": "tiny-agent",
-            "num_steps": 100,
+            "num_steps": 24,
+            "model": {"heedful_share": 0.25},
             "episodes": {"max_turn_tokens": 4},
             "batch": {"prompts_per_step": 64},
             "sampling": {"max_response_tokens": 32},

@@ -3,7 +3,8 @@ game in which every move is valid.
 
 Chain sums are clean at first, so that a model finds the rule, and in the last quarter have a known
 share of wrong steps, so that sampling errs while the most likely answer is mostly right. The moves
-of a game are any valid ones: the model learns the form of an action, and not which to choose. It
+of a game are any valid ones: the model learns the form of an action, and not which to choose. Of
+some games a share of the episodes heeds what was answered, so that the model does so sometimes. It
 predicts what the game answers, too, and so comes to know what follows from an action.
 Either way there is a gap that reinforcement learning closes.
 """
@@ -58,7 +59,7 @@ def demonstrations_of(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) ->
     """Where the demonstrations of a tiny model come from. ValueError for a game whose moves are not
     known."""
     if isinstance(config, TinyPlayerConfig):
-        return _episodes(_game(config), tokenizer)
+        return _episodes(_game(config), config.heedful_share, tokenizer)
     return _chain_sums(config, tokenizer)
 
 
@@ -73,13 +74,16 @@ def _chain_sums(config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase) -> 
     return draw
 
 
-def _episodes(game: GameConfig, tokenizer: PreTrainedTokenizerBase) -> Draw:
+def _episodes(game: GameConfig, heedful_share: float, tokenizer: PreTrainedTokenizerBase) -> Draw:
     end = int(tokenizer.eos_token_id)
     bridge = make_bridge(tokenizer, (end,), game.head(), "the tiny model")
 
     def draw(rng: random.Random, is_clean: bool) -> Example:
         parts = [(bridge.head, False)]
-        for observation, action in game.demonstrate(rng.randrange(2**31), rng):
+        is_heedful = heedful_share > 0 and rng.random() < heedful_share
+        for observation, action in game.demonstrate(
+            rng.randrange(2**31), rng, is_heedful=is_heedful
+        ):
             is_first = len(parts) == 1
             given = bridge.first(observation) if is_first else bridge.next(observation, end)
             parts += [(given, True), ((*_encode(tokenizer, action), end), True)]

@@ -217,6 +217,20 @@ def test_demonstrations_differ_by_the_random_source_alone() -> None:
     assert len(played) == 9
 
 
+def test_heedful_guesses_are_consistent_with_every_answer_before_them() -> None:
+    config = GuessConfig(style="terse", largest=30, max_turns=6)
+    for seed in range(20):
+        game = config.build()
+        game.reset(seed)
+        turns = config.demonstrate(seed, random.Random(seed), is_heedful=True)
+        assert {game.step(action).info["action"] for _, action in turns} == {"consistent"}
+
+
+def test_a_game_without_heedful_moves_says_so() -> None:
+    with pytest.raises(ValueError, match="heedful_share must be 0 with the game BanditConfig"):
+        BanditConfig().demonstrate(0, random.Random(0), is_heedful=True)
+
+
 def after_a_pickle(game: Environment) -> Environment:
     copy: Environment = pickle.loads(pickle.dumps(game))
     return copy

@@ -161,6 +161,31 @@ def test_a_player_is_warmed_up_on_all_but_the_head_of_valid_episodes() -> None:
     assert float(line.rpartition(" ")[2]) < 1.4
 
 
+def test_a_share_of_a_players_episodes_heeds_what_the_game_answered() -> None:
+    tokenizer = character_tokenizer()
+
+    def num_heedful(share: float) -> int:
+        draw = demonstrations_of(PLAYER.model_copy(update={"heedful_share": share}), tokenizer)
+        episodes = (
+            tokenizer.decode(draw(random.Random(seed), True).token_ids) for seed in range(200)
+        )
+        return sum(map(is_heedful, episodes))
+
+    by_chance, half, all_of_them = map(num_heedful, (0.0, 0.5, 1.0))
+    assert all_of_them == 200
+    assert by_chance + 30 < half < all_of_them - 30
+
+
+def is_heedful(episode: str) -> bool:
+    """Whether every guess of a terse episode is one that the answers before it leave possible."""
+    low, high = 1, 10
+    for guess, answer in re.findall(r"(\d+)<eos>([hl]?)", episode):
+        if not low <= int(guess) <= high:
+            return False
+        low, high = (int(guess) + 1, high) if answer == "h" else (low, int(guess) - 1)
+    return True
+
+
 def test_a_player_needs_a_game_whose_moves_are_known() -> None:
     with pytest.raises(ValueError, match=r"model.game must be an environment.*'chess'"):
         demonstrations_of(TinyPlayerConfig(game={"kind": "chess"}), character_tokenizer())

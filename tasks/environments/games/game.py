@@ -1,7 +1,8 @@
-"""What the games of our own share: a player that always makes a valid move.
+"""What the games of our own share: a player that always makes a valid move, and of some games one
+that heeds what it was told.
 
-A warm-up imitates it, so that a model learns the form of an action before it is rewarded for
-choosing one; the conformance suite plays with it, because garbage alone never gets far.
+A warm-up imitates them, so that a model learns the form of an action before it is rewarded for
+choosing one; the conformance suite plays with the first, because garbage alone never gets far.
 """
 
 from __future__ import annotations
@@ -24,12 +25,29 @@ class GameConfig(EnvironmentSettings):
         """A valid move after the observations of an episode so far."""
         raise NotImplementedError
 
-    def demonstrate(self, seed: int, rng: random.Random) -> list[tuple[str, str]]:
-        """An episode of valid moves: every observation with the action that answers it."""
+    def heedful_action(
+        self, observations: Sequence[str], actions: Sequence[str], rng: random.Random
+    ) -> str:
+        """A valid move that takes account of the episode so far. ValueError for a game that knows
+        none."""
+        raise ValueError(
+            f"model.heedful_share must be 0 with the game {type(self).__name__}, which knows no"
+            " heedful moves; leave it out, or take the game guess"
+        )
+
+    def demonstrate(
+        self, seed: int, rng: random.Random, *, is_heedful: bool = False
+    ) -> list[tuple[str, str]]:
+        """An episode of valid moves, heedful ones if asked for: every observation with the action
+        that answers it."""
         environment = self.build()
         observations, actions = [environment.reset(seed)], list[str]()
         while len(actions) < self.max_turns:
-            actions.append(self.valid_action(observations, rng))
+            actions.append(
+                self.heedful_action(observations, actions, rng)
+                if is_heedful
+                else self.valid_action(observations, rng)
+            )
             turn = environment.step(actions[-1])
             if turn.terminated or turn.truncated:
                 break

@@ -93,6 +93,18 @@ class GuessConfig(StyledGameConfig):
         """Any number of the range, whatever was observed."""
         return str(rng.randint(1, self.largest))
 
+    def heedful_action(
+        self, observations: Sequence[str], actions: Sequence[str], rng: random.Random
+    ) -> str:
+        """Any number that the answers so far leave possible."""
+        words, low, high = self.words(), 1, self.largest
+        for action, answer in zip(actions, observations[1:], strict=True):
+            if answer == words.higher:
+                low = max(low, int(action) + 1)
+            elif answer == words.lower:
+                high = min(high, int(action) - 1)
+        return str(rng.randint(low, high))
+
 
 class Guess:
     """A game with one secret number. Its info says of an action whether it was `consistent` with
