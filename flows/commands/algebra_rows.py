@@ -84,6 +84,12 @@ def _group_rows(algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
     if launched > kept:
         told = "short answers are favoured, not so where none is launched in vain"
         yield "acceptance within a prompt", f"the first {kept} verdicts of {launched}: {told}"
+    if algebra.dropped_prompts:
+        yield (
+            "prompts lost per step",
+            f"{algebra.dropped_prompts} of {ordinary.launch_prompts}, those that finish last: short"
+            " answers are favoured",
+        )
     if algebra.reserve_prompts:
         yield (
             "groups whose rewards agree",

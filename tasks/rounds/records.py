@@ -176,7 +176,7 @@ class RoundResult:
     migrated: tuple[Generated, ...]
     scores: tuple[Score, ...]  # every verdict that came in time
     stale_tokens: int = 0  # of responses that another attempt asked for, or of weights not allowed
-    late: tuple[str, ...] = ()  # of the deferred and dropped ones, those whose deadline had come
+    late: tuple[str, ...] = ()  # of the deferred and dropped ones, those that came too late
     freed: tuple[str, ...] = ()  # learners whose devices the round freed, in this order
     freed_s: tuple[float, ...] = ()  # when each of these was free, seconds of the round
     took_s: float = 0.0  # the round, until nothing of it ran any more

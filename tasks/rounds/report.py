@@ -39,7 +39,7 @@ class RolloutReport:
 
     accepted: tuple[str, ...]  # prompt ids in training order
     deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
-    dropped: tuple[str, ...]  # prompt ids given up after infrastructure failures
+    dropped: tuple[str, ...]  # prompt ids given up: failures of infrastructure, or too late
     filtered: tuple[str, ...]  # prompt ids of groups whose rewards agreed, replaced by others
     tokens: Mapping[str, int]  # sampled tokens by fate
     lengths: tuple[int, ...]  # sampled tokens of every response that ended by itself or at a bound
@@ -56,7 +56,7 @@ class RolloutReport:
     # what it left on the engines; of a round that is read back nothing, they may have been lost
     in_flight: tuple[InFlight, ...] = ()
     awaited_weights_s: float = 0.0  # in which its engines stood still until newer weights came
-    late: tuple[str, ...] = ()  # of the deferred and dropped prompts, those whose deadline had come
+    late: tuple[str, ...] = ()  # of the deferred and dropped prompts, those that came too late
     # responses to the prompts that it trained, filtered or dropped, and their tokens
     num_decided_responses: int = 0
     num_decided_tokens: int = 0

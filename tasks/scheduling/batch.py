@@ -68,6 +68,8 @@ class BatchAlgebra:
     rounds: tuple[RoundShape, ...]  # of the planned steps; the ordinary kind of round first
     reserve_prompts: int  # further prompts that may take the place of groups whose rewards agree
     max_drain_steps: int = 0  # most steps after the last planned one
+    # prompts of a step that are given up for others that finish sooner, and trained in none
+    dropped_prompts: int = 0
     scores_last: bool = False  # whether no response is scored before the last one is generated
     # mean lag of trained groups in weight versions while their number is what bounds generation; 0
     # where no round begins before the step before it is trained

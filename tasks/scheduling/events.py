@@ -107,7 +107,8 @@ class Drop:
     them. It leaves the run, counted."""
 
     prompt_id: str
-    is_late: bool = False  # whether it is because its deadline has come
+    # whether it is because its deadline has come, or the step's slots are filled without it
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

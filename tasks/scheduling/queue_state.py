@@ -34,7 +34,8 @@ class QueueState:
     deferrals: Mapping[str, int] = field(default_factory=dict)
     num_drawn: int = 0  # prompts drawn from the dataset; also the position of the prompt stream
     num_trained: int = 0  # prompts trained
-    num_dropped: int = 0  # prompts given up because too few of their responses could be scored
+    # prompts given up: too few of their responses could be scored, or they came too late
+    num_dropped: int = 0
     num_filtered: int = 0  # prompts not trained because the rewards of their group agreed
     num_unfit: int = 0  # prompts passed over: too long, or not to be rendered
 

@@ -3,7 +3,8 @@
     a prompt has R0 verdicts and its domain a free slot  ->  accept it, abort its siblings
     a domain has no free slot any more                   ->  abort the rest of the domain
     all P0 slots are taken                               ->  abort the rest, close;
-                                                             defer its prompts in launch order
+                                                             defer its prompts in launch order,
+                                                             or drop them (`late`)
     its rewards agree and the round has a reserve        ->  filter it, launch another
                                                              (`dynamic_sampling`)
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 from tasks.scheduling.dynamic_sampling import Reserve
 from tasks.scheduling.events import (
@@ -38,9 +40,11 @@ class ShortRoundScheduler:
     """Accepts exactly `accept_prompts` groups; fewer only when dropped prompts leave too few to
     choose from."""
 
-    def __init__(self, plan: RoundPlan) -> None:
+    def __init__(self, plan: RoundPlan, late: Literal["deferred", "dropped"] = "deferred") -> None:
+        """late: what becomes of prompts that the slots are filled without."""
         assert plan.accept_prompts <= len(plan.prompts), "a round can accept only what it launched"
         self._plan = plan
+        self._late = late
         self._reserve = Reserve(plan)
         self._undecided = {ref.prompt_id: GroupProgress(ref, plan) for ref in plan.prompts}
         self._slots = Slots(plan.quotas, plan.accept_prompts)
@@ -128,11 +132,11 @@ class ShortRoundScheduler:
         ]
 
     def _put_off(self, group: GroupProgress) -> Decision:
-        """A group that was too late is asked again in a long round, unless it is complete and would
-        be filtered there."""
+        """A group that was too late is asked again in a long round or given up, unless it is
+        complete and would be filtered."""
         prompt_id = group.ref.prompt_id
-        return (
-            Filter(prompt_id=prompt_id)
-            if self._reserve.filters(group)
-            else Defer(prompt_id=prompt_id)
-        )
+        if self._reserve.filters(group):
+            return Filter(prompt_id=prompt_id)
+        if self._late == "dropped":
+            return Drop(prompt_id=prompt_id, is_late=True)
+        return Defer(prompt_id=prompt_id)

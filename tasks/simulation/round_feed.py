@@ -23,16 +23,16 @@ class RoundFeed:
         self._feed = feed
         self._awaited: Counter[str] = Counter()  # published by this round, not told
         self._stale: Counter[str] = Counter()  # published by earlier ones, not told
-        self._attempt = 0  # of this round; what it takes over from the one before becomes its own
+        self._attempt = 0  # of this round, whoever asked for what it publishes
 
     def open_round(self) -> None:
         """Nobody waits any more for what the round before published."""
         self._stale.update(self._awaited)
         self._awaited.clear()
+        self._attempt += 1
 
     async def publish(self, generated: Sequence[Generated]) -> None:
         self._awaited.update(response.response_id for response in generated)
-        self._attempt = max(self._attempt, *(response.attempt for response in generated))
         own = [replace(response, attempt=self._attempt) for response in generated]
         await self._feed.publish(own)
 

@@ -26,6 +26,7 @@ from tasks.scheduling.events import Event, Finished, Launch, PromptRef, Scored
 from tasks.scheduling.ledger import account_tokens
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
+from tasks.scheduling.policies.over_sampling import OverSamplingConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.prompt_stream import draw_prompts
@@ -69,10 +70,14 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         dynamic_sampling=dynamic_sampling,
     )
     sync = SyncConfig(dynamic_sampling=dynamic_sampling)
+    discard = OverSamplingConfig(
+        prompt_overprovision=draw(st.sampled_from([1.25, 1.5, 3.0])),
+        dynamic_sampling=dynamic_sampling,
+    )
     seed = draw(st.integers(0, 10_000))
     return Scenario(
         batch=batch,
-        scheduling=draw(st.sampled_from([tail, multilevel, sync])),
+        scheduling=draw(st.sampled_from([tail, multilevel, sync, discard])),
         num_steps=draw(st.integers(1, 7)),
         domains=tuple(
             draw(st.lists(st.sampled_from(["add", "letters", "rare"]), min_size=18, max_size=25))

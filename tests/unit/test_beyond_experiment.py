@@ -54,8 +54,8 @@ def test_off_policy_rivals_are_those_whose_labels_say_so() -> None:
         assert bool(run.run.learner_devices) == run.run.overlaps
 
 
-@pytest.mark.parametrize("name", ["one_step_off", "asynchronous"])
-def test_an_off_policy_line_trains_every_group_of_its_steps(name: str) -> None:
+@pytest.mark.parametrize("name", ["one_step_off", "asynchronous", "recycling", "discard"])
+def test_a_line_that_puts_nothing_off_trains_every_group_of_its_steps(name: str) -> None:
     part = part_of(f"beyond/small/{name}", SMALL, CONTENDERS[name], Scale(periods=1))
     played = {case: it.play() for case, it in part.cases.items()}
     assert [step.figures["num_prompts"] for step in played["played/0"]] == [SMALL.prompts] * HORIZON
@@ -96,6 +96,19 @@ def test_packed_rows_lower_the_bound() -> None:
     )
     assert packed["work_s"] < single["work_s"]
     assert packed["update_s"] == single["update_s"]
+
+
+def test_what_a_rival_gives_up_is_told_by_its_algebra_and_its_label() -> None:
+    """Prompts by over-sampling, the bound on lags by recycling; nobody else gives up either."""
+    for name, contender in CONTENDERS.items():
+        algebra = policy_of(contender.variant.scheduling).algebra(BATCH)
+        case = RollpackerCase(
+            set_up=SMALL, variant=contender.variant, num_steps=contender.num_steps, seed=0
+        )
+        discards, recycles = name.startswith("discard"), name.startswith("recycling")
+        assert algebra.dropped_prompts == (32 if discards else 0)
+        assert (algebra.max_lag is None) == recycles
+        assert ("discards" in case.label, "no bound" in case.label) == (discards, recycles)
 
 
 def test_rollpacker_is_the_published_one() -> None:

@@ -12,6 +12,7 @@ from tasks.engines.simulation.pace import Pace
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
+from tasks.scheduling.policies.over_sampling import OverSamplingConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
@@ -100,6 +101,7 @@ POLICIES: tuple[Policy, ...] = (
     TailBatchingConfig(),
     TailBatchingConfig(response_overprovision=1.5),
     MultilevelBatchingConfig(prompt_overprovision=1.5),
+    OverSamplingConfig(prompt_overprovision=1.5),
 )
 
 

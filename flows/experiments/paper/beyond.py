@@ -40,6 +40,11 @@ OURS = replace(UNBIASED, eta_p=1.5, num_levels=3, plans_by_lengths=True, packs=T
 # generation and training on halves of the devices, one step apart, with RollPacker's rewards:
 # off-policy, and nothing put off
 ASYNCHRONOUS = replace(REWARD, eta_p=1.0, eta_r=1.0, async_ratio=1.0, learner_share=0.5)
+# a fifth of the prompts is trained in no step
+DISCARD = replace(UNBIASED, discards=True)
+# APRIL's, on the devices of the asynchronous lines: twice as many groups as a step trains are under
+# way, the first to be complete are trained, and the others go on with their tokens, however old
+RECYCLING = replace(ASYNCHRONOUS, at_deadline="train_anyway")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,10 @@ CONTENDERS: Mapping[str, Contender] = {
     "one_step_off": Contender(variant=replace(ASYNCHRONOUS, at_update="drain"), num_steps=HORIZON),
     "asynchronous": Contender(variant=ASYNCHRONOUS, num_steps=HORIZON),
     "asynchronous_packed": Contender(variant=replace(ASYNCHRONOUS, packs=True), num_steps=HORIZON),
+    "discard": Contender(variant=DISCARD, num_steps=HORIZON),
+    "discard_packed": Contender(variant=replace(DISCARD, packs=True), num_steps=HORIZON),
+    "recycling": Contender(variant=RECYCLING, num_steps=HORIZON),
+    "recycling_packed": Contender(variant=replace(RECYCLING, packs=True), num_steps=HORIZON),
     "ours_unpacked": Contender(variant=replace(OURS, packs=False), num_steps=9),
     "ours": Contender(variant=OURS, num_steps=9),
 }

@@ -94,12 +94,14 @@ class RollpackerCase:
             ("planner by lengths", variant.plans_by_lengths),
             ("stream trainer", variant.streams),
             (f"{variant.num_levels} levels", variant.num_levels > 2),
+            ("discards", variant.discards),
             ("packed", variant.packs),
             (
                 f"async ratio {variant.async_ratio:g} ({variant.at_update}),"
                 f" {variant.learner_share:.0%} of the devices train",
                 variant.async_ratio > 0,
             ),
+            ("no bound on lags", variant.at_deadline == "train_anyway"),
         )
 
 

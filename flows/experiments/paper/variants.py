@@ -30,9 +30,12 @@ class Variant:
     plans_by_lengths: bool = False  # by what lengths were seen, which is not the paper's rule
     streams: bool = False  # the stream trainer
     num_levels: int = 2  # of rounds: more than short and long ones are not the paper's
+    discards: bool = False  # whether what a short round gives up on is lost, not put off
     packs: bool = False  # whether the learner fills its rows, or has one response to each
     async_ratio: float = 0.0  # steps that generation may be ahead: more than 0 is off-policy
     at_update: Literal["interrupt", "drain"] = "interrupt"  # what becomes of running responses
+    # of a group that is not complete when the last step within the bound is
+    at_deadline: Literal["wait", "train_anyway"] = "wait"
     learner_share: float = 0.0  # of the devices, which only train; 0: all do both
 
     @property
@@ -47,7 +50,10 @@ class Variant:
                 "kind": "asynchronous",
                 "async_ratio": self.async_ratio,
                 "at_update": self.at_update,
+                "at_deadline": self.at_deadline,
             }
+        if self.discards:
+            return {"kind": "over_sampling", "prompt_overprovision": self.eta_p}
         if self.num_levels > 2:
             return {
                 "kind": "multilevel_batching",

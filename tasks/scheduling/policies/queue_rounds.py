@@ -1,5 +1,6 @@
-"""Plans of the policies that put prompts off: rounds over new prompts or over some that wait, and
-the drain. Leaves out which prompts a round is over, and when (`tail_batching`, `multilevel`)."""
+"""Plans of the policies that put prompts off or drop them: rounds over new prompts or over some
+that wait, and the drain. Leaves out which prompts a round is over, and when (`tail_batching`,
+`multilevel`, `over_sampling`)."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
+from tasks.scheduling.policies.over_sampling import OverSamplingConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 
@@ -15,6 +16,7 @@ SchedulingConfig = Annotated[
     SyncConfig  # every step waits for all that it launched
     | AsynchronousConfig  # rounds that overlap the training of earlier steps
     | MultilevelBatchingConfig  # tail batching with a queue for each level of length
+    | OverSamplingConfig  # keeps the first to finish and drops the rest: to compare with
     | TailBatchingConfig,  # short rounds that keep the first to finish, long ones for the rest
     Field(discriminator="kind"),
 ]
