@@ -179,13 +179,17 @@ def without_tail(part: Domain) -> Domain:
     return replace(part, lengths=lengths)
 
 
+# the median doubles in 40 steps, and the longest grows 1.5 times as fast as the median
+GROWING = Drift(median=2 ** (1 / 40), tail=2 ** (0.5 / 40))
+
+
 def drifting(longest_tokens: int) -> Workload:
-    """The median doubles in 40 steps, and the longest grows 1.5 times as fast as the median."""
+    """Lengths that grow from step to step."""
     return Workload(
         name="drifting",
         longest_tokens=longest_tokens,
         parts=mixed(MATH, CODE, JUDGE),
-        drift=Drift(median=2 ** (1 / 40), tail=2 ** (0.5 / 40)),
+        drift=GROWING,
     )
 
 

@@ -140,12 +140,12 @@ def _case(set_up: SetUp, contender: Contender, seed: int) -> RollpackerCase:
 
 def _line(name: str, set_up: SetUp, played: Played) -> dict[str, float]:
     own = _steps(played, "played")
-    step_s = _step_s(own, set_up)
+    step_s = step_seconds(own, set_up)
     num_responses = total(own, "num_prompts") * set_up.responses
     return {
         f"{name}/step_s": step_s,
         f"{name}/of_bound": mean(_steps(played, "bound"), "step_s") / step_s,
-        f"{name}/vs_rollpacker": _step_s(_steps(played, "rollpacker"), set_up) / step_s,
+        f"{name}/vs_rollpacker": step_seconds(_steps(played, "rollpacker"), set_up) / step_s,
         f"{name}/trained_tokens": total(own, "trained_tokens") / num_responses,
     }
 
@@ -156,6 +156,6 @@ def _steps(played: Played, case: str) -> list[Observed]:
     return [step for steps in found for step in steps]
 
 
-def _step_s(steps: Steps, set_up: SetUp) -> float:
+def step_seconds(steps: Steps, set_up: SetUp) -> float:
     """Seconds for as many prompts as a step trains."""
     return total(steps, "step_s") * set_up.prompts / total(steps, "num_prompts")

@@ -9,6 +9,7 @@ from flows.experiments.paper.experiment import Experiment, Scale
 from flows.experiments.paper.flash import roll_flash
 from flows.experiments.paper.polyrl import polyrl
 from flows.experiments.paper.rewards import figure_13
+from flows.experiments.paper.robust import robust
 from flows.experiments.paper.rollout_rounds import figure_6, figure_10, figure_11
 from flows.experiments.paper.whole_steps import (
     figure_4,
@@ -35,6 +36,7 @@ EXPERIMENTS: Mapping[str, Callable[[Scale], Experiment]] = {
     "flash": roll_flash,
     "polyrl": polyrl,
     "beyond": beyond,
+    "robust": robust,
 }
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 DEVICE = "h800"  # in hosts of 8
 ALL_TASKS = ("math", "code", "judge")
@@ -29,6 +30,8 @@ class SetUp:
     responses: int = 8  # of a prompt, R0
     tasks: tuple[str, ...] = ALL_TASKS  # in equal shares
     thinks: bool = False  # whether its responses are long ones
+    # those of the paper, ones that differ by little, or ones that grow from step to step
+    lengths: Literal["published", "no_tail", "drifting"] = "published"
 
 
 K = 1024

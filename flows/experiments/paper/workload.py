@@ -15,7 +15,17 @@ from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig
 from tasks.simulation.length_law import LONGEST_SCORE, P75_SCORE, LengthLaw
 from tasks.simulation.reward_queue import RewardWorkers
 from tasks.simulation.reward_times import JudgeTimes, ProgramTimes
-from tasks.simulation.workloads import CODE, JUDGE, MATH, Domain, Workload, mixed
+from tasks.simulation.workloads import (
+    CODE,
+    GROWING,
+    JUDGE,
+    MATH,
+    Domain,
+    Drift,
+    Workload,
+    mixed,
+    without_tail,
+)
 
 FIXED_S = 30.0  # seconds that every program has where limits do not adapt
 RESERVED_SHARE = 0.25  # of the devices are a judge's own, in baselines
@@ -33,6 +43,7 @@ def work_of(set_up: SetUp, variant: Variant) -> Workload:
         name="+".join(set_up.tasks),
         longest_tokens=set_up.cap_tokens,
         parts=mixed(*parts),
+        drift=GROWING if set_up.lengths == "drifting" else Drift(),
         workers=RewardWorkers(
             num_workers=PROGRAMS_PER_DEVICE * set_up.num_devices,
             num_judges=num_reserved or set_up.num_devices,
@@ -54,7 +65,8 @@ def _domain(domain: Domain, set_up: SetUp, variant: Variant, num_reserved: int) 
     if isinstance(times, JudgeTimes):
         share = 1.0 if num_reserved else BESIDE_SHARE
         times = replace(times, placement=variant.judge, compute_share=share)
-    lengths = thinking() if set_up.thinks else domain.lengths
+    asked = without_tail(domain) if set_up.lengths == "no_tail" else domain
+    lengths = thinking() if set_up.thinks else asked.lengths
     return replace(domain, reward=times, lengths=lengths)
 
 

@@ -1,0 +1,64 @@
+"""How much our scheduler loses where lengths are not those that it was made for.
+
+    robust/<lengths>/<setting>/step_s   seconds for as many prompts as a step trains
+                               of_best  the shortest of the settings over that
+
+The settings are ours with three levels of rounds, with two, and with none put off, all else equal:
+packed rows, planner by lengths, stream trainer, no response launched in vain. Whoever keeps one of
+them whatever the lengths are has `of_best` of what knowing them would give. The planner goes by the
+lengths of rounds that are over: where they drift, each round is planned by shorter ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from flows.experiments.paper.beyond import OURS, step_seconds
+from flows.experiments.paper.experiment import Case, Experiment, Part, Played, Scale
+from flows.experiments.paper.rollpacker_case import RollpackerCase
+from flows.experiments.paper.setups import BY_MODEL, SetUp
+from flows.experiments.paper.variants import Variant
+
+NUM_STEPS = 45  # whole periods of every setting, and lengths have time to drift
+SETTINGS: Mapping[str, Variant] = {
+    "three_levels": OURS,
+    "two_levels": replace(OURS, eta_p=1.25, num_levels=2),
+    "none_put_off": replace(OURS, eta_p=1.0, num_levels=2),
+}
+SET_UPS: Mapping[str, SetUp] = {
+    "published": BY_MODEL["14B"],
+    "no_tail": replace(BY_MODEL["14B"], lengths="no_tail"),
+    "drifting": replace(BY_MODEL["14B"], lengths="drifting"),
+}
+
+
+def robust(scale: Scale) -> Experiment:
+    """Every setting on every law of lengths, in the set-up of 14B."""
+    return Experiment(
+        name="robust",
+        about="ours where lengths have no tail, or drift",
+        unit="times",
+        parts=tuple(part_of(name, set_up, scale.seed) for name, set_up in SET_UPS.items()),
+    )
+
+
+def part_of(name: str, set_up: SetUp, seed: int, num_steps: int = NUM_STEPS) -> Part:
+    """The settings on one law of lengths."""
+    cases: dict[str, Case] = {
+        setting: RollpackerCase(set_up=set_up, variant=variant, num_steps=num_steps, seed=seed)
+        for setting, variant in SETTINGS.items()
+    }
+
+    def figures(played: Played) -> dict[str, float]:
+        return compared(f"robust/{name}", played, set_up)
+
+    return Part(name=f"robust/{name}", cases=cases, figures=figures)
+
+
+def compared(name: str, played: Played, set_up: SetUp) -> dict[str, float]:
+    """Seconds of every setting, and what the best of them is of it."""
+    seconds = {setting: step_seconds(steps, set_up) for setting, steps in played.items()}
+    best = min(seconds.values())
+    found = {f"{name}/{setting}/step_s": taken for setting, taken in seconds.items()}
+    return found | {f"{name}/{setting}/of_best": best / taken for setting, taken in seconds.items()}

@@ -1,0 +1,67 @@
+"""Ours where lengths are others: what is played, and what its figures say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flows.experiments.paper.beyond import OURS
+from flows.experiments.paper.experiment import Observed, Scale
+from flows.experiments.paper.robust import NUM_STEPS, SET_UPS, SETTINGS, part_of, robust
+from flows.experiments.paper.setups import BY_MODEL
+from flows.experiments.paper.variants import Variant
+from flows.experiments.paper.workload import work_of
+from flows.experiments.policies import policy_of
+from tasks.scheduling.batch import BatchConfig
+
+BATCH = BatchConfig(prompts_per_step=128, responses_per_prompt=8)
+SMALL = replace(BY_MODEL["14B"], num_devices=16, prompts=6, responses=2, cap_tokens=512)
+
+
+@pytest.mark.parametrize("variant", SETTINGS.values(), ids=SETTINGS)
+def test_every_setting_plays_whole_periods_and_launches_no_response_in_vain(
+    variant: Variant,
+) -> None:
+    algebra = policy_of(variant.scheduling).algebra(BATCH)
+    assert NUM_STEPS % algebra.period_steps == 0
+    for shape in algebra.rounds:
+        assert shape.launch_per_prompt == shape.accept_per_prompt
+
+
+def test_set_ups_differ_by_their_lengths_alone() -> None:
+    for name, set_up in SET_UPS.items():
+        assert set_up == replace(BY_MODEL["14B"], lengths=set_up.lengths)
+        assert set_up.lengths == name
+    prompts = [f"0/{row}" for row in range(300)]
+
+    def lengths(name: str, step: int) -> list[int]:
+        writer = work_of(SET_UPS[name], OURS).writer(step, 0)
+        return sorted(writer.tokens(prompt, 0) for prompt in prompts)
+
+    assert lengths("no_tail", 1)[-1] < 3 * lengths("no_tail", 1)[150]
+    assert lengths("published", 1)[-1] > 10 * lengths("published", 1)[150]
+    assert lengths("drifting", 1) == lengths("published", 1) == lengths("published", 41)
+    assert lengths("drifting", 41)[150] == pytest.approx(2 * lengths("drifting", 1)[150], rel=0.01)
+
+
+def test_a_setting_is_told_as_a_share_of_the_best() -> None:
+    part = part_of("no_tail", SMALL, seed=0)
+
+    def steps(step_s: float) -> tuple[Observed, ...]:
+        return (Observed(kind="any", figures={"step_s": step_s, "num_prompts": 6.0}),)
+
+    told = part.figures(
+        {"three_levels": steps(4.0), "two_levels": steps(2.0), "none_put_off": steps(2.5)}
+    )
+    assert told["robust/no_tail/three_levels/of_best"] == 0.5
+    assert told["robust/no_tail/two_levels/of_best"] == 1.0
+    assert told["robust/no_tail/none_put_off/step_s"] == 2.5
+
+
+def test_settings_play_in_small() -> None:
+    for name, set_up in SET_UPS.items():
+        part = part_of(name, replace(SMALL, lengths=set_up.lengths), seed=0, num_steps=9)
+        told = part.figures({case: played.play() for case, played in part.cases.items()})
+        assert max(told[figure] for figure in told if figure.endswith("of_best")) == 1.0
+    assert len(robust(Scale(periods=1)).parts) == len(SET_UPS)
