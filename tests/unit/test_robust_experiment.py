@@ -9,7 +9,7 @@ import pytest
 from flows.experiments.paper.beyond import OURS
 from flows.experiments.paper.experiment import Observed, Scale
 from flows.experiments.paper.robust import NUM_STEPS, SET_UPS, SETTINGS, part_of, robust
-from flows.experiments.paper.setups import BY_MODEL
+from flows.experiments.paper.setups import BY_MODEL, Lengths
 from flows.experiments.paper.variants import Variant
 from flows.experiments.paper.workload import work_of
 from flows.experiments.policies import policy_of
@@ -30,13 +30,14 @@ def test_every_setting_plays_whole_periods_and_launches_no_response_in_vain(
 
 
 def test_set_ups_differ_by_their_lengths_alone() -> None:
-    for name, set_up in SET_UPS.items():
-        assert set_up == replace(BY_MODEL["14B"], lengths=set_up.lengths)
-        assert set_up.lengths == name
+    by_lengths = {set_up.lengths: set_up for set_up in SET_UPS}
+    assert list(by_lengths) == ["published", "no_tail", "drifting"]
+    for name, set_up in by_lengths.items():
+        assert set_up == replace(BY_MODEL["14B"], lengths=name)
     prompts = [f"0/{row}" for row in range(300)]
 
-    def lengths(name: str, step: int) -> list[int]:
-        writer = work_of(SET_UPS[name], OURS).writer(step, 0)
+    def lengths(name: Lengths, step: int) -> list[int]:
+        writer = work_of(by_lengths[name], OURS).writer(step, 0)
         return sorted(writer.tokens(prompt, 0) for prompt in prompts)
 
     assert lengths("no_tail", 1)[-1] < 3 * lengths("no_tail", 1)[150]
@@ -46,7 +47,7 @@ def test_set_ups_differ_by_their_lengths_alone() -> None:
 
 
 def test_a_setting_is_told_as_a_share_of_the_best() -> None:
-    part = part_of("no_tail", SMALL, seed=0)
+    part = part_of(replace(SMALL, lengths="no_tail"), seed=0)
 
     def steps(step_s: float) -> tuple[Observed, ...]:
         return (Observed(kind="any", figures={"step_s": step_s, "num_prompts": 6.0}),)
@@ -60,8 +61,11 @@ def test_a_setting_is_told_as_a_share_of_the_best() -> None:
 
 
 def test_settings_play_in_small() -> None:
-    for name, set_up in SET_UPS.items():
-        part = part_of(name, replace(SMALL, lengths=set_up.lengths), seed=0, num_steps=9)
+    labels: set[str] = set()
+    for set_up in SET_UPS:
+        part = part_of(replace(SMALL, lengths=set_up.lengths), seed=0, num_steps=9)
+        labels |= {case.label for case in part.cases.values()}
         told = part.figures({case: played.play() for case, played in part.cases.items()})
         assert max(told[figure] for figure in told if figure.endswith("of_best")) == 1.0
+    assert len(labels) == len(SET_UPS) * len(SETTINGS)
     assert len(robust(Scale(periods=1)).parts) == len(SET_UPS)

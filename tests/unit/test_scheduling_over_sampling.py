@@ -95,8 +95,8 @@ def test_what_it_trains_is_shorter_than_what_was_drawn() -> None:
         )
         lengths = [
             len(response.generated.token_ids)
-            for one in rounds
-            for group in one.result.groups
+            for played in rounds
+            for group in played.result.groups
             for response in group.responses
         ]
         return sum(lengths) / len(lengths), rounds[-1].state.num_dropped

@@ -45,6 +45,8 @@ class RollpackerCase:
     def label(self) -> str:
         parts = [word for word, is_on in self._parts if is_on]
         tasks = "+".join(self.set_up.tasks)
+        if self.set_up.lengths != "published":
+            tasks += f" ({self.set_up.lengths})"
         return (
             f"{self.set_up.model} {self.set_up.cap_tokens} tokens, {tasks},"
             f" {self.set_up.num_devices} devices: {', '.join(parts) or 'plain'}"

@@ -15,6 +15,8 @@ from typing import Literal
 
 DEVICE = "h800"  # in hosts of 8
 ALL_TASKS = ("math", "code", "judge")
+# those of the paper, ones that differ by little, or ones that grow from step to step
+Lengths = Literal["published", "no_tail", "drifting"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +32,7 @@ class SetUp:
     responses: int = 8  # of a prompt, R0
     tasks: tuple[str, ...] = ALL_TASKS  # in equal shares
     thinks: bool = False  # whether its responses are long ones
-    # those of the paper, ones that differ by little, or ones that grow from step to step
-    lengths: Literal["published", "no_tail", "drifting"] = "published"
+    lengths: Lengths = "published"
 
 
 K = 1024
