@@ -29,7 +29,7 @@ from typing import Any, get_args
 from artifacts.models.choice import SmolLM2Config
 from artifacts.records import Running, WeightsRef, pack
 from benchmarks.learner_throughput import long_tailed_groups
-from tasks.cluster.dask_cluster import KEEP_MEMORY
+from tasks.cluster.process_environment import KEEP_KERNELS, KEEP_MEMORY, threads
 from tasks.engines.base import Attestation
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.learner.collective import update_all
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"--parameters sharded needs two --cores or more, got {given.cores}: there is nobody to"
             " share with; name more cores, or leave parameters replicated"
         )
-    os.environ.update({name: str(value) for name, value in KEEP_MEMORY.items()})
+    os.environ.update(KEEP_MEMORY | KEEP_KERNELS | threads(1))
     model = given.model or resolve_model(SmolLM2Config(), given.cache)
     config = LearnerConfig(parameters=given.parameters)
     parts = asyncio.run(_run(str(model), tuple(given.cores), given.repeats, config))

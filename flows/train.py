@@ -33,10 +33,10 @@ from flows.output import keep_log_in, say
 from flows.recovery import RECOVERABLE, recover, retry, start_at
 from flows.reporter import RunReporter
 from flows.rl_step import rl_step
-from flows.run import OpenRun, open_run
+from flows.run import OpenRun, effective_config, open_run
 from flows.run_log import told_in_prefect
 from flows.steps import Steps
-from tasks.cluster.dask_cluster import open_cluster
+from tasks.cluster.dask_cluster import open_cluster, prepare_cluster
 from tasks.cluster.devices import worker_specs
 from tasks.cluster.ownership import take_cluster, telling_of_its_loss
 from tasks.durable import export_model
@@ -81,6 +81,11 @@ async def train(config: RunConfig) -> RunSummary:
             )
         except RECOVERABLE as error:
             raise fleet.account(error) from error
+
+
+def prepare_workers(config: RunConfig) -> None:
+    """Let the run's workers begin with their imports; before anything has been started here."""
+    prepare_cluster(effective_config(config).cluster, imports=(WORKER_IMPORTS,))
 
 
 async def train_steps(

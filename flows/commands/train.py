@@ -12,10 +12,14 @@ import sys
 import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
 from flows.commands.local_stack import wait_until_served
 from flows.commands.options import add_configuration, add_resume
 from flows.output import Output, divert
+from tasks.cluster.process_environment import first_environment, has_begun_with
+
+PROGRAMS = ("train", "rollflow")  # what this command is called by
 
 
 def parser() -> ArgumentParser:
@@ -44,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    begin_as_workers_do()
     output = divert()
     try:
         return trained(options, output)
@@ -57,6 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.close()
 
 
+def begin_as_workers_do() -> None:
+    """Begin this command again with what the workers of a run have in their environment, so that
+    they can be forked from it; nothing where that is so already, or where another program calls."""
+    wanted = first_environment()
+    if Path(sys.argv[0]).stem in PROGRAMS and not has_begun_with(wanted):
+        os.execve(sys.executable, sys.orig_argv, os.environ | wanted)
+
+
 def trained(options: Namespace, output: Output) -> int:
     """The exit status of the run; 2, with one sentence on the terminal, where a user can mend what
     went wrong."""
@@ -67,8 +80,9 @@ def trained(options: Namespace, output: Output) -> int:
         config = RunConfig.model_validate(
             assemble(options.preset, options.resume, options.set, options.settings)
         )
-        from flows.train import train
+        from flows.train import prepare_workers, train
 
+        prepare_workers(config)
         if options.server_starts:
             wait_until_served(f"{os.environ['PREFECT_API_URL']}/health", "the Prefect server")
         asyncio.run(train(config))

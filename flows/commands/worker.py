@@ -188,9 +188,10 @@ def given_words(options: Namespace, *names: str) -> tuple[str, ...]:
 
 def environment_of(cores: str) -> dict[str, str]:
     """What the process must have in its environment when it begins: a nanny would see to it."""
-    from tasks.cluster.dask_cluster import KEEP_MEMORY, SETTINGS
+    from tasks.cluster.dask_cluster import SETTINGS
     from tasks.cluster.devices import WorkerSpec
     from tasks.cluster.guest_card import devices_here
+    from tasks.cluster.process_environment import first_environment
     from tasks.cluster.roles import parse_ranges
 
     bound = parse_ranges(cores, cores) if cores else ()
@@ -203,10 +204,9 @@ def environment_of(cores: str) -> dict[str, str]:
         num_threads=NUM_THREADS,
         resources=(),
     )
-    kept = {name: str(value) for name, value in KEEP_MEMORY.items()}
     settings = {f"DASK_{_variable(name)}": str(SETTINGS[name]) for name in DASK_SETTINGS}
     quiet = {"DASK_LOGGING__DISTRIBUTED": "warning"}
-    return kept | spec.environment | settings | quiet
+    return first_environment() | spec.environment | settings | quiet
 
 
 def _variable(setting: str) -> str:

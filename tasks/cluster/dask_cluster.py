@@ -23,24 +23,12 @@ from distributed.versions import error_message
 
 from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
 from tasks.cluster.fork_server import METHOD, start_fork_server, start_method
-from tasks.cluster.nanny import KILLED_WITHIN_S, nanny_of, python_path
+from tasks.cluster.nanny import KILLED_WITHIN_S, nanny_of
+from tasks.cluster.process_environment import first_environment, python_path
 
-# freed memory stays with the process: Dask's own trim threshold of 64 KiB costs a training step
-# 1.45 times its length
-KEEP_MEMORY = {
-    "MALLOC_TRIM_THRESHOLD_": 10**12,
-    "MALLOC_MMAP_MAX_": 0,
-    "MALLOC_ARENA_MAX": 1,
-    "MALLOC_TOP_PAD_": 2**26,
-    # kernels of packed rows, which hardly ever have the same length twice: 13 MB a row, kept 1024
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": 128,
-    "OMP_NUM_THREADS": 1,
-    "MKL_NUM_THREADS": 1,
-    "OPENBLAS_NUM_THREADS": 1,
-}
 LOOK_S = 0.05  # between two looks at who has come
 SETTINGS = {
-    "distributed.nanny.pre-spawn-environ": KEEP_MEMORY,
+    "distributed.nanny.pre-spawn-environ": first_environment(),
     "distributed.worker.daemon": False,  # engines may start processes of their own
     # a long load that holds the GIL must not kill an engine
     "distributed.scheduler.worker-ttl": None,
@@ -96,6 +84,15 @@ class BoundedCluster(SpecCluster):  # type: ignore[misc]  # Dask is not typed
 
 class ClusterTooSmall(RuntimeError):
     """The joined cluster lacks a worker or the slots that the run needs."""
+
+
+def prepare_cluster(config: ClusterConfig, imports: Sequence[str] = ()) -> None:
+    """Begin with the imports of the workers of `open_cluster`, where they are to be forked. Called
+    while this process has one thread alone, they are those of this process, and nobody waits."""
+    specs = worker_specs(config)
+    if config.scheduler_address is None and start_method(specs) == "forkserver":
+        with dask.config.set({METHOD: "forkserver"}):
+            start_fork_server((__name__, *imports), _environment_of(specs[0]))
 
 
 @contextmanager
@@ -169,8 +166,7 @@ def _check_versions(client: Client, config: ClusterConfig) -> None:
 
 def _environment_of(spec: WorkerSpec) -> dict[str, str]:
     """All that a process needs in its environment when it begins."""
-    kept = {name: str(value) for name, value in KEEP_MEMORY.items()}
-    return kept | spec.environment | python_path()
+    return first_environment() | spec.environment | python_path()
 
 
 def _check_port(host: str, port: int, field: str) -> None:

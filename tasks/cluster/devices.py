@@ -17,6 +17,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.cluster.process_environment import NO_BARS, threads
 from tasks.cluster.roles import (
     ENVIRONMENT,
     ROLES,
@@ -124,14 +125,13 @@ class WorkerSpec:
     @property
     def environment(self) -> dict[str, str]:
         """Environment of the process: thread counts, and the one GPU it may see."""
-        threads = str(max(1, len(self.core_ids)))
-        env = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+        env = threads(max(1, len(self.core_ids))) | NO_BARS
         env |= {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
         }
-        env |= {"VLLM_LOGGING_LEVEL": "ERROR", "TQDM_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        env |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
         if self.device is not None and self.device.startswith("cuda:"):
             env["CUDA_VISIBLE_DEVICES"] = _visible_gpu(int(self.device.removeprefix("cuda:")))
         return env

@@ -6,7 +6,6 @@ Leaves out workers of a cluster that a run joins: those are started elsewhere.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from distributed import Client, Nanny
 
 from tasks.cluster.deaths import Death
 from tasks.cluster.devices import WorkerSpec
+from tasks.cluster.process_environment import python_path
 from tasks.cluster.worker_output import LoggedWorker, WorkerOutput
 
 KILLED_WITHIN_S = 20.0  # a killed process is gone by then, however busy the machine
@@ -91,12 +91,6 @@ def nanny_of(
     if spec.device is not None and spec.device.startswith("cuda:"):
         options |= _cuda_options(spec.device.removeprefix("cuda:"))
     return {"cls": PatientNanny, "options": options}
-
-
-def python_path() -> dict[str, str]:
-    """Workers find the modules that the flow finds."""
-    path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path}
 
 
 def _cuda_options(gpu: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@ every run in a process of its own."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -17,11 +16,11 @@ from types import MappingProxyType
 import psutil
 import pytest
 
-from flows.commands.local_stack import free_port, prefect_server
+from flows.commands.local_stack import free_port, starting_prefect_server
 from flows.config.run_config import RunConfig
 from tasks.learner.models import resolve_model
+from tests.flows.train_origin import ROOT, Train, TrainOrigin
 
-ROOT = Path(__file__).parents[2]
 SMALL = (  # the tiny preset, small enough that a run is mostly its start
     "num_steps=2",
     "batch.prompts_per_step=4",
@@ -38,7 +37,6 @@ SIMULATED = (  # engines that answer the questions of the tiny preset and hold n
     "engine.max_model_len=256",
 )
 ENDS_WITHIN_S = 600.0  # a run, beside another one on two cores
-PIPE_BYTES = 1 << 20  # a run that goes on after kills has much to say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +64,11 @@ def train_words(
 
 
 class Launcher:
-    """Starts `python -m flows.commands.train` as a user would."""
+    """Starts `rollflow train`."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], origin: TrainOrigin) -> None:
         self.environment = environment
+        self._origin = origin
 
     def start(
         self,
@@ -78,22 +77,11 @@ class Launcher:
         preset: str = "tiny-sync",
         resume: str = "",
         settings: str = "",
-    ) -> subprocess.Popen[str]:
+    ) -> Train:
         """A run in the background, its artifacts under root."""
-        words = train_words(root, *assignments, preset=preset, resume=resume, settings=settings)
-        command = [sys.executable, "-m", "flows.commands.train", *words]
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=os.environ | self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        return self._origin.start(
+            train_words(root, *assignments, preset=preset, resume=resume, settings=settings)
         )
-        for pipe in (process.stdout, process.stderr):  # nobody reads them while the run goes on
-            assert pipe is not None
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        return process
 
     def run(
         self,
@@ -107,10 +95,23 @@ class Launcher:
         process = self.start(root, *assignments, preset=preset, resume=resume, settings=settings)
         try:
             out, err = process.communicate(timeout=ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:
+        finally:
             process.kill()  # or it takes its core from every test after this one
-            raise
-        return Finished(code=process.returncode, out=out, err=err)
+        return Finished(code=process.wait(), out=out, err=err)
+
+    def run_command(self, root: Path, *assignments: str, preset: str) -> Finished:
+        """The same as a user calls it: a program that imports for itself."""
+        words = train_words(root, *assignments, preset=preset)
+        command = [sys.executable, "-m", "flows.commands.train", *words]
+        ended = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | self.environment,
+            capture_output=True,
+            text=True,
+            timeout=ENDS_WITHIN_S,
+        )
+        return Finished(code=ended.returncode, out=ended.stdout, err=ended.stderr)
 
 
 Start = Callable[..., "subprocess.Popen[bytes]"]  # ...: as subprocess.Popen takes them
@@ -190,18 +191,22 @@ def tiny_models() -> None:
 
 @pytest.fixture(scope="session")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    with prefect_server(tmp_path_factory.mktemp("prefect"), free_port()) as environment:
-        yield Launcher(environment)
+    with starting_prefect_server(tmp_path_factory.mktemp("prefect"), free_port()) as server:
+        origin = TrainOrigin(server.environment)  # imports while the server starts
+        try:
+            server.wait()
+            yield Launcher(server.environment, origin)
+        finally:
+            origin.close()
 
 
-def wait_for(found: Path, process: subprocess.Popen[str], deadline_s: float = 300.0) -> None:
+def wait_for(found: Path, process: Train, deadline_s: float = 300.0) -> None:
     """Until a file is there; fails with the run's own words when it ends before."""
     ends = time.monotonic() + deadline_s
     while not found.exists():
         if process.poll() is not None:
             raise AssertionError(
-                f"the run ended with {process.returncode} before {found}:"
-                f" {process.stderr.read() if process.stderr else ''}"
+                f"the run ended with {process.returncode} before {found}: {process.stderr.read()}"
             )
         if time.monotonic() > ends:
             raise AssertionError(f"{found} did not appear within {deadline_s:.0f} s")
@@ -217,7 +222,7 @@ def moment(run: Path, name: str) -> Path:
     )
 
 
-def worker_of(process: subprocess.Popen[str], name: str) -> psutil.Process:
+def worker_of(process: Train, name: str) -> psutil.Process:
     """The process of this Dask worker of a run: its output goes to a log of that name."""
     for child in psutil.Process(process.pid).children(recursive=True):
         with suppress(OSError):

@@ -1,6 +1,5 @@
 """Bad input ends with one clear sentence (rule, value, cure) and a non-zero exit, and leaves
-nothing half-written. A full disk, a port in use and a cluster that does not answer are met by the
-command itself, all that is wrong before by forks of it."""
+nothing half-written."""
 
 from __future__ import annotations
 
@@ -13,15 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.flows.conftest import Launcher
-from tests.flows.forked_train import ForkedTrain, forked_train
 
 pytestmark = pytest.mark.flow
-
-
-@pytest.fixture(scope="module")
-def forked(launcher: Launcher) -> Iterator[ForkedTrain]:
-    with forked_train(launcher.environment) as forked:
-        yield forked
 
 
 def complaint(err: str) -> str:
@@ -54,20 +46,20 @@ def complaint(err: str) -> str:
     ],
 )
 def test_a_wrong_value_is_named_with_its_cure(
-    forked: ForkedTrain, tmp_path: Path, assignment: str, words: tuple[str, ...]
+    launcher: Launcher, tmp_path: Path, assignment: str, words: tuple[str, ...]
 ) -> None:
-    finished = forked.run(tmp_path / "runs", assignment)
+    finished = launcher.run(tmp_path / "runs", assignment)
     sentence = complaint(finished.err)
     assert finished.code != 0
     assert all(word in sentence for word in words), sentence
     assert not list(tmp_path.glob("runs/*/steps/*"))
 
 
-def test_a_malformed_row_is_named_with_its_line(forked: ForkedTrain, tmp_path: Path) -> None:
+def test_a_malformed_row_is_named_with_its_line(launcher: Launcher, tmp_path: Path) -> None:
     data = tmp_path / "questions.jsonl"
     rows = [json.dumps({"prompt": f"{i}+1=", "answer": str(i + 1)}) for i in range(40)]
     data.write_text("\n".join([*rows, '{"prompt": "no answer"}']) + "\n")
-    finished = forked.run(
+    finished = launcher.run(
         tmp_path / "runs", f"task={json.dumps({'kind': 'files', 'path': str(data)})}"
     )
     sentence = complaint(finished.err)
@@ -77,17 +69,17 @@ def test_a_malformed_row_is_named_with_its_line(forked: ForkedTrain, tmp_path: P
 
 
 def test_an_artifact_root_that_cannot_be_written_is_refused(
-    forked: ForkedTrain, tmp_path: Path
+    launcher: Launcher, tmp_path: Path
 ) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("not a directory")
-    finished = forked.run(in_the_way / "runs")
+    finished = launcher.run(in_the_way / "runs")
     assert finished.code != 0
     assert str(in_the_way) in complaint(finished.err)
 
 
-def test_a_read_only_artifact_root_is_refused(forked: ForkedTrain) -> None:
-    finished = forked.run(Path("/proc/rollflow-runs"))
+def test_a_read_only_artifact_root_is_refused(launcher: Launcher) -> None:
+    finished = launcher.run(Path("/proc/rollflow-runs"))
     assert finished.code != 0
     assert "/proc" in complaint(finished.err)
 

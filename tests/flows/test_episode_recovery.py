@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from artifacts.records import Fate, Generated
 from artifacts.store import Store
 from artifacts.turn_log import read_turns
 from tests.flows.conftest import ENDS_WITHIN_S, Launcher, worker_of
+from tests.flows.train_origin import Train
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(1800)]
 
@@ -39,7 +39,7 @@ NUM_EPISODES = 16
 FIRST_ATTEMPT = 1001  # at step 1
 
 
-def start(launcher: Launcher, run: Path, resume: str = "") -> subprocess.Popen[str]:
+def start(launcher: Launcher, run: Path, resume: str = "") -> Train:
     settings = () if resume else (f'run_name="{run.name}"', *SLOW_GAMES)
     return launcher.start(
         run.parent, *settings, preset="tiny-sync" if resume else "tiny-agent", resume=resume
@@ -51,11 +51,11 @@ def played(run: Path) -> dict[str, Generated]:
     return read_turns(run / layout.TURNS, lambda attempt: attempt == FIRST_ATTEMPT)
 
 
-def in_the_middle(run: Path, process: subprocess.Popen[str]) -> None:
+def in_the_middle(run: Path, process: Train) -> None:
     """Until every episode of step 1 is under way and some have two turns; none is over."""
     ends = time.monotonic() + ENDS_WITHIN_S
     while len(played(run)) < NUM_EPISODES // 2:
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < ends, "no episode has got on"
         time.sleep(0.05)
 

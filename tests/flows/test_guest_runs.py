@@ -24,6 +24,7 @@ from mlflow import MlflowClient
 from flows.commands.local_stack import free_port
 from flows.experiments.network_hosts import network_hosts, why_not
 from tests.flows.conftest import ENDS_WITHIN_S, ROOT, SIMULATED, Launcher
+from tests.flows.train_origin import Train
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
@@ -53,7 +54,7 @@ def guest(
 def wait_until(
     is_so: Callable[[], bool],
     what: str,
-    run: subprocess.Popen[str],
+    run: Train,
     within_s: float = COMES_WITHIN_S,
 ) -> None:
     """Fails with the run's own words when that ends before."""

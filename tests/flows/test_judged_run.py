@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import psutil
@@ -17,6 +16,7 @@ import pytest
 from artifacts.judgements import JudgementCache
 from artifacts.store import Store
 from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, wait_for
+from tests.flows.train_origin import Train
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -31,7 +31,7 @@ def metrics_of(run: Path) -> list[dict[str, float]]:
     ]
 
 
-def judge_of(process: subprocess.Popen[str]) -> psutil.Process:
+def judge_of(process: Train) -> psutil.Process:
     """The worker process of a run that holds the judge."""
     core = sorted(os.sched_getaffinity(0))[1]
     for child in psutil.Process(process.pid).children(recursive=True):

@@ -1,5 +1,5 @@
-"""A whole run of the tiny preset through the command, on the real engine, and what it leaves
-behind."""
+"""A whole run of the tiny preset through the command, as users call it, on the real engine, and
+what it leaves behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tail_batched(
 ) -> tuple[Finished, Path]:
     """Five steps: with four prompts over-provisioned to five, four short rounds and a long one."""
     root = tmp_path_factory.mktemp("runs")
-    finished = launcher.run(root, "num_steps=5", 'run_name="first"', preset="tiny")
+    finished = launcher.run_command(root, "num_steps=5", 'run_name="first"', preset="tiny")
     return finished, root
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from artifacts.records import Fate, Generated
 from artifacts.store import Store
 from artifacts.token_log import read_tokens
 from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, worker_of
+from tests.flows.train_origin import Train
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(1800)]
 
@@ -41,7 +41,7 @@ SLACK_S = 1.5  # of a busy machine
 FIRST_ATTEMPT = 1001  # at step 1
 
 
-def start(launcher: Launcher, run: Path, resume: str = "") -> subprocess.Popen[str]:
+def start(launcher: Launcher, run: Path, resume: str = "") -> Train:
     settings = () if resume else (f'run_name="{run.name}"', *SLOW)
     return launcher.start(run.parent, *settings, resume=resume)
 
@@ -51,11 +51,11 @@ def told(run: Path) -> dict[str, Generated]:
     return read_tokens(run / layout.TOKENS, lambda attempt: attempt == FIRST_ATTEMPT)
 
 
-def in_the_middle(run: Path, process: subprocess.Popen[str]) -> None:
+def in_the_middle(run: Path, process: Train) -> None:
     """Until half of the responses of step 1 were told of twice."""
     ends = time.monotonic() + ENDS_WITHIN_S
     while sum(len(known.token_ids) >= 2 * INTERVAL for known in told(run).values()) < HALF:
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < ends, "no response has got on"
         time.sleep(0.05)
 
