@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from functools import cache
 from threading import RLock
 
+UNUSED = ("sklearn", "scipy")
 _IMPORTING = RLock()
 
 
@@ -27,7 +28,7 @@ def importing_transformers() -> Iterator[None]:
     """The block imports transformers, or what imports it (vLLM), and no module of ours: a thread
     that imports such a module may wait for this block."""
     with _IMPORTING:
-        _spare_scikit_learn()
+        _spare_unused()
         yield
 
 
@@ -39,17 +40,18 @@ def building_model() -> Iterator[None]:
 
 
 @cache
-def _spare_scikit_learn() -> None:
-    """Let transformers take scikit-learn for not installed. It imports it, with SciPy and pandas,
-    for one measure of assisted generation, and that is a third of what a model takes to import."""
-    is_imported = "sklearn" in sys.modules
-    if not is_imported:
+def _spare_unused() -> None:
+    """Let transformers take these for not installed. It imports them, with pandas, for a measure of
+    assisted generation and for losses of image models, and that is a third of what a model takes to
+    import."""
+    hidden = [name for name in UNUSED if name not in sys.modules]
+    for name in hidden:
         # Python's mark of what is not there
-        sys.modules["sklearn"] = None  # type: ignore[assignment]
+        sys.modules[name] = None  # type: ignore[assignment]
     try:
-        from transformers.utils import is_sklearn_available
+        from transformers.utils import is_scipy_available, is_sklearn_available
 
-        is_sklearn_available()  # it remembers the answer
+        is_scipy_available(), is_sklearn_available()  # they remember the answer
     finally:
-        if not is_imported:
-            del sys.modules["sklearn"]
+        for name in hidden:
+            del sys.modules[name]

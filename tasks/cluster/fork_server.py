@@ -62,6 +62,7 @@ def _forking(environment: Mapping[str, str]) -> Iterator[None]:
     def fork(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:  # Any: as there
         child = os.fork()
         if child == 0:
+            util.spawnv_passfds = start  # what is started from there is started as ever
             _play(args[-1], environment, passfds)
         return child
 

@@ -92,7 +92,7 @@ def flow(environment: dict[str, str], threads: bool = False) -> Iterator[subproc
 
 def told(process: subprocess.Popen[str]) -> list[str]:
     """What the worker says of itself: has it the flow's imports and those asked for, the flow's
-    environment, is it offline, who is its server."""
+    environment, is it offline, can it start a process from nothing, who is its server."""
     assert process.stdout is not None
     return process.stdout.readline().split()
 
@@ -100,7 +100,7 @@ def told(process: subprocess.Popen[str]) -> list[str]:
 def test_a_flow_that_began_like_its_workers_forks_their_server_from_itself() -> None:
     with flow(first_environment()) as process:
         *found, server = told(process)
-        assert found == ["flow:True", "asked:True", "told:True", "offline:True"]
+        assert found == ["flow:True", "asked:True", "told:True", "offline:True", "spawns:True"]
         assert psutil.Process(int(server)).ppid() == process.pid
 
 

@@ -101,15 +101,16 @@ def test_a_tokenizer_of_its_own_file_alone_is_read_without_any_model(tmp_path: P
     assert printed_by(code, str(tmp_path)) == "[]"
 
 
-def test_models_are_imported_without_scikit_learn_which_others_still_find() -> None:
+def test_models_are_imported_without_what_they_do_not_use_and_others_still_find() -> None:
     code = (
         "import sys; from tasks.learner.policy import load_reference;"
         " from artifacts.models.importing import importing_transformers\n"
         "with importing_transformers(): from transformers import AutoModelForCausalLM as model\n"
-        "model._model_mapping; print('sklearn' in sys.modules, end=' ');"
-        " import sklearn.metrics; print(hasattr(sklearn.metrics, 'roc_curve'))"
+        "model._model_mapping; print('sklearn' in sys.modules, 'scipy' in sys.modules, end=' ');"
+        " import sklearn.metrics, scipy.optimize;"
+        " print(hasattr(sklearn.metrics, 'roc_curve'), hasattr(scipy.optimize, 'minimize'))"
     )
-    assert printed_by(code) == "False True"
+    assert printed_by(code) == "False False True True"
 
 
 @pytest.mark.parametrize("named", ["TokenizersBackend", "PreTrainedTokenizerFast"])
