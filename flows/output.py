@@ -29,6 +29,7 @@ class Output:
         self._errors = _duplicate(sys.stderr, 2)
         number, name = tempfile.mkstemp(prefix="rollflow-", suffix=".log")
         self.log = Path(name)
+        self._first = self.log.open("rb")
         self._is_kept = False
         _point(number)
 
@@ -38,7 +39,7 @@ class Output:
         _flush()
         before, self.log = self.log, directory / FLOW_LOG
         number = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        os.write(number, before.read_bytes())
+        self._move()
         _point(number)
         before.unlink()
         self._is_kept = True
@@ -53,8 +54,16 @@ class Output:
     def close(self) -> None:
         """Drop a log in which nothing was written."""
         _flush()
-        if not self._is_kept and not self.log.stat().st_size:
+        if self._is_kept:
+            self._move()
+        elif not self.log.stat().st_size:
             self.log.unlink()
+
+    def _move(self) -> None:
+        """Into the log what came into the first one since the last time: processes that were forked
+        before the run had a folder go on writing there."""
+        with self.log.open("ab") as log:
+            log.write(self._first.read())
 
 
 _diverted: Output | None = None

@@ -63,7 +63,9 @@ async def train(config: RunConfig) -> RunSummary:
         layouts = EngineLayouts(run)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-")))
         client = stack.enter_context(
-            open_cluster(run.config.cluster, scratch, run.logs, imports=(WORKER_IMPORTS,))
+            open_cluster(
+                run.config.cluster, scratch, run.logs, (WORKER_IMPORTS, *run.config.engine.imports)
+            )
         )
         stack.enter_context(telling_of_its_loss(client))
         page = run.local_report(layout.DASK_PAGE)
@@ -85,7 +87,8 @@ async def train(config: RunConfig) -> RunSummary:
 
 def prepare_workers(config: RunConfig) -> None:
     """Let the run's workers begin with their imports; before anything has been started here."""
-    prepare_cluster(effective_config(config).cluster, imports=(WORKER_IMPORTS,))
+    effective = effective_config(config)
+    prepare_cluster(effective.cluster, (WORKER_IMPORTS,), effective.engine.imports)
 
 
 async def train_steps(

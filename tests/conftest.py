@@ -13,19 +13,28 @@ settings.register_profile("thorough", deadline=None, max_examples=10_000)
 settings.load_profile("rollflow")
 
 TESTS = Path(__file__).parent
-# minutes each, so that none is begun last; the second one needs nothing that the first one builds
+# a minute or more each, so that none is begun last
 SLOW = (
     "flows/test_recovery.py",
+    "flows/test_episode_injections.py",
     "engine/test_attention.py",
-    "flows/test_simulated_run.py",
     "flows/test_joined_cluster.py",
+    "flows/test_guest_runs.py",
+    "flows/test_simulated_run.py",
     "flows/test_asynchronous_recovery.py",
-    "flows/test_relayout.py",
-    "engine/test_vllm_engine.py",
+    "flows/test_elastic_injections.py",
+    "flows/test_asynchronous_run.py",
+    "flows/test_episode_schedules.py",
+    "flows/test_far_environments.py",
+    "flows/test_token_recovery.py",
+    "flows/test_episode_recovery.py",
+    "flows/test_seeded_runs.py",
+    "flows/test_environment_workers.py",
     "flows/test_run.py",
+    "flows/test_relayout.py",
     "engine/test_vllm_draws.py",
+    "engine/test_vllm_engine.py",
     "flows/test_judged_run.py",
-    "flows/test_bad_input.py",
 )
 PLACES = {TESTS / name: place for place, name in enumerate(SLOW)}
 assert all(path.is_file() for path in PLACES), "SLOW names a file that is not there"

@@ -22,7 +22,7 @@ from distributed import Client, Scheduler, SpecCluster
 from distributed.versions import error_message
 
 from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
-from tasks.cluster.fork_server import METHOD, start_fork_server, start_method
+from tasks.cluster.fork_server import METHOD, fork_fork_server, start_fork_server, start_method
 from tasks.cluster.nanny import KILLED_WITHIN_S, nanny_of
 from tasks.cluster.process_environment import first_environment, python_path
 
@@ -86,13 +86,15 @@ class ClusterTooSmall(RuntimeError):
     """The joined cluster lacks a worker or the slots that the run needs."""
 
 
-def prepare_cluster(config: ClusterConfig, imports: Sequence[str] = ()) -> None:
+def prepare_cluster(
+    config: ClusterConfig, imports: Sequence[str] = (), engine_imports: Sequence[str] = ()
+) -> None:
     """Begin with the imports of the workers of `open_cluster`, where they are to be forked. Called
-    while this process has one thread alone, they are those of this process, and nobody waits."""
+    while this process has one thread alone, all but those of engines are this process's own."""
     specs = worker_specs(config)
     if config.scheduler_address is None and start_method(specs) == "forkserver":
         with dask.config.set({METHOD: "forkserver"}):
-            start_fork_server((__name__, *imports), _environment_of(specs[0]))
+            fork_fork_server((__name__, *imports), _environment_of(specs[0]), engine_imports)
 
 
 @contextmanager

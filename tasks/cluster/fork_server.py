@@ -38,18 +38,26 @@ def start_method(specs: Sequence[WorkerSpec]) -> Literal["forkserver", "spawn"]:
 
 
 def start_fork_server(modules: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Have a server with these modules and this environment; one that runs already is left as it
-    is. Where it cannot be forked from here, it imports while the caller goes on. The setting METHOD
-    must say forkserver."""
+    """Have a server begin in this environment and import these modules; returns at once. One that
+    runs already is left as it is. The setting METHOD must say forkserver."""
     get_mp_context().set_forkserver_preload(list(modules))
-    if threading.active_count() == 1 and has_begun_with(environment):
-        for name in modules:
-            import_module(name)
-        with _forking(environment):
-            forkserver.ensure_running()
-    else:
-        with _environment(environment):
-            forkserver.ensure_running()
+    with _environment(environment):
+        forkserver.ensure_running()
+
+
+def fork_fork_server(
+    modules: Sequence[str], environment: Mapping[str, str], alone: Sequence[str] = ()
+) -> None:
+    """The same as a fork of this process, which imports the modules for both; those that the server
+    needs alone it imports by itself. Started from nothing where this process is not as the server
+    must be."""
+    if threading.active_count() > 1 or not has_begun_with(environment):
+        start_fork_server((*modules, *alone), environment)
+        return
+    for name in modules:
+        import_module(name)
+    with _forking(environment):
+        start_fork_server((*modules, *alone), environment)
 
 
 @contextmanager

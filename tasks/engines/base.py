@@ -137,6 +137,11 @@ class ReplicaConfig(BaseModel):
     )
 
     @property
+    def imports(self) -> tuple[str, ...]:
+        """Modules that take long to import and that only processes with a replica need."""
+        return ()
+
+    @property
     def rests(self) -> bool:
         """Whether a replica gives its GPU to the training between rollouts."""
         return False

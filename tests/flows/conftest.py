@@ -16,7 +16,7 @@ from types import MappingProxyType
 import psutil
 import pytest
 
-from flows.commands.local_stack import free_port, starting_prefect_server
+from flows.commands.local_stack import free_port, prefect_server
 from flows.config.run_config import RunConfig
 from tasks.learner.models import resolve_model
 from tests.flows.train_origin import ROOT, Train, TrainOrigin
@@ -147,6 +147,7 @@ class JoinedCluster:
         threads, slots = ("6", "coordinator=4") if role == "control" else ("2", f"{role}=1")
         size = ("--nthreads", threads, "--resources", slots, "--nworkers", "1")
         place = ("--local-directory", str(self._scratch), "--memory-limit", "0")
+        place += ("--preload-nanny", "tasks.nanny_preload")
         return self._start(start, "worker", self.address, "--name", name, *place, *size)
 
     def _start(self, start: Start, *words: str) -> subprocess.Popen[bytes]:
@@ -191,11 +192,10 @@ def tiny_models() -> None:
 
 @pytest.fixture(scope="session")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    with starting_prefect_server(tmp_path_factory.mktemp("prefect"), free_port()) as server:
-        origin = TrainOrigin(server.environment)  # imports while the server starts
+    with prefect_server(tmp_path_factory.mktemp("prefect"), free_port()) as environment:
+        origin = TrainOrigin(environment)
         try:
-            server.wait()
-            yield Launcher(server.environment, origin)
+            yield Launcher(environment, origin)
         finally:
             origin.close()
 

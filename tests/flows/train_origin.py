@@ -30,7 +30,13 @@ from tasks.cluster.process_environment import first_environment
 ROOT = Path(__file__).parents[2]
 PIPE_BYTES = 1 << 20  # a run that goes on after kills has much to say
 ORDER_BYTES = 1 << 16
-IMPORTS = ("flows.train", "tasks.worker_imports", "mlflow.store.tracking.sqlalchemy_store")
+IMPORTS = (
+    "flows.train",
+    "tasks.worker_imports",
+    "tasks.engines.vllm.imports",
+    "mlflow.store.tracking.sqlalchemy_store",
+)
+QUIET = {"VLLM_LOGGING_LEVEL": "ERROR"}  # as a fork server imports it
 
 
 class Train:
@@ -90,7 +96,7 @@ class TrainOrigin:
                 [sys.executable, "-m", "tests.flows.train_origin", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 cwd=ROOT,
-                env=os.environ | dict(environment) | first_environment(),
+                env=os.environ | dict(environment) | first_environment() | QUIET,
             )
 
     def start(self, words: Sequence[str]) -> Train:

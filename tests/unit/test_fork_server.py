@@ -58,7 +58,7 @@ FLOW = """
 import colorsys, os, sys, threading, time
 import dask
 from huggingface_hub import constants
-from tasks.cluster.fork_server import METHOD, start_fork_server
+from tasks.cluster.fork_server import METHOD, fork_fork_server
 from distributed.utils import get_mp_context
 from tests.unit.forked_worker import tell
 
@@ -66,7 +66,7 @@ wanted = {environment!r} | {{"TOLD": "by the flow"}}
 if {threads}:
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 with dask.config.set({{METHOD: "forkserver"}}):
-    start_fork_server(("wave",), wanted)
+    fork_fork_server(("wave",), wanted)
     worker = get_mp_context().Process(target=tell)
     worker.start()
     worker.join()

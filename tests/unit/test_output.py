@@ -46,6 +46,22 @@ def test_only_what_is_said_reaches_the_terminal(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.log")) == []
 
 
+def test_what_was_forked_before_the_run_had_a_folder_is_in_its_log(tmp_path: Path) -> None:
+    program = (
+        "ready, done = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    os.read(ready, 1)\n"
+        "    os.write(2, b'late words\\n')\n"
+        "    os._exit(0)\n"
+        f"keep_log_in(Path({str(tmp_path / 'log')!r}))\n"
+        "os.write(done, b'.')\n"
+        "os.wait()\n"
+        "output.close()"
+    )
+    assert (ran(program, tmp_path).stdout, ran(program, tmp_path).stderr) == ("", "")
+    assert (tmp_path / "log" / "flow.log").read_text() == "late words\n" * 2
+
+
 def test_an_error_is_on_the_terminal_and_names_the_log(tmp_path: Path) -> None:
     directory = tmp_path / "log"
     done = ran(f"keep_log_in(Path({str(directory)!r}))\noutput.complain('no room')", tmp_path)

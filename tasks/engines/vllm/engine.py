@@ -86,6 +86,10 @@ class VllmEngineConfig(ReplicaConfig):
     )
 
     @property
+    def imports(self) -> tuple[str, ...]:
+        return ("tasks.engines.vllm.imports",)
+
+    @property
     def rests(self) -> bool:
         return self.sleep_mode
 
