@@ -147,7 +147,6 @@ class JoinedCluster:
         threads, slots = ("6", "coordinator=4") if role == "control" else ("2", f"{role}=1")
         size = ("--nthreads", threads, "--resources", slots, "--nworkers", "1")
         place = ("--local-directory", str(self._scratch), "--memory-limit", "0")
-        place += ("--preload-nanny", "tasks.nanny_preload")
         return self._start(start, "worker", self.address, "--name", name, *place, *size)
 
     def _start(self, start: Start, *words: str) -> subprocess.Popen[bytes]:
