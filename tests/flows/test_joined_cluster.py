@@ -34,14 +34,12 @@ def test_a_cluster_serves_run_after_run_and_a_dead_scheduler_costs_a_resume(
         wait_for(run / "steps" / "00001.json", process)
         os.kill(process.pid, signal.SIGKILL)  # its actors work on, in the second step
         process.communicate()
-        resumed = launcher.run(root, address, resume=run.name)
-        assert resumed.code == 0, resumed.err
         patience = "cluster.start_deadline_s=60"  # for how long a lost scheduler is looked for
-        longer = launcher.start(root, address, "num_steps=4", patience, resume=run.name)
-        wait_for(run / "steps" / "00003.json", longer)
+        resumed = launcher.start(root, address, "num_steps=4", patience, resume=run.name)
+        wait_for(run / "steps" / "00003.json", resumed)
         cluster.scheduler.kill()
-        _, err = longer.communicate(timeout=ENDS_WITHIN_S)
-        assert longer.returncode != 0
+        _, err = resumed.communicate(timeout=ENDS_WITHIN_S)
+        assert resumed.returncode != 0
         assert "start the cluster again and resume the run" in err, err
     with joined_cluster(launcher.environment, tmp_path / "second") as cluster:
         ended = launcher.run(
