@@ -1,7 +1,7 @@
 """How long a run takes until its first answers, and what of the machine: workers forked from the
 flow's own process, and from a server that is started from nothing when the run is open, in turns.
 
-    python -m benchmarks.run_start --pairs 3 --set engine.kind=simulated --set engine.says=chain_sums
+    python -m benchmarks.run_start --preset tiny-sync --pairs 3
 
 Runs of two small steps with a Prefect server that answers already. Core seconds are those of all
 that runs on the machine. Leaves out the first start of all, which compiles.
