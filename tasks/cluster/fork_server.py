@@ -27,6 +27,7 @@ from distributed.utils import get_mp_context
 
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.process_environment import has_begun_with
+from tasks.cluster.worker_output import name_process
 
 METHOD = "distributed.worker.multiprocessing-method"  # Dask's setting
 
@@ -87,6 +88,7 @@ def _play(program: str, environment: Mapping[str, str], passed: Sequence[int]) -
     try:
         _close_other_ends(passed)
         os.environ.update(environment)
+        name_process("fork-server")
         _keep_offline()
         exec(program, {})  # multiprocessing's own: import its server's main, and call it
     except SystemExit:

@@ -57,8 +57,15 @@ class LoggedWorker(Worker):  # type: ignore[misc]  # Dask is not typed
 
     def __init__(self, *args: Any, log: str, **options: Any) -> None:  # Any: Dask's options
         write_into(log)
+        name_process(Path(log).stem)
         faulthandler.enable(all_threads=False)
         super().__init__(*args, **options)
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` call this process; its command line may be that of who forked it."""
+    with suppress(OSError):  # a system without /proc
+        Path("/proc/self/comm").write_text(name)
 
 
 def write_into(log: str) -> None:

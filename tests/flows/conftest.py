@@ -4,6 +4,7 @@ every run in a process of its own."""
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -36,6 +37,8 @@ SIMULATED = (  # engines that answer the questions of the tiny preset and hold n
     "engine.says=chain_sums",
     "engine.max_model_len=256",
 )
+# of this process alone: others may have runs of the same name
+HANDOVER = Path("/dev/shm") / f"rollflow-tests-{os.getpid()}"
 ENDS_WITHIN_S = 600.0  # a run, beside another one on two cores
 
 
@@ -58,6 +61,7 @@ def train_words(
     """What stands behind `rollflow train` for a small run."""
     words = ["--preset", preset, "--set", f"keep.artifact_root={root}"]
     words += ["--settings", settings] if settings else []
+    words += ["--set", f"keep.weights_dir={HANDOVER}"]
     for assignment in (*SMALL, *assignments):
         words += ["--set", assignment]
     return words + (["--resume", resume] if resume else [])
@@ -192,11 +196,13 @@ def tiny_models() -> None:
 @pytest.fixture(scope="session")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     with prefect_server(tmp_path_factory.mktemp("prefect"), free_port()) as environment:
+        HANDOVER.mkdir()
         origin = TrainOrigin(environment)
         try:
             yield Launcher(environment, origin)
         finally:
             origin.close()
+            shutil.rmtree(HANDOVER)
 
 
 def wait_for(found: Path, process: Train, deadline_s: float = 300.0) -> None:
@@ -214,11 +220,7 @@ def wait_for(found: Path, process: Train, deadline_s: float = 300.0) -> None:
 
 def moment(run: Path, name: str) -> Path:
     """The file to wait for: a table of the run, or weights on their way to the engines."""
-    return (
-        Path("/dev/shm") / f"rollflow-{run.name}" / name
-        if name.endswith(".safetensors")
-        else run / name
-    )
+    return HANDOVER / f"rollflow-{run.name}" / name if name.endswith(".safetensors") else run / name
 
 
 def worker_of(process: Train, name: str) -> psutil.Process:

@@ -48,6 +48,12 @@ def test_workers_are_forked_from_one_process_that_has_imported_for_all(client: C
     assert set(client.run(lambda: "wave" in sys.modules).values()) == {True}
 
 
+def test_every_process_has_the_name_of_its_worker(client: Client) -> None:
+    numbers = client.run(os.getpid).values()
+    names = {psutil.Process(number).name() for number in numbers}
+    assert names == {"control", *WORKERS}
+
+
 def test_an_actor_that_dies_of_its_building_ends_in_one_sentence(registry: ActorRegistry) -> None:
     with pytest.raises(ActorLost) as lost:
         registry.create_all(WORKERS, {"engine-0": (Doomed, (signal.SIGILL,))}, deadline_s=120)

@@ -102,6 +102,7 @@ def test_a_flow_that_began_like_its_workers_forks_their_server_from_itself() -> 
         *found, server = told(process)
         assert found == ["flow:True", "asked:True", "told:True", "offline:True", "spawns:True"]
         assert psutil.Process(int(server)).ppid() == process.pid
+        assert psutil.Process(int(server)).name() == "fork-server"
 
 
 @pytest.mark.parametrize(
