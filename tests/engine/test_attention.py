@@ -18,6 +18,9 @@ pytestmark = [
 ]
 
 
+@pytest.mark.skipif(
+    attention_path() != "amx", reason="without AMX there are no tile registers to ask for"
+)
 @pytest.mark.parametrize("kind", ["engine", "ranks", "judge", "by_hand"])
 def test_a_process_survives_a_short_first_attention(kind: str, model_path: str) -> None:
     command = [sys.executable, "-m", "tests.engine.first_attention", kind, model_path]

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +135,12 @@ class JoinedCluster:
     of its workers that are on other hosts."""
 
     def __init__(
-        self, environment: dict[str, str], scratch: Path, host: str, far: Mapping[str, Start]
+        self,
+        environment: dict[str, str],
+        scratch: Path,
+        workers: Sequence[str],
+        host: str,
+        far: Mapping[str, Start],
     ) -> None:
         port = free_port()
         self.address = f"tcp://{host}:{port}"
@@ -143,7 +148,7 @@ class JoinedCluster:
         self.scheduler = self._start(
             subprocess.Popen, "scheduler", "--host", host, "--port", str(port)
         )
-        starts = dict.fromkeys(WORKERS, subprocess.Popen) | far
+        starts = dict.fromkeys(workers, subprocess.Popen) | far
         self._workers = [self._worker(start, name) for name, start in starts.items()]
 
     def _worker(self, start: Start, name: str) -> subprocess.Popen[bytes]:
@@ -173,12 +178,13 @@ class JoinedCluster:
 def joined_cluster(
     environment: dict[str, str],
     scratch: Path,
+    workers: Sequence[str],
     host: str = "127.0.0.1",
     far: Mapping[str, Start] = MappingProxyType({}),
 ) -> Iterator[JoinedCluster]:
     """A cluster for the block, what it writes below `scratch`."""
     scratch.mkdir()
-    cluster = JoinedCluster(environment, scratch, host, far)
+    cluster = JoinedCluster(environment, scratch, workers, host, far)
     try:
         yield cluster
     finally:

@@ -32,9 +32,10 @@ SLOW_GAMES = (
     f'environments.guess={{"kind": "delayed", "environment": {GAME}, "mean_s": 1.0}}',
     "sampling.max_response_tokens=64",
     "stream_trainer.enabled=false",
-    'cluster.roles="rollout: 0-1, learner: 0-1, environment: 2"',
+    'cluster.roles="rollout: 0, learner: 1, environment: 2"',
 )
 IN_MID_EPISODE_S = 2.0
+WORKERS = ("control", "engine-0", "learner-0")
 FAR = {"environment-0": "one", "environment-1": "two"}  # worker to host
 
 
@@ -44,7 +45,9 @@ def test_a_host_of_environments_that_falls_silent_costs_no_episode(
     root, run = tmp_path / "runs", tmp_path / "runs" / "far"
     with network_hosts(*FAR.values()) as hosts:
         far = {worker: partial(hosts.run_in, host) for worker, host in FAR.items()}
-        with joined_cluster(launcher.environment, tmp_path / "dask", hosts.here, far) as cluster:
+        with joined_cluster(
+            launcher.environment, tmp_path / "dask", WORKERS, hosts.here, far
+        ) as cluster:
             address = f"cluster.scheduler_address={cluster.address}"
             process = launcher.start(
                 root, *SLOW_GAMES, f'run_name="{run.name}"', address, preset="tiny-agent"

@@ -15,6 +15,10 @@ from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, joined_clus
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
 
+WORKERS = ("control", "engine-0", "learner-0", "learner-1")
+ROLES = 'cluster.roles="rollout: 0, learner: 0-1"'
+
+
 def committed(run: Path) -> list[int]:
     """Steps that are committed."""
     return [
@@ -28,9 +32,9 @@ def test_a_cluster_serves_run_after_run_and_a_dead_scheduler_costs_a_resume(
     """With two learners, whose process group no process can enter twice; the engines are
     simulated."""
     root, run = tmp_path / "runs", tmp_path / "runs" / "joined"
-    with joined_cluster(launcher.environment, tmp_path / "first") as cluster:
+    with joined_cluster(launcher.environment, tmp_path / "first", WORKERS) as cluster:
         address = f"cluster.scheduler_address={cluster.address}"
-        process = launcher.start(root, *SIMULATED, f'run_name="{run.name}"', address)
+        process = launcher.start(root, *SIMULATED, f'run_name="{run.name}"', ROLES, address)
         wait_for(run / "steps" / "00001.json", process)
         os.kill(process.pid, signal.SIGKILL)  # its actors work on, in the second step
         process.communicate()
@@ -41,7 +45,7 @@ def test_a_cluster_serves_run_after_run_and_a_dead_scheduler_costs_a_resume(
         _, err = resumed.communicate(timeout=ENDS_WITHIN_S)
         assert resumed.returncode != 0
         assert "start the cluster again and resume the run" in err, err
-    with joined_cluster(launcher.environment, tmp_path / "second") as cluster:
+    with joined_cluster(launcher.environment, tmp_path / "second", WORKERS) as cluster:
         ended = launcher.run(
             root, f"cluster.scheduler_address={cluster.address}", "num_steps=4", resume=run.name
         )
