@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -128,4 +129,7 @@ def belongs_to_heldout(question: str) -> bool:
 def pareto_size(rng: random.Random, smallest: int, largest: int, alpha: float) -> int:
     """A size with a long tail: Pareto with exponent alpha from `smallest`, rounded down, cut at
     `largest`."""
-    return int(min(largest, smallest * (1.0 - rng.random()) ** (-1.0 / alpha)))
+    drawn = 1.0 - rng.random()
+    if -math.log(drawn) >= alpha * math.log(largest / smallest):
+        return largest  # the power of a small exponent may be beyond any float
+    return int(smallest * drawn ** (-1.0 / alpha))
