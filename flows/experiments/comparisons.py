@@ -12,6 +12,7 @@ from flows.experiments.asynchrony_figures import asynchrony_report
 from flows.experiments.asynchrony_variants import ASYNCHRONY, SERVED
 from flows.experiments.eta_variants import ETA
 from flows.experiments.guest_variants import OPEN
+from flows.experiments.level_variants import LEVELS
 from flows.experiments.verdict_service import verdict_service
 
 Tables = Callable[[Sequence[Line], Sequence[MeasuredRun], int], str]  # of lines, runs and period
@@ -41,6 +42,13 @@ COMPARISONS: Mapping[str, Comparison] = {
         " 45 steps are whole ones of all)",
         preset="smollm2",
         variants=ETA,
+        tables=(report,),
+    ),
+    "levels": Comparison(
+        about="what rounds of three levels are worth beside tail batching (45 steps are whole"
+        " periods of all)",
+        preset="smollm2-mixed",
+        variants=LEVELS,
         tables=(report,),
     ),
     "asynchrony": Comparison(

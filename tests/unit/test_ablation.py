@@ -28,6 +28,7 @@ from flows.experiments.ablation_figures import (
     trained_tokens,
 )
 from flows.experiments.ablation_variants import VARIANTS, Job, job_of, plan
+from flows.experiments.level_variants import LEVELS
 from flows.experiments.measured_run import measured
 
 SYNC = Line(name="sync", label="plain", over="")
@@ -142,6 +143,18 @@ def test_every_variant_is_a_configuration_and_adds_to_another() -> None:
         "tail": 30,
         "reward": 2,
     }
+
+
+def test_levels_are_compared_at_equal_answers() -> None:
+    jobs = {
+        job.variant: job.config for job in plan("smollm2-mixed", list(LEVELS), 5, 1, (), LEVELS)
+    }
+    batch = jobs["multilevel"].batch
+    for name in ("unbiased", "multilevel"):
+        shape = jobs[name].scheduling.algebra(batch).rounds[0]
+        assert shape.launch_per_prompt == batch.responses_per_prompt
+    assert jobs["multilevel"].scheduling.algebra(batch).period_steps == 9
+    assert jobs["multilevel"].stream_trainer == jobs["stream"].stream_trainer
 
 
 def test_the_variants_with_a_stream_trainer_have_that_of_the_presets() -> None:

@@ -1,0 +1,36 @@
+"""The variants that compare rounds of more than two levels with tail batching on real engines, as
+what they change of one preset. Pure.
+
+`multilevel` is the schedule of ours in the simulated experiments (`paper --only beyond`). It trains
+every response that it asks for, so that it compares with `unbiased` and `scoring`; `stream` is
+RollPacker as published, which trains the first of each group to finish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flows.experiments.ablation_variants import STREAM, SYNC, TAIL, Variant
+
+LEVELS: Mapping[str, Variant] = {
+    "scoring": Variant(label="sync with rewards per response", over="", settings=SYNC),
+    "stream": Variant(
+        label="all of RollPacker: nine responses for eight", over="scoring", settings=TAIL + STREAM
+    ),
+    "unbiased": Variant(
+        label="the same with eight for eight",
+        over="scoring",
+        settings=(*TAIL, *STREAM, "scheduling.response_overprovision=1"),
+    ),
+    "multilevel": Variant(
+        label="three levels of rounds, eight for eight",
+        over="scoring",
+        settings=(
+            "scheduling.kind=multilevel_batching",
+            "scheduling.prompt_overprovision=1.5",
+            "scheduling.drain=false",
+            "scheduling.dynamic_sampling=0",
+            *STREAM,
+        ),
+    ),
+}
