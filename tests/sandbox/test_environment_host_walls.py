@@ -11,6 +11,7 @@ from host_environments import Connected, Sharing, Threading
 from host_pools import ISOLATIONS, PATIENT, SCRIPT, failure, hosts
 
 from tasks.environments.hosts.pool import HostPool
+from tasks.environments.processes import origin_walls
 from tasks.environments.processes.origin_walls import closed_to_nobody
 from tasks.sandbox.interpreter import own
 
@@ -149,3 +150,12 @@ async def test_settings_that_no_other_process_can_have_are_refused() -> None:
             with pytest.raises(ValueError, match="settings of environments must pickle"):
                 await pool.reset("one", settings, 1)
         assert await pool.reset("one", SCRIPT, 5) == "5:0"
+
+
+async def test_a_clone_below_tmp_is_refused_with_the_cure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(origin_walls, "ROOT", Path("/tmp/clone"))
+    with pytest.raises(ValueError, match=r"outside of /tmp.*it is in /tmp/clone; move it"):
+        async with hosts(PATIENT, SCRIPT):
+            pass
