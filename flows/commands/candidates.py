@@ -1,7 +1,8 @@
 """What `rollflow recommend` tries, as what each candidate changes of a configuration. Pure.
 
     engine sizes, plain ─▶ best size ─▶ learner on devices of its own
-                                     └▶ tail batching, stream trainer, both; asynchronous if asked
+                                     └▶ tail batching, rounds of three levels, stream trainer, both;
+                                        asynchronous if asked
 
 Leaves out which of them a configuration refuses (`RunConfig`), and what they take (`expected`).
 """
@@ -15,6 +16,7 @@ from flows.config.overlay import Values
 
 # over-provisioning of prompts and of responses; the last one gives up no response of a group
 ETAS = ((1.125, 1.125), (1.25, 1.25), (1.5, 1.5), (1.25, 1.0))
+LEVELS, LEVELS_ETA = 3, 1.5  # of rounds, and over-provisioning of prompts in all but the last
 LEARNER_SHARES = (0.25, 0.5)  # of the devices, where learner and engines have their own
 ASYNC_RATIO = 1.0  # steps that generation may be ahead
 
@@ -27,6 +29,7 @@ class Candidate:
     num_learners: int = 0  # devices that train alone, the last ones; 0: all generate and train
     prompt_eta: float = 1.0
     response_eta: float = 1.0
+    num_levels: int = 0  # of rounds, where there are more than tail batching's two
     streams: bool = False  # whether the stream trainer frees devices
     async_ratio: float = 0.0
 
@@ -42,6 +45,12 @@ class Candidate:
             return {"kind": "asynchronous", "async_ratio": self.async_ratio}
         if self.prompt_eta == self.response_eta == 1:
             return {"kind": "sync"}
+        if self.num_levels:
+            return {
+                "kind": "multilevel_batching",
+                "prompt_overprovision": self.prompt_eta,
+                "num_levels": self.num_levels,
+            }
         return {
             "kind": "tail_batching",
             "prompt_overprovision": self.prompt_eta,
@@ -70,6 +79,8 @@ class Candidate:
             return f"asynchronous, ratio {self.async_ratio:g}"
         if self.prompt_eta == self.response_eta == 1:
             return "synchronous"
+        if self.num_levels:
+            return f"{self.num_levels} levels of rounds, eta {self.prompt_eta:g} on prompts"
         where = "" if self.prompt_eta == self.response_eta else " on prompts"
         return f"tail batching, eta {self.prompt_eta:g}{where}"
 
@@ -101,8 +112,9 @@ def others(
     for num_learners in apart:
         yield replace(best, num_learners=num_learners)
     yield replace(best, streams=True)
-    for prompt_eta, response_eta in ETAS:
-        batched = replace(best, prompt_eta=prompt_eta, response_eta=response_eta)
+    levels = replace(best, prompt_eta=LEVELS_ETA, num_levels=LEVELS)
+    two = (replace(best, prompt_eta=prompts, response_eta=responses) for prompts, responses in ETAS)
+    for batched in (*two, levels):
         yield batched
         yield replace(batched, streams=True)
     if is_off_policy:
