@@ -34,7 +34,7 @@ BOUND = 2000
 
 
 def make_trainer(plan: RoundPlan, num_engines: int = 2, **changes: float | str) -> StreamTrainer:
-    config = StreamTrainerConfig(enabled=True, max_freed_share=1, **changes)  # type: ignore[arg-type]
+    config = StreamTrainerConfig(enabled=True, max_freed_share=1, **changes)
     pairs = [
         DeviceGroup(engines=(f"engine-{place}",), learners=(f"learner-{place}",))
         for place in range(num_engines)
