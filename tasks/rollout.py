@@ -170,6 +170,7 @@ def _stream_trainer(plan: StepPlan) -> StreamTrainer:
         device_groups_of(run, generating),
         plan.round.accept_prompts,
         held_tokens_before(store_of(plan), plan.step, HISTORY_ROUNDS),
+        devices_per_engine=max((len(run.devices_of(name)) for name in generating), default=1),
     )
 
 

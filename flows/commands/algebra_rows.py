@@ -183,10 +183,11 @@ def _streams(config: RunConfig) -> str:
             "group by group as they are accepted, once the step before it is committed; no engine"
             " makes room"
         )
+    bounded = "each engine" if trainer.rule == "milestones" else "each device of an engine"
     return (
         f"on devices freed when {trainer.first_milestone:.0%} to {trainer.last_milestone:.0%} of"
         f" the groups are accepted and at most {trainer.max_running_per_engine} responses run on"
-        " each engine that stays"
+        f" {bounded} that stays"
     )
 
 

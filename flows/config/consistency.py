@@ -187,7 +187,7 @@ def _check_freeing(config: Parts) -> None:
     of an engine, so that none is freed."""
     limits = config.stream_trainer.changed_limits if config.stream_trainer.enabled else {}
     if limits and config.scheduling.algebra(config.batch).overlaps:
-        told = ", ".join(f"stream_trainer.{name} {value:g}" for name, value in limits.items())
+        told = ", ".join(f"stream_trainer.{name} {value}" for name, value in limits.items())
         raise ValueError(
             "the stream trainer's limits must be the defaults beside scheduling.kind"
             f" {config.scheduling.kind!r}, got {told}: its steps train while engines generate, and"

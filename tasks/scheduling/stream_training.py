@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -34,6 +34,15 @@ class StreamTrainerConfig(BaseModel):
 
     enabled: bool = Field(
         False, description="Free devices in mid-round and train the accepted groups there."
+    )
+    rule: Literal["milestones", "devices"] = Field(
+        "milestones",
+        description=(
+            "When devices are freed: 'milestones', the paper's rule, at milestones alone and"
+            " whatever the size of an engine; 'devices' lets an engine of n devices decode n times"
+            " max_running_per_engine responses, and frees all engines but one as soon as nothing"
+            " runs and only verdicts are awaited."
+        ),
     )
     first_milestone: float = Field(
         0.2,
@@ -76,7 +85,7 @@ class StreamTrainerConfig(BaseModel):
         ge=1,
         description=(
             "Responses that a remaining engine may have to decode at once; a device is freed only"
-            " when so few are left."
+            " when so few are left. By rule 'devices': for each device of the engine."
         ),
     )
 
@@ -178,6 +187,7 @@ class StreamTrainer:
         groups: Sequence[DeviceGroup],
         accept_prompts: int,
         lengths: Iterable[int] = (),
+        devices_per_engine: int = 1,
     ) -> None:
         """`lengths`: tokens that responses of earlier rounds came to hold, given ones included;
         without any, every response is projected to its bound."""
@@ -186,6 +196,11 @@ class StreamTrainer:
         self._least_engines = max(
             1.0, (1 - config.max_freed_share) * sum(len(group.engines) for group in groups)
         )
+        by_devices = config.rule == "devices"
+        self._most_running = config.max_running_per_engine * (
+            devices_per_engine if by_devices else 1
+        )
+        self._looks_at_idle = config.enabled and by_devices  # until idle engines were freed
         self._due = [milestone * accept_prompts for milestone in config.milestones]
         self._lengths = sorted(lengths)
 
@@ -205,15 +220,19 @@ class StreamTrainer:
         ]
 
     def is_due(self, moment: Moment) -> bool:
-        """Whether a milestone has been reached since the last reading; only then is a reading worth
-        taking."""
+        """Whether a milestone has been reached since the last reading, or nothing runs any more;
+        only then is a reading worth taking."""
         is_begun = moment.num_accepted > 0  # a milestone of 0 is the first group
-        return bool(self._due) and is_begun and moment.num_accepted >= self._due[0] - ROUNDING
+        is_reached = bool(self._due) and moment.num_accepted >= self._due[0] - ROUNDING
+        return is_begun and (is_reached or self._is_idle(moment))
 
     def handle(self, reading: Reading) -> list[ScaleDown]:
         """The device groups to free now, those with the fewest tokens to compute again first."""
         if not self.is_due(reading):
             return []
+        if self._is_idle(reading):
+            self._looks_at_idle = False
+            self._least_engines = 1.0  # for what a verdict may still launch
         self._due = [count for count in self._due if count - ROUNDING > reading.num_accepted]
         freed: list[ScaleDown] = []
         staying = dict(reading.capacity_tokens)
@@ -226,6 +245,10 @@ class StreamTrainer:
             staying = rest
             freed.append(ScaleDown(engines=group.engines, learners=group.learners))
         return freed
+
+    def _is_idle(self, moment: Moment) -> bool:
+        """Whether the engines have nothing left to generate, for the first time."""
+        return self._looks_at_idle and not (moment.num_running or moment.num_guests)
 
     def _candidates(self, reading: Reading) -> list[DeviceGroup]:
         """Groups whose engines all generate and whose learners could train."""
@@ -242,9 +265,10 @@ class StreamTrainer:
 
     def _fits(self, running: Sequence[RunningRequest], capacity_tokens: Mapping[str, int]) -> bool:
         """Whether these engines are enough, and can take everything that runs."""
-        if len(capacity_tokens) < self._least_engines - ROUNDING or len(
-            running
-        ) > self._config.max_running_per_engine * len(capacity_tokens):
+        num_engines = len(capacity_tokens)
+        if num_engines < self._least_engines - ROUNDING:
+            return False
+        if len(running) > self._most_running * num_engines:
             return False
         return self.projected_peak_tokens(running) <= self._config.kv_share * sum(
             capacity_tokens.values()

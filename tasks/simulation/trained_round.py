@@ -102,7 +102,11 @@ class TrainedRound:
             on_accept=accept,
             on_freed=free,
             stream_trainer=StreamTrainer(
-                rules.stream_trainer, cluster.groups, rules.plan.accept_prompts, rules.history
+                rules.stream_trainer,
+                cluster.groups,
+                rules.plan.accept_prompts,
+                rules.history,
+                devices_per_engine=cluster.size,
             ),
         )
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from flows.experiments.paper.beyond import (
-    CONTENDERS,
     HORIZON,
     ROLLPACKER,
     BoundCase,
     Contender,
     beyond,
+    contenders,
     part_of,
 )
 from flows.experiments.paper.experiment import Observed, Scale
@@ -23,6 +23,7 @@ from tasks.scheduling.batch import BatchConfig
 
 BATCH = BatchConfig(prompts_per_step=128, responses_per_prompt=8)
 SMALL = replace(BY_MODEL["7B"], num_devices=8, prompts=6, responses=2, cap_tokens=512)
+CONTENDERS = contenders(BY_MODEL["7B"])
 FIGURES = {"step_s", "of_bound", "vs_rollpacker", "trained_tokens"}
 
 
@@ -37,6 +38,15 @@ def test_every_set_up_has_a_line_for_every_policy_and_a_case_is_shared() -> None
 def test_runs_are_whole_periods_or_steps_that_defer_nothing(contender: Contender) -> None:
     period = policy_of(contender.variant.scheduling).algebra(BATCH).period_steps
     assert contender.num_steps % period == 0
+
+
+@pytest.mark.parametrize("name", BY_MODEL)
+def test_ours_has_a_level_more_where_responses_may_be_twice_as_long(name: str) -> None:
+    contender = contenders(BY_MODEL[name])["ours"]
+    algebra = policy_of(contender.variant.scheduling).algebra(BATCH)
+    longest = BY_MODEL["7B"].cap_tokens
+    assert BY_MODEL[name].cap_tokens == longest * 2 ** (contender.variant.num_levels - 3)
+    assert contender.num_steps == algebra.period_steps
 
 
 def test_what_is_ours_asks_for_no_response_more_than_it_trains() -> None:

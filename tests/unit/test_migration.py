@@ -33,8 +33,8 @@ SHORT = make_plan(
 BOUND = 2000
 
 
-def make_trainer(plan: RoundPlan, num_engines: int = 2, **changes: float) -> StreamTrainer:
-    config = StreamTrainerConfig(enabled=True, max_freed_share=1, **changes)  # type: ignore[arg-type]
+def make_trainer(plan: RoundPlan, num_engines: int = 2, **changes: float | str) -> StreamTrainer:
+    config = StreamTrainerConfig(enabled=True, max_freed_share=1, **changes)
     pairs = [
         DeviceGroup(engines=(f"engine-{place}",), learners=(f"learner-{place}",))
         for place in range(num_engines)
@@ -43,7 +43,7 @@ def make_trainer(plan: RoundPlan, num_engines: int = 2, **changes: float) -> Str
 
 
 def streamed(
-    plan: RoundPlan, num_engines: int = 2, **changes: float
+    plan: RoundPlan, num_engines: int = 2, **changes: float | str
 ) -> tuple[RoundResult, list[ScaleDown]]:
     freed: list[ScaleDown] = []
 
@@ -244,19 +244,29 @@ def test_a_round_called_off_in_the_middle_of_a_migration_leaves_its_engines_idle
     assert run_virtual(work()) == [0, 0]
 
 
+def test_by_devices_an_engine_is_freed_while_the_last_verdicts_are_awaited() -> None:
+    result, freed = streamed(SYNC, rule="devices", max_running_per_engine=1)
+    assert len(freed) == 1
+    assert result.migrated == ()
+    assert result.freed_s[0] < result.took_s
+    assert_whole(result)
+
+
 @settings(max_examples=30)
 @given(
     st.sampled_from([SYNC, SHORT]),
     st.integers(1, 4),
     st.floats(0, 0.6),
     st.integers(1, 64),
+    st.sampled_from(["milestones", "devices"]),
 )
 def test_every_round_comes_home_whatever_is_freed(
-    plan: RoundPlan, num_engines: int, first: float, max_running: int
+    plan: RoundPlan, num_engines: int, first: float, max_running: int, rule: str
 ) -> None:
     result, freed = streamed(
         plan,
         num_engines,
+        rule=rule,
         first_milestone=first,
         last_milestone=0.9,
         max_running_per_engine=max_running,

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from flows.experiments.paper.beyond import OURS
 from flows.experiments.paper.experiment import Observed, Scale
 from flows.experiments.paper.robust import NUM_STEPS, SET_UPS, SETTINGS, part_of, robust
 from flows.experiments.paper.setups import BY_MODEL, Lengths
@@ -37,7 +36,7 @@ def test_set_ups_differ_by_their_lengths_alone() -> None:
     prompts = [f"0/{row}" for row in range(300)]
 
     def lengths(name: Lengths, step: int) -> list[int]:
-        writer = work_of(by_lengths[name], OURS).writer(step, 0)
+        writer = work_of(by_lengths[name], SETTINGS["three_levels"]).writer(step, 0)
         return sorted(writer.tokens(prompt, 0) for prompt in prompts)
 
     assert lengths("no_tail", 1)[-1] < 3 * lengths("no_tail", 1)[150]

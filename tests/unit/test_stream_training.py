@@ -4,6 +4,7 @@ whole."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -115,6 +116,39 @@ def test_too_many_responses_for_the_remaining_batch_wait_for_a_later_milestone()
     trainer = StreamTrainer(config, PAIRS[:2], accept_prompts=10)
     assert trainer.handle(reading(2, [request()] * 4, engines=2)) == []
     assert freed_engines(trainer.handle(reading(3, [request()] * 3, engines=2))) == ["engine-1"]
+
+
+def test_by_devices_a_larger_engine_may_decode_more() -> None:
+    limits = {"enabled": True, "max_running_per_engine": 3, "max_freed_share": 1}
+    running = [request()] * 6
+    for rule, freed in (("milestones", []), ("devices", ["engine-1"])):
+        config = StreamTrainerConfig.model_validate({**limits, "rule": rule})
+        trainer = StreamTrainer(config, PAIRS[:2], accept_prompts=10, devices_per_engine=2)
+        assert freed_engines(trainer.handle(reading(2, running, engines=2))) == freed
+
+
+def test_by_devices_all_but_one_are_freed_once_nothing_is_left_to_generate() -> None:
+    config = StreamTrainerConfig(enabled=True, rule="devices")
+    trainer = StreamTrainer(config, PAIRS, accept_prompts=10)
+    busy = replace(reading(9, [request("engine-2")]), num_running=1)
+    assert freed_engines(trainer.handle(busy)) == ["engine-0", "engine-1"]
+    assert not trainer.is_due(Moment(num_accepted=9, num_running=1))
+    idle = replace(reading(9), capacity_tokens={"engine-2": 1000, "engine-3": 1000})
+    assert trainer.is_due(idle)
+    assert freed_engines(trainer.handle(idle)) == ["engine-2"]
+    assert not trainer.is_due(Moment(num_accepted=10))
+
+
+def test_idle_engines_stay_for_guests_that_may_leave() -> None:
+    trainer = StreamTrainer(
+        StreamTrainerConfig(enabled=True, rule="devices"), PAIRS, accept_prompts=100
+    )
+    assert not trainer.is_due(Moment(num_accepted=1, num_guests=1))
+    assert trainer.is_due(Moment(num_accepted=1))
+
+
+def test_by_the_paper_s_rule_idle_engines_wait_for_a_milestone() -> None:
+    assert not StreamTrainer(ON, PAIRS, accept_prompts=100).is_due(Moment(num_accepted=1))
 
 
 def test_a_lost_engine_s_group_is_left_alone() -> None:

@@ -12,6 +12,7 @@ responses, shorter ones or older ones, can lie beyond it. Every figure is a mean
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,15 +29,17 @@ from flows.experiments.paper.experiment import (
     total,
 )
 from flows.experiments.paper.rollpacker_case import RollpackerCase
-from flows.experiments.paper.setups import BY_MODEL, SetUp
+from flows.experiments.paper.setups import BY_MODEL, K, SetUp
 from flows.experiments.paper.variants import OVERLAP, REWARD, STREAM, SYNC, Variant
 from tasks.simulation.lower_bound import lower_bound, needed_groups, resources_of
 
 HORIZON = 9  # steps
 PERIOD = 5  # steps: four short rounds and a long one
 UNBIASED = replace(STREAM, eta_r=1.0)  # RollPacker without the factor that favours short answers
-# nine steps are a period: six short rounds, two middle ones and a long one
-OURS = replace(UNBIASED, eta_p=1.5, num_levels=3, plans_by_lengths=True, packs=True)
+# a round keeps the faster half of its prompts; see `ours` for the number of levels
+OURS = replace(
+    UNBIASED, eta_p=2.0, num_levels=3, plans_by_lengths=True, stream_rule="devices", packs=True
+)
 # generation and training on halves of the devices, one step apart, with RollPacker's rewards:
 # off-policy, and nothing put off
 ASYNCHRONOUS = replace(REWARD, eta_p=1.0, eta_r=1.0, async_ratio=1.0, learner_share=0.5)
@@ -56,7 +59,7 @@ class Contender:
 
 
 ROLLPACKER = "rollpacker"
-CONTENDERS: Mapping[str, Contender] = {
+RIVALS: Mapping[str, Contender] = {
     "verl": Contender(variant=SYNC, num_steps=PERIOD),
     "rlhfuse": Contender(variant=OVERLAP, num_steps=PERIOD),
     ROLLPACKER: Contender(variant=STREAM, num_steps=PERIOD),
@@ -70,9 +73,27 @@ CONTENDERS: Mapping[str, Contender] = {
     "discard_packed": Contender(variant=replace(DISCARD, packs=True), num_steps=HORIZON),
     "recycling": Contender(variant=RECYCLING, num_steps=HORIZON),
     "recycling_packed": Contender(variant=replace(RECYCLING, packs=True), num_steps=HORIZON),
-    "ours_unpacked": Contender(variant=replace(OURS, packs=False), num_steps=9),
-    "ours": Contender(variant=OURS, num_steps=9),
 }
+
+
+def ours(set_up: SetUp, *, packs: bool = True) -> Contender:
+    """Our scheduler for a set-up. The longest kept response of a level is about twice that of the
+    level before, so that a bound twice as high gets a level more: 3, 4 and 5 levels for 8k, 16k
+    and 32k tokens. Half of a period's rounds are of the first level, a quarter of the second, and
+    so on; the last two have one each."""
+    levels = max(OURS.num_levels, round(math.log2(set_up.cap_tokens / K)))
+    return Contender(
+        variant=replace(OURS, num_levels=levels, packs=packs), num_steps=2 ** (levels - 1)
+    )
+
+
+def contenders(set_up: SetUp) -> dict[str, Contender]:
+    """Everything that is played in a set-up, by name."""
+    return {
+        **RIVALS,
+        "ours_unpacked": ours(set_up, packs=False),
+        "ours": ours(set_up),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +133,7 @@ def beyond(scale: Scale) -> Experiment:
     parts = (
         part_of(f"beyond/{name}/{policy}", set_up, contender, scale)
         for name, set_up in BY_MODEL.items()
-        for policy, contender in CONTENDERS.items()
+        for policy, contender in contenders(set_up).items()
     )
     return Experiment(
         name="beyond",
@@ -127,7 +148,7 @@ def part_of(name: str, set_up: SetUp, contender: Contender, scale: Scale) -> Par
     cases: dict[str, Case] = {}
     for seed in range(scale.seed, scale.seed + scale.periods):  # a period of each
         cases[f"played/{seed}"] = _case(set_up, contender, seed)
-        cases[f"rollpacker/{seed}"] = _case(set_up, CONTENDERS[ROLLPACKER], seed)
+        cases[f"rollpacker/{seed}"] = _case(set_up, RIVALS[ROLLPACKER], seed)
         cases[f"bound/{seed}"] = BoundCase(set_up=set_up, packs=contender.variant.packs, seed=seed)
     return Part(name=name, cases=cases, figures=partial(_line, name, set_up))
 

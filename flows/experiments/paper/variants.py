@@ -29,6 +29,8 @@ class Variant:
     plans_sizes: bool = False  # the parallelism planner
     plans_by_lengths: bool = False  # by what lengths were seen, which is not the paper's rule
     streams: bool = False  # the stream trainer
+    # which devices it frees: by the paper's rule, or by the devices that engines have
+    stream_rule: Literal["milestones", "devices"] = "milestones"
     num_levels: int = 2  # of rounds: more than short and long ones are not the paper's
     discards: bool = False  # whether what a short round gives up on is lost, not put off
     packs: bool = False  # whether the learner fills its rows, or has one response to each
