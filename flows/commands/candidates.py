@@ -1,7 +1,7 @@
 """What `rollflow recommend` tries, as what each candidate changes of a configuration. Pure.
 
     engine sizes, plain ─▶ best size ─▶ learner on devices of its own
-                                     └▶ tail batching, rounds of three levels, stream trainer, both;
+                                     └▶ tail batching, rounds of more levels, stream trainer, both;
                                         asynchronous if asked
 
 Leaves out which of them a configuration refuses (`RunConfig`), and what they take (`expected`).
@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from flows.config.overlay import Values
+from tasks.scheduling.policies.multilevel import HALVING
 
 # over-provisioning of prompts and of responses; the last one gives up no response of a group
 ETAS = ((1.125, 1.125), (1.25, 1.25), (1.5, 1.5), (1.25, 1.0))
-LEVELS, LEVELS_ETA = 3, 1.5  # of rounds, and over-provisioning of prompts in all but the last
+LEVEL_ETAS = (1.5, HALVING)  # over-provisioning of prompts, in all rounds but the last level's
 LEARNER_SHARES = (0.25, 0.5)  # of the devices, where learner and engines have their own
 ASYNC_RATIO = 1.0  # steps that generation may be ahead
 
@@ -104,17 +105,17 @@ def plain(sizes: Sequence[int]) -> Iterator[Candidate]:
 
 
 def others(
-    best: Candidate, num_devices: int, group_size: int, is_off_policy: bool
+    best: Candidate, num_devices: int, group_size: int, num_levels: int, *, is_off_policy: bool
 ) -> Iterator[Candidate]:
     """Every policy and placement with engines of the best plain one's size; `group_size` devices
-    of a learner work together."""
+    of a learner work together, and rounds have two levels or so many."""
     apart = [*_apart(best.size, num_devices, group_size)]
     for num_learners in apart:
         yield replace(best, num_learners=num_learners)
     yield replace(best, streams=True)
-    levels = replace(best, prompt_eta=LEVELS_ETA, num_levels=LEVELS)
     two = (replace(best, prompt_eta=prompts, response_eta=responses) for prompts, responses in ETAS)
-    for batched in (*two, levels):
+    more = (replace(best, prompt_eta=prompts, num_levels=num_levels) for prompts in LEVEL_ETAS)
+    for batched in (*two, *more):
         yield batched
         yield replace(batched, streams=True)
     if is_off_policy:

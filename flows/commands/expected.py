@@ -23,6 +23,7 @@ from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
 from tasks.cluster.devices import device_map
 from tasks.cluster.roles import num_environment_workers, parse_role_map
+from tasks.scheduling.policies.multilevel import levels_within
 from tasks.simulation.figures import PlayedRun
 from tasks.simulation.simulated_run import SimulatedRun
 from tasks.simulation.steps import play
@@ -62,7 +63,13 @@ def compared(place: Situation, num_draws: int, is_off_policy: bool = False) -> t
     sizes = _played(plain(place.sizes), place, num_draws)
     best = min(sizes, key=lambda each: each.mean_s)
     assert best.candidate is not None, "it was played as a candidate"
-    more = others(best.candidate, place.machine.num_devices, place.group_size, is_off_policy)
+    more = others(
+        best.candidate,
+        place.machine.num_devices,
+        place.group_size,
+        levels_within(best.config.sampling.max_response_tokens),
+        is_off_policy=is_off_policy,
+    )
     found = _played(more, place, num_draws, (best.config,))
     return tuple(sorted((*sizes, *found), key=lambda each: each.mean_s))
 

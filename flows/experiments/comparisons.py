@@ -45,7 +45,7 @@ COMPARISONS: Mapping[str, Comparison] = {
         tables=(report,),
     ),
     "levels": Comparison(
-        about="what rounds of three levels are worth beside tail batching (45 steps are whole"
+        about="what rounds of three levels are worth beside tail batching (20 steps are whole"
         " periods of all)",
         preset="smollm2-mixed",
         variants=LEVELS,

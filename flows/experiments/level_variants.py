@@ -23,14 +23,15 @@ LEVELS: Mapping[str, Variant] = {
         settings=(*TAIL, *STREAM, "scheduling.response_overprovision=1"),
     ),
     "multilevel": Variant(
-        label="three levels of rounds, eight for eight",
+        label="three levels of rounds, twice the prompts, eight for eight",
         over="scoring",
         settings=(
             "scheduling.kind=multilevel_batching",
-            "scheduling.prompt_overprovision=1.5",
+            "scheduling.prompt_overprovision=2",
             "scheduling.drain=false",
             "scheduling.dynamic_sampling=0",
             *STREAM,
+            "stream_trainer.rule=devices",
         ),
     ),
 }

@@ -153,8 +153,9 @@ def test_levels_are_compared_at_equal_answers() -> None:
     for name in ("unbiased", "multilevel"):
         shape = jobs[name].scheduling.algebra(batch).rounds[0]
         assert shape.launch_per_prompt == batch.responses_per_prompt
-    assert jobs["multilevel"].scheduling.algebra(batch).period_steps == 9
-    assert jobs["multilevel"].stream_trainer == jobs["stream"].stream_trainer
+    assert jobs["multilevel"].scheduling.algebra(batch).period_steps == 4
+    streams = jobs["stream"].stream_trainer.model_copy(update={"rule": "devices"})
+    assert jobs["multilevel"].stream_trainer == streams
 
 
 def test_the_variants_with_a_stream_trainer_have_that_of_the_presets() -> None:

@@ -88,14 +88,14 @@ def test_tail_batching_pays_where_there_is_a_tail(has_tail: bool, tmp_path: Path
 
 def test_steps_that_overlap_are_tried_if_asked() -> None:
     best = Candidate(size=2)
-    assert not any(each.async_ratio for each in others(best, 8, 1, is_off_policy=False))
-    found = [each for each in others(best, 8, 1, is_off_policy=True) if each.async_ratio]
+    assert not any(each.async_ratio for each in others(best, 8, 1, 3, is_off_policy=False))
+    found = [each for each in others(best, 8, 1, 3, is_off_policy=True) if each.async_ratio]
     assert [each.num_learners for each in found] == [2, 4]
     assert found[0].roles(8) == "rollout: 0-5, learner: 6-7"
 
 
 def test_a_learner_apart_has_whole_groups_and_leaves_whole_engines() -> None:
-    found = others(Candidate(size=4), 8, 2, is_off_policy=False)
+    found = others(Candidate(size=4), 8, 2, 3, is_off_policy=False)
     assert {each.num_learners for each in found} == {0, 4}
 
 

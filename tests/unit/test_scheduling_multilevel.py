@@ -11,7 +11,11 @@ from round_factories import Ended, plan_round
 
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan
-from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
+from tasks.scheduling.policies.multilevel import (
+    HALVING,
+    MultilevelBatchingConfig,
+    levels_within,
+)
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.scheduling.short_round import ShortRoundScheduler
@@ -119,3 +123,11 @@ def test_a_level_more_than_there_can_be_is_refused() -> None:
         MultilevelBatchingConfig(num_levels=1)
     with pytest.raises(ValidationError, match="prompt_overprovision"):
         MultilevelBatchingConfig(prompt_overprovision=1.0)
+
+
+@pytest.mark.parametrize(
+    ("cap_tokens", "levels"), [(64, 3), (8192, 3), (16384, 4), (32768, 5), (1 << 30, 8)]
+)
+def test_a_bound_twice_as_high_gets_a_level_more(cap_tokens: int, levels: int) -> None:
+    assert levels_within(cap_tokens) == levels
+    MultilevelBatchingConfig(prompt_overprovision=HALVING, num_levels=levels)  # is accepted

@@ -12,7 +12,6 @@ responses, shorter ones or older ones, can lie beyond it. Every figure is a mean
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,8 +28,9 @@ from flows.experiments.paper.experiment import (
     total,
 )
 from flows.experiments.paper.rollpacker_case import RollpackerCase
-from flows.experiments.paper.setups import BY_MODEL, K, SetUp
+from flows.experiments.paper.setups import BY_MODEL, SetUp
 from flows.experiments.paper.variants import OVERLAP, REWARD, STREAM, SYNC, Variant
+from tasks.scheduling.policies.multilevel import HALVING, levels_within
 from tasks.simulation.lower_bound import lower_bound, needed_groups, resources_of
 
 HORIZON = 9  # steps
@@ -38,7 +38,7 @@ PERIOD = 5  # steps: four short rounds and a long one
 UNBIASED = replace(STREAM, eta_r=1.0)  # RollPacker without the factor that favours short answers
 # a round keeps the faster half of its prompts; see `ours` for the number of levels
 OURS = replace(
-    UNBIASED, eta_p=2.0, num_levels=3, plans_by_lengths=True, stream_rule="devices", packs=True
+    UNBIASED, eta_p=HALVING, num_levels=3, plans_by_lengths=True, stream_rule="devices", packs=True
 )
 # generation and training on halves of the devices, one step apart, with RollPacker's rewards:
 # off-policy, and nothing put off
@@ -77,11 +77,9 @@ RIVALS: Mapping[str, Contender] = {
 
 
 def ours(set_up: SetUp, *, packs: bool = True) -> Contender:
-    """Our scheduler for a set-up. The longest kept response of a level is about twice that of the
-    level before, so that a bound twice as high gets a level more: 3, 4 and 5 levels for 8k, 16k
-    and 32k tokens. Half of a period's rounds are of the first level, a quarter of the second, and
-    so on; the last two have one each."""
-    levels = max(OURS.num_levels, round(math.log2(set_up.cap_tokens / K)))
+    """Our scheduler for a set-up. Half of a period's rounds are of the first level, a quarter of
+    the second, and so on; the last two have one each."""
+    levels = levels_within(set_up.cap_tokens)
     return Contender(
         variant=replace(OURS, num_levels=levels, packs=packs), num_steps=2 ** (levels - 1)
     )

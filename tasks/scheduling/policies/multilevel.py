@@ -32,6 +32,15 @@ from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 
 MIDDLE = "middle"  # rounds between the first level and the last
+HALVING = 2.0  # over-provisioning by which a round keeps the faster half of what it asked
+
+
+def levels_within(cap_tokens: int) -> int:
+    """Levels that suit responses of at most so many tokens where rounds keep the faster half: the
+    longest kept response of a level is about twice that of the level before, so that a bound twice
+    as high gets one more; 3, 4 and 5 for 8k, 16k and 32k. One too many makes two kinds of rounds
+    that reach the bound (docs/experiments.md)."""
+    return min(8, max(3, round(math.log2(cap_tokens / 1024))))
 
 
 class MultilevelBatchingConfig(BaseModel):
