@@ -36,7 +36,7 @@ def test_set_ups_differ_by_their_lengths_alone() -> None:
     prompts = [f"0/{row}" for row in range(300)]
 
     def lengths(name: Lengths, step: int) -> list[int]:
-        writer = work_of(by_lengths[name], SETTINGS["three_levels"]).writer(step, 0)
+        writer = work_of(by_lengths[name], SETTINGS["ours"]).writer(step, 0)
         return sorted(writer.tokens(prompt, 0) for prompt in prompts)
 
     assert lengths("no_tail", 1)[-1] < 3 * lengths("no_tail", 1)[150]
@@ -51,10 +51,8 @@ def test_a_setting_is_told_as_a_share_of_the_best() -> None:
     def steps(step_s: float) -> tuple[Observed, ...]:
         return (Observed(kind="any", figures={"step_s": step_s, "num_prompts": 6.0}),)
 
-    told = part.figures(
-        {"three_levels": steps(4.0), "two_levels": steps(2.0), "none_put_off": steps(2.5)}
-    )
-    assert told["robust/no_tail/three_levels/of_best"] == 0.5
+    told = part.figures({"ours": steps(4.0), "two_levels": steps(2.0), "none_put_off": steps(2.5)})
+    assert told["robust/no_tail/ours/of_best"] == 0.5
     assert told["robust/no_tail/two_levels/of_best"] == 1.0
     assert told["robust/no_tail/none_put_off/step_s"] == 2.5
 
