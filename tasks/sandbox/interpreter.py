@@ -56,7 +56,7 @@ def at(path: str) -> Interpreter:
             f"an interpreter must be Python {OLDEST[0]}.{OLDEST[1]} or later, {path} is"
             f" {'.'.join(map(str, version))}; make its virtual environment with a later one"
         )
-    if Path("/tmp") in (*Path(prefix).parents, *Path(library).parents):
+    if is_below_tmp(prefix) or is_below_tmp(library):
         raise ValueError(
             "an interpreter must lie outside of /tmp, in place of which a process has its own,"
             f" {path} does not; move its virtual environment"
@@ -68,6 +68,11 @@ def at(path: str) -> Interpreter:
         prefix=prefix,
         search_path=tuple(entry for entry in search_path if entry),
     )
+
+
+def is_below_tmp(path: str | Path) -> bool:
+    """Whether a process with a /tmp of its own does not see it."""
+    return Path("/tmp") in Path(path).parents
 
 
 def _asked(path: str) -> tuple[list[int], str, str, str, list[str]]:

@@ -37,9 +37,7 @@ HORIZON = 9  # steps
 PERIOD = 5  # steps: four short rounds and a long one
 UNBIASED = replace(STREAM, eta_r=1.0)  # RollPacker without the factor that favours short answers
 # a round keeps the faster half of its prompts; see `ours` for the number of levels
-OURS = replace(
-    UNBIASED, eta_p=HALVING, num_levels=3, plans_by_lengths=True, stream_rule="devices", packs=True
-)
+OURS = replace(UNBIASED, eta_p=HALVING, plans_by_lengths=True, stream_rule="devices", packs=True)
 # generation and training on halves of the devices, one step apart, with RollPacker's rewards:
 # off-policy, and nothing put off
 ASYNCHRONOUS = replace(REWARD, eta_p=1.0, eta_r=1.0, async_ratio=1.0, learner_share=0.5)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tasks.environments.processes.config import HostConfig
 from tasks.environments.processes.origin import OriginOrders
-from tasks.sandbox.interpreter import Interpreter, own
+from tasks.sandbox.interpreter import Interpreter, is_below_tmp, own
 from tasks.sandbox.isolation import (
     RESOLVING,
     ROOT,
@@ -61,7 +61,7 @@ def command(
     bubblewrap. ValueError for a path that cannot be shown, these sources among them."""
     isolation = Isolation(config.isolation)
     has_namespaces = isolation is Isolation.NAMESPACES
-    if has_namespaces and _is_below_tmp(ROOT):
+    if has_namespaces and is_below_tmp(ROOT):
         raise ValueError(
             "Rollflow must lie outside of /tmp, in place of which a process of environments has its"
             f" own; it is in {ROOT}; move it, or set episodes.hosts.isolation=landlock"
@@ -115,7 +115,7 @@ def _importable(interpreter: Interpreter) -> list[str]:
 def _paths(config: HostConfig, interpreter: Interpreter, *, has_network: bool) -> tuple[str, ...]:
     """What the processes may read, none beneath another one."""
     for path in config.readable:
-        if not os.path.exists(path) or not os.path.isabs(path) or _is_below_tmp(path):
+        if not os.path.exists(path) or not os.path.isabs(path) or is_below_tmp(path):
             raise ValueError(
                 "hosts.readable must name absolute paths that exist, outside of /tmp, in place of"
                 f" which a process has its own; got {path!r}; mend, move or drop it"
@@ -129,10 +129,6 @@ def _paths(config: HostConfig, interpreter: Interpreter, *, has_network: bool) -
     )
     there = [path for path in dict.fromkeys(map(os.path.normpath, asked)) if _is_bindable(path)]
     return tuple(path for path in there if not any(_is_above(other, path) for other in there))
-
-
-def _is_below_tmp(path: str | Path) -> bool:
-    return Path("/tmp") in Path(path).parents
 
 
 def _is_bindable(path: str) -> bool:
