@@ -2,9 +2,8 @@
 mid-round, and when.
 
     milestone of accepted groups reached
-      -> do the requests that still run fit the KV caches of fewer engines, at the peak they are
-      projected to reach? -> ScaleDown: their engines hand over what they run, their learners begin
-      to accumulate gradients
+      -> do the requests that still run fit fewer engines (`remaining_room`)?
+      -> ScaleDown: the others hand over what they run, their learners begin to accumulate gradients
 
 A device group is freed whole or not at all (`device_groups`). Pure: readings in, decisions out.
 Leaves out how requests move (`rounds.generation`) and what the learners get
@@ -13,7 +12,6 @@ Leaves out how requests move (`rounds.generation`) and what the learners get
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
@@ -21,8 +19,8 @@ from typing import Literal, Protocol, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.scheduling.device_groups import DeviceGroup
+from tasks.scheduling.remaining_room import GrowingResponse, RemainingRoom
 
-CAUTION = 0.9  # quantile of the lengths a response may still reach that it is projected to reach
 HISTORY_ROUNDS = 8  # rounds whose responses project what those of the next will hold
 ROUNDING = 1e-9  # error of a sum of milestone steps
 
@@ -120,13 +118,10 @@ class StreamTrainerConfig(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningRequest:
+class RunningRequest(GrowingResponse):
     """A response that an engine has not finished."""
 
     engine: str  # where it runs or waits
-    prompt_tokens: int  # tokens of its prompt
-    num_tokens: int  # tokens after it that the engine holds, given ones included
-    max_new_tokens: int  # bound on them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,20 +184,17 @@ class StreamTrainer:
         lengths: Iterable[int] = (),
         devices_per_engine: int = 1,
     ) -> None:
-        """`lengths`: tokens that responses of earlier rounds came to hold, given ones included;
-        without any, every response is projected to its bound."""
+        """`lengths`: of responses of earlier rounds, see `RemainingRoom`."""
         self._config = config
         self._groups = tuple(groups)
         self._least_engines = max(
             1.0, (1 - config.max_freed_share) * sum(len(group.engines) for group in groups)
         )
         by_devices = config.rule == "devices"
-        self._most_running = config.max_running_per_engine * (
-            devices_per_engine if by_devices else 1
-        )
+        max_running = config.max_running_per_engine * (devices_per_engine if by_devices else 1)
+        self._room = RemainingRoom(max_running, config.kv_share, lengths)
         self._looks_at_idle = config.enabled and by_devices  # until idle engines were freed
         self._due = [milestone * accept_prompts for milestone in config.milestones]
-        self._lengths = sorted(lengths)
 
     @property
     def is_enabled(self) -> bool:
@@ -240,7 +232,9 @@ class StreamTrainer:
             rest = {
                 engine: tokens for engine, tokens in staying.items() if engine not in group.engines
             }
-            if not self._fits(reading.running, rest):
+            if len(rest) < self._least_engines - ROUNDING:
+                break
+            if not self._room.fits(reading.running, rest.values()):
                 break
             staying = rest
             freed.append(ScaleDown(engines=group.engines, learners=group.learners))
@@ -263,49 +257,7 @@ class StreamTrainer:
             whole, key=lambda group: (_held_tokens(group, reading.running), group.engines)
         )
 
-    def _fits(self, running: Sequence[RunningRequest], capacity_tokens: Mapping[str, int]) -> bool:
-        """Whether these engines are enough, and can take everything that runs."""
-        num_engines = len(capacity_tokens)
-        if num_engines < self._least_engines - ROUNDING:
-            return False
-        if len(running) > self._most_running * num_engines:
-            return False
-        return self.projected_peak_tokens(running) <= self._config.kv_share * sum(
-            capacity_tokens.values()
-        )
-
-    def projected_peak_tokens(self, running: Sequence[RunningRequest]) -> int:
-        """Largest KV use ahead if all of these decode side by side, a token each per step, until
-        they reach their projected lengths."""
-        left = sorted(
-            (
-                self.projected_length(request) - request.num_tokens,
-                request.prompt_tokens + request.num_tokens,
-            )
-            for request in running
-        )
-        held_tokens = sum(tokens for _, tokens in left)
-        num_running = len(left)
-        peak = 0
-        for steps, tokens in left:
-            peak = max(peak, held_tokens + steps * num_running)
-            held_tokens -= tokens
-            num_running -= 1
-        return peak
-
-    def projected_length(self, request: RunningRequest) -> int:
-        """Tokens that a response will have: a high quantile of the earlier lengths beyond what it
-        has already, within its bound."""
-        beyond = self._lengths[bisect_right(self._lengths, request.num_tokens) :]
-        if not beyond:
-            return request.max_new_tokens
-        return min(request.max_new_tokens, beyond[min(len(beyond) - 1, int(CAUTION * len(beyond)))])
-
 
 def _held_tokens(group: DeviceGroup, running: Sequence[RunningRequest]) -> int:
     """Tokens that would have to be computed again if the group were freed."""
-    return sum(
-        request.prompt_tokens + request.num_tokens
-        for request in running
-        if request.engine in group.engines
-    )
+    return sum(request.held_tokens for request in running if request.engine in group.engines)

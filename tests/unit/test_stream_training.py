@@ -1,5 +1,4 @@
-"""The stream trainer's policy: milestones, projected KV use, and device groups that are freed
-whole."""
+"""The stream trainer's policy: milestones, and device groups that are freed whole."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.scheduling.device_groups import DeviceGroup
+from tasks.scheduling.remaining_room import RemainingRoom
 from tasks.scheduling.stream_training import (
     Moment,
     Reading,
@@ -158,35 +158,6 @@ def test_a_lost_engine_s_group_is_left_alone() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("lengths", "tokens", "projected"),
-    [
-        ((), 5, 100),  # nothing known: the bound
-        ((10, 20, 30, 40), 5, 40),
-        ((10,) * 95 + (90,) * 5, 5, 10),  # the quantile, not the maximum
-        (
-            (10,) * 95 + (90,) * 5,
-            10,
-            90,
-        ),  # but a response that is longer already is one of the long ones
-        ((10, 20), 20, 100),  # longer than all before: the bound
-        ((500,), 5, 100),
-    ],
-)
-def test_a_response_is_projected_from_those_that_got_longer(
-    lengths: tuple[int, ...], tokens: int, projected: int
-) -> None:
-    trainer = StreamTrainer(ON, PAIRS, accept_prompts=10, lengths=lengths)
-    assert trainer.projected_length(request(tokens=tokens)) == projected
-
-
-def test_the_projected_peak_counts_what_ends_before_it() -> None:
-    trainer = StreamTrainer(ON, PAIRS, accept_prompts=10)
-    short, long = request(prompt=10, tokens=90, bound=100), request(prompt=10, tokens=0, bound=100)
-    assert trainer.projected_peak_tokens([short, long]) == max(110 + 20, 110)
-    assert trainer.projected_peak_tokens([]) == 0
-
-
 requests = st.builds(
     request,
     st.sampled_from([f"engine-{place}" for place in range(4)]),
@@ -194,25 +165,6 @@ requests = st.builds(
     st.integers(0, 99),
     st.just(100),
 )
-
-
-def naive_peak(trainer: StreamTrainer, running: Sequence[RunningRequest]) -> int:
-    """Step by step."""
-    peak, step = 0, 0
-    while True:
-        alive = [one for one in running if trainer.projected_length(one) - one.num_tokens >= step]
-        if not alive:
-            return peak
-        peak = max(peak, sum(one.prompt_tokens + one.num_tokens + step for one in alive))
-        step += 1
-
-
-@given(st.lists(requests, max_size=12), st.lists(st.integers(1, 100), max_size=20))
-def test_the_projected_peak_is_that_of_decoding_step_by_step(
-    running: list[RunningRequest], lengths: list[int]
-) -> None:
-    trainer = StreamTrainer(ON, PAIRS, accept_prompts=10, lengths=lengths)
-    assert trainer.projected_peak_tokens(running) == naive_peak(trainer, running)
 
 
 @given(
@@ -250,10 +202,8 @@ def test_whatever_is_freed_the_rest_has_room_and_no_group_is_split_or_freed_twic
             in_service = [engine for engine in in_service if engine not in decision.engines]
         assert len(in_service) >= max(1, (1 - max_freed) * 4)
         if decisions:
-            assert trainer.projected_peak_tokens(here) <= config.kv_share * capacity * len(
-                in_service
-            )
-            assert len(here) <= max_running * len(in_service)
+            room = RemainingRoom(max_running, config.kv_share, lengths)
+            assert room.fits(here, [capacity] * len(in_service))
 
 
 @given(st.lists(requests, max_size=30), st.integers(10, 3000), st.integers(0, 3000))
