@@ -21,11 +21,11 @@ CODE_REWARD = "rewards.code."  # settings below it are for tasks with programs o
 FIXED = ("rewards.code.timeout.floor_s=30", "rewards.code.timeout.ceiling_s=30")
 FEWEST_ASKED = 2  # held-out prompts of a run that is not asked for more: they say nothing
 SYNC = ("scheduling.kind=sync",)
-TAIL = (
-    "scheduling.kind=tail_batching",
-    "scheduling.drain=false",  # the drain trains groups that the others do not
-    "scheduling.dynamic_sampling=0",  # nor have synchronous variants a second wave
+COMPARABLE = (  # with synchronous variants
+    "scheduling.drain=false",  # the drain trains groups that they do not
+    "scheduling.dynamic_sampling=0",  # nor have they a second wave
 )
+TAIL = ("scheduling.kind=tail_batching", *COMPARABLE)
 PLANNER = ("planner.enabled=true",)
 STREAM = (
     "stream_trainer.enabled=true",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flows.experiments.ablation_variants import STREAM, SYNC, TAIL, Variant
+from flows.experiments.ablation_variants import COMPARABLE, STREAM, SYNC, TAIL, Variant
 
 LEVELS: Mapping[str, Variant] = {
     "scoring": Variant(label="sync with rewards per response", over="", settings=SYNC),
@@ -28,8 +28,7 @@ LEVELS: Mapping[str, Variant] = {
         settings=(
             "scheduling.kind=multilevel_batching",
             "scheduling.prompt_overprovision=2",
-            "scheduling.drain=false",
-            "scheduling.dynamic_sampling=0",
+            *COMPARABLE,
             *STREAM,
             "stream_trainer.rule=devices",
         ),
