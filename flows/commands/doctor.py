@@ -21,7 +21,8 @@ from tasks.engines.vllm.attention import attention_path, may_use_tiles
 from tasks.environments.hosts.self_test import try_hosts
 from tasks.environments.processes.config import HostConfig
 from tasks.rewards.programs.sandbox.self_test import holds
-from tasks.sandbox.isolation import CURES, Isolation
+from tasks.sandbox.interpreter import is_below_tmp
+from tasks.sandbox.isolation import CURES, ROOT, Isolation
 
 GIB = 1024**3
 NEEDED = {  # tried together; requirements/cpu.txt is the complete set
@@ -193,6 +194,14 @@ def check_sandbox() -> Iterator[Finding]:
 
 def check_environment_hosts() -> Iterator[Finding]:
     """A pool with the walls of the default, and one process in which a small game begins."""
+    if is_below_tmp(ROOT):
+        yield Finding(
+            level="note",
+            what="environment hosts",
+            found=f"none (Rollflow lies in {ROOT}, and their processes have a /tmp of their own)",
+            cure="for episodes move the clone out of /tmp",
+        )
+        return
     isolation = HostConfig().isolation
     reason, started = asyncio.run(try_hosts(Isolation(isolation)))
     if not reason:
