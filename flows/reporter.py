@@ -27,27 +27,18 @@ from artifacts import layout
 from artifacts.commit import StepCommit, figures_by_step, read_commits
 from artifacts.journal import Journal
 from artifacts.reports.figures import RunFigures, figures_of, write_figures
-from artifacts.reports.host_states import (
-    PoolState,
-    host_rows,
-    hosts_told,
-    keep_hosts,
-)
-from artifacts.reports.members import member_rows, members_told
-from artifacts.reports.seeding_told import seeding_told
 from artifacts.reports.summary import RunSummary, headline, markdown, rich_summary
 from artifacts.tables import ResponseRow, spans_to_parquet
 from flows.evaluate import EvaluationReport
 from flows.heldout_answers import HeldoutAnswers, read_answers
 from flows.output import screen
+from flows.participants import Participants
 from flows.report_folder import ReportFolder
 from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.alarm import alarms_of
 from tasks.begun_responses import drop_begun
-from tasks.environments.hosts.bulletin import told_states
 from tasks.guest_book import GuestBook
-from tasks.hiring_told import hiring_told
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.progress import artifact_key, progress_key
 from tasks.report import StepReport, stage_times
@@ -56,7 +47,7 @@ from tasks.rewards.registry import timeouts_of
 from tasks.rounds.filling import Filling
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
-from tasks.step_cost import cost_metrics, own_dollars_per_h
+from tasks.step_cost import cost_metrics
 from tasks.step_metrics import episode_metrics, running_totals, step_metrics
 from tasks.trained_lengths import lengths_so_far
 
@@ -86,8 +77,12 @@ class RunReporter:
         self._commits = list(run.commits)
         self._key = artifact_key(run.context.run_id)
         self._client = get_client()
+        self._participants = Participants(run, guests, self._client)
         self._view = TerminalView(
-            run.context.run_id, run.config.num_steps, self._progress, self._others_told
+            run.context.run_id,
+            run.config.num_steps,
+            self._progress,
+            lambda: self._participants.told(self.figures),
         )
 
     async def __aenter__(self) -> Self:
@@ -213,8 +208,7 @@ class RunReporter:
         self._run.tracker.log_step(commit.step, commit.metrics)
         write_figures(self._run.store, self._figures_now())
         self._show(commit)
-        await self._tell_hosts()
-        await self._tell_guests()
+        await self._participants.keep(self.figures)
         if commit.checkpoint is not None:
             self._run.tracker.log_metrics(commit.step, self._figures_now().columns)
             await self._folder.redraw(tuple(self._commits), dict(self._evaluations))
@@ -232,48 +226,6 @@ class RunReporter:
             table=self._rows,
             key=f"steps-{self._key}",
             description=f"Steps of {self._run.context.run_id}",
-        )
-
-    async def _tell_hosts(self) -> None:
-        """The states of environment hosts: kept for the page, and as a table in Prefect. Pools that
-        say nothing cost nothing."""
-        pools = await asyncio.to_thread(self._pools)
-        if not pools:
-            return
-        await asyncio.to_thread(keep_hosts, self._run.store, pools)
-        await acreate_table_artifact(
-            table=host_rows(pools, time.time()),
-            key=f"hosts-{self._key}",
-            description=f"Environment hosts of {self._run.context.run_id}: {hosts_told(pools)}",
-        )
-
-    def _pools(self) -> tuple[PoolState, ...]:
-        context = self._run.context
-        return told_states(self._client, context.run_id, context.host_pools)
-
-    def _others_told(self) -> str:
-        """Environment hosts, guests, the last step's seeding window, and how many guests to hold, a
-        line for each where there are any."""
-        guests = members_told(self._guests.members)
-        told = (hosts_told(self._pools()), guests, seeding_told(self.figures), self._hiring_told)
-        return "\n".join(filter(None, told))
-
-    @property
-    def _hiring_told(self) -> str:
-        return hiring_told(self.figures, own_dollars_per_h(self._run.context))
-
-    async def _tell_guests(self) -> None:
-        """Who generates that the run did not start: kept for the page, and as a table in
-        Prefect."""
-        await asyncio.to_thread(self._guests.keep)
-        members = self._guests.members
-        if not members:
-            return
-        told = (f"Guests of {self._run.context.run_id}", seeding_told(self.figures))
-        await acreate_table_artifact(
-            table=member_rows(members, time.time()),
-            key=f"guests-{self._key}",
-            description=". ".join(filter(None, (*told, self._hiring_told))),
         )
 
     def _warn(self, commit: StepCommit) -> None:
@@ -307,8 +259,7 @@ class RunReporter:
         """Page, plots and summary into the report folder, MLflow and Prefect; the summary on the
         terminal. `model`: where it was exported."""
         commits = read_commits(self._run.store)
-        await self._tell_hosts()
-        await self._tell_guests()
+        await self._participants.keep(self.figures)
         answers = await asyncio.to_thread(read_answers, self._run.store, self._evaluations)
         summary = await self._folder.finish(commits, self._evaluations, answers, model)
         text = markdown(summary)

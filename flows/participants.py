@@ -1,0 +1,84 @@
+"""What takes part in a run beside its own engines and learners: environment hosts and guests, as
+lines for the terminal, tables in Prefect, and records for the page.
+
+Pools of hosts that say nothing and a run without guests cost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+from distributed import Client
+from prefect.artifacts import acreate_table_artifact
+
+from artifacts.reports.host_states import PoolState, host_rows, hosts_told, keep_hosts
+from artifacts.reports.members import member_rows, members_told
+from artifacts.reports.seeding_told import seeding_told
+from flows.run import OpenRun
+from tasks.environments.hosts.bulletin import told_states
+from tasks.guest_book import GuestBook
+from tasks.hiring_told import hiring_told
+from tasks.progress import artifact_key
+from tasks.step_cost import own_dollars_per_h
+
+Figures = Sequence[Mapping[str, float]]  # the metrics of every committed step
+
+
+class Participants:
+    """Those of one run."""
+
+    def __init__(self, run: OpenRun, guests: GuestBook, client: Client) -> None:
+        self._run = run
+        self._guests = guests
+        self._client = client
+        self._key = artifact_key(run.context.run_id)
+
+    def told(self, figures: Figures) -> str:
+        """Environment hosts, guests, the last step's seeding window, and how many guests to hold, a
+        line for each where there are any."""
+        told = (
+            hosts_told(self._pools()),
+            members_told(self._guests.members),
+            seeding_told(figures),
+            self._hiring_told(figures),
+        )
+        return "\n".join(filter(None, told))
+
+    async def keep(self, figures: Figures) -> None:
+        """All of them for the page, and as tables in Prefect."""
+        await self._keep_hosts()
+        await self._keep_guests(figures)
+
+    async def _keep_hosts(self) -> None:
+        """The states of environment hosts."""
+        pools = await asyncio.to_thread(self._pools)
+        if not pools:
+            return
+        await asyncio.to_thread(keep_hosts, self._run.store, pools)
+        await acreate_table_artifact(
+            table=host_rows(pools, time.time()),
+            key=f"hosts-{self._key}",
+            description=f"Environment hosts of {self._run.context.run_id}: {hosts_told(pools)}",
+        )
+
+    async def _keep_guests(self, figures: Figures) -> None:
+        """Who generates that the run did not start."""
+        await asyncio.to_thread(self._guests.keep)
+        members = self._guests.members
+        if not members:
+            return
+        told = (f"Guests of {self._run.context.run_id}", seeding_told(figures))
+        await acreate_table_artifact(
+            table=member_rows(members, time.time()),
+            key=f"guests-{self._key}",
+            description=". ".join(filter(None, (*told, self._hiring_told(figures)))),
+        )
+
+    def _pools(self) -> tuple[PoolState, ...]:
+        context = self._run.context
+        return told_states(self._client, context.run_id, context.host_pools)
+
+    def _hiring_told(self, figures: Figures) -> str:
+        return hiring_told(figures, own_dollars_per_h(self._run.context))
