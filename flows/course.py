@@ -22,6 +22,7 @@ from flows.recovery import RECOVERABLE, recover
 from flows.reporter import RunReporter
 from flows.run import OpenRun
 from flows.seeding_windows import SeedingWindows
+from flows.step_records import StepRecords
 from flows.steps import Planned, Played
 from tasks.durable import save_checkpoint
 from tasks.fleet import Fleet
@@ -51,6 +52,7 @@ class RunCourse:
         step_flow: StepFlow,
         evaluation_flow: EvaluationFlow,
         reporter: RunReporter,
+        records: StepRecords,
     ) -> None:
         self.max_recoveries = run.config.max_recoveries
         self._run = run
@@ -59,6 +61,7 @@ class RunCourse:
         self._step_flow = step_flow
         self._evaluation_flow = evaluation_flow
         self._reporter = reporter
+        self._records = records
         self._overlaps = run.config.scheduling.algebra(run.config.batch).overlaps
         self._windows = SeedingWindows(run)
         self._relayout: tuple[Span, ...] = ()  # what bringing the engines into the layout cost
@@ -117,7 +120,8 @@ class RunCourse:
         step is committed by then, so that a resume goes on after it.
         """
         run, reporter = self._run, self._reporter
-        record = reporter.commit_record(report, state, self._layouts.observe(report), checkpoint)
+        planner = self._layouts.observe(report)
+        record = self._records.record(report, state, planner, checkpoint, reporter.last)
         record = self._windows.enter(record, report, self._fleet.members())
         commit_step(run.store, record)
         Checkpoints(run.store, run.config.keep.checkpoints).prune(report.plan.step)

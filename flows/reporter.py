@@ -9,7 +9,6 @@ the evaluations.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -28,7 +27,7 @@ from artifacts.commit import StepCommit, figures_by_step, read_commits
 from artifacts.journal import Journal
 from artifacts.reports.figures import RunFigures, figures_of, write_figures
 from artifacts.reports.summary import RunSummary, headline, markdown, rich_summary
-from artifacts.tables import ResponseRow, spans_to_parquet
+from artifacts.tables import spans_to_parquet
 from flows.evaluate import EvaluationReport
 from flows.heldout_answers import HeldoutAnswers, read_answers
 from flows.output import screen
@@ -41,15 +40,8 @@ from tasks.begun_responses import drop_begun
 from tasks.guest_book import GuestBook
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.progress import artifact_key, progress_key
-from tasks.report import StepReport, stage_times
-from tasks.rewards.programs.adaptive_timeout import Anchor, merged, to_record
-from tasks.rewards.registry import timeouts_of
+from tasks.report import StepReport
 from tasks.rounds.filling import Filling
-from tasks.scheduling.parallelism import PlannerState
-from tasks.scheduling.queue_state import QueueState
-from tasks.step_cost import cost_metrics
-from tasks.step_metrics import episode_metrics, running_totals, step_metrics
-from tasks.trained_lengths import lengths_so_far
 
 TABLE_COLUMNS = (
     "reward/mean",
@@ -67,9 +59,7 @@ class RunReporter:
     """Tells of one run; `async with` shows it in the terminal meanwhile."""
 
     def __init__(self, run: OpenRun, guests: GuestBook) -> None:
-        self._began_s = time.time()  # this attempt at the run
         self._run = run
-        self._guests = guests
         self._journal = Journal(run.store)
         self._folder = ReportFolder(run)
         self._evaluations: dict[int, EvaluationReport] = {}
@@ -127,17 +117,9 @@ class RunReporter:
         return tuple(commit.metrics for commit in self._commits)
 
     @property
-    def _counters(self) -> Mapping[str, int]:
-        """The run's totals up to the last committed step."""
-        return self._commits[-1].counters if self._commits else {}
-
-    @property
-    def _paid_until_s(self) -> float:
-        """Until when steps have paid, Unix seconds: the end of the last one, or the beginning of
-        this attempt at the run if that is later; 0 before the first."""
-        if not self._commits:
-            return 0.0
-        return max(self._commits[-1].timings["finished_s"], self._began_s)
+    def last(self) -> StepCommit | None:
+        """The last committed step."""
+        return self._commits[-1] if self._commits else None
 
     def tell_evaluation(self, step: int, report: EvaluationReport) -> None:
         """Log the held-out scores after a step, and say them."""
@@ -151,50 +133,6 @@ class RunReporter:
         self._view.note(told)
         get_run_logger().info(told)
         write_figures(self._run.store, self._figures_now())
-
-    def commit_record(
-        self, report: StepReport, state: QueueState, planner: PlannerState, checkpoint: str | None
-    ) -> StepCommit:
-        """The step as it is committed."""
-        rows = self._journal.read(report.plan.step)
-        groups = tuple(self._journal.read_groups(report.plan.step, rows))
-        metrics = (
-            step_metrics(report, state, groups)
-            | episode_metrics(report.rollout, rows)
-            | cost_metrics(report, self._paid_until_s, self._guests.guests)
-        )
-        if self._run.context.guests.enabled:
-            metrics |= self._guests.enter(rows)
-        totals = running_totals(self._counters, metrics, state)
-        return StepCommit(
-            step=report.plan.step,
-            kind=report.plan.round.kind,
-            weights=report.published.weights,
-            queue=state.to_json(),
-            seeds={"seed": self._run.config.seed},
-            counters=totals,
-            metrics=metrics | lengths_so_far(totals),
-            timings=stage_times(report)
-            | {
-                "started_s": report.started_s,
-                "finished_s": report.finished_s,
-            },
-            checkpoint=checkpoint,
-            planner=planner.to_json(),
-            timeouts=to_record(merged(self._timeouts(rows), report.reward.relearned)),
-        )
-
-    def _timeouts(self, rows: Sequence[ResponseRow]) -> dict[str, Anchor]:
-        """What a step's recorded executions tell of the running times of test cases."""
-        rewards = self._run.config.rewards
-        return timeouts_of(
-            rewards,
-            [
-                (row.prompt.domain, row.response.score)
-                for row in rows
-                if row.response.score is not None
-            ],
-        )
 
     async def tell_step(self, report: StepReport, commit: StepCommit) -> None:
         """Keep the spans of a committed step, log its metrics, add its row, tell a skipped

@@ -35,6 +35,7 @@ from flows.reporter import RunReporter
 from flows.rl_step import rl_step
 from flows.run import OpenRun, effective_config, open_run
 from flows.run_log import told_in_prefect
+from flows.step_records import StepRecords
 from flows.steps import Steps
 from tasks.cluster.dask_cluster import open_cluster, prepare_cluster
 from tasks.cluster.devices import worker_specs
@@ -99,11 +100,12 @@ async def train_steps(
     evaluation_flow = evaluate.with_options(task_runner=task_runner)
     step = len(run.commits)
     weights = await start_at(run, fleet, step)
+    records = StepRecords(run, fleet.book)
     async with RunReporter(run, fleet.book) as reporter:
         for past in evaluations_until(run, step):
             scores = await evaluate_after(evaluation_flow, run, fleet, past, weights)
             reporter.tell_evaluation(past, scores)
-        course = RunCourse(run, fleet, layouts, step_flow, evaluation_flow, reporter)
+        course = RunCourse(run, fleet, layouts, step_flow, evaluation_flow, reporter, records)
         steps = Steps(course, run.state, step, weights)
         while await steps.play():
             if due(steps.step, run.config.evaluation.every_steps):

@@ -30,7 +30,7 @@ COMMITTED, HELD = (WeightsRef(version=version, path="", digest="") for version i
 
 
 def course_of(
-    root: Path, preset: str, reporter: object = None, **values: object
+    root: Path, preset: str, reporter: object = None, records: object = None, **values: object
 ) -> tuple[OpenRun, RunCourse]:
     """A run of six steps and its course, which evaluates after every fourth."""
     config = RunConfig.model_validate(
@@ -48,7 +48,7 @@ def course_of(
         return plan
 
     step_flow: Any = None
-    return run, RunCourse(run, fleet, layouts, step_flow, evaluate, reporter)  # type: ignore[arg-type]
+    return run, RunCourse(run, fleet, layouts, step_flow, evaluate, reporter, records)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,13 @@ def test_a_step_is_planned_with_the_weights_that_engines_hold_and_planned_alike_
 
 
 class Reporter:
-    """Makes the commit's record, and keeps the steps that it is told."""
+    """Keeps the steps that it is told."""
 
+    last = None
     figures = ({"train/nonfinite_tokens": 9.0},)
 
     def __init__(self) -> None:
         self.told: list[int] = []
-
-    def commit_record(self, report: object, *_: object) -> StepCommit:
-        return make_commit(1)
 
     async def tell_step(self, report: object, record: StepCommit) -> None:
         self.told.append(record.step)
@@ -134,7 +132,8 @@ async def test_a_step_is_committed_and_told_before_its_gradients_end_the_run(
 
     monkeypatch.setattr(course, "check_updates", check_updates)
     reporter = Reporter()
-    run, made = course_of(tmp_path, "tiny-sync", reporter)
+    records = SimpleNamespace(record=lambda *_: make_commit(1))
+    run, made = course_of(tmp_path, "tiny-sync", reporter, records)
     with pytest.raises(GradientsNotFinite):
         await made.commit(make_report((), plan=make_step_plan()), QueueState(), None)
     assert [commit.step for commit in read_commits(run.store)] == reporter.told == [1]

@@ -274,7 +274,7 @@ async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(
     async def evaluate(plan: StepPlan) -> None:
         raise AssertionError("nothing is evaluated")
 
-    one = OneStep(run, fleet, EngineLayouts(run), step_flow, evaluate, reporter=None)  # type: ignore[arg-type]
+    one = OneStep(run, fleet, EngineLayouts(run), step_flow, evaluate, reporter=None, records=None)  # type: ignore[arg-type]
     steps = Steps(one, QueueState(), 0, begin)
     assert await steps.play()
     assert not await steps.play()

@@ -18,6 +18,7 @@ from artifacts.tables import ResponseRow
 from flows import reporter
 from flows.reporter import RunReporter
 from flows.run import OpenRun
+from flows.step_records import StepRecords
 from tasks.guest_book import GuestBook
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
@@ -70,9 +71,8 @@ def committed(root: str, rows: list[ResponseRow], group: Group) -> StepCommit:
     Journal(run.store).finalise(1, rows, (group,), ())
     report = make_report(())
     report = replace(report, rollout=replace(report.rollout, accepted=("0/1",)))
-    return RunReporter(run, GuestBook(run.store, tuple)).commit_record(
-        report, QueueState(), PlannerState(), None
-    )
+    records = StepRecords(run, GuestBook(run.store, tuple))
+    return records.record(report, QueueState(), PlannerState(), None, None)
 
 
 def test_a_commit_has_the_figures_of_its_episodes(artifacts: dict[str, str]) -> None:

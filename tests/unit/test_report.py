@@ -17,7 +17,7 @@ from artifacts.commit import StepCommit
 from artifacts.prices import PriceConfig
 from artifacts.records import Group, Span
 from artifacts.store import Store
-from flows import reporter
+from flows.step_records import StepRecords
 from tasks.guest_book import GuestBook
 from tasks.learner.reports import AccumulateReport, Skipped, token_means
 from tasks.report import STAGES, stage_times
@@ -206,21 +206,19 @@ def test_counters_are_the_totals_of_the_run_up_to_the_step() -> None:
 
 
 def test_counters_go_on_where_an_earlier_attempt_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "get_client", lambda: None)
     config = SimpleNamespace(num_steps=9, seed=0, rewards=CONTEXT.rewards, prices=PriceConfig())
     given = {"config": config, "context": CONTEXT, "store": Store.open("memory://counters")}
     nothing = SimpleNamespace(read=lambda step: [], read_groups=lambda step, rows: [])
 
-    def committed(commits: tuple[StepCommit, ...]) -> StepCommit:
-        run: Any = SimpleNamespace(commits=commits, **given)  # Any: stands in for an open run
-        teller = reporter.RunReporter(run, GuestBook(run.store, tuple))
-        monkeypatch.setattr(teller, "_journal", nothing)
-        plan = make_step_plan(len(commits) + 1)
-        planner = PlannerState()
-        return teller.commit_record(make_report((), plan=plan), QueueState(), planner, None)
+    def committed(step: int, before: StepCommit | None) -> StepCommit:
+        run: Any = SimpleNamespace(**given)  # Any: stands in for an open run
+        records = StepRecords(run, GuestBook(run.store, tuple))
+        monkeypatch.setattr(records, "_journal", nothing)
+        report = make_report((), plan=make_step_plan(step))
+        return records.record(report, QueueState(), PlannerState(), None, before)
 
-    first = committed(())
-    resumed = committed((first,))
+    first = committed(1, None)
+    resumed = committed(2, first)
     assert (first.counters["tokens_trained"], resumed.counters["tokens_trained"]) == (20, 40)
     assert resumed.counters["updates_made"] == 2
 
