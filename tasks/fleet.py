@@ -19,25 +19,20 @@ from distributed import Client
 
 from artifacts.records import Running
 from artifacts.reports.knocks import Knock
-from tasks.begun_responses import turns_folder
+from tasks.actor_recipes import recipe_of
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.member_events import Guest
 from tasks.cluster.ownership import check_scheduler
-from tasks.cluster.registry import ActorRegistry
-from tasks.engines.remote import EngineActor
-from tasks.environments.hosts.host_actor import HostActor
-from tasks.environments.player import EpisodePlayer
+from tasks.cluster.registry import ActorRegistry, Recipe
 from tasks.guest_admission import keeper_of
 from tasks.guest_book import GuestBook
 from tasks.host_keeper import HostKeeper
-from tasks.learner.remote import LearnerActor, RemoteLearner
+from tasks.learner.remote import RemoteLearner
 from tasks.learner.stage_reports import PublishReport
-from tasks.rewards.judges.remote import JudgeActor
-from tasks.rewards.judges.reward import judge_engine_of, judges_generate
 from tasks.run_context import RunContext
 from tasks.sample_buffer import GuestTold, RoundKey
-from tasks.sample_stream import BUFFER, CAPACITIES, BufferActor, RemoteBuffer
+from tasks.sample_stream import BUFFER, RemoteBuffer
 
 logger = logging.getLogger(__name__)
 
@@ -224,59 +219,8 @@ class Fleet:
         actors = {name: self._recipe(name) for name in names}
         self._registry.create_all(workers, actors, self._start_s)
 
-    def _recipe(self, name: str) -> tuple[type, tuple[object, ...]]:
-        if name == BUFFER:
-            return BufferActor, (CAPACITIES,)
-        if name in self.run.engines:
-            return EngineActor, self._engine_arguments(name, self.run.members.get(name, (name,)))
-        cores = self._specs[name].core_ids
-        if name in self.run.judges:
-            generates = judges_generate(self.run.rewards)
-            return JudgeActor, (
-                judge_engine_of(self.run.rewards),
-                self.run.judge_model_path,
-                name,
-                cores,
-                generates,
-                self._start_s,
-            )
-        if name in self.run.environment_workers:
-            settings = tuple(self.run.environments.values())
-            return HostActor, (self.run.episodes.hosts, settings, self.run.run_id, name)
-        rank = self.run.learners.index(name)
-        device = self.run.devices[name].partition(":")[0]
-        return LearnerActor, (
-            self.run.learner,
-            self.run.model_path,
-            rank,
-            len(self.run.learners),
-            cores,
-            device,
-        )
-
-    def _engine_arguments(self, name: str, members: Sequence[str]) -> tuple[object, ...]:
-        config = self.run.engine.model_copy(update={"tensor_parallel_size": len(members)})
-        cores = tuple(core for member in members for core in self._specs[member].core_ids)
-        on_gpus = len(members) > 1 and self.run.devices[name].startswith("cuda")
-        seen = self._registry.environment(members, "CUDA_VISIBLE_DEVICES") if on_gpus else ()
-        # of those that a worker sees the first is its own: an engine that was here before may have
-        # added its group's
-        gpus = tuple(visible.partition(",")[0] for visible in seen)
-        return config, self.run.model_path, name, cores, gpus, self.run.seed, self._player()
-
-    def _player(self) -> EpisodePlayer | None:
-        """What makes an engine play the run's episodes; None for a run without environments."""
-        if not self.run.environments:
-            return None
-        return EpisodePlayer(
-            environments=self.run.environments,
-            config=self.run.episodes,
-            model_path=self.run.model_path,
-            max_model_len=self.run.engine.max_model_len,
-            run_id=self.run.run_id,
-            workers=self.run.environment_workers,
-            turns_folder=turns_folder(self.run),
-        )
+    def _recipe(self, name: str) -> Recipe:
+        return recipe_of(self.run, name, self._specs, self._registry.environment)
 
     async def _join_learners(self) -> None:
         learners = [
