@@ -16,6 +16,7 @@ from flows.commands.expected import compared
 from flows.commands.recommend import main, parser
 from flows.commands.situation import situation
 from flows.config.run_config import RunConfig
+from tasks.simulation.workloads import WORKLOADS
 
 SMALL = ["--devices", "4", "--prompts", "4", "--responses", "2", "--cap", "1024", "--seeds", "2"]
 MATH = [*SMALL, "--workload", "math"]
@@ -190,3 +191,8 @@ def test_what_does_not_go_with_a_run_is_said(
 ) -> None:
     assert main(["--run", str(keep_run(tmp_path / "recorded")), *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_every_workload_can_be_asked_for_but_those_that_drift() -> None:
+    (choices,) = (each.choices for each in parser()._actions if each.dest == "workload")
+    assert list(choices or ()) == [name for name in WORKLOADS if name != "drifting"]
