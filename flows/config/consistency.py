@@ -9,6 +9,7 @@ from flows.config.episode_rules import (
     check_environment_workers,
     check_episode_bounds,
     check_episode_rewards,
+    check_player,
 )
 from flows.config.guest_rules import check_guests
 from flows.config.parts import Parts
@@ -32,6 +33,7 @@ def check_parts(config: Parts) -> None:
     _check_planner(config)
     _check_overlap(config)
     _check_freeing(config)
+    check_player(config)
     check_episode_rewards(config)
     check_episode_bounds(config)
     check_guests(config)

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from artifacts.models.choice import TinyPlayerConfig
 from artifacts.records import Running
 from flows.config.parts import Parts
 from tasks.cluster.roles import num_environment_workers
+from tasks.learner.demonstrations import game_of
 from tasks.learner.turn_advantage import AnchorStateAdvantage, TurnReturnAdvantage
 from tasks.rewards.episode import EpisodeRewardConfig
 from tasks.rewards.registry import ANY_DOMAIN, config_of
@@ -18,6 +20,12 @@ def check_environment_workers(config: Parts) -> None:
             "the role environment needs environments, got none with roles"
             f" {config.cluster.roles!r}; add environments, or drop the role"
         )
+
+
+def check_player(config: Parts) -> None:
+    """A model that is made of the moves of a game is made of moves that the game knows."""
+    if isinstance(config.model, TinyPlayerConfig):
+        game_of(config.model)
 
 
 def check_episode_rewards(config: Parts) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from artifacts.models.choice import ModelConfig
 from tasks.cluster.devices import ClusterConfig
 from tasks.deadlines import DeadlineConfig
 from tasks.engines.choice import EngineConfig
@@ -43,6 +44,8 @@ class Parts(Protocol):
     def guests(self) -> GuestConfig: ...
     @property
     def learner(self) -> LearnerConfig: ...
+    @property
+    def model(self) -> ModelConfig: ...
     @property
     def planner(self) -> PlannerConfig: ...
     @property

@@ -56,10 +56,9 @@ Draw = Callable[[random.Random, bool], Example]  # (its noise, whether it must b
 
 
 def demonstrations_of(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) -> Draw:
-    """Where the demonstrations of a tiny model come from. ValueError for a game whose moves are not
-    known."""
+    """Where the demonstrations of a tiny model come from. ValueError as `game_of`."""
     if isinstance(config, TinyPlayerConfig):
-        return _episodes(_game(config), config.heedful_share, tokenizer)
+        return _episodes(game_of(config), config.heedful_share, tokenizer)
     return _chain_sums(config, tokenizer)
 
 
@@ -92,7 +91,9 @@ def _episodes(game: GameConfig, heedful_share: float, tokenizer: PreTrainedToken
     return draw
 
 
-def _game(config: TinyPlayerConfig) -> GameConfig:
+def game_of(config: TinyPlayerConfig) -> GameConfig:
+    """What a player is warmed up on. ValueError for a game whose moves are not known, or not the
+    heedful ones that are asked for."""
     try:
         game = TypeAdapter[EnvironmentConfig](EnvironmentConfig).validate_python(config.game)
     except ValidationError as error:
@@ -104,6 +105,11 @@ def _game(config: TinyPlayerConfig) -> GameConfig:
         raise ValueError(
             f"model.game must be a game whose valid moves are known, got kind {game.kind!r}; choose"
             " one of the games, or another model"
+        )
+    if config.heedful_share and not game.knows_heedful_moves:
+        raise ValueError(
+            f"model.heedful_share must be 0 with the game {game.kind!r}, which knows no heedful"
+            f" moves, got {config.heedful_share:g}; set it to 0, or take the game guess"
         )
     return game
 

@@ -226,9 +226,13 @@ def test_heedful_guesses_are_consistent_with_every_answer_before_them() -> None:
         assert {game.step(action).info["action"] for _, action in turns} == {"consistent"}
 
 
-def test_a_game_without_heedful_moves_says_so() -> None:
-    with pytest.raises(ValueError, match="heedful_share must be 0 with the game BanditConfig"):
-        BanditConfig().demonstrate(0, random.Random(0), is_heedful=True)
+@pytest.mark.parametrize("config", GAMES, ids=lambda game: game.kind)
+def test_a_game_knows_heedful_moves_if_it_says_so(config: GameConfig) -> None:
+    if config.knows_heedful_moves:
+        assert config.demonstrate(0, random.Random(0), is_heedful=True)
+        return
+    with pytest.raises(NotImplementedError):
+        config.demonstrate(0, random.Random(0), is_heedful=True)
 
 
 def after_a_pickle(game: Environment) -> Environment:

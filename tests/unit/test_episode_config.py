@@ -62,6 +62,15 @@ def test_the_agents_presets_play_what_they_were_warmed_up_on() -> None:
             "progress_s must be longer than an environment may take .*got 20 s.*raise it",
         ),
         (
+            {"model": {"game": {"kind": "bandit"}}},
+            "model.heedful_share must be 0 with the game 'bandit', which knows no heedful moves,"
+            " got 0.25; set it to 0, or take the game guess",
+        ),
+        (
+            {"model": {"game": {"kind": "chess"}}},
+            r"model.game must be an environment.*'chess'.*write it as there",
+        ),
+        (
             {"scheduling": {"kind": "asynchronous", "at_update": "drain"}},
             "at_update=drain finishes what engines have begun.*take interrupt or keep",
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ from tasks.environments.head import EMPTY_HEAD
 class GameConfig(EnvironmentSettings):
     """A game whose valid moves are known."""
 
+    knows_heedful_moves: ClassVar[bool] = False
+
     def valid_action(self, observations: Sequence[str], rng: random.Random) -> str:
         """A valid move after the observations of an episode so far."""
         raise NotImplementedError
@@ -28,12 +30,8 @@ class GameConfig(EnvironmentSettings):
     def heedful_action(
         self, observations: Sequence[str], actions: Sequence[str], rng: random.Random
     ) -> str:
-        """A valid move that takes account of the episode so far. ValueError for a game that knows
-        none."""
-        raise ValueError(
-            f"model.heedful_share must be 0 with the game {type(self).__name__}, which knows no"
-            " heedful moves; leave it out, or take the game guess"
-        )
+        """A valid move that takes account of the episode so far, of a game that knows such."""
+        raise NotImplementedError
 
     def demonstrate(
         self, seed: int, rng: random.Random, *, is_heedful: bool = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -53,6 +53,8 @@ RULES = (
 
 class GuessConfig(StyledGameConfig):
     """Guess a number."""
+
+    knows_heedful_moves: ClassVar[bool] = True
 
     kind: Literal["guess"] = Field("guess", description="Chooses the guessing of a number.")
     max_turns: int = Field(
