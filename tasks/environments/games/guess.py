@@ -51,6 +51,12 @@ RULES = (
 )
 
 
+def narrowed(low: int, high: int, guess: int, *, is_higher: bool) -> tuple[int, int]:
+    """The smallest and the largest number that are possible after a miss. is_higher: whether the
+    number is higher than the guess."""
+    return (max(low, guess + 1), high) if is_higher else (low, min(high, guess - 1))
+
+
 class GuessConfig(StyledGameConfig):
     """Guess a number."""
 
@@ -78,10 +84,9 @@ class GuessConfig(StyledGameConfig):
             turns.append((observation, str(guess)))
             if guess == secret:
                 break
-            if guess < secret:
-                low, observation = guess + 1, words.higher
-            else:
-                high, observation = guess - 1, words.lower
+            is_higher = secret > guess
+            observation = words.higher if is_higher else words.lower
+            low, high = narrowed(low, high, guess, is_higher=is_higher)
         return turns
 
     def words(self) -> Words:
@@ -101,10 +106,8 @@ class GuessConfig(StyledGameConfig):
         """Any number that the answers so far leave possible."""
         words, low, high = self.words(), 1, self.largest
         for action, answer in zip(actions, observations[1:], strict=True):
-            if answer == words.higher:
-                low = max(low, int(action) + 1)
-            elif answer == words.lower:
-                high = min(high, int(action) - 1)
+            if answer in (words.higher, words.lower):
+                low, high = narrowed(low, high, int(action), is_higher=answer == words.higher)
         return str(rng.randint(low, high))
 
 
@@ -130,11 +133,9 @@ class Guess:
         verdict = "consistent" if self._low <= guess <= self._high else "inconsistent"
         if guess == self._secret:
             return Transition(self._words.right, 1.0, True, False, {"action": verdict})
-        if guess < self._secret:
-            self._low = max(self._low, guess + 1)
-            return self._missed(self._words.higher, verdict)
-        self._high = min(self._high, guess - 1)
-        return self._missed(self._words.lower, verdict)
+        is_higher = self._secret > guess
+        self._low, self._high = narrowed(self._low, self._high, guess, is_higher=is_higher)
+        return self._missed(self._words.higher if is_higher else self._words.lower, verdict)
 
     def _missed(self, answer: str, verdict: str) -> Transition:
         is_lost = self._left <= 0
