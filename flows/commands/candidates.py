@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from flows.config.overlay import Values
-from tasks.scheduling.policies.multilevel import HALVING
+from tasks.scheduling.policies.multilevel import LEVEL_ETA
 
 # over-provisioning of prompts and of responses; the last one gives up no response of a group
 ETAS = ((1.125, 1.125), (1.25, 1.25), (1.5, 1.5), (1.25, 1.0))
-LEVEL_ETAS = (1.5, HALVING)  # over-provisioning of prompts, in all rounds but the last level's
+LEVEL_ETAS = (LEVEL_ETA, 2.0)  # over-provisioning of prompts, in all rounds but the last level's
 LEARNER_SHARES = (0.25, 0.5)  # of the devices, where learner and engines have their own
 ASYNC_RATIO = 1.0  # steps that generation may be ahead
 

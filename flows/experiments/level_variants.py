@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flows.experiments.ablation_variants import COMPARABLE, STREAM, SYNC, TAIL, Variant
+from tasks.scheduling.policies.multilevel import LEVEL_ETA
 
 LEVELS: Mapping[str, Variant] = {
     "scoring": Variant(label="sync with rewards per response", over="", settings=SYNC),
@@ -23,11 +24,11 @@ LEVELS: Mapping[str, Variant] = {
         settings=(*TAIL, *STREAM, "scheduling.response_overprovision=1"),
     ),
     "multilevel": Variant(
-        label="three levels of rounds, twice the prompts, eight for eight",
+        label="three levels of rounds, half more prompts, eight for eight",
         over="scoring",
         settings=(
             "scheduling.kind=multilevel_batching",
-            "scheduling.prompt_overprovision=2",
+            f"scheduling.prompt_overprovision={LEVEL_ETA}",
             *COMPARABLE,
             *STREAM,
             "stream_trainer.rule=devices",

@@ -1,8 +1,9 @@
 """What devices can do: one table of constants, each with its source (`SOURCES`).
 
-A data sheet gives a rate, `reaches` the share of it that the work at hand gets. Three numbers were
-calibrated on a published figure each, `host_s`, `process_s` and `eager_s`; all are the same for
-every model, size and batch. Leaves out what depends on a model (`roofline`, `learner_cost`).
+A data sheet gives a rate, `reaches` the share of it that the work at hand gets. Four numbers were
+calibrated on a published figure each, `host_s`, `host_s_per_sequence`, `process_s` and `eager_s`;
+all are the same for every model, size and batch. Leaves out what depends on a model (`roofline`,
+`training_cost`).
 """
 
 from __future__ import annotations
@@ -93,10 +94,10 @@ def _gpu(
         network_bytes_per_s=network_bytes_per_s,
         host_bytes_per_s=host_bytes_per_s,
         launch_s=2.5e-6,
-        host_s=2.9e-3,
-        host_s_per_sequence=1e-5,
-        process_s=4e-3,
-        eager_s=2.3e-5,
+        host_s=1.1e-3,
+        host_s_per_sequence=2e-4,
+        process_s=1e-3,
+        eager_s=1.75e-5,
         collective_s=15e-6,
         reaches=GPU_REACHES,
     )
@@ -182,7 +183,11 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
         "core": "assumed",
         "": "calibrated: RollPacker, figure 11, synchronous rollout of 7B/8k in 82 s",
     },
-    "host_s_per_sequence": {"": "assumed: bookkeeping in Python"},
+    "host_s_per_sequence": {
+        "core": "assumed: bookkeeping in Python",
+        "": "calibrated: RollPacker, figure 11, a mean rollout of 47 s with both factors, beside"
+        " the others at 7B/8k (benchmarks/length_calibration.py)",
+    },
     "process_s": {
         "core": "assumed",
         "": "calibrated: RollPacker, figure 6b, long rounds of 8B/32k 10 % slower with two devices"

@@ -37,7 +37,7 @@ class LengthLaw:
     p75_tokens: float  # three quarters are shorter
     longest_ratio: float  # of the longest of 1,024 responses to the median, without endless ones
     endless_share: float = 0.001  # share of responses that run to the bound, whatever it is
-    prompt_share: float = 0.2  # correlation of the normal scores of two responses to a prompt
+    prompt_share: float = 0.25  # correlation of the normal scores of two responses to a prompt
 
     @cached_property
     def body_sigma(self) -> float:

@@ -83,13 +83,15 @@ class QueuedFeed:
     def _offer(self, response: Generated) -> None:
         names = (response.prompt_id, response.index)
         is_right = self._scored_work.is_right(self._seed, *names)
+        is_cut = response.finish_reason == "length"
         answer = Answer(
             prompt_id=response.prompt_id,
             index=response.index,
             num_tokens=(
                 self._scored_work.prompt_tokens(response.prompt_id) + len(response.token_ids)
             ),
-            is_right=is_right and response.finish_reason == "stop",
+            is_right=is_right and not is_cut,
+            is_cut=is_cut,
         )
         times = self._scored_work.reward_of(response.prompt_id)
         self._start(self._queue.offer(answer, times, asyncio.get_running_loop().time()))

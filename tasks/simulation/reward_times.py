@@ -32,6 +32,7 @@ class Answer:
     index: int
     num_tokens: int  # of the prompt and the response
     is_right: bool  # whether the verdict will be that, if there is time
+    is_cut: bool = False  # whether the bound on tokens ended it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class ProgramTimes:
 
     With the defaults 95 % of the programs are done after 30 s, the others run into that limit
     (RollPacker, Figure 7a). A question's cases are taken to run equally long, so that one of them
-    stands for all.
+    stands for all. What the bound cut is no whole program and fails at once.
     """
 
     median_s: float = 1.5  # of a program that passes all cases
@@ -82,6 +83,8 @@ class ProgramTimes:
 
     def _needs_s(self, answer: Answer, seed: int) -> float:
         names = (answer.prompt_id, answer.index)
+        if answer.is_cut:
+            return 0.0
         if uniform(seed, "doomed", *names) < self.doomed_share:
             return math.inf
         score = alike(

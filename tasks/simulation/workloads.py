@@ -145,20 +145,20 @@ def row_of(prompt_id: str) -> int:
 MATH = Domain(
     name="math",
     share=1.0,
-    lengths=LengthLaw(median_tokens=620, p75_tokens=1080, longest_ratio=77.0),
+    lengths=LengthLaw(median_tokens=620, p75_tokens=1080, longest_ratio=47.0),
     reward=RuleTimes(),
 )
 CODE = Domain(
     name="code",
     share=1.0,
-    lengths=LengthLaw(median_tokens=520, p75_tokens=780, longest_ratio=66.0),
+    lengths=LengthLaw(median_tokens=520, p75_tokens=780, longest_ratio=40.0),
     reward=ProgramTimes(),
     prompt_tokens=300.0,
 )
 JUDGE = Domain(
     name="judge",
     share=1.0,
-    lengths=LengthLaw(median_tokens=560, p75_tokens=900, longest_ratio=71.0),
+    lengths=LengthLaw(median_tokens=560, p75_tokens=900, longest_ratio=43.0),
     reward=JudgeTimes(),
 )
 

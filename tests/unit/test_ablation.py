@@ -153,7 +153,7 @@ def test_levels_are_compared_at_equal_answers() -> None:
     for name in ("unbiased", "multilevel"):
         shape = jobs[name].scheduling.algebra(batch).rounds[0]
         assert shape.launch_per_prompt == batch.responses_per_prompt
-    assert jobs["multilevel"].scheduling.algebra(batch).period_steps == 4
+    assert jobs["multilevel"].scheduling.algebra(batch).period_steps == 9
     streams = jobs["stream"].stream_trainer.model_copy(update={"rule": "devices"})
     assert jobs["multilevel"].stream_trainer == streams
 

@@ -66,19 +66,6 @@ def test_equal_lengths_take_the_sum_of_their_steps(size: int) -> None:
     assert taken_s == pytest.approx(steps_s + prefill_s, rel=0.01)
 
 
-def test_the_rollout_that_calibrated_the_host_is_met() -> None:
-    """RollPacker, figure 11: 82 s."""
-    found = [rollout_s("qwen2.5-7b", 1, 16, 8_192, seed) for seed in range(3)]
-    assert sum(found) / 3 == pytest.approx(82, rel=0.05)
-
-
-def rollout_s(name: str, size: int, num_devices: int, longest: int, seed: int) -> float:
-    machine = Machine(model=MODELS[name], device=DEVICES["h800"], num_devices=num_devices)
-    lengths = PAPER.model_copy(update={"seed": seed})
-    config = machine.engine(size).model_copy(update={"lengths": lengths})
-    return run_virtual(generate(config, num_devices // size, 128, 8, longest))[0]
-
-
 def test_the_share_of_training_that_calibrated_the_learner_is_met() -> None:
     """RollPacker, table 1: 23 % beside 72 % of rollout, 14B/16k on 32 devices."""
     machine = Machine(

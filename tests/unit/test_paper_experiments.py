@@ -117,6 +117,14 @@ def test_a_run_has_its_steps_and_is_the_same_again(variant: Variant) -> None:
         assert bool(step.figures["freed"]) <= variant.streams
 
 
+def test_the_rollouts_that_calibrated_lengths_and_hosts_are_met() -> None:
+    """The other six: python -m benchmarks.length_calibration."""
+    experiments = chosen(["fig11/8k/sync", "fig11/8k/both"], SCALE)
+    played = play_cases(experiments[0].cases, 1, str)
+    for name, seconds in experiments[0].figures(played).items():
+        assert seconds == pytest.approx(PUBLISHED[name].value, rel=0.08)
+
+
 def test_rewards_that_follow_the_rollout_are_no_part_of_it() -> None:
     last, beside = (
         replace(case_of(replace(SMALL, tasks=("code",)), variant, SCALE), num_steps=1).play()[0]

@@ -30,14 +30,14 @@ from flows.experiments.paper.experiment import (
 from flows.experiments.paper.rollpacker_case import RollpackerCase
 from flows.experiments.paper.setups import BY_MODEL, SetUp
 from flows.experiments.paper.variants import OVERLAP, REWARD, STREAM, SYNC, Variant
-from tasks.scheduling.policies.multilevel import HALVING, levels_within
+from tasks.scheduling.policies.multilevel import LEVEL_ETA, levels_within
 from tasks.simulation.lower_bound import lower_bound, needed_groups, resources_of
 
 HORIZON = 9  # steps
 PERIOD = 5  # steps: four short rounds and a long one
 UNBIASED = replace(STREAM, eta_r=1.0)  # RollPacker without the factor that favours short answers
-# a round keeps the faster half of its prompts; see `ours` for the number of levels
-OURS = replace(UNBIASED, eta_p=HALVING, plans_by_lengths=True, stream_rule="devices", packs=True)
+# a round keeps the faster two thirds of its prompts; see `ours` for the number of levels
+OURS = replace(UNBIASED, eta_p=LEVEL_ETA, plans_by_lengths=True, stream_rule="devices", packs=True)
 # generation and training on halves of the devices, one step apart, with RollPacker's rewards:
 # off-policy, and nothing put off
 ASYNCHRONOUS = replace(REWARD, eta_p=1.0, eta_r=1.0, async_ratio=1.0, learner_share=0.5)
@@ -75,11 +75,11 @@ RIVALS: Mapping[str, Contender] = {
 
 
 def ours(set_up: SetUp, *, packs: bool = True) -> Contender:
-    """Our scheduler for a set-up. Half of a period's rounds are of the first level, a quarter of
-    the second, and so on; the last two have one each."""
+    """Our scheduler for a set-up. Two thirds of a period's rounds are of the first level, two
+    thirds of the others of the second, and so on; the last one has a single round."""
     levels = levels_within(set_up.cap_tokens)
     return Contender(
-        variant=replace(OURS, num_levels=levels, packs=packs), num_steps=2 ** (levels - 1)
+        variant=replace(OURS, num_levels=levels, packs=packs), num_steps=3 ** (levels - 1)
     )
 
 

@@ -10,7 +10,7 @@ from flows.experiments.paper.flash import roll_flash
 from flows.experiments.paper.polyrl import polyrl
 from flows.experiments.paper.rewards import figure_13
 from flows.experiments.paper.robust import robust
-from flows.experiments.paper.rollout_rounds import figure_6, figure_10, figure_11
+from flows.experiments.paper.rollout_rounds import curves, figure_6, figure_10, figure_11
 from flows.experiments.paper.whole_steps import (
     figure_4,
     figure_14,
@@ -29,6 +29,7 @@ EXPERIMENTS: Mapping[str, Callable[[Scale], Experiment]] = {
     "fig6": figure_6,
     "fig10": figure_10,
     "fig11": figure_11,
+    "curves": curves,
     "fig13": figure_13,
     "table3": table_3,
     "table4": table_4,

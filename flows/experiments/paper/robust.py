@@ -3,8 +3,8 @@
     robust/<lengths>/<setting>/step_s   seconds for as many prompts as a step trains
                                of_best  the shortest of the settings over that
 
-The settings are ours (four levels of rounds with eta 2), two levels with 1.25, and nothing put off,
-all else equal: packed rows, planner by lengths, stream trainer, no response launched in vain.
+The settings are ours (four levels of rounds with eta 1.5), two levels with 1.25, and nothing put
+off, all else equal: packed rows, planner by lengths, stream trainer, no response launched in vain.
 Whoever keeps one of them whatever the lengths are has `of_best` of what knowing them would give.
 The planner goes by the lengths of rounds that are over: where they drift, each round is planned by
 shorter ones. One seed, for any number of periods that is asked for.

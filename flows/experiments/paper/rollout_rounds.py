@@ -1,4 +1,5 @@
-"""RollPacker's figures 6, 10 and 11: what rounds take, and how long their responses get."""
+"""RollPacker's figures 6, 10 and 11, and the curves of its artifact: what rounds take, and how long
+their responses get."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from flows.experiments.paper.experiment import (
     mean,
 )
 from flows.experiments.paper.rollpacker_case import case_of
-from flows.experiments.paper.setups import BY_CAP, BY_MODEL, PREEMPTED
+from flows.experiments.paper.setups import BY_CAP, BY_MODEL, PREEMPTED, STREAMED
 from flows.experiments.paper.variants import ETA, REWARD, SYNC, TAIL, Variant
 
 ETAS = (1.125, 1.25, 1.5)
@@ -79,6 +80,27 @@ def _of_rounds(model: str, played: Played) -> dict[str, float]:
     }
 
 
+def curves(scale: Scale) -> Experiment:
+    """Tail batching on one host, as the artifact's end-to-end run has it."""
+    part = Part(
+        name="curves", cases={"rounds": case_of(STREAMED, REWARD, scale)}, figures=_of_curves
+    )
+    return Experiment(
+        name="curves",
+        about="Rounds of the artifact's run, 7B with 4k on 8 devices, 64 x 4 responses",
+        unit="seconds",
+        parts=(part,),
+    )
+
+
+def _of_curves(played: Played) -> dict[str, float]:
+    return {
+        f"curves/{kind}/{figure}": mean(played["rounds"], figure, kind)
+        for kind in KINDS
+        for figure in ("rollout_s", "step_s", "max_tokens")
+    }
+
+
 def figure_11(scale: Scale) -> Experiment:
     """The sensitivity to eta, on prompts alone, on responses alone, and on both; mathematics alone,
     as in the artifact."""
@@ -89,7 +111,7 @@ def figure_11(scale: Scale) -> Experiment:
             figures=partial(_mean_rollout, f"fig11/{cap}/{name}"),
         )
         for cap, set_up in BY_CAP.items()
-        for name, variant in _swept()
+        for name, variant in swept()
     )
     return Experiment(
         name="fig11",
@@ -99,7 +121,8 @@ def figure_11(scale: Scale) -> Experiment:
     )
 
 
-def _swept() -> Iterator[tuple[str, Variant]]:
+def swept() -> Iterator[tuple[str, Variant]]:
+    """The rollouts of a bound on responses, by their names."""
     yield "sync/1.0", SYNC
     for eta in ETAS:
         yield f"eta_p/{eta}", Variant(eta_p=eta)

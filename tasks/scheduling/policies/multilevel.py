@@ -32,15 +32,14 @@ from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 
 MIDDLE = "middle"  # rounds between the first level and the last
-HALVING = 2.0  # over-provisioning by which a round keeps the faster half of what it asked
+LEVEL_ETA = 1.5  # over-provisioning with which the longest kept response doubles by the level
 
 
 def levels_within(cap_tokens: int) -> int:
-    """Levels that suit responses of at most so many tokens where rounds keep the faster half: the
-    longest kept response of a level is about twice that of the level before, so that a bound twice
-    as high gets one more; 3, 4 and 5 for 8k, 16k and 32k. One too many makes two kinds of rounds
-    that reach the bound (docs/experiments.md)."""
-    return min(8, max(3, round(math.log2(cap_tokens / 1024))))
+    """Levels that suit responses of at most so many tokens with `LEVEL_ETA`: 3 up to 8k, 4 beyond.
+    One too many makes two kinds of rounds that reach the bound; a fifth has its first long round
+    after 80 others, and gains 1 % at 32k (docs/experiments.md)."""
+    return min(4, max(3, round(math.log2(cap_tokens / 1024))))
 
 
 class MultilevelBatchingConfig(BaseModel):
