@@ -3,8 +3,8 @@
     robust/<lengths>/<setting>/step_s   seconds for as many prompts as a step trains
                                of_best  the shortest of the settings over that
 
-The settings are ours (four levels of rounds with eta 1.5), two levels with 1.25, and nothing put
-off, all else equal: packed rows, planner by lengths, stream trainer, no response launched in vain.
+The settings are ours (four levels of rounds with eta 1.5), two levels with as much, and nothing
+put off, all else equal: packed rows, planner by lengths, stream trainer, no response launched in vain.
 Whoever keeps one of them whatever the lengths are has `of_best` of what knowing them would give.
 The planner goes by the lengths of rounds that are over: where they drift, each round is planned by
 shorter ones. One seed, for any number of periods that is asked for.
@@ -21,11 +21,11 @@ from flows.experiments.paper.rollpacker_case import RollpackerCase
 from flows.experiments.paper.setups import BY_MODEL, SetUp
 from flows.experiments.paper.variants import Variant
 
-NUM_STEPS = 40  # whole periods of every setting, and lengths have time to drift
+NUM_STEPS = 54  # two periods of ours, and lengths have time to drift
 OURS = ours(BY_MODEL["14B"]).variant
 SETTINGS: Mapping[str, Variant] = {
     "ours": OURS,
-    "two_levels": replace(OURS, eta_p=1.25, num_levels=2),
+    "two_levels": replace(OURS, num_levels=2),
     "none_put_off": replace(OURS, eta_p=1.0, num_levels=2),
 }
 SET_UPS: tuple[SetUp, ...] = (
