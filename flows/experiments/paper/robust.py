@@ -4,7 +4,7 @@
                                of_best  the shortest of the settings over that
 
 The settings are ours (four levels of rounds with eta 1.5), two levels with as much, and nothing
-put off, all else equal: packed rows, planner by lengths, stream trainer, no response launched in vain.
+put off, all else equal: packed rows, planner by lengths, stream trainer, no response in vain.
 Whoever keeps one of them whatever the lengths are has `of_best` of what knowing them would give.
 The planner goes by the lengths of rounds that are over: where they drift, each round is planned by
 shorter ones. One seed, for any number of periods that is asked for.
