@@ -10,26 +10,20 @@ which are the machine's, and a judge's share of a device.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import fmean, stdev
 
 from flows.commands.candidates import Candidate, others, plain
 from flows.commands.command_line import sentence
+from flows.commands.draws import Drawn, Players
 from flows.commands.situation import Situation
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
-from tasks.cluster.devices import device_map
 from tasks.cluster.roles import num_environment_workers, parse_role_map
 from tasks.scheduling.policies.multilevel import levels_within
-from tasks.simulation.figures import PlayedRun
-from tasks.simulation.simulated_run import SimulatedRun
-from tasks.simulation.steps import play
-
-FEWEST_STEPS = 3  # of a draw: a single step is one draw of its longest response
-WARM_UP = 2  # steps in which those that overlap fill their pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,30 +54,37 @@ class Expected:
 
 def compared(place: Situation, num_draws: int, is_off_policy: bool = False) -> tuple[Expected, ...]:
     """All that were played, the shortest step first. ValueError where none can be."""
-    sizes = _played(plain(place.sizes), place, num_draws)
-    best = min(sizes, key=lambda each: each.mean_s)
-    assert best.candidate is not None, "it was played as a candidate"
-    more = others(
-        best.candidate,
-        place.machine.num_devices,
-        place.group_size,
-        levels_within(best.config.sampling.max_response_tokens),
-        is_off_policy=is_off_policy,
-    )
-    found = _played(more, place, num_draws, (best.config,))
+    with Players(place) as players:
+        sizes = _played(
+            players, "sizes of engines", _accepted(plain(place.sizes), place), num_draws
+        )
+        best = min(sizes, key=lambda each: each.mean_s)
+        assert best.candidate is not None, "it was played as a candidate"
+        more = others(
+            best.candidate,
+            place.machine.num_devices,
+            place.group_size,
+            levels_within(best.config.sampling.max_response_tokens),
+            is_off_policy=is_off_policy,
+        )
+        accepted = _accepted(more, place, known=(best.config,))
+        found = _played(players, "policies and placements", accepted, num_draws)
     return tuple(sorted((*sizes, *found), key=lambda each: each.mean_s))
 
 
-def _played(
-    candidates: Iterable[Candidate],
-    place: Situation,
-    num_draws: int,
-    known: Sequence[RunConfig] = (),
-) -> list[Expected]:
+def expect(config: RunConfig, place: Situation, num_draws: int) -> Expected:
+    """What a configuration takes in so many draws."""
+    with Players(place) as players:
+        return _played(players, "the recorded run", [(None, config)], num_draws)[0]
+
+
+def _accepted(
+    candidates: Iterable[Candidate], place: Situation, known: Sequence[RunConfig] = ()
+) -> list[tuple[Candidate, RunConfig]]:
     """Those that a configuration accepts, each kind of steps once; what it says of others goes to
     standard error."""
     seen = [_steps_of(config) for config in known]
-    found: list[Expected] = []
+    found: list[tuple[Candidate, RunConfig]] = []
     for candidate in candidates:
         try:
             config = config_of(candidate, place)
@@ -94,8 +95,34 @@ def _played(
             continue
         if _steps_of(config) not in seen:
             seen.append(_steps_of(config))
-            found.append(expect(config, place, num_draws, candidate))
+            found.append((candidate, config))
     return found
+
+
+def _played(
+    players: Players,
+    what: str,
+    configs: Sequence[tuple[Candidate | None, RunConfig]],
+    num_draws: int,
+) -> list[Expected]:
+    """What each of these takes in the same draws."""
+    draws = range(num_draws)
+    played = iter(players.play(what, [(config, draw) for _, config in configs for draw in draws]))
+    return [
+        _expected(candidate, config, list(islice(played, num_draws)))
+        for candidate, config in configs
+    ]
+
+
+def _expected(candidate: Candidate | None, config: RunConfig, draws: Sequence[Drawn]) -> Expected:
+    return Expected(
+        candidate=candidate,
+        config=config,
+        step_s=tuple(drawn.step_s for drawn in draws),
+        rollout_share=sum(drawn.rollout_s for drawn in draws)
+        / sum(drawn.total_s for drawn in draws),
+        tokens_per_s=fmean(drawn.tokens_per_s for drawn in draws),
+    )
 
 
 def config_of(candidate: Candidate, place: Situation) -> RunConfig:
@@ -114,47 +141,6 @@ def _steps_of(config: RunConfig) -> tuple[object, ...]:
     algebra = config.scheduling.algebra(config.batch)
     size, roles = config.engine.tensor_parallel_size, config.cluster.roles
     return algebra, size, roles, config.stream_trainer.enabled
-
-
-def expect(
-    config: RunConfig, place: Situation, num_draws: int, candidate: Candidate | None = None
-) -> Expected:
-    """What a configuration takes in so many draws."""
-    runs = [_counted(_run(config, place, draw)) for draw in range(num_draws)]
-    rollout_s = sum(run.total("rollout_s") for run in runs)
-    return Expected(
-        candidate=candidate,
-        config=config,
-        step_s=tuple(run.mean("step_s") for run in runs),
-        rollout_share=rollout_s / sum(run.total("step_s") for run in runs),
-        tokens_per_s=fmean(run.tokens_per_s for run in runs),
-    )
-
-
-def _run(config: RunConfig, place: Situation, draw: int) -> SimulatedRun:
-    """Whole periods of it."""
-    algebra = config.scheduling.algebra(config.batch)
-    periods = math.ceil(FEWEST_STEPS / algebra.period_steps)
-    placed = device_map(config.cluster)
-    is_apart = set(placed["learner"]).isdisjoint(placed["rollout"])
-    return SimulatedRun(
-        machine=place.machine,
-        work=place.work(draw),
-        policy=config.scheduling,
-        batch=config.batch,
-        num_steps=periods * algebra.period_steps + algebra.overlaps * WARM_UP,
-        tensor_parallel_size=config.engine.tensor_parallel_size,
-        knows_profile=False,
-        stream_trainer=config.stream_trainer,
-        learner_devices=len(placed["learner"]) if is_apart else 0,
-        devices_per_rank=place.group_size,
-        seed=draw + 1,
-    )
-
-
-def _counted(run: SimulatedRun) -> PlayedRun:
-    """Without steps that fill a pipeline, and those that drain what is left."""
-    return play(run).planned.after(run.overlaps * WARM_UP)
 
 
 def _spread(values: Sequence[float]) -> float:

@@ -94,7 +94,7 @@ def _workloads() -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 with one sentence where nothing can be recommended."""
+    """Exit status 0, 2 with one sentence where nothing can be recommended, 130 when interrupted."""
     from flows.commands.command_line import sentence
     from flows.commands.expected import compared
     from flows.commands.situation import situation
@@ -107,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.json.write_text(json.dumps([row(each) for each in found], indent=1))
         show(found, place)
         tell_settings(found[0], options.write)
+    except KeyboardInterrupt:
+        return 130
     except (ValueError, OSError) as error:
         print(f"error: {sentence(error)}", file=sys.stderr)
         return 2

@@ -49,7 +49,7 @@ FIGURE_11 = {
 # of the artifact's end-to-end run: seconds of a rollout and of a step, the longest response; the
 # middle of what its curves range over (18 to 24 and 43 to 55 s and 1,100 to 1,700 tokens in short
 # rounds, 67 to 98 s a step with a long one). Devices: its README asks for A100s
-CURVES = {"short": (21, 49, 1400), "long": (42.7, 82.5, 4096)}
+CURVES = (("short", (21, 49, 1400)), ("long", (42.7, 82.5, 4096)))
 # the smallest async ratio from which on more gains nothing, by what is varied
 BEST_RATIOS = {
     "model": {"0.6B": 2, "1.7B": 2, "4B": 2, "8B": 2},
@@ -77,7 +77,7 @@ def _rollpacker() -> Iterator[tuple[str, float, str]]:
         yield f"fig6/{rounds}/rollout_s", seconds, "Figure 6b"
     for eta, seconds in FIGURE_11.items():
         yield f"fig11/8k/{eta}", seconds, "Figure 11"
-    for kind, values in CURVES.items():
+    for kind, values in CURVES:
         for figure, value in zip(("rollout_s", "step_s", "max_tokens"), values, strict=True):
             yield f"curves/{kind}/{figure}", value, "curves of its artifact"
     yield "fig13/judge/8k", 1.1, "its artifact's plot of Figure 13b"

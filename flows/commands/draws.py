@@ -1,0 +1,125 @@
+"""Plays configurations in virtual time for `rollflow recommend`: draw by draw, in as many processes
+as there are cores, and says how far it is.
+
+    (configuration, draw) ─▶ whole periods of steps ─▶ Drawn
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flows.commands.situation import Situation
+from flows.config.run_config import RunConfig
+from tasks.cluster.devices import device_map
+from tasks.simulation.simulated_run import SimulatedRun
+from tasks.simulation.steps import play
+
+FEWEST_STEPS = 3  # of a draw: a single step is one draw of its longest response
+WARM_UP = 2  # steps in which those that overlap fill their pipeline
+Play = tuple[RunConfig, int]  # a configuration, and which draw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """The planned steps of a draw."""
+
+    step_s: float  # mean
+    rollout_s: float  # of all of them
+    total_s: float  # of all of them
+    tokens_per_s: float
+
+
+class Players:
+    """Processes that play draws of a situation."""
+
+    def __init__(self, place: Situation) -> None:
+        self._place = place
+        # forked, because a situation has functions that cannot be sent
+        self._pool = ProcessPoolExecutor(
+            os.cpu_count() or 1, get_context("fork"), initializer=_begin, initargs=(place,)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def play(self, what: str, plays: Sequence[Play]) -> list[Drawn]:
+        """What came of each, in their order. `what`: they are, for who waits. ValueError for what
+        cannot be played."""
+        futures = [self._pool.submit(_play, each) for each in plays]
+        _show(what, futures)
+        return [future.result() for future in futures]
+
+
+def _show(what: str, futures: Sequence[Future[Drawn]]) -> None:
+    """A line that counts those that are done, until all are; nothing where nobody looks."""
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        for _ in progress.track(as_completed(futures), total=len(futures), description=what):
+            pass
+
+
+_places: list[Situation] = []  # of this process, if it plays
+
+
+def _begin(place: Situation) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # it ends at once, and says nothing
+    _places.append(place)
+
+
+def _play(each: Play) -> Drawn:
+    return drawn(*each, _places[-1])
+
+
+def drawn(config: RunConfig, draw: int, place: Situation) -> Drawn:
+    """Without steps that fill a pipeline, and those that drain what is left."""
+    run = _run(config, place, draw)
+    played = play(run).planned.after(run.overlaps * WARM_UP)
+    return Drawn(
+        step_s=played.mean("step_s"),
+        rollout_s=played.total("rollout_s"),
+        total_s=played.total("step_s"),
+        tokens_per_s=played.tokens_per_s,
+    )
+
+
+def _run(config: RunConfig, place: Situation, draw: int) -> SimulatedRun:
+    """Whole periods of it."""
+    algebra = config.scheduling.algebra(config.batch)
+    periods = math.ceil(FEWEST_STEPS / algebra.period_steps)
+    placed = device_map(config.cluster)
+    is_apart = set(placed["learner"]).isdisjoint(placed["rollout"])
+    return SimulatedRun(
+        machine=place.machine,
+        work=place.work(draw),
+        policy=config.scheduling,
+        batch=config.batch,
+        num_steps=periods * algebra.period_steps + algebra.overlaps * WARM_UP,
+        tensor_parallel_size=config.engine.tensor_parallel_size,
+        knows_profile=False,
+        stream_trainer=config.stream_trainer,
+        learner_devices=len(placed["learner"]) if is_apart else 0,
+        devices_per_rank=place.group_size,
+        seed=draw + 1,
+    )
