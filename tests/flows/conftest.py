@@ -83,9 +83,8 @@ class Launcher:
         settings: str = "",
     ) -> Train:
         """A run in the background, its artifacts under root."""
-        return self._origin.start(
-            train_words(root, *assignments, preset=preset, resume=resume, settings=settings)
-        )
+        words = train_words(root, *assignments, preset=preset, resume=resume, settings=settings)
+        return self._origin.start(words, root)
 
     def run(
         self,
@@ -205,7 +204,7 @@ def tiny_models(worker_id: str) -> None:
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     with prefect_server(tmp_path_factory.mktemp("prefect"), free_port()) as environment:
         HANDOVER.mkdir()
-        origin = TrainOrigin(environment)
+        origin = TrainOrigin(environment, HANDOVER)
         try:
             yield Launcher(environment, origin)
         finally:
