@@ -4,6 +4,7 @@ shows."""
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,13 +13,16 @@ import pytest
 from report_factories import keep_answers, make_commit, make_evaluation, make_row, make_run
 from transcript_factories import make_episode_row
 
+from artifacts import layout
 from artifacts.records import Outcome
 from artifacts.reports import canvas, plots
 from artifacts.reports.answers import Question, questions_of, spread
 from artifacts.reports.page import duration
 from artifacts.store import Store
+from flows import report_folder
 from flows.config.run_config import RunConfig
 from flows.heldout_answers import read_answers
+from flows.report_folder import ReportFolder
 from flows.results import RunResults, device_shares, settings_of, typical_step
 from flows.run import OpenRun
 
@@ -161,6 +165,28 @@ def test_a_run_before_its_first_step_has_a_page_too(tmp_path: Path) -> None:
     words = " ".join(Page(page_of(made, is_over=False)).text.split())
     assert "no step is committed yet" in words
     assert "no reward" in words
+
+
+async def test_short_steps_do_not_draw_a_page_each(
+    run: OpenRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is due when the last took its share of the time since then."""
+    folder, path = ReportFolder(run), run.local_report(layout.PAGE)
+    assert path
+    evaluations = {0: make_evaluation({"heldout/0": 0.0, "heldout/1": 0.0})}
+
+    async def is_drawn() -> bool:
+        path.unlink(missing_ok=True)
+        await folder.redraw(run.commits, evaluations)
+        await folder.drawn()
+        return path.exists()
+
+    assert [await is_drawn() for _ in range(3)] == [True, False, False]
+    monkeypatch.setattr(report_folder, "DRAWING_SHARE", 1e9)
+    assert not await is_drawn(), "the last page said when"
+    later = time.monotonic() + 1e6
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert [await is_drawn() for _ in range(2)] == [True, True]
 
 
 def test_drawings_have_the_colours_of_the_page() -> None:
