@@ -1,8 +1,8 @@
 """The report folder of a run: its page, written beside the steps and once more when the run is
 over, and what lies beside it at the end: plots and a summary. What is final goes to MLflow, too.
 
-A page takes a second of a core and more, and short steps would have little else to do: it is drawn
-no oftener than that a small share of the time goes into it.
+A page takes a second of a core and more, and short steps would have little else to do: the first
+is due some time after the beginning, and others so that a small share of the time goes into them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from flows.run import OpenRun
 
 logger = logging.getLogger(__name__)
 
-DRAWING_SHARE = 0.05  # of the time, at most, while steps are made
+FIRST_AFTER_S = 20.0
+DRAWING_SHARE = 0.05  # of the time after the first, at most
 
 
 class ReportFolder:
@@ -32,7 +33,8 @@ class ReportFolder:
         self._run = run
         self._results = RunResults(run)
         self._drawing: asyncio.Task[None] | None = None
-        self._due_s = 0.0  # when the next page may be begun, seconds of the monotonic clock
+        # when the next page may be begun, by the monotonic clock
+        self._due_s = time.monotonic() + FIRST_AFTER_S
 
     async def redraw(self, commits: Sequence[StepCommit], evaluations: Evaluations) -> None:
         """Begin to write the page as of now, beside the steps that follow, if it is time for

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_factories import keep_answers, make_commit, make_evaluation, make_row, make_run
@@ -170,23 +171,33 @@ def test_a_run_before_its_first_step_has_a_page_too(tmp_path: Path) -> None:
 async def test_short_steps_do_not_draw_a_page_each(
     run: OpenRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one is due when the last took its share of the time since then."""
+    """The first is due some time after the beginning, the next when the last took its share of the
+    time since then."""
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     folder, path = ReportFolder(run), run.local_report(layout.PAGE)
     assert path
     evaluations = {0: make_evaluation({"heldout/0": 0.0, "heldout/1": 0.0})}
+    page = folder._results.page
 
-    async def is_drawn() -> bool:
+    def drawn_in_a_second(*told: Any, **more: Any) -> bytes:  # Any: as there
+        nonlocal now_s
+        now_s += 1.0
+        return page(*told, **more)
+
+    monkeypatch.setattr(folder._results, "page", drawn_in_a_second)
+
+    async def is_drawn(after_s: float) -> bool:
+        nonlocal now_s
+        now_s += after_s
         path.unlink(missing_ok=True)
         await folder.redraw(run.commits, evaluations)
         await folder.drawn()
         return path.exists()
 
-    assert [await is_drawn() for _ in range(3)] == [True, False, False]
-    monkeypatch.setattr(report_folder, "DRAWING_SHARE", 1e9)
-    assert not await is_drawn(), "the last page said when"
-    later = time.monotonic() + 1e6
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    assert [await is_drawn() for _ in range(2)] == [True, True]
+    first_s, next_s = report_folder.FIRST_AFTER_S, 1.0 / report_folder.DRAWING_SHARE
+    assert [await is_drawn(after_s) for after_s in (first_s / 2, first_s / 2)] == [False, True]
+    assert [await is_drawn(after_s) for after_s in (next_s / 2, next_s / 2)] == [False, True]
 
 
 def test_drawings_have_the_colours_of_the_page() -> None:
