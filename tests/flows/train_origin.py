@@ -37,7 +37,13 @@ ROOT = Path(__file__).parents[2]
 PIPE_BYTES = 1 << 20  # a run that goes on after kills has much to say
 ORDER_BYTES = 1 << 16
 WORKER_IMPORTS = ("tasks.worker_imports", "tasks.engines.vllm.imports")
-IMPORTS = ("flows.train", *WORKER_IMPORTS, "mlflow.store.tracking.sqlalchemy_store")
+IMPORTS = (
+    "flows.train",
+    *WORKER_IMPORTS,
+    "mlflow.store.tracking.sqlalchemy_store",
+    "distributed.dashboard.scheduler",  # which a scheduler imports when it starts
+    "prefect.flow_engine",
+)
 Order = Mapping[str, Any]  # what a program is told. Any: JSON
 Ends = tuple[int, int]  # descriptors that it writes its output and its errors to
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR"}  # as a fork server imports it
