@@ -1,10 +1,15 @@
 """The report folder of a run: its page, written beside the steps and once more when the run is
-over, and what lies beside it at the end: plots and a summary. What is final goes to MLflow, too."""
+over, and what lies beside it at the end: plots and a summary. What is final goes to MLflow, too.
+
+A page takes a second of a core and more, and short steps would have little else to do: the first
+is due some time after the beginning, and others so that a small share of the time goes into them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 
 from artifacts import layout
@@ -17,6 +22,9 @@ from flows.run import OpenRun
 
 logger = logging.getLogger(__name__)
 
+FIRST_AFTER_S = 20.0
+DRAWING_SHARE = 0.05  # of the time after the first, at most
+
 
 class ReportFolder:
     """Writes the folder of one run."""
@@ -25,9 +33,15 @@ class ReportFolder:
         self._run = run
         self._results = RunResults(run)
         self._drawing: asyncio.Task[None] | None = None
+        # when the next page may be begun, by the monotonic clock
+        self._due_s = time.monotonic() + FIRST_AFTER_S
 
     async def redraw(self, commits: Sequence[StepCommit], evaluations: Evaluations) -> None:
-        """Begin to write the page as of now, beside the steps that follow."""
+        """Begin to write the page as of now, beside the steps that follow, if it is time for
+        one."""
+        is_drawing = self._drawing is not None and not self._drawing.done()
+        if is_drawing or time.monotonic() < self._due_s:
+            return
         await self.drawn()
         summary = self._results.summary(commits, evaluations, self._links())
         self._drawing = asyncio.create_task(
@@ -67,9 +81,11 @@ class ReportFolder:
     def _write_page_so_far(
         self, commits: Sequence[StepCommit], evaluations: Evaluations, summary: RunSummary
     ) -> None:
+        began_s = time.monotonic()
         answers = read_answers(self._run.store, evaluations)
         page = self._results.page(commits, evaluations, answers, summary, is_over=False)
         self._run.store.write(layout.report_file(layout.PAGE), page)
+        self._due_s = time.monotonic() + (time.monotonic() - began_s) / DRAWING_SHARE
 
     def _plots(
         self, commits: Sequence[StepCommit], evaluations: Evaluations

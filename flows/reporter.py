@@ -1,7 +1,8 @@
 """Everything that tells of a run while it goes on and when it is over: MLflow, Prefect artifacts,
 the terminal, the report folder.
 
-The page of that folder is written beside the steps whenever a checkpoint is, and at the end.
+The page of that folder is written beside the steps when a checkpoint is, but not at the very
+beginning nor a moment after the last one, and at the end.
 Nothing here is needed to go on with a run: it is all made from the commits, the recorded rounds and
 the evaluations.
 """

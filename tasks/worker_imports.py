@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 
+from anyio._backends import _asyncio  # the first client of Prefect would, in every worker
+
 from artifacts.models.importing import importing_transformers
 from tasks import durable, fleet, reward, rollout, train
 
@@ -15,6 +17,7 @@ __all__ = [
     "AutoModelForCausalLM",
     "PreTrainedModel",
     "PreTrainedTokenizerFast",
+    "_asyncio",
     "durable",
     "fleet",
     "reward",

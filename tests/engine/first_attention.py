@@ -1,11 +1,14 @@
-"""python -m tests.engine.first_attention KIND MODEL: a process whose first attention has few
-rows."""
+"""python -m tests.engine.first_attention MODEL: processes whose first attention has few rows, and
+how each of them ends. They are forked from one that has imported vLLM and asked for nothing."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
+import traceback
+from importlib import import_module
 
 from artifacts.judgements import Question
 from artifacts.models.choice import PathConfig
@@ -59,7 +62,24 @@ def _config(ranks: int) -> VllmEngineConfig:
     )
 
 
+KINDS = {"engine": engine, "ranks": ranks, "judge": judge, "by_hand": by_hand}
+
+
+def ending(kind: str, model: str) -> int:
+    """The exit status of a process that is forked from this one, negative for a signal."""
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            KINDS[kind](model)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 if __name__ == "__main__":
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    {"engine": engine, "ranks": ranks, "judge": judge, "by_hand": by_hand}[sys.argv[1]](sys.argv[2])
-    print("DONE")
+    import_module("tasks.engines.vllm.imports")
+    print(json.dumps({kind: ending(kind, sys.argv[1]) for kind in KINDS}))

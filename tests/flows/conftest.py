@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 import psutil
 import pytest
@@ -20,7 +21,7 @@ import pytest
 from flows.commands.local_stack import free_port, prefect_server
 from flows.config.run_config import RunConfig
 from tasks.learner.models import resolve_model
-from tests.flows.train_origin import ROOT, Train, TrainOrigin
+from tests.flows.train_origin import ROOT, Forked, Train, TrainOrigin
 
 SMALL = (  # the tiny preset, small enough that a run is mostly its start
     "num_steps=2",
@@ -83,9 +84,8 @@ class Launcher:
         settings: str = "",
     ) -> Train:
         """A run in the background, its artifacts under root."""
-        return self._origin.start(
-            train_words(root, *assignments, preset=preset, resume=resume, settings=settings)
-        )
+        words = train_words(root, *assignments, preset=preset, resume=resume, settings=settings)
+        return self._origin.start(words, root)
 
     def run(
         self,
@@ -103,6 +103,12 @@ class Launcher:
             process.kill()  # or it takes its core from every test after this one
         return Finished(code=process.wait(), out=out, err=err)
 
+    def start_dask(
+        self, command: Sequence[str], *, env: dict[str, str], stdout: BinaryIO, **_: object
+    ) -> Forked:
+        """`python -m dask ...` for `joined_cluster`, forked with its workers as runs are."""
+        return self._origin.start_dask(command[3:], env, stdout)
+
     def run_command(self, root: Path, *assignments: str, preset: str) -> Finished:
         """The same as a user calls it: a program that imports for itself."""
         words = train_words(root, *assignments, preset=preset)
@@ -118,7 +124,8 @@ class Launcher:
         return Finished(code=ended.returncode, out=ended.stdout, err=ended.stderr)
 
 
-Start = Callable[..., "subprocess.Popen[bytes]"]  # ...: as subprocess.Popen takes them
+Process = Forked | subprocess.Popen[bytes]
+Start = Callable[..., Process]  # ...: as subprocess.Popen takes them
 WORKERS = ("control", "engine-0", "engine-1", "learner-0", "learner-1")  # those of the tiny preset
 DASK_SETTINGS = {
     "DASK_DISTRIBUTED__WORKER__DAEMON": "False",
@@ -131,8 +138,8 @@ DASK_SETTINGS = {
 
 
 class JoinedCluster:
-    """A Dask cluster that no run starts or ends, as docs/operations.md has it; `far` starts those
-    of its workers that are on other hosts."""
+    """A Dask cluster that no run starts or ends, as docs/operations.md has it; `near` starts its
+    processes, `far` those of its workers that are on other hosts."""
 
     def __init__(
         self,
@@ -140,25 +147,24 @@ class JoinedCluster:
         scratch: Path,
         workers: Sequence[str],
         host: str,
+        near: Start,
         far: Mapping[str, Start],
     ) -> None:
         port = free_port()
         self.address = f"tcp://{host}:{port}"
         self._environment, self._scratch = os.environ | environment | DASK_SETTINGS, scratch
-        self.scheduler = self._start(
-            subprocess.Popen, "scheduler", "--host", host, "--port", str(port)
-        )
-        starts = dict.fromkeys(workers, subprocess.Popen) | far
+        self.scheduler = self._start(near, "scheduler", "--host", host, "--port", str(port))
+        starts = dict.fromkeys(workers, near) | far
         self._workers = [self._worker(start, name) for name, start in starts.items()]
 
-    def _worker(self, start: Start, name: str) -> subprocess.Popen[bytes]:
+    def _worker(self, start: Start, name: str) -> Process:
         role = name.partition("-")[0]
         threads, slots = ("6", "coordinator=4") if role == "control" else ("2", f"{role}=1")
         size = ("--nthreads", threads, "--resources", slots, "--nworkers", "1")
         place = ("--local-directory", str(self._scratch), "--memory-limit", "0")
         return self._start(start, "worker", self.address, "--name", name, *place, *size)
 
-    def _start(self, start: Start, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, start: Start, *words: str) -> Process:
         command = [sys.executable, "-m", "dask", *words, "--no-dashboard"]
         with (self._scratch / "dask.log").open("ab") as log:
             return start(command, cwd=ROOT, env=self._environment, stdout=log, stderr=log)
@@ -180,11 +186,12 @@ def joined_cluster(
     scratch: Path,
     workers: Sequence[str],
     host: str = "127.0.0.1",
+    near: Start = subprocess.Popen,
     far: Mapping[str, Start] = MappingProxyType({}),
 ) -> Iterator[JoinedCluster]:
     """A cluster for the block, what it writes below `scratch`."""
     scratch.mkdir()
-    cluster = JoinedCluster(environment, scratch, workers, host, far)
+    cluster = JoinedCluster(environment, scratch, workers, host, near, far)
     try:
         yield cluster
     finally:
@@ -205,7 +212,7 @@ def tiny_models(worker_id: str) -> None:
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     with prefect_server(tmp_path_factory.mktemp("prefect"), free_port()) as environment:
         HANDOVER.mkdir()
-        origin = TrainOrigin(environment)
+        origin = TrainOrigin(environment, HANDOVER)
         try:
             yield Launcher(environment, origin)
         finally:

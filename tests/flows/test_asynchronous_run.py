@@ -34,8 +34,10 @@ SETTINGS = (
 def overlapped(
     launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Finished, Path]:
+    """Evaluated after every second step, too."""
     root = tmp_path_factory.mktemp("runs")
-    finished = launcher.run(root, *SETTINGS, 'run_name="overlapped"', preset="tiny-async")
+    settings = ('run_name="overlapped"', "evaluation.every_steps=2", "evaluation.num_prompts=12")
+    finished = launcher.run(root, *SETTINGS, *settings, preset="tiny-async")
     return finished, root / "overlapped"
 
 
@@ -62,15 +64,11 @@ def test_a_round_begins_while_the_step_before_it_trains(overlapped: tuple[Finish
 
 
 def test_an_evaluation_is_of_one_version_and_no_round_waits_for_it(
-    launcher: Launcher, tmp_path: Path
+    overlapped: tuple[Finished, Path],
 ) -> None:
     """The round after an evaluated step begins before that step is committed, and so before its
     evaluation; its update comes after it."""
-    settings = ('run_name="evaluated"', "evaluation.every_steps=2", "evaluation.num_prompts=12")
-    finished = launcher.run(tmp_path, *SETTINGS, *settings, preset="tiny-async")
-    assert finished.code == 0, finished.err
-    run = tmp_path / "evaluated"
-    check(run, async_ratio=1.0, num_steps=NUM_STEPS)
+    finished, run = overlapped
     for step in (0, 2, 4, NUM_STEPS):
         began_s, ended_s = check_evaluation(run, step, num_prompts=12)
         if step not in (2, 4):

@@ -46,7 +46,7 @@ def test_a_host_of_environments_that_falls_silent_costs_no_episode(
     with network_hosts(*FAR.values()) as hosts:
         far = {worker: partial(hosts.run_in, host) for worker, host in FAR.items()}
         with joined_cluster(
-            launcher.environment, tmp_path / "dask", WORKERS, hosts.here, far
+            launcher.environment, tmp_path / "dask", WORKERS, hosts.here, far=far
         ) as cluster:
             address = f"cluster.scheduler_address={cluster.address}"
             process = launcher.start(

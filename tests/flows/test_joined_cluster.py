@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,20 +33,21 @@ def test_a_cluster_serves_run_after_run_and_a_dead_scheduler_costs_a_resume(
     """With two learners, whose process group no process can enter twice; the engines are
     simulated."""
     root, run = tmp_path / "runs", tmp_path / "runs" / "joined"
-    with joined_cluster(launcher.environment, tmp_path / "first", WORKERS) as cluster:
+    joined = partial(joined_cluster, launcher.environment, workers=WORKERS)
+    with joined(tmp_path / "first", near=launcher.start_dask) as cluster:
         address = f"cluster.scheduler_address={cluster.address}"
         process = launcher.start(root, *SIMULATED, f'run_name="{run.name}"', ROLES, address)
         wait_for(run / "steps" / "00001.json", process)
         os.kill(process.pid, signal.SIGKILL)  # its actors work on, in the second step
         process.communicate()
-        patience = "cluster.start_deadline_s=60"  # for how long a lost scheduler is looked for
+        patience = "cluster.start_deadline_s=30"  # for how long a lost scheduler is looked for
         resumed = launcher.start(root, address, "num_steps=4", patience, resume=run.name)
         wait_for(run / "steps" / "00003.json", resumed)
         cluster.scheduler.kill()
         _, err = resumed.communicate(timeout=ENDS_WITHIN_S)
         assert resumed.returncode != 0
         assert "start the cluster again and resume the run" in err, err
-    with joined_cluster(launcher.environment, tmp_path / "second", WORKERS) as cluster:
+    with joined(tmp_path / "second", near=launcher.start_dask) as cluster:
         ended = launcher.run(
             root, f"cluster.scheduler_address={cluster.address}", "num_steps=4", resume=run.name
         )

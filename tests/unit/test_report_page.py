@@ -4,21 +4,26 @@ shows."""
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_factories import keep_answers, make_commit, make_evaluation, make_row, make_run
 from transcript_factories import make_episode_row
 
+from artifacts import layout
 from artifacts.records import Outcome
 from artifacts.reports import canvas, plots
 from artifacts.reports.answers import Question, questions_of, spread
 from artifacts.reports.page import duration
 from artifacts.store import Store
+from flows import report_folder
 from flows.config.run_config import RunConfig
 from flows.heldout_answers import read_answers
+from flows.report_folder import ReportFolder
 from flows.results import RunResults, device_shares, settings_of, typical_step
 from flows.run import OpenRun
 
@@ -161,6 +166,38 @@ def test_a_run_before_its_first_step_has_a_page_too(tmp_path: Path) -> None:
     words = " ".join(Page(page_of(made, is_over=False)).text.split())
     assert "no step is committed yet" in words
     assert "no reward" in words
+
+
+async def test_short_steps_do_not_draw_a_page_each(
+    run: OpenRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is due some time after the beginning, the next when the last took its share of the
+    time since then."""
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    folder, path = ReportFolder(run), run.local_report(layout.PAGE)
+    assert path
+    evaluations = {0: make_evaluation({"heldout/0": 0.0, "heldout/1": 0.0})}
+    page = folder._results.page
+
+    def drawn_in_a_second(*told: Any, **more: Any) -> bytes:  # Any: as there
+        nonlocal now_s
+        now_s += 1.0
+        return page(*told, **more)
+
+    monkeypatch.setattr(folder._results, "page", drawn_in_a_second)
+
+    async def is_drawn(after_s: float) -> bool:
+        nonlocal now_s
+        now_s += after_s
+        path.unlink(missing_ok=True)
+        await folder.redraw(run.commits, evaluations)
+        await folder.drawn()
+        return path.exists()
+
+    first_s, next_s = report_folder.FIRST_AFTER_S, 1.0 / report_folder.DRAWING_SHARE
+    assert [await is_drawn(after_s) for after_s in (first_s / 2, first_s / 2)] == [False, True]
+    assert [await is_drawn(after_s) for after_s in (next_s / 2, next_s / 2)] == [False, True]
 
 
 def test_drawings_have_the_colours_of_the_page() -> None:
