@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -40,33 +39,25 @@ class Drawn:
     tokens_per_s: float
 
 
-class Players:
-    """Processes that play draws of a situation."""
+@contextmanager
+def players(place: Situation) -> Iterator[ProcessPoolExecutor]:
+    """Processes that play draws of a situation: forked, because that has functions that cannot be
+    sent."""
+    pool = ProcessPoolExecutor(
+        os.cpu_count() or 1, get_context("fork"), initializer=_begin, initargs=(place,)
+    )
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
-    def __init__(self, place: Situation) -> None:
-        self._place = place
-        # forked, because a situation has functions that cannot be sent
-        self._pool = ProcessPoolExecutor(
-            os.cpu_count() or 1, get_context("fork"), initializer=_begin, initargs=(place,)
-        )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def play(self, what: str, plays: Sequence[Play]) -> list[Drawn]:
-        """What came of each, in their order. `what`: they are, for who waits. ValueError for what
-        cannot be played."""
-        futures = [self._pool.submit(_play, each) for each in plays]
-        _show(what, futures)
-        return [future.result() for future in futures]
+def draw_all(pool: ProcessPoolExecutor, what: str, plays: Sequence[Play]) -> list[Drawn]:
+    """What came of each, in their order. `what`: they are, for who waits. ValueError for what
+    cannot be played."""
+    futures = [pool.submit(_draw, each) for each in plays]
+    _show(what, futures)
+    return [future.result() for future in futures]
 
 
 def _show(what: str, futures: Sequence[Future[Drawn]]) -> None:
@@ -88,13 +79,9 @@ def _begin(place: Situation) -> None:
     _places.append(place)
 
 
-def _play(each: Play) -> Drawn:
-    return drawn(*each, _places[-1])
-
-
-def drawn(config: RunConfig, draw: int, place: Situation) -> Drawn:
+def _draw(each: Play) -> Drawn:
     """Without steps that fill a pipeline, and those that drain what is left."""
-    run = _run(config, place, draw)
+    run = _run(*each, _places[-1])
     played = play(run).planned.after(run.overlaps * WARM_UP)
     return Drawn(
         step_s=played.mean("step_s"),
@@ -104,7 +91,7 @@ def drawn(config: RunConfig, draw: int, place: Situation) -> Drawn:
     )
 
 
-def _run(config: RunConfig, place: Situation, draw: int) -> SimulatedRun:
+def _run(config: RunConfig, draw: int, place: Situation) -> SimulatedRun:
     """Whole periods of it."""
     algebra = config.scheduling.algebra(config.batch)
     periods = math.ceil(FEWEST_STEPS / algebra.period_steps)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean, stdev
 
 from flows.commands.candidates import Candidate, others, plain
 from flows.commands.command_line import sentence
-from flows.commands.draws import Drawn, Players
+from flows.commands.draws import Drawn, draw_all, players
 from flows.commands.situation import Situation
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
@@ -54,10 +55,8 @@ class Expected:
 
 def compared(place: Situation, num_draws: int, is_off_policy: bool = False) -> tuple[Expected, ...]:
     """All that were played, the shortest step first. ValueError where none can be."""
-    with Players(place) as players:
-        sizes = _played(
-            players, "sizes of engines", _accepted(plain(place.sizes), place), num_draws
-        )
+    with players(place) as pool:
+        sizes = _played(pool, "sizes of engines", _accepted(plain(place.sizes), place), num_draws)
         best = min(sizes, key=lambda each: each.mean_s)
         assert best.candidate is not None, "it was played as a candidate"
         more = others(
@@ -68,14 +67,14 @@ def compared(place: Situation, num_draws: int, is_off_policy: bool = False) -> t
             is_off_policy=is_off_policy,
         )
         accepted = _accepted(more, place, known=(best.config,))
-        found = _played(players, "policies and placements", accepted, num_draws)
+        found = _played(pool, "policies and placements", accepted, num_draws)
     return tuple(sorted((*sizes, *found), key=lambda each: each.mean_s))
 
 
 def expect(config: RunConfig, place: Situation, num_draws: int) -> Expected:
     """What a configuration takes in so many draws."""
-    with Players(place) as players:
-        return _played(players, "the recorded run", [(None, config)], num_draws)[0]
+    with players(place) as pool:
+        return _played(pool, "the recorded run", [(None, config)], num_draws)[0]
 
 
 def _accepted(
@@ -100,14 +99,14 @@ def _accepted(
 
 
 def _played(
-    players: Players,
+    pool: ProcessPoolExecutor,
     what: str,
     configs: Sequence[tuple[Candidate | None, RunConfig]],
     num_draws: int,
 ) -> list[Expected]:
     """What each of these takes in the same draws."""
     draws = range(num_draws)
-    played = iter(players.play(what, [(config, draw) for _, config in configs for draw in draws]))
+    played = iter(draw_all(pool, what, [(config, draw) for _, config in configs for draw in draws]))
     return [
         _expected(candidate, config, list(islice(played, num_draws)))
         for candidate, config in configs
