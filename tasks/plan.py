@@ -35,10 +35,10 @@ class StepPlan:
 
     @property
     def versions(self) -> range:
-        """Weight versions whose tokens the round may train: the one that the engines hold, and in a
-        round that overlaps the training of others those within the bound."""
+        """Weight versions whose tokens the round may train: the one that the engines hold, and in
+        an asynchronous round those within the bound."""
         if self.round.admission is not None:
-            return self.round.admission.versions(self.step)
+            return self.round.versions
         return range(self.weights.version, self.weights.version + 1)
 
     @property
@@ -48,7 +48,7 @@ class StepPlan:
     @property
     def overlaps(self) -> bool:
         """Whether the engines generate while other steps train."""
-        return self.round.admission is not None
+        return self.round.overlaps
 
     def scheduler(self) -> RoundScheduler:
         """Who decides within the round; an evaluation waits for all that it asks."""

@@ -170,12 +170,13 @@ def running_totals(
 
 
 def _overlap_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str, float]:
-    """How old the weights were, and who waited for whom; only of steps that overlap others."""
-    if not report.plan.overlaps:
+    """How old the weights were, and who waited for whom; only of asynchronous steps."""
+    plan, total = report.plan.round, report.trained
+    if plan.admission is None:
         return {}
-    step, total = report.plan.step, report.trained
+    step, recomputes = plan.step, plan.pauses or plan.at_update is Running.INTERRUPT
     return {
-        **lag_figures(step, groups, recomputes=report.plan.round.at_update is Running.INTERRUPT),
+        **lag_figures(step, groups, recomputes=recomputes),
         **figures_by_lag(total.by_version, step - 1, can_cut=total.can_cut),
         "stall/rollout_s": report.rollout.awaited_weights_s + report.published.drained_s,
         "stall/learner_s": _learner_stall_s(report),

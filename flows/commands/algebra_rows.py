@@ -15,6 +15,11 @@ from tasks.cluster.devices import engine_members, worker_specs
 from tasks.rewards.judges.reward import judge_engine_of, judge_of
 from tasks.scheduling.batch import BatchAlgebra
 
+PAUSED = (
+    "none: a round stops what is undecided when it closes, the devices train, and the next one goes"
+    " on from the tokens that there are"
+)
+
 
 def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """The batch algebra as (quantity, value with unit)."""
@@ -131,8 +136,8 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "sequence gate", config.learner.gate.explain()
     algebra = config.scheduling.algebra(config.batch)
     yield "largest staleness", _staleness(algebra)
-    if algebra.overlaps:
-        becomes = BECOMES_OF_RUNNING[algebra.at_update]
+    if algebra.is_off_policy:
+        becomes = PAUSED if algebra.pauses else BECOMES_OF_RUNNING[algebra.at_update]
         yield "responses that newer weights find running", becomes
 
 
@@ -208,9 +213,11 @@ def _launched(counts: Sequence[tuple[str, int, int]]) -> str:
 
 def _staleness(algebra: BatchAlgebra) -> str:
     """In words: how old the weights may be that sampled a trained token."""
-    if not algebra.overlaps:
+    if not algebra.is_off_policy:
         return "0 steps: every trained token was sampled by the weights that the update starts from"
     bound = "without a bound" if algebra.max_lag is None else f"{algebra.max_lag} steps"
+    if algebra.pauses:
+        return f"{bound}; {algebra.mean_lag:g} on average"
     mean = f"{algebra.mean_lag:g} on average while training is what generation waits for"
     return f"{bound}; {mean}, fewer where training waits for generation"
 

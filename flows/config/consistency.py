@@ -31,6 +31,7 @@ def check_parts(config: Parts) -> None:
     _check_judge(config)
     check_environment_workers(config)
     _check_planner(config)
+    _check_loss(config)
     _check_overlap(config)
     _check_freeing(config)
     check_player(config)
@@ -162,6 +163,17 @@ def _check_planner(config: Parts) -> None:
         )
 
 
+def _check_loss(config: Parts) -> None:
+    """Tokens of older weights are not the learner's own."""
+    is_off_policy = config.scheduling.algebra(config.batch).is_off_policy
+    if is_off_policy and not config.learner.loss.corrects_staleness:
+        raise ValueError(
+            "learner.loss must correct for older weights beside scheduling.kind"
+            f" {config.scheduling.kind!r}, got {config.learner.loss.kind!r}, which takes their"
+            " tokens for the learner's own; choose another loss"
+        )
+
+
 def _check_overlap(config: Parts) -> None:
     """Engines that generate while others train cannot be rebuilt, and give no memory away."""
     if not config.scheduling.algebra(config.batch).overlaps:
@@ -169,18 +181,14 @@ def _check_overlap(config: Parts) -> None:
     if config.planner.enabled:
         raise ValueError(
             "planner needs engines that are idle between rounds, scheduling.kind"
-            f" {config.scheduling.kind!r} keeps them busy; disable planner"
-        )
-    if not config.learner.loss.corrects_staleness:
-        raise ValueError(
-            "learner.loss must correct for older weights beside scheduling.kind"
-            f" {config.scheduling.kind!r}, got {config.learner.loss.kind!r}, which takes their"
-            " tokens for the learner's own; choose another loss"
+            f" {config.scheduling.kind!r} keeps them busy; disable planner, or have them rest with"
+            " scheduling.at_update=pause"
         )
     if config.engine.rests:
         raise ValueError(
             "engine.sleep_mode needs engines that rest while the learner trains, scheduling.kind"
-            f" {config.scheduling.kind!r} keeps them busy; leave it out"
+            f" {config.scheduling.kind!r} keeps them busy; leave it out, or have them rest with"
+            " scheduling.at_update=pause"
         )
 
 

@@ -28,10 +28,10 @@ def check_seeding(config: Parts) -> None:
 def _check_policy(config: Parts) -> None:
     """Rounds that accept groups while they run, and whose engines rest while learners train."""
     algebra = config.scheduling.algebra(config.batch)
-    if algebra.overlaps:
+    if algebra.is_off_policy:
         raise ValueError(
-            "seeding.enabled needs steps that train their own round, scheduling.kind"
-            f" {config.scheduling.kind!r} generates while earlier steps train; disable seeding"
+            "seeding.enabled needs rounds that carry nothing into the next one, scheduling.kind"
+            f" {config.scheduling.kind!r} does; disable seeding"
         )
     if algebra.streaming_needs:
         raise ValueError(

@@ -19,6 +19,7 @@ from tasks.cluster.devices import device_map
 
 A_DEVICE_EACH = ("cluster.roles=rollout: 0, learner: 1",)
 ASYNCHRONOUS = ("scheduling.kind=asynchronous",)
+IN_TURN = (*ASYNCHRONOUS, "scheduling.at_update=pause")
 SPECULATIVE = ("scheduling.response_overprovision=1.125",)  # as the presets' tail batching has it
 
 ASYNCHRONY: Mapping[str, Variant] = {
@@ -48,6 +49,16 @@ ASYNCHRONY: Mapping[str, Variant] = {
         label="asynchronous, α 1, both devices do both",
         over="sync",
         settings=(*ASYNCHRONOUS, "scheduling.async_ratio=1"),
+    ),
+    "in-turn": Variant(
+        label="asynchronous, α 1, both devices generate and train in turn",
+        over="sync",
+        settings=(*IN_TURN, "scheduling.async_ratio=1"),
+    ),
+    "in-turn-late": Variant(
+        label="the same, and a group that takes long may be two steps later",
+        over="sync",
+        settings=(*IN_TURN, "scheduling.async_ratio=1", "scheduling.extra_lag=2"),
     ),
     "tail-async": Variant(
         label="asynchronous, α 1, nine responses for eight",

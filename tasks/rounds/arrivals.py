@@ -8,7 +8,7 @@ The driver's memory. Leaves out what is asked of whom; that is `dispatch`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from artifacts.records import Generated, Group, Response, Score, response_id
 from tasks.rounds.records import RoundInputs, RoundResult
@@ -37,13 +37,12 @@ class Arrivals:
 
     def _keep_recorded(self, response: Response, inputs: RoundInputs) -> None:
         """A whole response of allowed weights to a prompt that the round may ask stands in for its
-        launch; others count as stale."""
+        launch, and one that was stopped is gone on with (`generation`); others count as stale."""
         generated = response.generated
-        is_asked = generated.prompt_id in inputs.prompts
-        if is_asked and generated.finish_reason != "aborted" and inputs.allows(generated):
-            self._recorded[generated.response_id] = response
-        else:
+        if not inputs.goes_on_with(generated):
             self.refuse(generated.num_sampled + generated.num_forgotten)
+        elif generated.finish_reason != "aborted":
+            self._recorded[generated.response_id] = response
 
     @property
     def num_groups(self) -> int:
@@ -121,11 +120,12 @@ class Arrivals:
     def result(self, kept: Iterable[Generated], migrated: Iterable[Generated]) -> RoundResult:
         """What the round brings home; `kept`: partial responses that nobody went on with."""
         unasked = (response.generated for response in self._recorded.values())
-        carried = {decision.prompt_id for decision in self._carried}
+        home = self._generated | {generated.response_id: generated for generated in kept}
+        carried = {decision.prompt_id: decision for decision in self._carried}
         later = {
             name: generated
-            for name, generated in self._generated.items()
-            if generated.prompt_id in carried and generated.finish_reason != "aborted"
+            for name, generated in home.items()
+            if generated.prompt_id in carried and _is_of_use(generated, carried)
         }
         scores = self._scores
         return RoundResult(
@@ -134,11 +134,7 @@ class Arrivals:
             dropped=tuple(self._dropped),
             filtered=tuple(self._filtered),
             late=tuple(self._late),
-            generated=(
-                *(held for name, held in self._generated.items() if name not in later),
-                *kept,
-                *unasked,
-            ),
+            generated=(*(each for name, each in home.items() if name not in later), *unasked),
             migrated=tuple(migrated),
             scores=tuple(score for name, score in scores.items() if name not in later),
             stale_tokens=self._stale_tokens,
@@ -148,3 +144,11 @@ class Arrivals:
                 for name, generated in later.items()
             ),
         )
+
+
+def _is_of_use(generated: Generated, carried: Mapping[str, Carry]) -> bool:
+    """Whether the next round can do something with a response of a carried prompt: it is whole, or
+    has tokens and its prompt is not complete without it."""
+    is_whole = generated.finish_reason != "aborted"
+    has_begun = bool(generated.token_ids) or generated.episode is not None
+    return is_whole or (has_begun and not carried[generated.prompt_id].indices)

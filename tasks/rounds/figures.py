@@ -60,10 +60,13 @@ def ledger_of(result: RoundResult, *, is_evaluation: bool) -> dict[Fate, int]:
 def rollout_spans(result: RoundResult, devices: Mapping[str, Sequence[str]]) -> tuple[Span, ...]:
     """When each engine had a response to generate, on each of its devices (`devices`, by engine).
 
-    A response that was read back from an earlier attempt counts as it was.
+    A response that was read back from an earlier attempt counts as it was; of what is carried, what
+    was stopped counts: the rest is of the round that trains it.
     """
+    carried = (response.generated for response in result.carried_responses)
+    stopped = (response for response in carried if response.finish_reason == "aborted")
     of_engine: dict[str, list[Generated]] = {engine: [] for engine in devices}
-    for response in (*result.generated, *result.migrated):
+    for response in (*result.generated, *result.migrated, *stopped):
         if response.engine in of_engine:
             of_engine[response.engine].append(response)
     return tuple(

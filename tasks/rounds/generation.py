@@ -59,15 +59,17 @@ class Generation:
 
     async def begin(self) -> None:
         """Free the devices that the round never needs, welcome the guests that are present, find
-        the responses that an earlier attempt has begun, and adopt what the round before left on its
-        engines."""
+        the responses that an earlier attempt or round has begun, and adopt what the round before
+        left on its engines."""
         for decision in self._inputs.stream_trainer.start():
             await self._free(decision)
         if self._inputs.guests is not None:
             await self.hear(await self._inputs.guests.news(0.0))
-        recorded = {response.generated.response_id for response in self._inputs.recorded}
+        recorded = {each.generated.response_id: each.generated for each in self._inputs.recorded}
+        stopped = [name for name, each in recorded.items() if each.finish_reason == "aborted"]
+        self._find(recorded, stopped)
         begun = await self._inputs.begun()
-        self._find(begun, {*begun} - recorded)
+        self._find(begun, {*begun} - (recorded.keys() - stopped))
         away: dict[str, EngineLost] = {}
         for left in self._inputs.adopted:
             request = self._migration.resume(self._inputs.request(left.prompt_id, left.index))
@@ -283,7 +285,7 @@ class Generation:
         """Of these, which no engine plays any more, what was written down (`begun`) is gone on
         with, where the round may train it."""
         for found in (begun[name] for name in sorted(names) if name in begun):
-            if found.prompt_id in self._inputs.prompts and self._inputs.allows(found):
+            if self._inputs.goes_on_with(found):
                 self._migration.find(found)
 
     async def _free(self, decision: ScaleDown) -> None:

@@ -98,7 +98,8 @@ class RoundInputs:
     engines: Sequence[Engine]  # the replicas, idle but for what is adopted
     feed: ScoreFeed  # the reward stage
     sampling: SamplingConfig  # how responses are drawn
-    # responses of an earlier attempt, which stand in for their launches
+    # responses of an earlier attempt or round: whole ones stand in for their launches, partial ones
+    # are gone on with
     recorded: Sequence[Response]
     seed: int  # the run's; every request derives its own from it
     deadline_s: float  # how long there may be no token, no response and no verdict
@@ -128,6 +129,10 @@ class RoundInputs:
         """Requests that each of the engines has at a time; None for any number."""
         limit = self.balancing.most_running if self.guests is not None else 0
         return limit or None
+
+    def goes_on_with(self, found: Generated) -> bool:
+        """Whether it asks this and may train its tokens."""
+        return found.prompt_id in self.prompts and self.allows(found)
 
     def allows(self, generated: Generated) -> bool:
         """Whether all of its sampled tokens are of weights that the round may train on."""
@@ -181,7 +186,8 @@ class RoundResult:
     freed_s: tuple[float, ...] = ()  # when each of these was free, seconds of the round
     took_s: float = 0.0  # the round, until nothing of it ran any more
     carried: tuple[Carry, ...] = ()  # prompts for the next round, in its order
-    # whole responses of carried prompts, for the next round to count
+    # of carried prompts: whole responses for the next round to count, and stopped ones that it goes
+    # on with
     carried_responses: tuple[Response, ...] = ()
     in_flight: tuple[InFlight, ...] = ()  # responses of carried prompts that run on
     awaited_weights_s: float = 0.0  # in which only newer weights could help it on

@@ -72,8 +72,9 @@ class BatchAlgebra:
     dropped_prompts: int = 0
     scores_last: bool = False  # whether no response is scored before the last one is generated
     # mean lag of trained groups in weight versions while their number is what bounds generation; 0
-    # where no round begins before the step before it is trained
+    # where every round trains or gives up all that it asks
     mean_lag: float = 0.0
+    pauses: bool = False  # whether nothing is generated while a step trains all the same
     max_lag: int | None = 0  # of any token; None if there is no bound
     # of what the engines run when newer weights are loaded
     at_update: Running = Running.DROP
@@ -83,6 +84,11 @@ class BatchAlgebra:
     @property
     def overlaps(self) -> bool:
         """Whether a round begins while the step before it trains."""
+        return self.is_off_policy and not self.pauses
+
+    @property
+    def is_off_policy(self) -> bool:
+        """Whether a step trains tokens of older weights than those that it updates."""
         return self.mean_lag > 0
 
     @property

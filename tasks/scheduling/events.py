@@ -178,8 +178,11 @@ class RoundPlan:
     layout: str = ""
     # asked in this order as weights are published, before the reserve; of asynchronous rounds
     upcoming: tuple[PromptRef, ...] = ()
-    # bounds what may be asked before more weights are published; None where nothing overlaps
+    # bounds what may be asked before more weights are published; None where nothing is carried
     admission: Admission | None = None
+    # whether what it carries is stopped when it closes, and no other round begins before its step
+    # is trained
+    pauses: bool = False
     # of what the engines run when the step's weights are loaded
     at_update: Running = Running.DROP
 
@@ -187,6 +190,19 @@ class RoundPlan:
     def num_carried(self) -> int:
         """How many of the prompts, the first ones, the round before left undecided."""
         return len(self.admission.carried) if self.admission else 0
+
+    @property
+    def versions(self) -> range:
+        """Weight versions whose tokens its step may train: those within the bound, or the one that
+        the step before made."""
+        if self.admission is not None:
+            return self.admission.versions(self.step)
+        return range(self.step - 1, self.step)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it is played while other steps train."""
+        return self.admission is not None and not self.pauses
 
     @property
     def is_long(self) -> bool:

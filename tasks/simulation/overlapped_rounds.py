@@ -193,14 +193,10 @@ def inputs_of(run: OverlappedRun, plan: RoundPlan) -> RoundInputs:
         guests=run.guests(),
         balancing=run.balancing,
     )
-    if plan.admission is None:
+    if not plan.overlaps:
         return inputs
-    return replace(
-        inputs,
-        versions=plan.admission.versions(plan.step),
-        publications=run.learner,
-        leaves_running=run.leaves_running and plan.step < run.num_steps,
-    )
+    leaves_running = run.leaves_running and plan.step < run.num_steps
+    return replace(inputs, publications=run.learner, leaves_running=leaves_running)
 
 
 def oldest_version(generated: Generated) -> int:

@@ -83,7 +83,7 @@ def round_inputs(
     """The round over these engines; `others` are fields that are not as in most rounds."""
     inputs = RoundInputs(
         plan=plan,
-        versions=range(plan.step - 1, plan.step),
+        versions=plan.versions,
         prompts=blank_prompts(plan.candidates),
         scheduler=scheduler,
         engines=engines,

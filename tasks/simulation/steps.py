@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from artifacts.records import Span
+from artifacts.records import Response, Span
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.report import RolloutReport, round_report
 from tasks.scheduling.events import RoundPlan
@@ -65,6 +65,7 @@ class _Player:
         self._layouts = run.layouts
         self._planner = PlannerState()
         self._state = QueueState()
+        self._carried: tuple[Response, ...] = ()  # by the last round, to be gone on with
         self._history: deque[tuple[int, ...]] = deque(maxlen=HISTORY_ROUNDS)
         self._clock = asyncio.get_running_loop().time
 
@@ -98,6 +99,7 @@ class _Player:
         num_generated = await cluster.tokens_generated() - num_before
         published = await update_and_publish(cluster, self._run.machine, plan.step)
         self._remember(plan, report, prompts)
+        self._carried = trained.result.carried_responses
         record = RoundRecord(
             plan=plan,
             report=report,
@@ -143,6 +145,7 @@ class _Player:
             plan=plan,
             scheduler=run.watch(plan, run.policy.scheduler(plan)),
             prompts=prompts,
+            recorded=self._carried,
             feed=self._feed,
             longest_tokens=run.work.longest_tokens,
             stream_trainer=run.stream_trainer,

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from artifacts.records import Group, Prompt, Span
+from artifacts.records import Group, Prompt, Response, Span
 from tasks.engines.base import EngineStats
 from tasks.learner.split import Split
 from tasks.learner.streaming import StreamedAccumulation
@@ -36,6 +36,7 @@ class RoundRules:
     plan: RoundPlan
     scheduler: RoundScheduler  # fresh
     prompts: Mapping[str, Prompt]  # of the plan's candidates
+    recorded: Sequence[Response]  # what the round before carried
     feed: ScoreFeed
     longest_tokens: int
     stream_trainer: StreamTrainerConfig
@@ -96,6 +97,7 @@ class TrainedRound:
             cluster.engines,
             rules.longest_tokens,
             prompts=rules.prompts,
+            recorded=rules.recorded,
             feed=rules.feed,
             seed=rules.seed,
             attempt=rules.plan.step,

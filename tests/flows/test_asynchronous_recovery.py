@@ -69,6 +69,34 @@ def test_workers_that_are_killed_while_steps_overlap_are_got_over(
     assert sum(commit["metrics"]["round/attempts"] > 1 for commit in commits(run)) >= 3
 
 
+def test_what_is_killed_where_devices_generate_and_train_in_turn_goes_on_with_what_was_stopped(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """The flow when a round has closed, an engine and the coordinators in rounds that go on with
+    what one before them left, the learner while it saves: what was recorded is gone on with."""
+    run, num_steps = tmp_path / "in-turn-kills", 7
+    asked = ("scheduling.at_update=pause", f"num_steps={num_steps}", f'run_name="{run.name}"')
+    process = launcher.start(tmp_path, *SETTINGS, *asked, preset="tiny-async")
+    wait_for(moment(run, "rounds/00002.json"), process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    process = launcher.start(
+        tmp_path, f"num_steps={num_steps}", preset="tiny-async", resume=run.name
+    )
+    for name, victim in (
+        ("steps/00003.json", "engine-0"),
+        ("00004.safetensors", "learner-0"),
+        ("steps/00005.json", "control"),
+    ):
+        wait_for(moment(run, name), process)
+        worker_of(process, victim).send_signal(signal.SIGKILL)
+    _, err = process.communicate(timeout=ENDS_WITHIN_S)
+    assert process.returncode == 0, err
+    check(run, RATIO, num_steps)
+    assert num_mixed(run, num_steps) > 0
+    assert sum(commit["metrics"]["round/attempts"] > 1 for commit in commits(run)) >= 3
+
+
 def test_what_dies_beside_an_evaluation_leaves_it_of_one_version(
     launcher: Launcher, tmp_path: Path
 ) -> None:

@@ -107,6 +107,36 @@ def test_engines_that_finish_what_they_run_before_they_load_mix_no_versions(
     assert {step["lag/recomputed_tokens"] for step in figures} == {0}
 
 
+def test_devices_that_generate_and_train_in_turn_go_on_with_what_was_stopped(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """No engine generates while a step trains, and no token is generated twice."""
+    settings = (
+        'run_name="in-turn"',
+        "scheduling.at_update=pause",
+        'cluster.roles="rollout: 0-1, learner: 1"',
+        "engine.max_batch=6",
+    )
+    finished = launcher.run(tmp_path, *SETTINGS, *settings, preset="tiny-async")
+    assert finished.code == 0, finished.err
+    run = tmp_path / "in-turn"
+    check(run, async_ratio=1.0, num_steps=NUM_STEPS)
+    assert num_mixed(run, NUM_STEPS) > 0
+    figures = [commit["metrics"] for commit in commits(run)]
+    assert max(step["lag/recomputed_tokens"] for step in figures) > 0
+    assert {step["ledger/aborted_tokens"] for step in figures} == {0}
+    assert {step["ledger/stale_tokens"] for step in figures} == {0}
+    assert [step["queue/carried_prompts"] for step in figures] == [*[PROMPTS] * 4, 0]
+    assert {step["round/left_running"] for step in figures} == {0}
+    spans = f"read_parquet('{run}/spans/step=*/*.parquet', hive_partitioning=true)"
+    beside = duckdb.sql(
+        f"select count(*) from {spans} as train, {spans} as rollout where train.kind = 'train'"
+        " and rollout.kind = 'rollout' and rollout.start_s < train.end_s"
+        " and train.start_s < rollout.end_s"
+    ).fetchall()
+    assert beside == [(0,)]
+
+
 def test_groups_are_trained_as_they_are_accepted_and_no_engine_makes_room(
     launcher: Launcher, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 from guest_factories import House, WatchedEngine
 from hypothesis import HealthCheck, given, settings
@@ -90,11 +91,17 @@ async def play_lagging(
     st.integers(0, 2),
     st.lists(st.floats(0, 30), min_size=1, max_size=3),
     st.booleans(),
+    st.sampled_from(["interrupt", "pause"]),
 )
 def test_a_guest_that_lags_generates_nothing_that_is_too_old(
-    ratio: float, extra_lag: int, num_own: int, lags_s: list[float], leaves_running: bool
+    ratio: float,
+    extra_lag: int,
+    num_own: int,
+    lags_s: list[float],
+    leaves_running: bool,
+    at_update: Literal["interrupt", "pause"],
 ) -> None:
-    policy = AsynchronousConfig(async_ratio=ratio, extra_lag=extra_lag)
+    policy = AsynchronousConfig(async_ratio=ratio, extra_lag=extra_lag, at_update=at_update)
     rounds, house = run_virtual(play_lagging(policy, num_own, lags_s, leaves_running))
     trained = Counter(name for played in rounds for name in played.result.accepted)
     assert len(trained) == 6 * BATCH.prompts_per_step

@@ -240,6 +240,8 @@ def test_every_variant_is_a_configuration_and_adds_to_another() -> None:
         "async-one": Overlap(async_ratio=1.0, is_shared=False),
         "async-two": Overlap(async_ratio=2.0, is_shared=False),
         "async-colocated": Overlap(async_ratio=1.0, is_shared=True),
+        "in-turn": None,
+        "in-turn-late": None,
         "tail-async": None,
     }
     assert {config.scheduling.dynamic_sampling for config in jobs.values()} == {0.0}

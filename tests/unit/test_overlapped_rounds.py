@@ -146,21 +146,55 @@ def test_with_more_responses_than_are_trained_each_is_still_asked_once() -> None
     run_virtual(play())
 
 
-def test_what_may_not_run_on_is_stopped_and_asked_again() -> None:
+PAUSING = AsynchronousConfig(async_ratio=1.0, at_update="pause")
+
+
+@pytest.mark.parametrize(("policy", "leaves_running"), [(ONE_AHEAD, False), (PAUSING, True)])
+def test_what_may_not_run_on_is_stopped_and_gone_on_with(
+    policy: AsynchronousConfig, leaves_running: bool
+) -> None:
+    """No token is generated twice, and each is counted once."""
+
     async def play() -> None:
         engine = CountingEngine("engine-0")
-        rounds = await play_all(make_run([engine], leaves_running=False))
+        rounds = await play_all(make_run([engine], policy, leaves_running=leaves_running))
         assert not any(played.result.in_flight for played in rounds)
-        submitted = Counter(engine.submitted)
-        assert max(submitted.values()) > 1
-        stopped = Counter(
-            response.response_id
-            for response in generated_in(rounds)
-            if response.finish_reason == "aborted"
+        stopped = [
+            response.generated
+            for played in rounds
+            for response in played.result.carried_responses
+            if response.generated.finish_reason == "aborted"
+        ]
+        begun = {response.response_id for response in stopped}
+        assert begun <= set(engine.aborted)
+        went_on = [request for request in engine.requests if request.kept_tokens]
+        assert {request.response_id for request in went_on} == begun
+        generated = generated_in(rounds)
+        num_tokens = sum(len(response.token_ids) for response in generated)
+        # a response that is stopped within a decode step loses the token that it was at
+        num_lost = (await engine.stats()).tokens_generated - num_tokens
+        assert 0 <= num_lost <= len(stopped)
+        assert max(Counter(response.response_id for response in generated).values()) <= 2
+        assert all(
+            response.finish_reason != "aborted" or not response.token_ids for response in generated
         )
-        assert stopped == Counter(engine.aborted)
-        assert submitted - stopped == Counter(set(submitted))
         assert [len(played.result.groups) for played in rounds] == [4] * 6
+
+    run_virtual(play())
+
+
+def test_a_round_that_pauses_is_of_one_version_and_goes_on_with_those_before() -> None:
+    async def play() -> None:
+        rounds = await play_all(make_run([CountingEngine("engine-0")], PAUSING))
+        mixed = 0
+        for played in rounds:
+            newest = played.plan.step - 1
+            assert not played.plan.upcoming, "no newer weights come while it is played"
+            for response in played.result.generated:
+                versions = [span.version for span in response.versions]
+                assert set(versions) <= set(played.plan.versions)
+                mixed += len(versions) > 1 and versions[-1] == newest
+        assert mixed
 
     run_virtual(play())
 

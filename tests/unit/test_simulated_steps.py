@@ -15,6 +15,7 @@ from tasks.engines.simulation.lengths import LengthModel
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.parallelism import PlannerConfig
+from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
@@ -28,6 +29,7 @@ POLICIES: tuple[Policy, ...] = (
     SyncConfig(),
     TailBatchingConfig(),
     TailBatchingConfig(response_overprovision=1.5),
+    AsynchronousConfig(at_update="pause"),
 )
 
 
@@ -126,6 +128,18 @@ def test_freed_devices_train_while_others_generate() -> None:
     assert streamed.total("num_migrated") > 0
     assert streamed.mean("step_s") < plain.mean("step_s")
     assert streamed.mean("train_device_s") == pytest.approx(plain.mean("train_device_s"), rel=0.05)
+
+
+def test_rounds_that_pause_put_no_answer_off_and_generate_nothing_twice() -> None:
+    """Devices generate and train in turn; a step takes what is complete first, within the bound,
+    and its round goes on with what those before it left."""
+    policy = AsynchronousConfig(at_update="pause", extra_lag=2)
+    plain, paused = play(make_run(num_steps=6)), play(make_run(policy=policy, num_steps=6))
+    assert paused.mean("step_s") < plain.mean("step_s")
+    assert paused.total("tokens_trained") == plain.total("tokens_trained")
+    # a response that is stopped within a decode step loses the token that it was at
+    num_lost = paused.total("num_generated") - paused.total("tokens_trained")
+    assert 0 <= num_lost <= 5 * 8 * 4
 
 
 def test_the_planner_rebuilds_engines_when_preemptions_jump() -> None:

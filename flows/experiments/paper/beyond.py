@@ -46,6 +46,9 @@ DISCARD = replace(UNBIASED, discards=True)
 # APRIL's, on the devices of the asynchronous lines: twice as many groups as a step trains are under
 # way, the first to be complete are trained, and the others go on with their tokens, however old
 RECYCLING = replace(ASYNCHRONOUS, at_deadline="train_anyway")
+# partial rollouts: all devices generate, stop when a step has its groups, train, and go on
+IN_TURN = replace(ASYNCHRONOUS, at_update="pause", learner_share=0.0)
+RECYCLING_IN_TURN = replace(IN_TURN, at_deadline="train_anyway")  # APRIL as published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,10 @@ RIVALS: Mapping[str, Contender] = {
     "discard_packed": Contender(variant=replace(DISCARD, packs=True), num_steps=HORIZON),
     "recycling": Contender(variant=RECYCLING, num_steps=HORIZON),
     "recycling_packed": Contender(variant=replace(RECYCLING, packs=True), num_steps=HORIZON),
+    "in_turn": Contender(variant=IN_TURN, num_steps=HORIZON),
+    "in_turn_packed": Contender(variant=replace(IN_TURN, packs=True), num_steps=HORIZON),
+    "april": Contender(variant=RECYCLING_IN_TURN, num_steps=HORIZON),
+    "april_packed": Contender(variant=replace(RECYCLING_IN_TURN, packs=True), num_steps=HORIZON),
 }
 
 

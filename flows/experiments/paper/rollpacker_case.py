@@ -101,7 +101,7 @@ class RollpackerCase:
             ("packed", variant.packs),
             (
                 f"async ratio {variant.async_ratio:g} ({variant.at_update}),"
-                f" {variant.learner_share:.0%} of the devices train",
+                f" {variant.learner_share or 1:.0%} of the devices train",
                 variant.async_ratio > 0,
             ),
             ("no bound on lags", variant.at_deadline == "train_anyway"),

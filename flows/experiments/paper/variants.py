@@ -35,7 +35,8 @@ class Variant:
     discards: bool = False  # whether what a short round gives up on is lost, not put off
     packs: bool = False  # whether the learner fills its rows, or has one response to each
     async_ratio: float = 0.0  # steps that generation may be ahead: more than 0 is off-policy
-    at_update: Literal["interrupt", "drain"] = "interrupt"  # what becomes of running responses
+    # what becomes of running responses; 'pause' has all devices generate and train in turn
+    at_update: Literal["interrupt", "drain", "pause"] = "interrupt"
     # of a group that is not complete when the last step within the bound is
     at_deadline: Literal["wait", "train_anyway"] = "wait"
     learner_share: float = 0.0  # of the devices, which only train; 0: all do both

@@ -7,6 +7,11 @@ How far generation may be ahead is the async ratio, a real number: `admission` s
 from it, and `asynchronous_round` who decides within a round. The ratio plays the part of tail
 batching's eta_P, too: 1 + ratio times as many groups as a step trains compete for it, and the
 others go on. A ratio of 0 is the synchronous schedule, and is played by its scheduler.
+
+Where the same devices generate and train, `at_update=pause` has them do it in turn:
+
+    round s closes ──▶ what is undecided stops ──▶ step s trains on all devices, publishes
+               ──▶ round s + 1 goes on from the tokens that there are, with the new weights
 """
 
 from __future__ import annotations
@@ -68,13 +73,15 @@ class AsynchronousConfig(BaseModel):
             " compare with."
         ),
     )
-    at_update: Literal["interrupt", "drain", "keep"] = Field(
+    at_update: Literal["interrupt", "drain", "keep", "pause"] = Field(
         "interrupt",
         description=(
             "What becomes of running responses when newer weights are loaded: 'interrupt' goes on"
             " from their tokens and computes their KV cache again; 'drain' finishes them first and"
             " begins none meanwhile, so that no response is of two versions; 'keep' goes on with"
-            " the KV cache of the older weights, which no new response shares."
+            " the KV cache of the older weights, which no new response shares; 'pause' stops them"
+            " when a step has its groups, so that it trains on the devices that generate, and goes"
+            " on from their tokens when it is published."
         ),
     )
     response_overprovision: float = Field(1.0, ge=1, le=4, description=RESPONSE_OVERPROVISION)
@@ -95,7 +102,8 @@ class AsynchronousConfig(BaseModel):
             max_drain_steps=math.ceil(most_parked / batch.prompts_per_step),
             mean_lag=self.async_ratio,
             max_lag=self._max_lag,
-            at_update=Running(self.at_update) if self.async_ratio else Running.DROP,
+            pauses=self._pauses,
+            at_update=self._at_update,
         )
 
     def plan_round(self, turn: Turn) -> RoundPlan | None:
@@ -127,13 +135,25 @@ class AsynchronousConfig(BaseModel):
             accept_prompts=shape.accept_prompts,
             accept_per_prompt=shape.accept_per_prompt,
             admission=admission if self.async_ratio else None,
+            pauses=algebra.pauses,
             at_update=algebra.at_update,
         )
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
         """Without a ratio, and after the last step, everything launched is waited for."""
-        overlaps = plan.admission is not None
-        return AsynchronousScheduler(plan, self.at_deadline) if overlaps else WaitForAll(plan)
+        carries = plan.admission is not None
+        return AsynchronousScheduler(plan, self.at_deadline) if carries else WaitForAll(plan)
+
+    @property
+    def _pauses(self) -> bool:
+        return self.async_ratio > 0 and self.at_update == "pause"
+
+    @property
+    def _at_update(self) -> Running:
+        """Where engines are idle by then, they run nothing that anybody waits for."""
+        if self.async_ratio == 0 or self.at_update == "pause":
+            return Running.DROP
+        return Running(self.at_update)
 
     @property
     def _max_lag(self) -> int | None:
