@@ -2,7 +2,7 @@
 
     engine sizes, plain ─▶ best size ─▶ learner on devices of its own
                                      └▶ tail batching, rounds of more levels, stream trainer, both;
-                                        asynchronous if asked
+                                        if asked asynchronous, apart and in turn
 
 Leaves out which of them a configuration refuses (`RunConfig`), and what they take (`expected`).
 """
@@ -20,6 +20,7 @@ ETAS = ((1.125, 1.125), (1.25, 1.25), (1.5, 1.5), (1.25, 1.0))
 LEVEL_ETAS = (LEVEL_ETA, 2.0)  # over-provisioning of prompts, in all rounds but the last level's
 LEARNER_SHARES = (0.25, 0.5)  # of the devices, where learner and engines have their own
 ASYNC_RATIO = 1.0  # steps that generation may be ahead
+EXTRA_LAGS = (0, 2, 4)  # steps more for what takes long, where devices generate and train in turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class Candidate:
     num_levels: int = 0  # of rounds, where there are more than tail batching's two
     streams: bool = False  # whether the stream trainer frees devices
     async_ratio: float = 0.0
+    extra_lag: int = 0
+    pauses: bool = False  # whether an asynchronous policy has devices generate and train in turn
 
     @property
     def is_plain(self) -> bool:
@@ -43,7 +46,12 @@ class Candidate:
     def scheduling(self) -> Values:
         """Of the configuration."""
         if self.async_ratio:
-            return {"kind": "asynchronous", "async_ratio": self.async_ratio}
+            return {
+                "kind": "asynchronous",
+                "async_ratio": self.async_ratio,
+                "extra_lag": self.extra_lag,
+                "at_update": "pause" if self.pauses else "interrupt",
+            }
         if self.prompt_eta == self.response_eta == 1:
             return {"kind": "sync"}
         if self.num_levels:
@@ -77,7 +85,9 @@ class Candidate:
     def policy(self) -> str:
         """In a few words."""
         if self.async_ratio:
-            return f"asynchronous, ratio {self.async_ratio:g}"
+            late = f", {self.extra_lag} steps more for what takes long" if self.extra_lag else ""
+            how = "partial rollouts" if self.pauses else "asynchronous"
+            return f"{how}, ratio {self.async_ratio:g}{late}"
         if self.prompt_eta == self.response_eta == 1:
             return "synchronous"
         if self.num_levels:
@@ -121,6 +131,10 @@ def others(
     if is_off_policy:
         for num_learners in apart:
             yield replace(best, num_learners=num_learners, async_ratio=ASYNC_RATIO)
+        in_turn = replace(best, async_ratio=ASYNC_RATIO, pauses=True)
+        for extra_lag in EXTRA_LAGS:
+            yield replace(in_turn, extra_lag=extra_lag)
+            yield replace(in_turn, extra_lag=extra_lag, streams=True)
 
 
 def _apart(size: int, num_devices: int, group_size: int) -> Iterator[int]:

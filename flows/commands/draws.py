@@ -82,7 +82,8 @@ def _begin(place: Situation) -> None:
 def _draw(each: Play) -> Drawn:
     """Without steps that fill a pipeline, and those that drain what is left."""
     run = _run(*each, _places[-1])
-    played = play(run).planned.after(run.overlaps * WARM_UP)
+    is_off_policy = run.policy.algebra(run.batch).is_off_policy
+    played = play(run).planned.after(is_off_policy * WARM_UP)
     return Drawn(
         step_s=played.mean("step_s"),
         rollout_s=played.total("rollout_s"),
@@ -102,7 +103,7 @@ def _run(config: RunConfig, draw: int, place: Situation) -> SimulatedRun:
         work=place.work(draw),
         policy=config.scheduling,
         batch=config.batch,
-        num_steps=periods * algebra.period_steps + algebra.overlaps * WARM_UP,
+        num_steps=periods * algebra.period_steps + algebra.is_off_policy * WARM_UP,
         tensor_parallel_size=config.engine.tensor_parallel_size,
         knows_profile=False,
         stream_trainer=config.stream_trainer,

@@ -94,7 +94,7 @@ def test_what_is_killed_where_devices_generate_and_train_in_turn_goes_on_with_wh
     assert process.returncode == 0, err
     check(run, RATIO, num_steps)
     assert num_mixed(run, num_steps) > 0
-    assert sum(commit["metrics"]["round/attempts"] > 1 for commit in commits(run)) >= 3
+    assert sum(commit["metrics"]["round/attempts"] > 1 for commit in commits(run)) >= 2
 
 
 def test_what_dies_beside_an_evaluation_leaves_it_of_one_version(

@@ -59,11 +59,17 @@ def test_off_policy_rivals_are_those_whose_labels_say_so() -> None:
         run = RollpackerCase(
             set_up=SMALL, variant=contender.variant, num_steps=contender.num_steps, seed=0
         )
-        assert run.run.overlaps == ("async ratio" in run.label)
-        assert bool(run.run.learner_devices) == run.run.overlaps
+        algebra = run.run.policy.algebra(run.run.batch)
+        assert algebra.is_off_policy == ("async ratio" in run.label)
+        assert bool(run.run.learner_devices) == algebra.overlaps
 
 
-@pytest.mark.parametrize("name", ["one_step_off", "asynchronous", "recycling", "discard"])
+WITHOUT_A_QUEUE = (
+    "one_step_off", "asynchronous", "recycling", "discard", "april_packed", "ours_in_turn"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_QUEUE)
 def test_a_line_that_puts_nothing_off_trains_every_group_of_its_steps(name: str) -> None:
     part = part_of(f"beyond/small/{name}", SMALL, CONTENDERS[name], Scale(periods=1))
     played = {case: it.play() for case, it in part.cases.items()}
@@ -114,7 +120,8 @@ def test_what_a_rival_gives_up_is_told_by_its_algebra_and_its_label() -> None:
         case = RollpackerCase(
             set_up=SMALL, variant=contender.variant, num_steps=contender.num_steps, seed=0
         )
-        discards, recycles = name.startswith("discard"), name.startswith("recycling")
+        discards = name.startswith("discard")
+        recycles = name.startswith(("recycling", "april"))
         assert algebra.dropped_prompts == (32 if discards else 0)
         assert (algebra.max_lag is None) == recycles
         assert ("discards" in case.label, "no bound" in case.label) == (discards, recycles)

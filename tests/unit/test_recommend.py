@@ -91,8 +91,14 @@ def test_steps_that_overlap_are_tried_if_asked() -> None:
     best = Candidate(size=2)
     assert not any(each.async_ratio for each in others(best, 8, 1, 3, is_off_policy=False))
     found = [each for each in others(best, 8, 1, 3, is_off_policy=True) if each.async_ratio]
-    assert [each.num_learners for each in found] == [2, 4]
+    assert [each.num_learners for each in found if not each.pauses] == [2, 4]
     assert found[0].roles(8) == "rollout: 0-5, learner: 6-7"
+    in_turn = [each for each in found if each.pauses]
+    assert [(each.extra_lag, each.streams) for each in in_turn] == [
+        (lag, streams) for lag in (0, 2, 4) for streams in (False, True)
+    ]
+    assert {each.roles(8) for each in in_turn} == {"rollout: 0-7, learner: 0-7"}
+    assert in_turn[-1].scheduling["at_update"] == "pause"
 
 
 def test_a_learner_apart_has_whole_groups_and_leaves_whole_engines() -> None:

@@ -35,6 +35,7 @@ class Variant:
     discards: bool = False  # whether what a short round gives up on is lost, not put off
     packs: bool = False  # whether the learner fills its rows, or has one response to each
     async_ratio: float = 0.0  # steps that generation may be ahead: more than 0 is off-policy
+    extra_lag: int = 0  # steps more that a group which takes long may be passed over
     # what becomes of running responses; 'pause' has all devices generate and train in turn
     at_update: Literal["interrupt", "drain", "pause"] = "interrupt"
     # of a group that is not complete when the last step within the bound is
@@ -52,6 +53,7 @@ class Variant:
             return {
                 "kind": "asynchronous",
                 "async_ratio": self.async_ratio,
+                "extra_lag": self.extra_lag,
                 "at_update": self.at_update,
                 "at_deadline": self.at_deadline,
             }
