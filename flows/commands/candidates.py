@@ -20,7 +20,7 @@ ETAS = ((1.125, 1.125), (1.25, 1.25), (1.5, 1.5), (1.25, 1.0))
 LEVEL_ETAS = (LEVEL_ETA, 2.0)  # over-provisioning of prompts, in all rounds but the last level's
 LEARNER_SHARES = (0.25, 0.5)  # of the devices, where learner and engines have their own
 ASYNC_RATIO = 1.0  # steps that generation may be ahead
-EXTRA_LAGS = (0, 2, 4)  # steps more for what takes long, where devices generate and train in turn
+EXTRA_LAGS = (0, 4)  # steps more for what takes long, where devices generate and train in turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,6 +147,10 @@ def test_how_far_generation_goes_ahead_is_told() -> None:
     update = "responses that newer weights find running"
     assert rows[update].startswith("are finished first")
     assert update not in dict(algebra_rows(configured("tiny-sync")))
+    in_turn = {"async_ratio": 1.5, "at_update": "pause"}
+    rows = dict(algebra_rows(configured("tiny-async", scheduling=in_turn)))
+    assert rows["largest staleness"] == "2 steps; 1.5 on average"
+    assert rows[update].startswith("none: a round stops what is undecided")
 
 
 def test_evaluations_on_the_way_are_told() -> None:

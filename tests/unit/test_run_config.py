@@ -388,6 +388,14 @@ def test_limits_of_freeing_that_nothing_would_obey_are_refused() -> None:
         RunConfig.model_validate(assemble(preset, "", assigned))
 
 
+def test_engines_are_rebuilt_where_they_rest_while_steps_train() -> None:
+    planner, in_turn = "planner.enabled=true", "scheduling.at_update=pause"
+    assert "rest with scheduling.at_update=pause" in refusal(planner, preset="tiny-async")
+    RunConfig.model_validate(assemble("tiny-async", "", [planner, in_turn]))
+    loss = "learner.loss.kind=policy_gradient"
+    assert "must correct for older weights" in refusal(loss, in_turn, preset="tiny-async")
+
+
 def test_sharded_parameters_need_ranks_that_train_at_the_same_time() -> None:
     sharded = "learner.parameters=sharded"
     alone = 'cluster.roles="rollout: 0-1, learner: 1"'
