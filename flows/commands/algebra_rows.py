@@ -13,7 +13,7 @@ from flows.commands.memory_rows import memory_rows
 from flows.config.run_config import RunConfig
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.rewards.judges.reward import judge_engine_of, judge_of
-from tasks.scheduling.batch import BatchAlgebra
+from tasks.scheduling.batch import BatchAlgebra, times
 
 PAUSED = (
     "none: a round stops what is undecided when it closes, the devices train, and the next one goes"
@@ -107,9 +107,11 @@ def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, 
     """What that is for an engine, and for a rank of the learner."""
     engines = len(engine_members(config.cluster, config.engine.tensor_parallel_size))
     ranks = sum(spec.role == "learner" for spec in worker_specs(config.cluster))
+    under_way = times(1 + algebra.mean_lag, algebra.ordinary.launch_responses)
+    carried = ", with those that earlier rounds left" if algebra.is_off_policy else ""
     yield (
         "requests per engine",
-        f"{math.ceil(algebra.ordinary.launch_responses / engines)} on each of {engines}",
+        f"{math.ceil(under_way / engines)} on each of {engines}{carried}",
     )
     yield (
         "micro-batches",

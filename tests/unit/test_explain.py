@@ -150,6 +150,7 @@ def test_how_far_generation_goes_ahead_is_told() -> None:
     in_turn = {"async_ratio": 1.5, "at_update": "pause"}
     rows = dict(algebra_rows(configured("tiny-async", scheduling=in_turn)))
     assert rows["largest staleness"] == "2 steps; 1.5 on average"
+    assert rows["requests per engine"] == "320 on each of 1, with those that earlier rounds left"
     assert rows[update].startswith("none: a round stops what is undecided")
 
 
