@@ -56,7 +56,7 @@ def scoring_inputs(plan: StepPlan) -> ScoringInputs:
         rewards=run.rewards,
         max_infra_fraction=run.max_infra_fraction,
         devices=run.devices,
-        leaves_running=plan.leaves_running,
+        leaves_running=plan.leaves_running or plan.round.pauses,
     )
 
 

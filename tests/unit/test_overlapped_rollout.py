@@ -17,7 +17,7 @@ from round_factories import make_prompts
 
 from artifacts.records import Generated, Request, Response, WeightsRef, response_id
 from artifacts.tables import ResponseRow
-from tasks import rollout
+from tasks import reward, rollout
 from tasks.engines.base import EngineStats
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
@@ -208,7 +208,17 @@ def test_what_an_evaluation_asked_for_beside_a_round_is_not_taken_for_unclaimed(
     assert run_virtual(unclaimed("0/999")) == 1
 
 
-def test_a_round_that_may_leave_nothing_leaves_its_engine_idle(
+def test_verdicts_that_are_under_way_when_a_round_pauses_are_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(Stage(tmp_path, monkeypatch).plan(QueueState(), 1), leaves_running=False)
+    monkeypatch.setattr(reward, "prompts_of", lambda run, refs: {})
+    for pauses in (False, True):
+        inputs = reward.scoring_inputs(replace(plan, round=replace(plan.round, pauses=pauses)))
+        assert inputs.leaves_running == pauses
+
+
+def test_a_round_that_may_leave_nothing_leaves_its_engine_idle_and_records_what_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def play() -> None:
@@ -217,6 +227,12 @@ def test_a_round_that_may_leave_nothing_leaves_its_engine_idle(
         report = await stage.play(last)
         assert (report.in_flight, len(report.carried)) == ((), 4)
         assert (await stage.engine.stats()).progress == {}
-        assert report.tokens["aborted"] > 0
+        assert report.tokens["aborted"] == 0
+        left = [row.response.generated for row in journal_of(last).read(2)]
+        stopped = [response for response in left if response.finish_reason == "aborted"]
+        assert all(response.token_ids for response in stopped)
+        carried = {carry.prompt_id for carry in report.carried}
+        assert stopped
+        assert {response.prompt_id for response in left} <= carried
 
     run_virtual(play())
