@@ -76,7 +76,7 @@ ASKED = (
 )
 SERVED: Mapping[str, Variant] = {
     name: replace(ASYNCHRONY[name], settings=(*ASYNCHRONY[name].settings, *ASKED))
-    for name in ("sync", "apart", "async-one", "async-two")
+    for name in ("sync", "apart", "async-one", "async-two", "in-turn-late")
 }
 
 

@@ -1,4 +1,5 @@
-"""The scheduler of a round that overlaps the training of earlier steps.
+"""The scheduler of a round that overlaps the training of earlier steps, or goes on with what those
+before it stopped (`pauses`): then nothing is published while it is played.
 
     start ── what the round before left undecided, then new prompts ─▶ launched
     Published(version) ─▶ more prompts may be dispatched (`admission`)
