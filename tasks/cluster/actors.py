@@ -59,7 +59,7 @@ class Remote:
                 f"{self.name}.{method} did not answer within {deadline_s:.0f} s"
             ) from error
         except (OSError, RuntimeError) as error:
-            if _means_lost(error):
+            if means_lost(error):
                 raise ActorLost(
                     f"{self.name} was lost during {method}: {_reason(error)}"
                 ) from error
@@ -89,7 +89,8 @@ async def _await(pending: Awaitable[Any]) -> Any:  # Any: see Remote.call
     return await pending
 
 
-def _means_lost(error: Exception) -> bool:
+def means_lost(error: Exception) -> bool:
+    """Whether Dask says by this that the worker of an actor is gone."""
     return "Actor" in str(error) and ("lost" in str(error) or "contact" in str(error))
 
 
