@@ -48,13 +48,16 @@ class Remote:
         self, method: str, *args: object, deadline_s: float
     ) -> Any:  # Any: whatever the method returns
         """Call a method from any event loop. Raises ActorLost when the worker is gone, TimeoutError
-        after deadline_s."""
+        after deadline_s, or what the method raises."""
+        limit = asyncio.timeout(deadline_s)
         try:
             pending = getattr(self.actor, method)(*args)
             answer = asyncio.run_coroutine_threadsafe(_await(pending), self.loop)
-            async with asyncio.timeout(deadline_s):
+            async with limit:
                 return await self._answered(asyncio.wrap_future(answer), method)
         except TimeoutError as error:
+            if not limit.expired():  # the method's own, which says what it waited for
+                raise
             raise TimeoutError(
                 f"{self.name}.{method} did not answer within {deadline_s:.0f} s"
             ) from error

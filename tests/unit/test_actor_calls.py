@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,3 +61,12 @@ async def test_nobody_waits_on_when_the_call_has_ended(is_lost: bool) -> None:
         await call(proxy, deadline_s=30 if is_lost else 0.05)
     await asyncio.sleep(0.05)
     assert proxy.num_cancelled == 1
+
+
+async def test_a_deadline_of_the_method_s_own_is_told_in_its_words() -> None:
+    async def work() -> None:
+        raise TimeoutError("waited 2 s for room for 5 items")
+
+    remote = Remote("sample-buffer", SimpleNamespace(work=work), asyncio.get_running_loop())
+    with pytest.raises(TimeoutError, match="waited 2 s for room for 5 items"):
+        await remote.call("work", deadline_s=60)
