@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distributed import Client, get_client
+from distributed.client import FutureCancelledError
 
 LOOK_S = 1.0  # between two looks at whether the worker of an actor is still there
 DONE_LOOK_S = 0.02  # between two looks at whether a future is done
@@ -40,7 +41,7 @@ class Remote:
         client = client or get_client()
         try:
             actor = result_of(client.get_dataset(published_name(run_id, name)), 30)
-        except (KeyError, RuntimeError, OSError, TimeoutError) as error:
+        except (KeyError, RuntimeError, OSError, FutureCancelledError) as error:
             raise ActorLost(f"{name} is not there: {_reason(error)}") from error
         return cls(name, actor, client.loop.asyncio_loop)
 
