@@ -12,10 +12,11 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from fsspec.core import url_to_fs
 
@@ -23,6 +24,7 @@ from artifacts.layout import ASIDE_PREFIX
 
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
+Fill = Callable[[BinaryIO], object]  # writes the bytes of a file
 
 
 class StoreError(OSError):
@@ -70,9 +72,7 @@ class Store:
         """Replace or create `path` atomically and durably."""
         with _explained(self.url, path, len(data)):
             if self.is_local:
-                with self._written_aside(path, data) as aside:
-                    os.replace(aside, self._full(path))
-                _sync_directory(Path(self._full(path)).parent)
+                self._replace(path, lambda file: file.write(data))
             else:
                 self._fs.pipe_file(self._full(path), data)
 
@@ -81,7 +81,7 @@ class Store:
         succeeds."""
         with _explained(self.url, path, len(data)):
             if self.is_local:
-                with self._written_aside(path, data) as aside:
+                with self._written_aside(path, lambda file: file.write(data)) as aside:
                     os.link(aside, self._full(path))
                 _sync_directory(Path(self._full(path)).parent)
             else:
@@ -118,12 +118,17 @@ class Store:
         self._fs.rm(target, recursive=True)
 
     def upload(self, source: Path, path: str) -> None:
-        """Copy a local directory's files to `path`, file by file; not atomic as a whole."""
+        """Copy a local directory's files to `path`, each whole or not at all; not atomic as a
+        whole."""
         for file in sorted(entry for entry in source.rglob("*") if entry.is_file()):
             name = f"{path}/{file.relative_to(source).as_posix()}"
             with _explained(self.url, name, file.stat().st_size):
-                self._fs.makedirs(self._full(name).rpartition("/")[0], exist_ok=True)
-                self._fs.put_file(str(file), self._full(name))
+                if self.is_local:
+                    with file.open("rb") as data:
+                        self._replace(name, partial(shutil.copyfileobj, data))
+                else:
+                    self._fs.makedirs(self._full(name).rpartition("/")[0], exist_ok=True)
+                    self._fs.put_file(str(file), self._full(name))
 
     def download(self, path: str, destination: Path) -> None:
         """Copy the tree at `path` into a local directory."""
@@ -168,14 +173,20 @@ class Store:
         assert ".." not in path.split("/"), f"store paths stay inside the store, got {path}"
         return f"{self._root}/{path}" if path else self._root
 
+    def _replace(self, path: str, fill: Fill) -> None:
+        """On a local disk, whole and durable or not at all."""
+        with self._written_aside(path, fill) as aside:
+            os.replace(aside, self._full(path))
+        _sync_directory(Path(self._full(path)).parent)
+
     @contextmanager
-    def _written_aside(self, path: str, data: bytes) -> Iterator[str]:
+    def _written_aside(self, path: str, fill: Fill) -> Iterator[str]:
         target = self._full(path)
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         aside = _aside(target)
         try:
             with open(aside, "xb") as file:
-                file.write(data)
+                fill(file)
                 file.flush()
                 os.fsync(file.fileno())
             yield aside

@@ -22,6 +22,8 @@ from tasks.cluster.guest_defaults import GRACE_S, LEASE_S, PRICE_CLASS
 
 DRAIN_S = 20.0  # Prefect kills a cancelled flow after 30 s
 CLOSES_WITHIN_S = 8.0  # a guest that has drained is gone by then
+# bytes of a line; a library may print a whole list in one, and asyncio's own limit is 64 KiB
+LONGEST_LINE = 1 << 24
 
 
 class ElasticWorkerConfig(BaseModel):
@@ -75,7 +77,10 @@ async def lend(words: Sequence[str], say: Callable[[str], None], drain_s: float)
     """Start the process and wait for its end, saying each of its lines; when cancelled, have it
     drained. RuntimeError with its last line where it ends otherwise than with 0."""
     process = await asyncio.create_subprocess_exec(
-        *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        *words,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        limit=LONGEST_LINE,
     )
     assert process.stderr is not None
     last = "it said nothing"

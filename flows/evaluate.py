@@ -18,8 +18,9 @@ from prefect import flow
 
 from artifacts.judgements import kept_judgements
 from artifacts.records import WeightsRef
-from flows.rl_step import SLOT, all_results, result_of
+from flows.rl_step import SLOT, all_results
 from flows.run import OpenRun
+from flows.task_results import result_of
 from tasks.begun_responses import drop_begun
 from tasks.plan import StepPlan, journal_of, store_of
 from tasks.prompts import heldout_refs

@@ -11,6 +11,7 @@ import asyncio
 import time
 from typing import Any
 
+from flows.task_results import result_of
 from tasks.rounds.report import RolloutReport
 from tasks.sample_buffer import RoundAborted
 
@@ -56,7 +57,7 @@ class Place:
 
     async def _tell(self, rollout: Any) -> None:  # Any: as above
         try:
-            report = await asyncio.to_thread(rollout.result)
+            report = await result_of(rollout)
         except BaseException as error:
             self.closed.set_exception(error)
             self.closed.exception()  # whoever waits hears of it; nobody has to

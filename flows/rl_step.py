@@ -26,6 +26,7 @@ import dask
 from prefect import flow
 
 from flows.place import Place
+from flows.task_results import result_of
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
 from tasks.plan import StepPlan
 from tasks.report import StepReport
@@ -86,11 +87,6 @@ async def update_and_publish(
         await place.may_update()
     policy = await update_policy(plan, accumulated)
     return accumulated, policy, await publish_weights(plan, policy)
-
-
-async def result_of(future: Any) -> Any:  # Any: a Prefect future, and what it holds
-    """What a submitted task returns or raises."""
-    return await asyncio.to_thread(future.result)
 
 
 async def all_results(*work: Awaitable[Any]) -> list[Any]:  # Any: of any result

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +27,7 @@ from tasks.learner.reports import REASONS, skipped_of
 from tasks.rounds.filling import Filling
 
 SHOWN_STEPS = 8
+REDRAW_S = 0.5
 COLUMNS = (
     ("reward", "reward/mean", "{:.2f}"),
     ("tokens", "rollout/tokens", "{:.0f}"),
@@ -137,9 +139,11 @@ class TerminalView:
     async def _tick(self) -> None:
         assert self._live is not None
         while True:
-            fillings = await asyncio.to_thread(self._read_progress)
-            self._live.update(self._picture(fillings, await asyncio.to_thread(self._read_hosts)))
-            await asyncio.sleep(0.5)
+            with suppress(Exception):  # the scheduler does not answer now; the next picture may do
+                fillings = await asyncio.to_thread(self._read_progress)
+                hosts = await asyncio.to_thread(self._read_hosts)
+                self._live.update(self._picture(fillings, hosts))
+            await asyncio.sleep(REDRAW_S)
 
     def _picture(self, fillings: Sequence[Filling], hosts: str = "") -> Group:
         elapsed_s = time.monotonic() - self._started_s

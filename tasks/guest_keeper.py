@@ -168,8 +168,8 @@ class GuestKeeper:
                 self._spawn(self._ask(address))
             case Admit(guest=guest):
                 logger.info("guest=%s admitted on %s", guest.name, guest.address)
-                await asyncio.to_thread(self._keep_names)
                 self._serving[guest.name] = asyncio.create_task(self._serve(guest))
+                await asyncio.to_thread(self._keep_names)  # last: the store may be away
             case Refuse(address=address, reason=reason):
                 logger.warning("worker=%s refused: %s", address, reason)
                 self._spawn(self._workers.refuse(address, reason))

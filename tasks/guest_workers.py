@@ -21,6 +21,7 @@ from typing import Any
 
 from distributed import Client, Scheduler
 
+from tasks.cluster.dask_cluster import workers_of
 from tasks.cluster.guest_card import (
     RESOURCE,
     TOPIC,
@@ -91,13 +92,13 @@ class GuestWorkers:
     async def look(self) -> Looked | None:
         """Who is there; None where the scheduler did not say."""
         try:
-            info = await self._call(self._client.scheduler_info)
+            workers = await self._call(workers_of, self._client)
         except Exception as error:  # without a scheduler the run ends, but not by this
             logger.debug("guests not looked for: %s", error)
             return None
         offered = (
             address
-            for address, worker in info["workers"].items()
+            for address, worker in workers.items()
             if worker["resources"].get(RESOURCE, 0) > 0
         )
         return Looked(at_s=time.time(), workers=frozenset(offered))

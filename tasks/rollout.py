@@ -75,7 +75,7 @@ async def roll_out(plan: StepPlan, stream: SampleStream) -> RolloutReport:
     report = read_round(store_of(plan), plan.step)
     if report is None:
         report = await play_round(plan, stream)
-    else:
+    elif not plan.is_evaluation:  # nobody trains on those
         if not plan.overlaps:
             await rest_engines(plan.run, plan.run.engines)
         for group in journal_of(plan).read_groups(plan.step):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distributed import Client, get_client
+from distributed.client import FutureCancelledError
 
 LOOK_S = 1.0  # between two looks at whether the worker of an actor is still there
 DONE_LOOK_S = 0.02  # between two looks at whether a future is done
@@ -40,7 +41,7 @@ class Remote:
         client = client or get_client()
         try:
             actor = result_of(client.get_dataset(published_name(run_id, name)), 30)
-        except (KeyError, RuntimeError, OSError, TimeoutError) as error:
+        except (KeyError, RuntimeError, OSError, FutureCancelledError) as error:
             raise ActorLost(f"{name} is not there: {_reason(error)}") from error
         return cls(name, actor, client.loop.asyncio_loop)
 
@@ -48,18 +49,21 @@ class Remote:
         self, method: str, *args: object, deadline_s: float
     ) -> Any:  # Any: whatever the method returns
         """Call a method from any event loop. Raises ActorLost when the worker is gone, TimeoutError
-        after deadline_s."""
+        after deadline_s, or what the method raises."""
+        limit = asyncio.timeout(deadline_s)
         try:
             pending = getattr(self.actor, method)(*args)
             answer = asyncio.run_coroutine_threadsafe(_await(pending), self.loop)
-            async with asyncio.timeout(deadline_s):
+            async with limit:
                 return await self._answered(asyncio.wrap_future(answer), method)
         except TimeoutError as error:
+            if not limit.expired():  # the method's own, which says what it waited for
+                raise
             raise TimeoutError(
                 f"{self.name}.{method} did not answer within {deadline_s:.0f} s"
             ) from error
         except (OSError, RuntimeError) as error:
-            if _means_lost(error):
+            if means_lost(error):
                 raise ActorLost(
                     f"{self.name} was lost during {method}: {_reason(error)}"
                 ) from error
@@ -89,7 +93,8 @@ async def _await(pending: Awaitable[Any]) -> Any:  # Any: see Remote.call
     return await pending
 
 
-def _means_lost(error: Exception) -> bool:
+def means_lost(error: Exception) -> bool:
+    """Whether Dask says by this that the worker of an actor is gone."""
     return "Actor" in str(error) and ("lost" in str(error) or "contact" in str(error))
 
 

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +196,7 @@ def wait_for_workers(client: Client, config: ClusterConfig) -> None:
 
 
 def _check_workers(client: Client, specs: Sequence[WorkerSpec], waited_s: float) -> None:
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = workers_of(client)
     present = {worker["name"]: worker for worker in workers.values()}
     missing = [spec.name for spec in specs if spec.name not in present]
     if missing:
@@ -216,9 +216,23 @@ def _check_workers(client: Client, specs: Sequence[WorkerSpec], waited_s: float)
 
 
 def worker_addresses(client: Client) -> dict[str, str]:
-    """Address of every worker by name."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]
-    return {worker["name"]: address for address, worker in workers.items()}
+    """Address of every worker by name; none while the scheduler cannot be reached."""
+    with suppress(OSError):
+        return {worker["name"]: address for address, worker in workers_of(client).items()}
+    return {}
+
+
+def workers_of(client: Client, **options: Any) -> dict[str, dict[str, Any]]:  # Any: Dask's
+    """What the scheduler says of every worker, by address. Raises OSError where it says nothing.
+
+    `Client.scheduler_info` keeps the answer where Dask's own look, every two seconds, puts one that
+    names no worker: whoever is unlucky reads that.
+    """
+    if client.scheduler is None:
+        raise OSError("the client has been closed")
+    told = client.sync(client.scheduler.identity, n_workers=-1, **options)
+    found: dict[str, dict[str, Any]] = told["workers"]
+    return found
 
 
 def pin_process(core_ids: Sequence[int]) -> tuple[int, ...]:

@@ -7,9 +7,9 @@ http://metadata...   a cloud's own address: 404 or FALSE means nothing, anything
 from __future__ import annotations
 
 import asyncio
+import os
 import urllib.request
 from http.client import HTTPException
-from pathlib import Path
 
 LOOK_S = 2.0  # clouds give 25 s to 2 minutes of notice
 ANSWERS_WITHIN_S = 2.0
@@ -32,7 +32,7 @@ def is_notice(status: int, body: str) -> bool:
 
 
 def _file_says(path: str) -> bool:
-    return Path(path).exists()
+    return os.path.exists(path)  # of Path it raises where a folder cannot be read
 
 
 def _url_says(url: str) -> bool:

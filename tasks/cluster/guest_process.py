@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Final, NoReturn
 
@@ -179,15 +180,18 @@ class Guest:
         task.add_done_callback(self._work.discard)
 
     def _say(self, sentence: str) -> None:
-        print(f"guest {self.name} {sentence}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # whoever read it is gone, and the guest may be about to follow
+            print(f"guest {self.name} {sentence}", file=sys.stderr, flush=True)
 
 
 def end_process(code: int) -> NoReturn:
     """End this process and those that it started, now: threads of an engine may run on for ever."""
     for child in psutil.Process().children(recursive=True):
-        child.kill()
-    sys.stdout.flush()
-    sys.stderr.flush()
+        with suppress(psutil.NoSuchProcess):  # it has just ended by itself
+            child.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads it any more
+            stream.flush()
     os._exit(code)
 
 

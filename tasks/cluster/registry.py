@@ -21,7 +21,7 @@ from typing import Any
 from distributed import Client, KilledWorker
 from distributed.client import FutureCancelledError
 
-from tasks.cluster.actors import ActorLost, Remote, published_name, result_of
+from tasks.cluster.actors import ActorLost, Remote, means_lost, published_name, result_of
 from tasks.cluster.dask_cluster import worker_addresses
 from tasks.cluster.deaths import Death, account
 from tasks.cluster.nanny import death_of
@@ -138,6 +138,10 @@ class ActorRegistry:
                 try:
                     self._actors[name] = result_of(future, 0.5)
                 except (KilledWorker, FutureCancelledError):
+                    return False
+                except RuntimeError as error:
+                    if not means_lost(error):  # else it was built, and has died meanwhile
+                        raise
                     return False
                 return True
             if not self._is_there(name, worker_addresses(self._client)):

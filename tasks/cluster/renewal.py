@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from distributed import Client
 
-from tasks.cluster.dask_cluster import ClusterTooSmall, worker_addresses
+from tasks.cluster.dask_cluster import ClusterTooSmall, worker_addresses, workers_of
 
 POLL_S = 0.2
 
@@ -18,7 +18,7 @@ def renew_workers(client: Client, workers: Sequence[str], deadline_s: float) -> 
 
     Raises ClusterTooSmall when a worker has no nanny, or is not back in time.
     """
-    there = client.scheduler_info(n_workers=-1)["workers"]
+    there = workers_of(client)
     before = {worker["name"]: address for address, worker in there.items()}
     without = [name for name in workers if name in before and not there[before[name]]["nanny"]]
     if without:

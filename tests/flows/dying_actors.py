@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 
@@ -35,3 +37,19 @@ class Unlucky(Healthy):
         if not Path(marker).exists():
             Path(marker).touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class ShortLived(Healthy):
+    """Is built; its first process dies a moment later."""
+
+    def __init__(self, marker: str) -> None:
+        if not Path(marker).exists():
+            Path(marker).touch()
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+
+class Slow(Healthy):
+    """Takes some seconds to build."""
+
+    def __init__(self, build_s: float) -> None:
+        time.sleep(build_s)

@@ -20,7 +20,7 @@ from tasks.cluster.actors import ActorLost
 from tasks.cluster.dask_cluster import open_cluster
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.registry import ActorRegistry
-from tests.flows.dying_actors import Doomed, Healthy, Unlucky
+from tests.flows.dying_actors import Doomed, Healthy, ShortLived, Slow, Unlucky
 
 pytestmark = pytest.mark.flow
 
@@ -70,6 +70,18 @@ def test_a_worker_that_is_killed_once_while_it_builds_costs_no_start(
     recipes = {
         "engine-0": (Unlucky, (str(tmp_path / "died"),)),
         "learner-0": (Healthy, ()),
+    }
+    registry.create_all(WORKERS, recipes, deadline_s=120)
+    assert registry.names == set(WORKERS)
+    assert registry.accounts() == ()
+
+
+def test_an_actor_that_is_killed_while_others_are_still_built_costs_no_start(
+    registry: ActorRegistry, tmp_path: Path
+) -> None:
+    recipes = {
+        "engine-0": (Slow, (3.0,)),
+        "learner-0": (ShortLived, (str(tmp_path / "died"),)),
     }
     registry.create_all(WORKERS, recipes, deadline_s=120)
     assert registry.names == set(WORKERS)

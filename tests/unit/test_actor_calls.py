@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from distributed.client import FutureCancelledError
 
 from tasks.cluster.actors import ActorLost, Remote
 
@@ -60,3 +63,22 @@ async def test_nobody_waits_on_when_the_call_has_ended(is_lost: bool) -> None:
         await call(proxy, deadline_s=30 if is_lost else 0.05)
     await asyncio.sleep(0.05)
     assert proxy.num_cancelled == 1
+
+
+async def test_a_deadline_of_the_method_s_own_is_told_in_its_words() -> None:
+    async def work() -> None:
+        raise TimeoutError("waited 2 s for room for 5 items")
+
+    remote = Remote("sample-buffer", SimpleNamespace(work=work), asyncio.get_running_loop())
+    with pytest.raises(TimeoutError, match="waited 2 s for room for 5 items"):
+        await remote.call("work", deadline_s=60)
+
+
+def test_an_actor_that_is_forgotten_while_it_is_looked_for_is_lost() -> None:
+    def result(timeout: float) -> None:
+        raise FutureCancelledError("run-spot.g1-g1", "the key was cancelled")
+
+    future = SimpleNamespace(done=lambda: True, result=result)
+    client: Any = SimpleNamespace(get_dataset=lambda name: future)
+    with pytest.raises(ActorLost, match=r"spot\.g1 is not there: run-spot\.g1-g1 cancelled"):
+        Remote.connect("run", "spot.g1", client)

@@ -55,6 +55,13 @@ async def test_a_guest_that_is_drained_completes_the_flow() -> None:
     assert said == ["is dismissed"]
 
 
+async def test_a_guest_may_say_a_line_of_any_length() -> None:
+    said: list[str] = []
+    program = "import sys; print('x' * 200_000, 'is dismissed', sep='\\n', file=sys.stderr)"
+    await lend(python(program), said.append, 1.0)
+    assert [len(line) for line in said] == [200_000, len("is dismissed")]
+
+
 async def test_a_refused_guest_fails_the_flow_with_the_sentence() -> None:
     program = "import sys; print('is refused: no token', file=sys.stderr); sys.exit(2)"
     with pytest.raises(RuntimeError, match="ended with exit status 2; it said last: is refused"):

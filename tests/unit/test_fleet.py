@@ -26,7 +26,13 @@ class WorkersWithGpus:
     """As much of a Dask client as asking workers for their environment takes; worker engine-3 sees
     the GPU numbered 7."""
 
-    def scheduler_info(self, n_workers: int) -> dict[str, dict[str, dict[str, str]]]:
+    def __init__(self) -> None:
+        self.scheduler = self
+
+    def sync(self, ask: Callable[..., object], **options: int) -> object:
+        return ask(**options)
+
+    def identity(self, n_workers: int) -> dict[str, dict[str, dict[str, str]]]:
         return {"workers": {f"tcp://{index}": {"name": f"engine-{index}"} for index in range(4)}}
 
     def run(

@@ -150,3 +150,8 @@ async def test_a_file_that_appears_is_a_notice(
     monkeypatch.setattr(guest_notice, "_file_says", appears_in_the_second_look)
     await notice_given(str(tmp_path / "notice"))
     assert len(looked) == 2
+
+
+async def test_a_file_that_cannot_be_looked_for_says_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(notice_given(f"{tmp_path}/{'x' * 300}"), 0.2)

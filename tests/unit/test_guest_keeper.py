@@ -137,8 +137,13 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def keeping(workers: Workers, engines: Engines, rounds: Rounds) -> AsyncIterator[GuestKeeper]:
-    keeper = GuestKeeper(Membership(RULES), workers, engines, rounds.tell)
+async def keeping(
+    workers: Workers,
+    engines: Engines,
+    rounds: Rounds,
+    keep_names: Callable[[], None] = lambda: None,
+) -> AsyncIterator[GuestKeeper]:
+    keeper = GuestKeeper(Membership(RULES), workers, engines, rounds.tell, keep_names)
     await keeper.start()
     await keeper.start()  # harmless
     try:
@@ -171,6 +176,17 @@ async def test_a_worker_is_told_to_rounds_when_its_engine_holds_the_newest_weigh
     assert engines.opened == 1
     assert workers.ended == [("the run is over", "a"), ("closed", "")]
     assert engines.done[-1] == "close"
+
+
+async def test_a_store_that_is_away_when_a_guest_comes_costs_no_guest() -> None:
+    workers, engines, rounds = Workers("a"), Engines(), Rounds()
+
+    def keep_names() -> None:
+        raise OSError("the bucket does not answer")
+
+    async with keeping(workers, engines, rounds, keep_names) as keeper:
+        await keeper.publish(published(3))
+        await until(lambda: rounds.kinds == [JOINED])
 
 
 async def test_before_a_load_that_drops_what_runs_no_round_may_ask_the_guest() -> None:

@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from card_factories import ROOT, Trainer, a_guest, a_trainer, ended, wait_until
 
+from tasks.cluster import guest_process
 from tasks.cluster.dask_cluster import worker_addresses
 from tasks.cluster.guest_card import (
     TOKEN_VARIABLE,
@@ -123,6 +125,32 @@ def test_a_guest_is_drained_when_the_process_that_started_it_is_gone(trainer: Tr
         said = parent.stderr.read()  # until the last process that writes there has ended
     assert "guest orphan leaves (SIGTERM); no run had found it" in said
     wait_until(lambda: "orphan" not in worker_addresses(trainer.client), "it is gone")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_guest_that_nobody_listens_to_any_more_leaves_all_the_same(
+    trainer: Trainer, number: int
+) -> None:
+    with a_guest(trainer.address, "--name", f"unheard-{number}") as process:
+        trainer.address_of(f"unheard-{number}")
+        assert process.stderr is not None
+        process.stderr.close()
+        process.stderr = None
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 0
+
+
+def test_a_child_that_ends_by_itself_keeps_no_guest_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone() -> None:
+        raise psutil.NoSuchProcess(1)
+
+    ended: list[int] = []
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [SimpleNamespace(kill=gone)])
+    monkeypatch.setattr(guest_process.os, "_exit", ended.append)
+    guest_process.end_process(3)
+    assert ended == [3]
 
 
 def test_without_a_scheduler_a_guest_ends_after_its_grace() -> None:

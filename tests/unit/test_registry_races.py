@@ -26,8 +26,12 @@ class Scheduler:
         self.published: list[str] = []
         self.on_result: Callable[[], None] = lambda: None
         self.on_publish: Callable[[], None] = lambda: None
+        self.scheduler = self
 
-    def scheduler_info(self, **_: object) -> dict[str, object]:
+    def sync(self, ask: Callable[..., object], **options: int) -> object:
+        return ask(**options)
+
+    def identity(self, n_workers: int) -> dict[str, object]:
         return {"workers": {"tcp://there": {"name": "spot"}}}
 
     def submit(self, *_: object, **__: object) -> Any:  # Any: stands in for Dask's future

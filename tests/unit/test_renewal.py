@@ -29,8 +29,12 @@ class Workers:
         self.deaths: dict[str, list[Death]] = {name: [] for name in names}
         workers = {name: SimpleNamespace(deaths=self.deaths[name]) for name in names}
         self.cluster: Any = SimpleNamespace(workers=workers)
+        self.scheduler = self
 
-    def scheduler_info(self, n_workers: int) -> dict[str, Any]:
+    def sync(self, ask: Callable[..., dict[str, Any]], **options: int) -> dict[str, Any]:
+        return ask(**options)
+
+    def identity(self, n_workers: int) -> dict[str, Any]:
         nanny = "tcp://nanny" if self._nannies else None
         workers = ((address, name) for name, address in self.addresses.items())
         return {"workers": {address: {"name": name, "nanny": nanny} for address, name in workers}}

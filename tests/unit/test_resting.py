@@ -114,20 +114,37 @@ async def test_engines_that_are_freed_in_mid_round_rest_before_their_learners_he
     assert told == ["engine-1 rests", "grouped hears of ScaleDown"]
 
 
-async def test_engines_rest_when_a_recorded_round_goes_straight_to_training(
-    told: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Stream:
-        async def put(self, stage: Stage[object], items: Sequence[object]) -> None:
-            told.append(f"{len(items)} {stage.name}")
+class Stream:
+    """Tells what is handed to training."""
 
-        async def close(self, stage: Stage[object]) -> None:
-            told.append(f"{stage.name} ends")
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
 
+    async def put(self, stage: Stage[object], items: Sequence[object]) -> None:
+        self._told.append(f"{len(items)} {stage.name}")
+
+    async def close(self, stage: Stage[object]) -> None:
+        self._told.append(f"{stage.name} ends")
+
+
+async def read_back(kind: str, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = SimpleNamespace(read_groups=lambda step: ["group"])
     monkeypatch.setattr(rollout, "journal_of", lambda plan: recorded)
     monkeypatch.setattr(rollout, "read_round", lambda store, step: "recorded")
-    plan = replace(make_step_plan(), run=SHARED)
-    assert await rollout.roll_out(plan, Stream()) == "recorded"  # type: ignore[arg-type, comparison-overlap]
+    plan = replace(make_step_plan(kind=kind), run=SHARED)
+    assert await rollout.roll_out(plan, Stream(told)) == "recorded"  # type: ignore[arg-type, comparison-overlap]
+
+
+async def test_engines_rest_when_a_recorded_round_goes_straight_to_training(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await read_back("short", told, monkeypatch)
     assert told[:2] == ["engine-0 rests", "engine-1 rests"]
     assert told[2:] == ["1 grouped", "generated ends", "grouped ends"]
+
+
+async def test_a_recorded_evaluation_hands_no_group_to_training_which_nobody_would_take(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await read_back("evaluate", told, monkeypatch)
+    assert told == ["generated ends", "grouped ends"]

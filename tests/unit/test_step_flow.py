@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
 from flows import rl_step as step_flow
 from flows.place import Place
+from flows.task_results import result_of
 from tasks.engines.base import EngineLost
 from tasks.sample_buffer import RoundAborted
 
@@ -36,7 +39,7 @@ def test_update_and_publication_follow_the_gradients_and_wait_for_nothing_else(
         trained = asyncio.create_task(step_flow.update_and_publish("plan", finished("sums")))  # type: ignore[arg-type]
         await trained
         reward.set_result("verdicts")
-        return await step_flow.all_results(step_flow.result_of(reward), trained)
+        return await step_flow.all_results(result_of(reward), trained)
 
     done = asyncio.run(asyncio.wait_for(step(), timeout=30))
     update_told = "update of sums in plan"
@@ -50,10 +53,21 @@ def test_a_step_tells_the_failure_that_made_the_others_fail() -> None:
     cause.set_exception(ValueError("an engine refused its prompt"))
 
     async def step() -> None:
-        await step_flow.all_results(*map(step_flow.result_of, (aborted, cause, finished("fine"))))
+        await step_flow.all_results(*map(result_of, (aborted, cause, finished("fine"))))
 
     with pytest.raises(ValueError, match="refused its prompt"):
         asyncio.run(step())
+
+
+async def test_who_waits_for_rounds_takes_no_thread_from_others() -> None:
+    over = threading.Event()
+    rounds = [asyncio.create_task(result_of(SimpleNamespace(result=over.wait))) for _ in range(40)]
+    await asyncio.sleep(0)
+    try:
+        assert await asyncio.wait_for(asyncio.to_thread(int), 10) == 0
+    finally:
+        over.set()
+    assert all(await asyncio.gather(*rounds))
 
 
 def test_training_that_was_aborted_makes_no_update(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -100,6 +102,26 @@ def test_a_killed_write_leaves_the_old_file_and_can_be_swept(
     assert store.read("file") == b"old"
     (tmp_path / ".tmp-left").write_bytes(b"by a process that vanished")
     assert store.list("") == ["file"]
+
+
+def test_a_killed_upload_leaves_whole_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, made = Store.open(str(tmp_path / "root")), tmp_path / "made"
+    made.mkdir()
+    (made / "weights").write_bytes(b"old")
+    store.upload(made, "model")
+    (made / "weights").write_bytes(b"new and longer")
+
+    def killed(source: BinaryIO, target: BinaryIO, length: int = 0) -> None:
+        target.write(source.read(3))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copyfileobj", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.upload(made, "model")
+    assert store.read("model/weights") == b"old"
+    assert store.list("model") == ["weights"]
 
 
 def test_what_killed_writers_left_is_swept_at_every_depth(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Mapping
 from dataclasses import replace
@@ -52,6 +53,24 @@ async def test_the_last_picture_stands_above_what_is_printed_afterwards(
     assert "3 of 8 groups" not in last
     (bar,) = (line for line in last.splitlines() if "━" in line)
     assert "reward" not in bar  # the table's head has a line of its own
+
+
+async def test_a_scheduler_that_does_not_answer_once_freezes_no_picture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(terminal, "screen", Screen)
+    monkeypatch.setattr(terminal, "REDRAW_S", 0.0)
+    asked: list[int] = []
+
+    def progress() -> list[Filling]:
+        asked.append(len(asked))
+        if len(asked) == 1:
+            raise OSError("the scheduler does not answer")
+        return [FILLING]
+
+    async with asyncio.timeout(10), TerminalView("tiny-1", 2, progress):
+        while len(asked) < 3:
+            await asyncio.sleep(0)
 
 
 async def test_without_a_terminal_every_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
