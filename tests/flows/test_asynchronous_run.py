@@ -103,7 +103,7 @@ def test_engines_that_finish_what_they_run_before_they_load_mix_no_versions(
     assert num_mixed(run, NUM_STEPS) == 0
     figures = [commit["metrics"] for commit in commits(run)]
     assert max(step["lag/mean_versions"] for step in figures) > 0
-    assert max(step["stall/rollout_s"] for step in figures) > 0.1
+    assert max(step["stall/rollout_s"] for step in figures) > 0
     assert {step["lag/recomputed_tokens"] for step in figures} == {0}
 
 
