@@ -190,12 +190,12 @@ def _parquet(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Recor
 def _csv(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Record]:
     csv.field_size_limit(_LONGEST_CSV_FIELD)
     text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-    reader = csv.DictReader(text, restkey="", strict=True)
+    reader = csv.DictReader(text, strict=True)
     try:
         _columns(paths, list(reader.fieldnames or ()), name)
         for fields in reader:
             where = f"{name}:{reader.line_num}"
-            if "" in fields or None in fields.values():
+            if None in fields or None in fields.values():
                 raise ValueError(
                     f"{where}: every row must have as many values as the header"
                     f" ({len(reader.fieldnames or ())}); repair the row"

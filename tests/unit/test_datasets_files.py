@@ -169,6 +169,14 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     assert len(lines.rows) == 30
 
 
+def test_a_csv_file_may_have_a_column_without_a_name(tmp_path: Path) -> None:
+    path = write(tmp_path, ",prompt,answer", "0,1 + 1?,2", name="rows.csv")
+    assert load(path).rows[0].gold == "2"
+    path = write(tmp_path, ",prompt,answer", "0,1 + 1?,2,3", name="rows.csv")
+    with pytest.raises(ValueError, match="rows.csv:2: every row must have as many values"):
+        load(path)
+
+
 def test_a_format_may_be_named_where_the_suffix_says_nothing(tmp_path: Path) -> None:
     path = write(tmp_path, *SUMS, name="rows.txt")
     with pytest.raises(ValueError, match=r"must end with one of .parquet, .*set task.format"):
