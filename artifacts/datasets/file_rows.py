@@ -182,9 +182,18 @@ def _parquet(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Recor
     columns = _columns(paths, parquet.schema_arrow.names, name)
     number = 0
     for batch in parquet.iter_batches(ROWS_PER_READ, columns=columns):
-        for fields in batch.to_pylist():
+        for fields in _as_written(batch).to_pylist():
             number += 1
             yield f"{name}:{number}", fields
+
+
+def _as_written(batch: Any) -> Any:  # Any: pyarrow is untyped
+    """The batch with the shortest decimals for its fp32 columns: 0.1, not 0.10000000149."""
+    for place, column in enumerate(batch.columns):
+        if pa.types.is_float32(column.type):
+            decimals = column.cast(pa.string()).cast(pa.float64())
+            batch = batch.set_column(place, batch.schema.names[place], decimals)
+    return batch
 
 
 def _csv(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Record]:
