@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass
+from itertools import groupby
 
 TAIL_CHARS = 4_000
 
@@ -69,8 +70,8 @@ def fold(text: str) -> str:
     digits before it."""
     if text.isascii():
         return text
-    text = text.translate(_SETS)
-    spaced = "".join(_unglued(character) for character in text)
+    runs = groupby(text.translate(_SETS), key=_apart)
+    spaced = "".join(_unglued(sign, "".join(run)) for sign, run in runs)
     return (
         unicodedata.normalize("NFKC", spaced)
         .replace("\N{MINUS SIGN}", "-")
@@ -78,15 +79,19 @@ def fold(text: str) -> str:
     )
 
 
-def _unglued(character: str) -> str:
-    if character.isascii():
-        return character
-    decomposition = unicodedata.decomposition(character)
-    if decomposition.startswith("<super>"):
-        return "^" + character
-    if decomposition.startswith("<sub>"):
-        return "_" + character
-    return " " + character if decomposition.startswith(("<fraction>", "<circle>")) else character
+def _apart(character: str) -> str:
+    """What keeps a character apart from those before it: nothing, a blank, or the sign of its
+    script."""
+    decomposition = "" if character.isascii() else unicodedata.decomposition(character)
+    signs = {"<super>": "^", "<sub>": "_", "<fraction>": " ", "<circle>": " "}
+    return signs.get(decomposition.partition(" ")[0], "")
+
+
+def _unglued(sign: str, run: str) -> str:
+    """Neighbours of one kind: a script's share its sign, fractions are numbers of their own."""
+    if sign in ("^", "_"):
+        return sign + (run if len(run) == 1 else f"{{{run}}}")
+    return "".join(sign + character for character in run) if sign else run
 
 
 def last_boxed(text: str) -> str | None:
