@@ -690,6 +690,11 @@ def test_sandbox_that_cannot_be_had_any_more_is_no_verdict(monkeypatch: pytest.M
         ("```python\na = 1\n```", "a = 1\n"),
         ("```\na = 1\n```\n```python\nb = 2\n```", "a = 1\n"),
         ("so: ```py\nnever closed", "never closed"),
+        ("``` python\na = 1\n```\nThat is it.", "a = 1\n"),
+        ('```python title="a.py"\r\na = 1\r\n```\r\nThat is it.', "a = 1\r\n"),
+        ("see ```a``` here:\n```\na = 1\n```", "a = 1\n"),
+        ("1. so:\n   ```python\n   if a:\n       b = 1\n   ```", "if a:\n    b = 1\n"),
+        ("```python\n    return 1\n```", "    return 1\n"),
         ("", ""),
     ],
 )

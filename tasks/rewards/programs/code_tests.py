@@ -37,7 +37,12 @@ from tasks.sandbox.limits import DEFAULT_MEMORY_BYTES, SandboxLimits
 logger = logging.getLogger(__name__)
 
 MAX_PROGRAM_CHARS = 1 << 18
-_FENCE = re.compile(r"```[A-Za-z0-9_+-]*[ \t]*(?:\r\n?|\n)(.*?)(?:```|\Z)", re.DOTALL)
+# at the start of a line with whatever it says of the language, elsewhere with its name alone
+_FENCE = re.compile(
+    r"(?:^(?P<indent>[ \t]*)```[^\r\n`]*|```[A-Za-z0-9_+-]*[ \t]*)(?:\r\n?|\n)"
+    r"(?P<program>.*?)(?:```|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
 _VIOLATIONS = (CaseVerdict.FORGED, CaseVerdict.OUTPUT, CaseVerdict.SABOTAGE)
 
 
@@ -197,7 +202,10 @@ def read_gold(text: str) -> tuple[CodeGold, tuple[str, ...]]:
 
 
 def program_of(text: str) -> str:
-    """The first fenced block, to the end of the text if it is never closed; the whole text if there
-    is none."""
+    """The first fenced block, to the end of the text if it is never closed, less the indentation of
+    its fence; the whole text if there is none."""
     found = _FENCE.search(text)
-    return found[1] if found else text
+    if found is None:
+        return text
+    margin = re.compile(rf"^[ \t]{{0,{len(found['indent'] or '')}}}", re.MULTILINE)
+    return margin.sub("", found["program"])
