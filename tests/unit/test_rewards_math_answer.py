@@ -185,6 +185,16 @@ WORKER_ROWS = [
     ("unknown-function", "f(x)+1", box("1+f(x)"), OK, "verified"),
     ("unknown-function-wrong", "f(x)+1", box("2+f(x)"), WRONG, "unequal"),
     ("letter-after-a-function", "f(t)+2t", box("f(t)+2"), WRONG, "unequal"),
+    ("primes", "f'(x)g(x)", box("g(x)f'(x)"), OK, "verified"),
+    ("primes-dropped", "f'(x)g(x)", box("f(x)g(x)"), WRONG, "unequal"),
+    ("primes-elsewhere", "f'(x)g(x)", box("f(x)g'(x)"), WRONG, "unequal"),
+    ("primes-otherwise", "y_1''+x", box(r"x+y_{1}^{\prime\prime}"), OK, "verified"),
+    ("primes-of-a-subscript", "y_1''+x", box("x+y_1'"), WRONG, "unequal"),
+    ("divisor-of-letters", r"2^{\gcd(m,n)}-1", box(r"2^{\gcd\left(n, m\right)}-1"), OK, "verified"),
+    ("divisor-that-is-not-1", r"2^{\gcd(m,n)}-1", box("1"), WRONG, "unequal"),
+    ("divisor-of-numbers", r"\gcd(12,18)+f(x)", box("f(x)+6"), OK, "verified"),
+    ("multiple-that-is-no-product", r"\operatorname{lcm}(a,b)", box("ab"), WRONG, "unequal"),
+    ("derivative-that-is-not-0", r"\frac{\partial u}{\partial t}", box("0"), WRONG, "unequal"),
     ("relation-to-a-function", "f(x)+1", box("41 = f(x)+1"), WRONG, "unreadable"),
 ]  # fmt: skip
 
