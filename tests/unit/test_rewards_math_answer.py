@@ -185,6 +185,7 @@ WORKER_ROWS = [
     ("unknown-function", "f(x)+1", box("1+f(x)"), OK, "verified"),
     ("unknown-function-wrong", "f(x)+1", box("2+f(x)"), WRONG, "unequal"),
     ("letter-after-a-function", "f(t)+2t", box("f(t)+2"), WRONG, "unequal"),
+    ("gold-that-is-not-read", r"A \cap B", box("A"), WRONG, "unequal"),
     ("primes", "f'(x)g(x)", box("g(x)f'(x)"), OK, "verified"),
     ("primes-dropped", "f'(x)g(x)", box("f(x)g(x)"), WRONG, "unequal"),
     ("primes-elsewhere", "f'(x)g(x)", box("f(x)g'(x)"), WRONG, "unequal"),
