@@ -1,8 +1,8 @@
 r"""Where a response states its answer: text in, the answer's characters out. Nothing here knows
 whether it is right.
 
-    response -> visible_text (first turn only) -> answer_tail (4,000 characters, NFKC) -> last
-    \boxed{}, else last Answer line
+    response -> visible_text (first turn only) -> answer_tail (4,000 characters, NFKC)
+    -> last \boxed{}, else last <answer></answer>, else last Answer line
 
 Every step is linear in the length of the response, whatever the model wrote. Left out: values
 (`exact_number`).
@@ -47,7 +47,8 @@ class FinalAnswer:
     """What a response gives as its answer."""
 
     text: str  # the characters, unjudged
-    # from \boxed{}: the whole content is the answer; otherwise the text runs to the end of its line
+    # from \boxed{} or <answer></answer>: the whole content is the answer; otherwise the text runs
+    # to the end of its line
     boxed: bool
 
 
@@ -111,23 +112,22 @@ def last_boxed(text: str) -> str | None:
 
 
 def find_number(tail: str) -> FinalAnswer | None:
-    r"""The answer to a question whose gold is a number: the last \boxed{}, else the last "answer"
-    followed by a number."""
-    return _boxed_or(tail, _NUMBER_LINE)
+    r"""The answer to a question whose gold is a number: the last \boxed{}, else <answer></answer>,
+    else the last "answer" followed by a number."""
+    return _enclosed_or(tail, _NUMBER_LINE)
 
 
 def find_expression(tail: str) -> FinalAnswer | None:
     r"""The answer to any other question: the last \boxed{}, else <answer></answer>, else the last
     "Answer:" line."""
-    if (boxed := last_boxed(tail)) is not None:
-        return FinalAnswer(text=boxed, boxed=True)
-    tagged = _TAGGED.findall(tail)
-    return FinalAnswer(text=tagged[-1].strip(), boxed=True) if tagged else _boxed_or(tail, _LINE)
+    return _enclosed_or(tail, _LINE)
 
 
-def _boxed_or(tail: str, line: re.Pattern[str]) -> FinalAnswer | None:
+def _enclosed_or(tail: str, line: re.Pattern[str]) -> FinalAnswer | None:
     if (boxed := last_boxed(tail)) is not None:
         return FinalAnswer(text=boxed, boxed=True)
+    if tagged := _TAGGED.findall(tail):
+        return FinalAnswer(text=tagged[-1].strip(), boxed=True)
     last = None
     for last in line.finditer(tail):  # noqa: B007 (the last match is wanted)
         pass
