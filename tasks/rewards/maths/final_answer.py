@@ -2,7 +2,8 @@ r"""Where a response states its answer: text in, the answer's characters out. No
 whether it is right.
 
     response -> visible_text (first turn only) -> answer_tail (4,000 characters, NFKC)
-    -> last \boxed{}, else last <answer></answer>, else last Answer line
+    -> behind </think>, else anywhere: last \boxed{}, else last <answer></answer>, else last Answer
+    line
 
 Every step is linear in the length of the response, whatever the model wrote. Left out: values
 (`exact_number`).
@@ -114,13 +115,22 @@ def last_boxed(text: str) -> str | None:
 def find_number(tail: str) -> FinalAnswer | None:
     r"""The answer to a question whose gold is a number: the last \boxed{}, else <answer></answer>,
     else the last "answer" followed by a number."""
-    return _enclosed_or(tail, _NUMBER_LINE)
+    return _stated(tail, _NUMBER_LINE)
 
 
 def find_expression(tail: str) -> FinalAnswer | None:
     r"""The answer to any other question: the last \boxed{}, else <answer></answer>, else the last
     "Answer:" line."""
-    return _enclosed_or(tail, _LINE)
+    return _stated(tail, _LINE)
+
+
+def behind_thought(text: str) -> str:
+    """What follows a thought; all of the text if it has none."""
+    return text.rpartition("</think>")[2]
+
+
+def _stated(tail: str, line: re.Pattern[str]) -> FinalAnswer | None:
+    return _enclosed_or(behind_thought(tail), line) or _enclosed_or(tail, line)
 
 
 def _enclosed_or(tail: str, line: re.Pattern[str]) -> FinalAnswer | None:

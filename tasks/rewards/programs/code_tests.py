@@ -23,6 +23,7 @@ from artifacts.datasets.code_cases import CodeGold
 from artifacts.printable import printable_line
 from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Prompt, Score
 from tasks.rewards.base import ProcessReward, Reward, Verdict, right, stamp, wrong
+from tasks.rewards.maths.final_answer import behind_thought
 from tasks.rewards.programs.adaptive_timeout import (
     AdaptiveTimeoutConfig,
     TimeoutBook,
@@ -202,10 +203,11 @@ def read_gold(text: str) -> tuple[CodeGold, tuple[str, ...]]:
 
 
 def program_of(text: str) -> str:
-    """The first fenced block, to the end of the text if it is never closed, less the indentation of
-    its fence; the whole text if there is none."""
-    found = _FENCE.search(text)
+    """The first fenced block behind the thought, else in it, to the end of the text if it is never
+    closed, less the indentation of its fence; all that is behind the thought if there is none."""
+    answer = behind_thought(text)
+    found = _FENCE.search(answer) or _FENCE.search(text)
     if found is None:
-        return text
+        return answer
     margin = re.compile(rf"^[ \t]{{0,{len(found['indent'] or '')}}}", re.MULTILINE)
     return margin.sub("", found["program"])
