@@ -306,6 +306,15 @@ def test_a_filter_without_sense_is_refused(tmp_path: Path) -> None:
         load(path, filter=["level > 99"])
 
 
+@pytest.mark.parametrize("as_text", [True, False])
+def test_long_whole_numbers_are_told_apart(tmp_path: Path, as_text: bool) -> None:
+    numbers = [2**53, 2**53 + 1, 10**400]
+    rows = [{**GOOD, "id": str(number) if as_text else number} for number in numbers]
+    path = write(tmp_path, *rows)
+    for condition in (f"id == {2**53 + 1}", f"id in {2**53 + 1}", f"id > {10**399}"):
+        assert len(load(path, filter=[condition]).rows) == 1
+
+
 def test_null_meets_no_condition(tmp_path: Path) -> None:
     path = write(tmp_path, {**GOOD, "level": None}, {**GOOD, "level": 2})
     for condition in ("level != 1", "level > 1", "level in 2"):
