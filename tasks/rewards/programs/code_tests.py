@@ -187,7 +187,7 @@ class CodeTests(ProcessReward):
         return wrong(detail)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)  # about the questions of a round: some have tests of megabytes
 def read_gold(text: str) -> tuple[CodeGold, tuple[str, ...]]:
     """A question's tests and the keys of its cases, which are the same in every run. ValueError for
     a malformed gold."""
