@@ -704,6 +704,7 @@ def test_sandbox_that_cannot_be_had_any_more_is_no_verdict(monkeypatch: pytest.M
         ("see ```a``` here:\n```\na = 1\n```", "a = 1\n"),
         ("1. so:\n   ```python\n   if a:\n       b = 1\n   ```", "if a:\n    b = 1\n"),
         ("```python\n    return 1\n```", "    return 1\n"),
+        (" ```python\nif a:\n b = 1\n```", "if a:\n b = 1\n"),
         ("", ""),
     ],
 )

@@ -204,10 +204,13 @@ def read_gold(text: str) -> tuple[CodeGold, tuple[str, ...]]:
 
 def program_of(text: str) -> str:
     """The first fenced block behind the thought, else in it, to the end of the text if it is never
-    closed, less the indentation of its fence; all that is behind the thought if there is none."""
+    closed, less the indentation that it shares with its fence; without one all that is behind the
+    thought."""
     answer = behind_thought(text)
     found = _FENCE.search(answer) or _FENCE.search(text)
     if found is None:
         return answer
-    margin = re.compile(rf"^[ \t]{{0,{len(found['indent'] or '')}}}", re.MULTILINE)
-    return margin.sub("", found["program"])
+    program, indent = str(found["program"]), found["indent"] or ""
+    lines = program.splitlines(keepends=True)
+    is_indented = all(line.startswith(indent) or not line.strip() for line in lines)
+    return "".join(line.removeprefix(indent) for line in lines) if is_indented else program
