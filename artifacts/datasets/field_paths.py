@@ -7,7 +7,9 @@ whose own name has dots is found by its whole name.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 Fields = Mapping[str, Any]  # Any: whatever the user's row holds
@@ -35,11 +37,9 @@ def find(fields: Fields, path: str, where: str) -> Any:  # Any: JSON
 def text_of(fields: Fields, path: str, where: str) -> str:
     """The text at a path; a number is taken as it is written."""
     value = find(fields, path, where)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, str | int | float)
-        or not str(value).strip()
-    ):
+    is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    is_told = math.isfinite(value) if is_number else isinstance(value, str) and value.strip()
+    if not is_told:
         raise ValueError(
             f"{where}: field {path!r} must be a text or a number and not blank, got"
             f" {str(value)[:60]!r}; fill it in, or set unusable_rows=skip"

@@ -182,20 +182,29 @@ def _parquet(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Recor
     columns = _columns(paths, parquet.schema_arrow.names, name)
     number = 0
     for batch in parquet.iter_batches(ROWS_PER_READ, columns=columns):
-        for fields in batch.to_pylist():
+        for fields in _as_written(batch).to_pylist():
             number += 1
             yield f"{name}:{number}", fields
+
+
+def _as_written(batch: Any) -> Any:  # Any: pyarrow is untyped
+    """The batch with the shortest decimals for its fp32 columns: 0.1, not 0.10000000149."""
+    for place, column in enumerate(batch.columns):
+        if pa.types.is_float32(column.type):
+            decimals = column.cast(pa.string()).cast(pa.float64())
+            batch = batch.set_column(place, batch.schema.names[place], decimals)
+    return batch
 
 
 def _csv(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Record]:
     csv.field_size_limit(_LONGEST_CSV_FIELD)
     text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-    reader = csv.DictReader(text, restkey="", strict=True)
+    reader = csv.DictReader(text, strict=True)
     try:
         _columns(paths, list(reader.fieldnames or ()), name)
         for fields in reader:
             where = f"{name}:{reader.line_num}"
-            if "" in fields or None in fields.values():
+            if None in fields or None in fields.values():
                 raise ValueError(
                     f"{where}: every row must have as many values as the header"
                     f" ({len(reader.fieldnames or ())}); repair the row"

@@ -2,12 +2,13 @@
 domains, rewards and metrics.
 
 A part of weight 0 is evaluated only: its held-out questions are asked, none of its rows is trained.
+What is held out is trained by no part, as several may hold the same questions.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import count
 from typing import Literal, Self
 
@@ -70,39 +71,48 @@ def mixture(config: MixtureConfig, seed: int) -> Dataset:
     parts = [part.task.load(seed) for part in config.parts]
     weights = [part.weight for part in config.parts]
     heldout_weights = [part.heldout_weight for part in config.parts]
+    heldout = tuple(
+        _interleave(
+            [part.heldout for part in parts],
+            heldout_weights,
+            config.heldout_prompts,
+            random.Random(f"{seed}/mixture/heldout"),
+        )
+    )
     rows = _interleave(
         [part.rows for part in parts],
         weights,
         config.num_prompts,
         random.Random(f"{seed}/mixture/rows"),
+        left_out={row.text for row in heldout},
     )
-    heldout = _interleave(
-        [part.heldout for part in parts],
-        heldout_weights,
-        config.heldout_prompts,
-        random.Random(f"{seed}/mixture/heldout"),
-    )
-    return Dataset(name="mixture", rows=tuple(rows), heldout=tuple(heldout))
+    return Dataset(name="mixture", rows=tuple(rows), heldout=heldout)
 
 
 def _interleave(
-    parts: Sequence[Sequence[Row]], weights: Sequence[float], num_rows: int, rng: random.Random
+    parts: Sequence[Sequence[Row]],
+    weights: Sequence[float],
+    num_rows: int,
+    rng: random.Random,
+    left_out: Set[str] = frozenset(),
 ) -> Iterator[Row]:
-    """ValueError if a part with a weight has no rows; a part that runs out begins again."""
+    """ValueError if a part with a weight has no rows but those of questions that are left out; a
+    part that runs out begins again."""
     empty = [
         number
         for number, (rows, weight) in enumerate(zip(parts, weights, strict=True))
-        if weight and not rows
+        if weight and all(row.text in left_out for row in rows)
     ]
     if empty and num_rows:
         raise ValueError(
             f"every part of a mixture with a weight needs questions, part {empty[0]} has none on"
             " one side; set its weight to 0"
         )
-    endless = [_again_and_again(rows) for rows in parts]
+    endless = [_again_and_again(rows, left_out) for rows in parts]
     return (next(rng.choices(endless, weights=weights)[0]) for _ in range(num_rows))
 
 
-def _again_and_again(rows: Sequence[Row]) -> Iterator[Row]:
-    """The rows in their order, from the first again after the last."""
-    return (rows[number % len(rows)] for number in count())
+def _again_and_again(rows: Sequence[Row], left_out: Set[str]) -> Iterator[Row]:
+    """The other rows in their order, from the first again after the last."""
+    endless = (rows[number % len(rows)] for number in count())
+    return (row for row in endless if row.text not in left_out)

@@ -23,6 +23,7 @@ from artifacts.datasets.code_cases import AssertionCase, CodeGold, StdioCase
 
 INPUTS = ("stdin", "inputs", "input")
 OUTPUTS = ("stdout", "outputs", "output")
+FUNCTIONS = ("fn_name", "function", "function_name", "entry_point")
 SOLUTION_MODULE = "solution"  # from which published test modules import what they test
 
 _RAISES = """
@@ -70,6 +71,11 @@ def _from_object(value: Mapping[str, Any], solution: str) -> CodeGold:
             return CodeGold.model_validate({"solution": solution, **value})
         except ValidationError as error:
             raise ValueError(f"tests are no CodeGold ({error.errors()[0]['msg']})") from error
+    for name in FUNCTIONS:
+        if value.get(name):
+            raise ValueError(
+                f"inputs and outputs must be a whole program's, these are of {name} {value[name]!r}"
+            )
     inputs, outputs = _column(value, INPUTS), _column(value, OUTPUTS)
     if len(inputs) != len(outputs) or not inputs:
         raise ValueError(
@@ -97,11 +103,14 @@ def _lines(value: Any) -> str:  # Any: JSON; some data sets have a list of lines
 def _from_assertions(statements: Sequence[Any], solution: str) -> CodeGold:
     if not statements or not all(isinstance(statement, str) for statement in statements):
         raise ValueError(f"a list of tests must hold assertions as text, got {statements!r:.60}")
-    called = frozenset.intersection(
-        *(_called(_module(statement), defined=frozenset()) for statement in statements)
-    )
+    modules = [_module(statement) for statement in statements]
+    called = (_called(module, defined=frozenset()) for module in modules)
+    function = _single(frozenset.intersection(*called))
+    body = [node for module in modules for node in module.body]
+    if unbound := _read(body) - _bound(body) - {function, "candidate"}:
+        raise ValueError(f"assertions must import what they use, got {', '.join(sorted(unbound))}")
     return CodeGold(
-        function=_single(called),
+        function=function,
         solution=solution,
         cases=tuple(AssertionCase(statement=statement) for statement in statements),
     )
@@ -116,6 +125,8 @@ def _from_module(source: str, solution: str) -> CodeGold:
         raise ValueError("a test module must have a function test_... or an assertion, got none")
     for test in tests:
         _check_test(test)
+    for node in setup:
+        _check_no_test(node)
     names = _imported(module)
     defined = frozenset(node.name for node in setup if isinstance(node, ast.FunctionDef))
     function = _single(names or _called(module, defined | _bound(setup)))
@@ -160,6 +171,14 @@ def _check_test(test: ast.stmt) -> None:
         )
 
 
+def _check_no_test(node: ast.stmt) -> None:
+    """What pytest would collect and nothing here executes."""
+    is_class = isinstance(node, ast.ClassDef) and any(map(_is_test, node.body))
+    is_coroutine = isinstance(node, ast.AsyncFunctionDef) and node.name.startswith("test")
+    if is_class or is_coroutine:
+        raise ValueError(f"tests must be plain functions, got {ast.unparse(node).splitlines()[0]}")
+
+
 def _uses_pytest(setup: Sequence[ast.stmt]) -> bool:
     """Whether `pytest.raises` is needed. ValueError for anything else of pytest's."""
     used = {
@@ -176,14 +195,17 @@ def _uses_pytest(setup: Sequence[ast.stmt]) -> bool:
 
 
 def _imported(module: ast.Module) -> frozenset[str]:
-    """What the tests import from the solution by name."""
-    return frozenset(
-        alias.name
+    """What the tests import from the solution by name. ValueError if under another name."""
+    aliases = [
+        alias
         for node in ast.walk(module)
         if isinstance(node, ast.ImportFrom) and node.module == SOLUTION_MODULE
         for alias in node.names
-        if alias.name != "*"
-    )
+    ]
+    for alias in aliases:
+        if alias.asname not in (None, alias.name):
+            raise ValueError(f"tests must call {alias.name} by its name, got {alias.asname}")
+    return frozenset(alias.name for alias in aliases if alias.name != "*")
 
 
 def _called(module: ast.Module, defined: frozenset[str]) -> frozenset[str]:
@@ -196,6 +218,14 @@ def _called(module: ast.Module, defined: frozenset[str]) -> frozenset[str]:
         and not hasattr(builtins, node.func.id)
         and node.func.id not in defined
     )
+
+
+def _read(statements: Sequence[ast.stmt]) -> frozenset[str]:
+    """Names that are read, but for Python's own and those that a function is called with."""
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    read = {node.id for node in nodes if isinstance(node, ast.Name)}
+    arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return frozenset(name for name in read - arguments if not hasattr(builtins, name))
 
 
 def _bound(setup: Sequence[ast.stmt]) -> frozenset[str]:

@@ -12,6 +12,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,13 +53,14 @@ class Condition:
                 return self._in_order(found, where)
 
     def _in_order(self, found: Any, where: str) -> bool:  # Any: JSON
-        number = _number(found)
+        number, bound = _number(found), _number(self.value)
         if number is None:
             raise ValueError(
                 f"{where}: field {self.field!r} must be a number to be compared by {self.sign}, got"
                 f" {str(found)[:60]!r}; compare it by ==, in or contains"
             )
-        return _ORDERS[self.sign](number, float(self.value))
+        assert bound is not None, "parse_condition takes no other"
+        return _ORDERS[self.sign](number, bound)
 
 
 def parse_condition(text: str) -> Condition:
@@ -111,9 +113,12 @@ def _written(value: Any) -> str:  # Any: JSON
 
 
 def _number(value: Any) -> float | None:  # Any: JSON
+    """The number, a whole one exactly: a float would not tell long ones apart."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    try:
-        return float(value)
-    except ValueError:
-        return None
+    if not isinstance(value, str):
+        return value
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(value)
+    return None

@@ -28,7 +28,7 @@ class Moments:
     def of(cls, values: Sequence[float]) -> Moments:
         """The moments of these values; all zero for none."""
         count = max(1, len(values))
-        mean = math.fsum(values) / count
+        mean = _within(math.fsum(values) / count, values)
         squares = math.fsum((value - mean) ** 2 for value in values)
         return cls(count=len(values), mean=mean, deviation=math.sqrt(squares / count))
 
@@ -37,10 +37,16 @@ class Moments:
         """The moments of all values of the parts."""
         count = sum(part.count for part in parts)
         mean = math.fsum(part.count * part.mean for part in parts) / max(1, count)
+        mean = _within(mean, [part.mean for part in parts if part.count])
         squares = math.fsum(
             part.count * (part.deviation**2 + (part.mean - mean) ** 2) for part in parts
         )
         return cls(count=count, mean=mean, deviation=math.sqrt(squares / max(1, count)))
+
+
+def _within(mean: float, values: Sequence[float]) -> float:
+    """The mean of these values, of equal ones exactly theirs: dividing may round it past them."""
+    return min(max(mean, min(values)), max(values)) if values else mean
 
 
 class GrpoAdvantage(BaseModel):

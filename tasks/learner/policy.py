@@ -161,9 +161,8 @@ def load_policy(
     # embedding and head get their gradients by hand: rows, and sums over chunks
     for table in (model.get_input_embeddings(), model.get_output_embeddings()):
         table.weight.requires_grad_(False)
-    model.train(recompute_layers)
     if recompute_layers:
-        model.gradient_checkpointing_enable()
+        recompute(model)
     if placement == "replicated":
         return Policy(model, ReplicatedParameters(model, DTYPES[compute], ranks))
     from tasks.learner.sharded_parameters import TrainedShards  # brings FSDP, which few runs need
@@ -183,6 +182,16 @@ def load_reference(
     from tasks.learner.sharded_parameters import ShardedParameters
 
     return Decoder(model, ShardedParameters(model, DTYPES[compute], ranks, DTYPES[compute]))
+
+
+def recompute(model: Any) -> None:  # Any: untyped transformers
+    """Have every layer recomputed in backward, which transformers does in training mode only.
+    Nothing is dropped out: no engine samples from such a model."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.eval()
+    model.gradient_checkpointing_enable()
 
 
 def load_decoder(

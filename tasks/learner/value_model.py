@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 from tasks.learner.flat_parameters import ReplicatedParameters
 from tasks.learner.packing import PackedBatch
-from tasks.learner.policy import DTYPES, ComputeDtype, load_decoder, predicting_states
+from tasks.learner.policy import (
+    DTYPES,
+    ComputeDtype,
+    load_decoder,
+    predicting_states,
+    recompute,
+)
 from tasks.learner.ranks import Ranks
 
 
@@ -74,8 +80,7 @@ def load_valuer(
     """The critic of a model, whole on every rank. Raises ValueError as `load_policy` does."""
     model = load_decoder(model_path, ranks, "replicated")
     model.requires_grad_(True)
-    model.train(recompute_layers)
     if recompute_layers:
-        model.gradient_checkpointing_enable()
+        recompute(model)
     values = ValueModel(model.base_model).to(ranks.device)
     return Valuer(values, ReplicatedParameters(values, DTYPES[compute], ranks))

@@ -153,6 +153,7 @@ SCRIPTS = {
     "line ends of another system": (READ + "print(answer, end='\\r\\n')\n").replace("\n", "\r\n"),
     "a class that names itself": NODE + READ + "print(answer)",
     "byte order mark": "\ufeff" + READ + "print(answer)",
+    "no arguments": READ + "print(answer, *sys.argv[1:])",
 }
 
 

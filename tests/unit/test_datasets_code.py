@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Iterator
 from enum import IntEnum, IntFlag, StrEnum
 from fractions import Fraction
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -14,7 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from artifacts.datasets.choice import HumanEvalConfig, MixtureConfig, TinycodeConfig, load_dataset
+from artifacts.datasets.choice import (
+    FilesConfig,
+    HumanEvalConfig,
+    MixtureConfig,
+    TinycodeConfig,
+    load_dataset,
+)
 from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, call_case
 from artifacts.datasets.humaneval_rows import split_check
 from artifacts.datasets.mixture import PartConfig
@@ -146,6 +153,26 @@ def test_a_mixture_without_weights_or_questions_is_refused() -> None:
     trained = MixtureConfig(parts=(PartConfig(task=HumanEvalConfig(), weight=1.0),))
     with pytest.raises(ValueError, match="part 0 has none on one side; set its weight to 0"):
         load_dataset(trained, 0)
+
+
+def test_a_mixture_trains_nothing_that_another_of_its_parts_holds_out(tmp_path: Path) -> None:
+    def path(name: str, numbers: range) -> str:
+        lines = (f'{{"prompt": "{number} + 1?", "answer": {number + 1}}}' for number in numbers)
+        (tmp_path / name).write_text("\n".join(lines))
+        return str(tmp_path / name)
+
+    asked, held = path("asked.jsonl", range(30)), path("held.jsonl", range(20, 25))
+    other = FilesConfig(path=path("other.jsonl", range(40, 45)), heldout_path=held)
+    trained = FilesConfig(path=asked, heldout_fraction=0)
+    parts = (PartConfig(task=trained, heldout_weight=0), PartConfig(task=other, weight=0))
+    dataset = load_dataset(MixtureConfig(parts=parts, num_prompts=50, heldout_prompts=5), 0)
+    assert {row.gold for row in dataset.heldout} == {str(gold) for gold in range(21, 26)}
+    kept = [str(number + 1) for number in range(30) if number not in range(20, 25)]
+    assert [row.gold for row in dataset.rows] == [*kept, *kept]
+    only = FilesConfig(path=held, heldout_fraction=0)
+    parts = (PartConfig(task=only, heldout_weight=0), parts[1])
+    with pytest.raises(ValueError, match="part 0 has none"):
+        load_dataset(MixtureConfig(parts=parts, num_prompts=50, heldout_prompts=5), 0)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import csv
 import gzip
 import json
 import tracemalloc
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def test_the_held_out_side_is_never_empty_when_a_share_is_asked_for(tmp_path: Pa
         ({"prompt": " ", "answer": "2"}, {},
             r"rows.jsonl:2: field 'prompt' must be a text or a number and not blank"),
         ({"prompt": "1?", "answer": None}, {}, r"rows.jsonl:2: field 'answer' must be a text"),
+        ('{"prompt": "1?", "answer": NaN}', {}, r"rows.jsonl:2: field 'answer' must be .*'nan'"),
         ({"prompt": "1?", "answer": True}, {}, r"rows.jsonl:2: field 'answer' must be a text"),
         ({**GOOD, "tag": ["a"]}, {"domain_field": "tag"},
             r"rows.jsonl:2: field 'tag' must be a text"),
@@ -167,6 +169,31 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     values = load(write_csv(tmp_path / "rows.csv", SUMS))
     assert lines.digest == table.digest == values.digest
     assert len(lines.rows) == 30
+
+
+def test_a_csv_file_may_have_a_column_without_a_name(tmp_path: Path) -> None:
+    path = write(tmp_path, ",prompt,answer", "0,1 + 1?,2", name="rows.csv")
+    assert load(path).rows[0].gold == "2"
+    path = write(tmp_path, ",prompt,answer", "0,1 + 1?,2,3", name="rows.csv")
+    with pytest.raises(ValueError, match=r"rows.csv:2: every row must have as many values"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("answers", "golds"),
+    [
+        (pa.array([0.1, 2.5, None, -1e-30], pa.float32()), ["0.1", "2.5", "-1e-30"]),
+        (pa.array([Decimal("1.50"), None], pa.decimal128(5, 2)), ["1.50"]),
+        (pa.array([1.5, float("nan")]), ["1.5"]),
+    ],
+)
+def test_numbers_of_parquet_are_taken_as_they_were_written(
+    tmp_path: Path, answers: pa.Array, golds: list[str]
+) -> None:
+    prompts = [f"question {number}" for number in range(len(answers))]
+    pq.write_table(pa.table({"prompt": prompts, "answer": answers}), tmp_path / "rows.parquet")
+    dataset = load(str(tmp_path / "rows.parquet"), unusable_rows="skip")
+    assert [row.gold for row in dataset.rows] == golds
 
 
 def test_a_format_may_be_named_where_the_suffix_says_nothing(tmp_path: Path) -> None:
@@ -277,6 +304,15 @@ def test_a_filter_without_sense_is_refused(tmp_path: Path) -> None:
         load(path, filter=["tags < 3"])
     with pytest.raises(ValueError, match=r"none of .* under the filter \['level > 99'\]"):
         load(path, filter=["level > 99"])
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_long_whole_numbers_are_told_apart(tmp_path: Path, as_text: bool) -> None:
+    numbers = [2**53, 2**53 + 1, 10**400]
+    rows = [{**GOOD, "id": str(number) if as_text else number} for number in numbers]
+    path = write(tmp_path, *rows)
+    for condition in (f"id == {2**53 + 1}", f"id in {2**53 + 1}", f"id > {10**399}"):
+        assert len(load(path, filter=[condition]).rows) == 1
 
 
 def test_null_meets_no_condition(tmp_path: Path) -> None:

@@ -47,6 +47,16 @@ def test_advantages(
         assert [value for value in got if value is not None] == pytest.approx(verdicts, rel=1e-5)
 
 
+@pytest.mark.parametrize("reward", [0.1, 1 / 3, -0.7])
+def test_a_step_of_equal_rewards_has_no_advantage_at_all(reward: float) -> None:
+    advantage = ReinforcePlusPlusAdvantage(baseline="step")
+    for count in range(2, 40):
+        own = step_moments([[reward] * count], advantage)
+        assert own is not None
+        for moments in (own, Moments.together([own, Moments.of([]), Moments.of([reward] * 3)])):
+            assert group_advantages([reward] * count, advantage, moments) == [0.0] * count
+
+
 def test_a_reward_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
         group_advantages([0.0, math.nan], GrpoAdvantage())

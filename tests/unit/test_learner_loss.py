@@ -91,9 +91,9 @@ def derivative(loss: PolicyLoss, logp: float, batch: TokenBatch) -> float:
 def test_ppo_clips_only_where_the_ratio_has_gone_too_far(
     ratio: float, advantage: float, loss: float, clipped: bool
 ) -> None:
-    ppo = PpoClipLoss(clip_low=0.2, clip_high=0.28, old_policy="engine")
+    ppo = PpoClipLoss(clip_low=0.2, clip_high=0.28, old_policy="engine", importance_cap=0.5)
     result = ppo.token_loss(torch.tensor([-2.0 + math.log(ratio)]), token(-2.0, advantage))
-    assert result.loss.item() == pytest.approx(loss, rel=1e-5)
+    assert result.loss.item() == pytest.approx(loss, rel=1e-5), "the weight is 1, whatever the cap"
     assert bool(result.clipped) is clipped
     assert not bool(result.truncated)
     assert (derivative(ppo, -2.0 + math.log(ratio), token(-2.0, advantage)) == 0) is clipped

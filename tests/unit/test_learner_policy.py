@@ -14,6 +14,8 @@ from learner_factories import (
     random_groups,
     with_episodes,
 )
+from transformers import Phi3Config, Phi3ForCausalLM
+from turn_factories import VOCABULARY
 
 from tasks.learner import head, tree_attention
 from tasks.learner.advantage import GrpoAdvantage
@@ -25,6 +27,7 @@ from tasks.learner.objective import Objective
 from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.policy import load_policy, load_reference
 from tasks.learner.samples import training_set
+from tasks.learner.value_model import load_valuer
 
 
 def samples(seed: int) -> list[Sample]:
@@ -78,6 +81,29 @@ def test_log_probabilities_and_entropies_equal_naive_ones(tmp_path: Path) -> Non
         result.entropy, torch.cat([entropy for _, entropy in pairs]), rtol=1e-5, atol=1e-5
     )
     assert result.grad_hidden is None
+
+
+def test_layers_that_are_recomputed_drop_nothing_out(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = Phi3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        resid_pdrop=0.5,
+    )
+    Phi3ForCausalLM(config).save_pretrained(tmp_path)
+    batch = pack_samples(samples(5))
+    kept = load_policy(str(tmp_path), "fp32", ALONE)
+    recomputed = load_policy(str(tmp_path), "fp32", ALONE, recompute_layers=True)
+    torch.testing.assert_close(recomputed.score(batch).logp, kept.score(batch).logp)
+    valuer = load_valuer(str(tmp_path), "fp32", ALONE, recompute_layers=True)
+    valuer.parameters.view("head.weight").fill_(1.0)
+    torch.testing.assert_close(valuer.values(batch), valuer.values(batch))
 
 
 def test_a_backward_pass_that_was_interrupted_leaves_nothing_behind(

@@ -176,6 +176,8 @@ def test_multi_subject_questions(hub: Hub) -> None:
     "tests",
     [
         ["assert add(2, 3) == 5", "assert add([1], [2]) == [1, 2]"],
+        ["import math; assert math.isclose(add(2, 3), 5)", "assert math.floor(add(1, 1.5)) == 2"],
+        ["assert list(map(lambda n: add(n, 1), [1])) == [add(x, 1) for x in [1]] == [2]"],
         json.dumps(["assert add(2, 3) == 5"]),
         {"function": "add", "cases": [{"kind": "call", "arguments": [2, 3], "expected": 5}]},
         "from math import floor\nfrom solution import *\nassert floor(add(2.5, 3)) == 5",
@@ -191,7 +193,8 @@ def test_published_forms_of_tests_tell_right_from_wrong(runner: CaseRunner, test
 
 
 def test_whole_programs_may_have_lines_for_texts() -> None:
-    gold = program_tests({"inputs": [["1", "2"], "3"], "outputs": ["a", ["b", "c"]]})
+    tests = {"fn_name": None, "inputs": [["1", "2"], "3"], "outputs": ["a", ["b", "c"]]}
+    gold = program_tests(tests)
     assert gold.cases == (
         StdioCase(stdin="1\n2", stdout="a"),
         StdioCase(stdin="3", stdout="b\nc"),
@@ -213,6 +216,14 @@ def test_whole_programs_may_have_lines_for_texts() -> None:
         ({"stdin": ["1"], "stdout": []}, "as many inputs as outputs, got 1 and 0"),
         ({"stdout": ["1"]}, "one of stdin, inputs, input"),
         ({"cases": []}, "no CodeGold"),
+        ({"fn_name": "f", "inputs": [[1, 2]], "outputs": [3]}, "these are of fn_name 'f'"),
+        (["assert math.isclose(f(1), 2.5)"], "must import what they use, got math"),
+        ("from solution import f as g\ndef test_it():\n    g()", "must call f by its name, got g"),
+        (
+            "def test_it():\n    f()\nclass TestIt:\n    def test_it(self):\n        f()",
+            "must be plain functions, got class TestIt:",
+        ),
+        ("def test_it():\n    f()\nasync def test_all():\n    f()", "got async def test_all"),
     ],
 )
 def test_tests_that_cannot_run_are_refused(tests: Any, message: str) -> None:

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,7 +24,12 @@ from record_factories import make_generated
 from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, StdioCase, call_case
 from artifacts.records import CaseVerdict, Generated, Outcome, Prompt, Score
 from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, observed
-from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig, program_of
+from tasks.rewards.programs.code_tests import (
+    CodeTests,
+    CodeTestsConfig,
+    program_of,
+    read_gold,
+)
 from tasks.rewards.programs.sandbox import candidate_walls, self_test
 from tasks.rewards.programs.sandbox.candidate_process import CandidateProcess
 from tasks.rewards.programs.sandbox.candidate_walls import ENTRY
@@ -690,11 +696,30 @@ def test_sandbox_that_cannot_be_had_any_more_is_no_verdict(monkeypatch: pytest.M
         ("```python\na = 1\n```", "a = 1\n"),
         ("```\na = 1\n```\n```python\nb = 2\n```", "a = 1\n"),
         ("so: ```py\nnever closed", "never closed"),
+        ("<think>\n```\na = 0\n```\n</think>\n```\na = 1\n```", "a = 1\n"),
+        ("<think>\n```\na = 1\n```\n</think>\nSee above.", "a = 1\n"),
+        ("<think>One.</think>a = 1", "a = 1"),
+        ("``` python\na = 1\n```\nThat is it.", "a = 1\n"),
+        ('```python title="a.py"\r\na = 1\r\n```\r\nThat is it.', "a = 1\r\n"),
+        ("see ```a``` here:\n```\na = 1\n```", "a = 1\n"),
+        ("1. so:\n   ```python\n   if a:\n       b = 1\n   ```", "if a:\n    b = 1\n"),
+        ("```python\n    return 1\n```", "    return 1\n"),
+        (" ```python\nif a:\n b = 1\n```", "if a:\n b = 1\n"),
         ("", ""),
     ],
 )
 def test_the_first_fenced_block_is_the_program(text: str, program: str) -> None:
     assert program_of(text) == program
+
+
+def test_golds_of_earlier_rounds_are_forgotten() -> None:
+    tracemalloc.start()
+    for number in range(1_000):
+        case = StdioCase(stdin=f"{number} {'x' * 50_000}", stdout="")
+        read_gold(CodeGold(cases=(case,)).model_dump_json())
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held_bytes < 30_000_000, "golds have 50 kB, as a text and read"
 
 
 def test_malformed_gold_is_found_when_the_data_set_is_read(reward: CodeTests) -> None:

@@ -90,13 +90,14 @@ class PpoClipLoss(BaseModel):
         old = proximal if self.old_policy == "learner" else batch.behaviour
         ratio = torch.exp(logp - old)
         kept, clipped = clipped_surrogate(ratio, batch.advantage, self.clip_low, self.clip_high)
-        correction = torch.exp(old - batch.behaviour)
+        correction = torch.exp(old - batch.behaviour)  # 1 with old_policy engine
+        cap = self.importance_cap if self.old_policy == "learner" else 1.0
         if self.dual_clip is not None:
             worst = torch.where(batch.advantage < 0, self.dual_clip * batch.advantage, kept)
             clipped = clipped | (worst > kept).detach()
             kept = torch.maximum(kept, worst)
         return TokenLoss(
-            loss=-kept * correction.clamp(max=self.importance_cap),
-            truncated=correction > self.importance_cap,
+            loss=-kept * correction.clamp(max=cap),
+            truncated=correction > cap,
             clipped=clipped,
         )

@@ -2,7 +2,8 @@ r"""Reads the shape of an answer: a list, a set, an interval, a relation, a matr
 
     uniform text -> the first reader that knows it -> Form, its parts read in the same way
 
-`\pm 3` is the list 3, -3; `(B)` is B; a list of intervals is their union.
+`\pm 3` is the list 3, -3; `(B)` is B; a list of intervals is their union, but `x > 5 and x < 7` is
+what the two share.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from tasks.rewards.maths.form import (
     interval,
     scalar,
 )
+from tasks.rewards.maths.identity import constant_value
 from tasks.rewards.maths.outline import peeled, split_at
 from tasks.rewards.maths.relation_form import LETTER, read_congruence, read_relation
 from tasks.rewards.maths.units import split_unit
 
 _COMMA = re.compile("[,;]")
 _SEPARATOR = re.compile(r"[,;]|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\\(?:lor|land)(?![a-zA-Z])")
+_BOTH = frozenset(("and", r"\land"))
 _CUP = re.compile(r"\\cup(?![a-zA-Z])")
 _WITHOUT = re.compile(r"\\setminus(?![a-zA-Z])")
 _COLON = re.compile(":")
@@ -79,7 +82,8 @@ def _read_constant_set(text: str) -> Form | None:
 
 
 def _read_listing(text: str) -> Form | None:
-    pieces = [piece for piece in split_at(_SEPARATOR, text)[0] if piece]
+    found, signs = split_at(_SEPARATOR, text)
+    pieces = [piece for piece in found if piece]
     if len(pieces) < 2:
         return None
     parts = tuple(read_form(piece) for piece in pieces)
@@ -89,9 +93,24 @@ def _read_listing(text: str) -> Form | None:
     name = names.pop() if len(names) == 1 else ""
     if name:
         parts = tuple(replace(part, name="") for part in parts)
+    if name and set(signs) <= _BOTH and (shared := _shared(parts)) is not None:
+        return replace(shared, name=name)
     if all(part.kind in ("interval", "union") for part in parts) and not split_at(_COMMA, text)[1]:
         return Form(kind="union", parts=_flat(parts, "union"), name=name)
     return Form(kind="list", parts=_flat(parts, "list"), name=name)
+
+
+def _shared(parts: Sequence[Form]) -> Form | None:
+    """The interval that two half-lines share; None for anything else, or if they share nothing."""
+    if len(parts) != 2 or any(part.kind != "interval" for part in parts):
+        return None
+    upper, lower = sorted(parts, key=lambda part: INFINITY in part.parts[0].mark)
+    low, high = upper.parts[0], lower.parts[1]
+    ends = constant_value(low.mark), constant_value(high.mark)
+    if ends[0] is None or ends[1] is None or not ends[0] < ends[1]:
+        return None
+    is_between = INFINITY in upper.parts[1].mark and INFINITY in lower.parts[0].mark
+    return interval(upper.mark[0] + lower.mark[1], low, high) if is_between else None
 
 
 def _flat(parts: Sequence[Form], kind: Kind) -> tuple[Form, ...]:

@@ -10,13 +10,14 @@ limits (SIGALRM, whole seconds) are off, because the parent's kill is the limit.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from antlr4 import PredictionMode
 from antlr4.Parser import Parser
 from latex2sympy2_extended import NormalizationConfig, latex2sympy2
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, grader, parse, verify
-from sympy import Eq, Expr, Rational, Symbol, UnevaluatedExpr
+from sympy import Basic, Derivative, Eq, Expr, Rational, Symbol, UnevaluatedExpr
 from sympy.core.function import AppliedUndef
 
 # math-verify returns sympy objects and strings of many types, all untyped: hence list[object].
@@ -27,6 +28,12 @@ POINTS = (
 )  # where two functions are compared: positive, of no special value
 FAR = 1e-5  # relative; math-verify takes values for equal that agree to six places
 DIGITS = 20
+_PRIME = re.compile(r"\^\s*(?:\{\s*(?:\\prime\s*)+\}|\\prime(?![a-zA-Z]))")
+_PRIMED = re.compile(r"([A-Za-z])(?:_(?:\{([^{}]*)\}|([A-Za-z0-9])))?\s*('+)")
+_DIVISOR = re.compile(
+    r"\\(?:(?:operatorname|text|mathrm)\s*\{\s*)?(gcd|lcm)(?![a-zA-Z])\s*\}?"
+    r"\s*(?:\\left\s*)?\(([^()]*?)(?:\\right\s*)?\)"
+)
 READING = (
     LatexExtractionConfig(
         normalization_config=NormalizationConfig(
@@ -78,7 +85,7 @@ def compare(gold: str, answer: str) -> str:
     wanted = parse_gold(gold)
     if not wanted:
         return "bad_gold"
-    given = parse(f"\\boxed{{{answer}}}", READING, parsing_timeout=None)
+    given = _parsed(f"\\boxed{{{answer}}}")
     if given and differ_in_value(wanted[0], given[0]):
         return "different"
     return "equal" if verify(list(wanted), given, timeout_seconds=None) else "different"
@@ -87,8 +94,39 @@ def compare(gold: str, answer: str) -> str:
 @lru_cache(maxsize=4096)
 def parse_gold(gold: str) -> tuple[object, ...]:
     """The gold's readings; empty if math-verify finds nothing but its characters."""
-    readings = tuple(parse(f"${gold}$", READING, parsing_timeout=None))
+    readings = tuple(_parsed(f"${gold}$"))
     return () if all(isinstance(reading, str) for reading in readings) else readings
+
+
+def _parsed(text: str) -> list[object]:
+    """math-verify's readings, in which primes, divisors of letters and derivatives of letters stay
+    what they are: it drops primes, and sympy takes the others for 1, a product and 0."""
+    primed = _PRIME.sub(lambda match: "'" * match[0].count("prime"), text)
+    distinct = _DIVISOR.sub(_divisor, _PRIMED.sub(_subscripted, primed))
+    return [_kept(reading) for reading in parse(distinct, READING, parsing_timeout=None)]
+
+
+def _subscripted(match: re.Match[str]) -> str:
+    """`y_1''` as a letter of its own, the primes in its subscript."""
+    return f"{match[1]}_{{{match[2] or match[3] or ''}prime{len(match[4])}}}"
+
+
+def _divisor(match: re.Match[str]) -> str:
+    """`\\gcd(b, a)` as a function of which nothing is known but that order does not matter."""
+    if not re.search("[A-Za-z]", match[2]):
+        return match[0]
+    return rf"\text{{{match[1]}}}({','.join(sorted(part.strip() for part in match[2].split(',')))})"
+
+
+def _kept(reading: object) -> object:
+    if not isinstance(reading, Basic):
+        return reading
+    return reading.replace(
+        lambda part: (
+            isinstance(part, Derivative) and not part.expr.free_symbols & set(part.variables)
+        ),
+        lambda part: Symbol(str(part)),
+    )
 
 
 def differ_in_value(wanted: object, given: object) -> bool:

@@ -1,8 +1,9 @@
 r"""Where a response states its answer: text in, the answer's characters out. Nothing here knows
 whether it is right.
 
-    response -> visible_text (first turn only) -> answer_tail (4,000 characters, NFKC) -> last
-    \boxed{}, else last Answer line
+    response -> visible_text (first turn only) -> answer_tail (4,000 characters, NFKC)
+    -> behind </think>, else anywhere: last \boxed{}, else last <answer></answer>, else last Answer
+    line
 
 Every step is linear in the length of the response, whatever the model wrote. Left out: values
 (`exact_number`).
@@ -13,6 +14,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass
+from itertools import groupby
 
 TAIL_CHARS = 4_000
 
@@ -36,7 +38,7 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 # answer\W{0,6}\s*(number), the rule of tiny-mix, with a sign, a currency's and a leading \frac kept
 # as parts of the number, and without signs that would make another number of it.
 _BETWEEN = r"[^A-Za-z0-9_√≤≥≠±∓¬!/^%]{0,6}?\s*"
-_NUMBER = r"[-+]?(?:\\?\$)?(?:\\[dt]?frac\s*\{?\s*[-+]?\d|\.?\d)"
+_NUMBER = r"(?:[-+]|(?<![A-Za-z])–)?(?:\\?\$)?(?:\\[dt]?frac\s*\{?\s*[-+]?\d|\.?\d)"
 _NUMBER_LINE = re.compile(rf"answer{_BETWEEN}(?P<value>{_NUMBER}[^\n]*)", re.IGNORECASE | re.ASCII)
 _LINE = re.compile(r"answer[*_]*\s*[:=][*_]*[^\S\n]*\n?(?P<value>[^\n]*\S)", re.IGNORECASE)
 
@@ -46,7 +48,8 @@ class FinalAnswer:
     """What a response gives as its answer."""
 
     text: str  # the characters, unjudged
-    # from \boxed{}: the whole content is the answer; otherwise the text runs to the end of its line
+    # from \boxed{} or <answer></answer>: the whole content is the answer; otherwise the text runs
+    # to the end of its line
     boxed: bool
 
 
@@ -69,8 +72,8 @@ def fold(text: str) -> str:
     digits before it."""
     if text.isascii():
         return text
-    text = text.translate(_SETS)
-    spaced = "".join(_unglued(character) for character in text)
+    runs = groupby(text.translate(_SETS), key=_apart)
+    spaced = "".join(_unglued(sign, "".join(run)) for sign, run in runs)
     return (
         unicodedata.normalize("NFKC", spaced)
         .replace("\N{MINUS SIGN}", "-")
@@ -78,15 +81,19 @@ def fold(text: str) -> str:
     )
 
 
-def _unglued(character: str) -> str:
-    if character.isascii():
-        return character
-    decomposition = unicodedata.decomposition(character)
-    if decomposition.startswith("<super>"):
-        return "^" + character
-    if decomposition.startswith("<sub>"):
-        return "_" + character
-    return " " + character if decomposition.startswith(("<fraction>", "<circle>")) else character
+def _apart(character: str) -> str:
+    """What keeps a character apart from those before it: nothing, a blank, or the sign of its
+    script."""
+    decomposition = "" if character.isascii() else unicodedata.decomposition(character)
+    signs = {"<super>": "^", "<sub>": "_", "<fraction>": " ", "<circle>": " "}
+    return signs.get(decomposition.partition(" ")[0], "")
+
+
+def _unglued(sign: str, run: str) -> str:
+    """Neighbours of one kind: a script's share its sign, fractions are numbers of their own."""
+    if sign in ("^", "_"):
+        return sign + (run if len(run) == 1 else f"{{{run}}}")
+    return "".join(sign + character for character in run) if sign else run
 
 
 def last_boxed(text: str) -> str | None:
@@ -106,23 +113,31 @@ def last_boxed(text: str) -> str | None:
 
 
 def find_number(tail: str) -> FinalAnswer | None:
-    r"""The answer to a question whose gold is a number: the last \boxed{}, else the last "answer"
-    followed by a number."""
-    return _boxed_or(tail, _NUMBER_LINE)
+    r"""The answer to a question whose gold is a number: the last \boxed{}, else <answer></answer>,
+    else the last "answer" followed by a number."""
+    return _stated(tail, _NUMBER_LINE)
 
 
 def find_expression(tail: str) -> FinalAnswer | None:
     r"""The answer to any other question: the last \boxed{}, else <answer></answer>, else the last
     "Answer:" line."""
-    if (boxed := last_boxed(tail)) is not None:
-        return FinalAnswer(text=boxed, boxed=True)
-    tagged = _TAGGED.findall(tail)
-    return FinalAnswer(text=tagged[-1].strip(), boxed=True) if tagged else _boxed_or(tail, _LINE)
+    return _stated(tail, _LINE)
 
 
-def _boxed_or(tail: str, line: re.Pattern[str]) -> FinalAnswer | None:
+def behind_thought(text: str) -> str:
+    """What follows a thought; all of the text if it has none."""
+    return text.rpartition("</think>")[2]
+
+
+def _stated(tail: str, line: re.Pattern[str]) -> FinalAnswer | None:
+    return _enclosed_or(behind_thought(tail), line) or _enclosed_or(tail, line)
+
+
+def _enclosed_or(tail: str, line: re.Pattern[str]) -> FinalAnswer | None:
     if (boxed := last_boxed(tail)) is not None:
         return FinalAnswer(text=boxed, boxed=True)
+    if tagged := _TAGGED.findall(tail):
+        return FinalAnswer(text=tagged[-1].strip(), boxed=True)
     last = None
     for last in line.finditer(tail):  # noqa: B007 (the last match is wanted)
         pass

@@ -182,8 +182,9 @@ class MathAnswer(ProcessReward):
         reply = self._worker.call(gold, answer)
         if reply.kind != "value":
             return without_value(reply)
-        if reply.value == "bad_gold":
-            return infra("bad_gold")
+        if reply.value == "bad_gold":  # which may still be met by the same text
+            is_gold = same_answer(gold, gold, self._rules)
+            return wrong("unequal") if is_gold else infra("bad_gold")
         return right("verified") if reply.value == "equal" else wrong("unequal")
 
 

@@ -144,6 +144,9 @@ def _alike(gold: Form, answer: Form) -> tuple[Form, Form]:
         return _as_tuple(gold), _as_tuple(answer)
     if kinds == ("tuple", "list") and not any(part.name for part in answer.parts):
         return gold, replace(answer, kind="tuple")
+    if kinds == ("list", "list") and not any(part.name for part in answer.parts):
+        named = _by_names(gold)
+        return named, replace(answer, kind=named.kind)
     if set(kinds) == {"tuple", "list"}:
         return _by_names(gold), _by_names(answer)
     if set(kinds) == {"tuple", "matrix"}:

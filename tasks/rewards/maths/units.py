@@ -72,6 +72,8 @@ _FRACTION = re.compile(
     r"(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]*teen|[a-z]*tie|hundred|thousand"
     r"|[a-z]*illion)ths?"
 )
+_POWER = re.compile(r"(?P<words>square|sq|cubic|cu|)(?P<unit>[a-z]+)(?P<sign>\^[23])?")
+_POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
 _FACTORS = re.compile(r"[/*]|(?<![a-z])per(?![a-z])")
 
 
@@ -102,7 +104,18 @@ def _canonical(unit: str) -> str | None:
     if re.search("[0-9]", re.sub(r"\^\s*\{?\s*[0-9]\s*\}?", "", unit)):
         return None
     singular = re.sub(r"(?<=[A-Za-z]{2})s(?![A-Za-z])", "", re.sub(r"[ {}.]", "", unit.lower()))
-    return "/".join(_NAMES.get(part, part) for part in _NAMES.get(singular, singular).split("/"))
+    return "/".join(map(_named, _NAMES.get(singular, singular).split("/")))
+
+
+def _named(factor: str) -> str:
+    """The one name of a factor: `sqft` and `feet^2` are ft^2."""
+    if factor in _NAMES:
+        return _NAMES[factor]
+    power = _POWER.fullmatch(factor)
+    if power is None or bool(power["words"]) == bool(power["sign"]):
+        return factor
+    unit = _NAMES.get(power["unit"], power["unit"])
+    return unit + (power["sign"] or _POWERS[power["words"]]) if unit in ALIASES else factor
 
 
 def changes_amount(word: str) -> bool:

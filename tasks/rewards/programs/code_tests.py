@@ -23,6 +23,7 @@ from artifacts.datasets.code_cases import CodeGold
 from artifacts.printable import printable_line
 from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Prompt, Score
 from tasks.rewards.base import ProcessReward, Reward, Verdict, right, stamp, wrong
+from tasks.rewards.maths.final_answer import behind_thought
 from tasks.rewards.programs.adaptive_timeout import (
     AdaptiveTimeoutConfig,
     TimeoutBook,
@@ -37,7 +38,12 @@ from tasks.sandbox.limits import DEFAULT_MEMORY_BYTES, SandboxLimits
 logger = logging.getLogger(__name__)
 
 MAX_PROGRAM_CHARS = 1 << 18
-_FENCE = re.compile(r"```[A-Za-z0-9_+-]*[ \t]*(?:\r\n?|\n)(.*?)(?:```|\Z)", re.DOTALL)
+# at the start of a line with whatever it says of the language, elsewhere with its name alone
+_FENCE = re.compile(
+    r"(?:^(?P<indent>[ \t]*)```[^\r\n`]*|```[A-Za-z0-9_+-]*[ \t]*)(?:\r\n?|\n)"
+    r"(?P<program>.*?)(?:```|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
 _VIOLATIONS = (CaseVerdict.FORGED, CaseVerdict.OUTPUT, CaseVerdict.SABOTAGE)
 
 
@@ -181,7 +187,7 @@ class CodeTests(ProcessReward):
         return wrong(detail)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)  # about the questions of a round: some have tests of megabytes
 def read_gold(text: str) -> tuple[CodeGold, tuple[str, ...]]:
     """A question's tests and the keys of its cases, which are the same in every run. ValueError for
     a malformed gold."""
@@ -197,7 +203,14 @@ def read_gold(text: str) -> tuple[CodeGold, tuple[str, ...]]:
 
 
 def program_of(text: str) -> str:
-    """The first fenced block, to the end of the text if it is never closed; the whole text if there
-    is none."""
-    found = _FENCE.search(text)
-    return found[1] if found else text
+    """The first fenced block behind the thought, else in it, to the end of the text if it is never
+    closed, less the indentation that it shares with its fence; without one all that is behind the
+    thought."""
+    answer = behind_thought(text)
+    found = _FENCE.search(answer) or _FENCE.search(text)
+    if found is None:
+        return answer
+    program, indent = str(found["program"]), found["indent"] or ""
+    lines = program.splitlines(keepends=True)
+    is_indented = all(line.startswith(indent) or not line.strip() for line in lines)
+    return "".join(line.removeprefix(indent) for line in lines) if is_indented else program

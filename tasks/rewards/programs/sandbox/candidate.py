@@ -78,6 +78,7 @@ def _serve(start: Message) -> None:
         os.dup2(2, 1)  # what it prints is thrown away
     # the interpreter's start leaves them out here
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
+    sys.argv = [""]  # those of the fork server are no files for `fileinput`
     module = ModuleType("__main__" if start["is_main"] else "solution")
     sys.modules[module.__name__] = module  # where dataclasses and typing look for a class's names
     namespace = vars(module)
