@@ -9,6 +9,7 @@ The training runs in a child process, so that Prefect's settings are in place be
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     signal.signal(signal.SIGTERM, interrupt)
     began_s = time.time()
-    where = "" if options.root == ROOT else f" --root {options.root}"
+    where = "" if options.root == ROOT else f" --root {shlex.quote(str(options.root))}"
     try:
         options.root.mkdir(parents=True, exist_ok=True)
         port = options.prefect_port or free_port()
