@@ -10,7 +10,7 @@ from artifacts.store import Store
 
 def run_store(run: str, root: str) -> Store:
     """Where a run's files lie. `run` is its name under the root, or its folder's path or URL."""
-    if "/" in run or Path(run, layout.MANIFEST).is_file():
+    if "/" in run or run == ".." or Path(run, layout.MANIFEST).is_file():
         return Store.open(run.rstrip("/"))
     opened_root = Store.open(root)
     store = opened_root.child(run)

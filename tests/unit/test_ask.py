@@ -89,6 +89,7 @@ def test_without_a_question_every_line_is_one(
     ("arguments", "words"),
     [
         (["nobody"], "RUN must be a run under"),
+        ([".."], "must hold a run, but has no manifest.json"),
         (["run", "--task", "99999"], "--task must be the number of a held-out question, 0 to"),
         (["run", "a1=", "--max-tokens", "256"], "--max-tokens must be 1 to 255"),
         (["run", "a1=", "--temperature=-1"], "--temperature must be >= 0"),
