@@ -103,9 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         place = situation(options)
         found = compared(place, options.seeds, options.off_policy)
-        if options.json is not None:
-            options.json.write_text(json.dumps([row(each) for each in found], indent=1))
         show(found, place)
+        if options.json is not None:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps([row(each) for each in found], indent=1))
         tell_settings(found[0], options.write)
     except KeyboardInterrupt:
         return 130

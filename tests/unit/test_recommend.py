@@ -25,7 +25,7 @@ Json = dict[str, Any]  # Any: JSON values
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Json]:
-    path = tmp_path_factory.mktemp("recommend") / "all.json"
+    path = tmp_path_factory.mktemp("recommend") / "kept" / "all.json"
     assert main([*MATH, "--json", str(path)]) == 0
     found: list[Json] = json.loads(path.read_text())
     return found
@@ -107,6 +107,7 @@ def test_a_learner_apart_has_whole_groups_and_leaves_whole_engines() -> None:
         (["--model", "nowhere.json"], "--model must be one of"),
         (["--model", "README.md"], "--model must be a config.json"),
         (["--devices", "0"], "--devices must be >= 1"),
+        (["--devices", "1", "--model", "qwen2.5-32b"], "must fit an engine of up to 1 h800"),
         (["--preset", "none"], "preset must be one of"),
         (["--run", "nowhere"], "RUN must be a run"),
     ],
@@ -116,6 +117,28 @@ def test_what_cannot_be_is_said(
 ) -> None:
     assert main([*SMALL, *words]) == 2
     assert said in capsys.readouterr().err
+
+
+NO_HEADS = '"num_attention_heads": null, "num_hidden_layers": 1, "hidden_size": 8'
+
+
+@pytest.mark.parametrize("text", ["[]", "null", f'{{"model_type": "llama", {NO_HEADS}}}'])
+def test_a_file_that_describes_no_model_is_said(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    assert main([*SMALL, "--model", str(file)]) == 2
+    assert f"--model must be a config.json of transformers, {file}: " in capsys.readouterr().err
+
+
+def test_what_was_found_is_shown_though_it_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*MATH, "--json", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    assert "it is the shortest in" in told.out
+    assert "Is a directory" in told.err
 
 
 def test_a_model_may_be_a_config_file(tmp_path: Path) -> None:
