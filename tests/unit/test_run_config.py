@@ -76,6 +76,15 @@ def test_an_unknown_key_is_an_error_at_any_depth(path: tuple[str, ...]) -> None:
         RunConfig.model_validate(values)
 
 
+@pytest.mark.parametrize("value", ["inf", float("inf")])
+def test_infinity_is_refused_because_no_manifest_could_keep_it(value: object) -> None:
+    given = {"preset": "tiny", "learner": {"optimizer": {"max_grad_norm": value}}}
+    with pytest.raises(
+        ValidationError, match=r"learner\.optimizer\.max_grad_norm must be finite, got inf; give"
+    ):
+        RunConfig.model_validate(given)
+
+
 def test_mappings_merge_and_other_values_replace() -> None:
     base = {"a": {"x": 1, "y": {"z": 2}}, "b": [1, 2]}
     assert overlay(base, {"a": {"y": {"w": 3}}, "b": [3], "c": None}) == {
