@@ -58,6 +58,7 @@ def parser() -> ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
+    options.root = options.root.expanduser()  # a shell leaves --root=~/runs as it is
     signal.signal(signal.SIGTERM, interrupt)
     began_s = time.time()
     where = "" if options.root == ROOT else f" --root {shlex.quote(str(options.root))}"

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, interrupt)
     try:
         serve_pages(
-            options.root.resolve(),
+            options.root.expanduser().resolve(),
             options.prefect_port or free_port(),
             options.mlflow_port,
             options.reports_port,

@@ -220,8 +220,10 @@ class RunConfig(BaseModel):
         return self
 
     def local_root(self) -> Path | None:
-        """The artifact root as a local directory, or None when it is a URL."""
-        return None if "://" in self.keep.artifact_root else Path(self.keep.artifact_root).resolve()
+        """The artifact root as a local directory, the one that `Store.open` takes it for; None when
+        it is a URL."""
+        root = self.keep.artifact_root
+        return None if "://" in root else Path(root).expanduser().resolve()
 
     def tracking_uri(self) -> str:
         """Where MLflow writes."""

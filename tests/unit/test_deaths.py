@@ -146,6 +146,16 @@ def test_a_demo_whose_run_is_killed_says_so(
 
 
 @pytest.mark.usefixtures("demo_command")
+def test_a_demo_may_have_its_root_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert demo.main(["--root=~/runs"]) == 0
+    assert (tmp_path / "home/runs").is_dir()
+    assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.usefixtures("demo_command")
 @pytest.mark.parametrize(
     ("root", "written"), [("runs", ""), ("my runs", " --root 'my runs'")], ids=["usual", "spaces"]
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
+from artifacts.store import Store
 from flows.commands.command_line import assemble, sentence
 from flows.config.overlay import overlay
 from flows.config.presets import PRESETS, preset_values
@@ -253,6 +255,11 @@ def test_a_remote_root_needs_a_tracking_uri() -> None:
         remote.tracking_uri()
     local = RunConfig.model_validate({"preset": "tiny", "keep": {"artifact_root": "/data/runs"}})
     assert local.tracking_uri() == "sqlite:////data/runs/mlflow.db"
+
+
+def test_a_root_in_the_home_folder_is_there_for_everybody() -> None:
+    config = RunConfig.model_validate({"preset": "tiny", "keep": {"artifact_root": "~/runs"}})
+    assert str(config.local_root()) == Store.open("~/runs").url == str(Path.home() / "runs")
 
 
 def test_assignments_set_nested_values_as_json_or_else_as_text() -> None:
