@@ -227,7 +227,7 @@ def tell_settings(best: Expected, path: Path | None) -> None:
 
 def _is_close(each: Expected, best: Expected) -> bool:
     lost_s, spread_s = each.lost_s(best)
-    return lost_s < spread_s
+    return lost_s <= spread_s  # of equal ones both are 0
 
 
 def _with_spread(value: float, spread: float) -> str:

@@ -12,8 +12,8 @@ from recorded_run_factories import CONFIG, STEP_S, keep_run
 
 from flows.commands.candidates import Candidate, others
 from flows.commands.command_line import assemble
-from flows.commands.expected import compared
-from flows.commands.recommend import main, parser
+from flows.commands.expected import Expected, compared
+from flows.commands.recommend import main, parser, why
 from flows.commands.situation import situation
 from flows.config.run_config import RunConfig
 from tasks.simulation.workloads import WORKLOADS
@@ -176,6 +176,21 @@ def test_a_run_says_what_is_not_given_and_how_fast_its_machine_is(
     assert config.engine.tensor_parallel_size == 1, "no other size was recorded"
     assert config.cluster.num_devices == 2
     assert config.run_name == ""
+
+
+def test_what_takes_as_long_in_every_draw_is_not_to_be_told_from_the_best() -> None:
+    config = RunConfig.model_validate({"preset": "tiny"})
+    best, equal, slower = (
+        Expected(
+            candidate=Candidate(size=size),
+            config=config,
+            step_s=(seconds, seconds + 1),
+            rollout_share=0.5,
+            tokens_per_s=1.0,
+        )
+        for size, seconds in ((1, 2.0), (2, 2.0), (4, 3.0))
+    )
+    assert "not to be told from it: synchronous, engines of 2" in list(why((best, equal, slower)))
 
 
 def test_draws_of_a_run_differ_and_are_the_same_for_all(tmp_path: Path) -> None:
