@@ -17,6 +17,6 @@ def run_store(run: str, root: str) -> Store:
     if not store.exists(layout.MANIFEST):
         known = [name for name in opened_root.list("") if not name.startswith(".")]
         known = [name for name in known if opened_root.exists(f"{name}/{layout.MANIFEST}")]
-        there = f"the latest there: {', '.join(known[-5:])}" if known else "there is none"
+        there = f"some of those there: {', '.join(known[-5:])}" if known else "there is none"
         raise ValueError(f"RUN must be a run under {opened_root.url}, got {run!r}; {there}")
     return store
