@@ -128,7 +128,7 @@ def write_manifest(store: Store, manifest: RunManifest) -> None:
 
 
 def read_manifest(store: Store) -> RunManifest:
-    """Raises ValueError when there is no run here."""
+    """Raises ValueError when there is no run here, or its manifest is damaged."""
     try:
         data = store.read(layout.MANIFEST)
     except FileNotFoundError:
@@ -136,10 +136,17 @@ def read_manifest(store: Store) -> RunManifest:
             f"{store.url} must hold a run, but has no {layout.MANIFEST}; check artifact_root and"
             " run_id"
         ) from None
-    raw = _decode(data, f"{store.url}/{layout.MANIFEST}")
-    flow_runs = tuple(raw.pop("prefect_flow_run_ids"))
-    changes = tuple(raw.pop("changes", ()))
-    return RunManifest(prefect_flow_run_ids=flow_runs, changes=changes, **raw)
+    where = f"{store.url}/{layout.MANIFEST}"
+    raw = _decode(data, where)
+    try:
+        flow_runs = tuple(raw.pop("prefect_flow_run_ids"))
+        changes = tuple(raw.pop("changes", ()))
+        return RunManifest(prefect_flow_run_ids=flow_runs, changes=changes, **raw)
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{where} must be the manifest of a run, got one without all of its fields ({error});"
+            " restore the file"
+        ) from None
 
 
 def package_versions(names: Sequence[str]) -> dict[str, str]:
@@ -188,7 +195,10 @@ def _finite(value: Any) -> Any:  # Any: a JSON value in, a JSON value out
 
 
 def _decode(data: bytes, where: str) -> dict[str, Any]:  # Any: JSON values
-    raw: dict[str, Any] = json.loads(data)
+    try:
+        raw: dict[str, Any] = dict(json.loads(data))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{where} must hold a JSON object ({error}); restore the file") from None
     if raw.get("schema_version") != COMMIT_SCHEMA_VERSION:
         got = raw.get("schema_version")
         raise ValueError(

@@ -89,17 +89,23 @@ class Store:
 
     def read(self, path: str) -> bytes:
         """The whole file. Raises FileNotFoundError."""
-        return bytes(self._fs.cat_file(self._full(path)))
+        file = self._full(path)
+        with self._reached():
+            return bytes(self._fs.cat_file(file))
 
     def exists(self, path: str) -> bool:
-        return bool(self._fs.exists(self._full(path)))
+        file = self._full(path)
+        with self._reached():
+            return bool(self._fs.exists(file))
 
     def list(self, directory: str) -> list[str]:
         """Names directly under `directory`, sorted, unfinished writes left out; empty if it is not
         there."""
         self._fs.invalidate_cache()
+        folder = self._full(directory)
         try:
-            entries = self._fs.ls(self._full(directory), detail=False)
+            with self._reached():
+                entries = self._fs.ls(folder, detail=False)
         except FileNotFoundError:
             return []
         names = {str(entry).rstrip("/").rpartition("/")[2] for entry in entries}
@@ -178,6 +184,22 @@ class Store:
         with self._written_aside(path, fill) as aside:
             os.replace(aside, self._full(path))
         _sync_directory(Path(self._full(path)).parent)
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """The boundary where a protocol's own errors of a read (no credentials, no answer) become
+        one sentence for the user."""
+        try:
+            yield
+        except OSError:
+            raise
+        except Exception as error:
+            if self.is_local:
+                raise
+            raise StoreError(
+                f"the root must be a place that can be read, {self.url} is not ({error}); check"
+                " the bucket, the credentials and the endpoint"
+            ) from error
 
     @contextmanager
     def _written_aside(self, path: str, fill: Fill) -> Iterator[str]:

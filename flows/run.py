@@ -91,6 +91,12 @@ def effective_config(config: RunConfig) -> RunConfig:
     in it."""
     if not config.resume:
         return config
+    if "/" in config.resume or config.resume == "..":
+        raise ValueError(
+            f"resume must be the name of a run under {config.keep.artifact_root}, got"
+            f" {config.resume!r}; give the name of its folder alone, and where that lies as --root"
+            " of 'rollflow demo' or keep.artifact_root"
+        )
     return resumed_config(
         config, read_manifest(Store.open(config.keep.artifact_root).child(config.resume)).config
     )

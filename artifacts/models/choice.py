@@ -172,7 +172,14 @@ def check_description(path: Path) -> None:
             f"a model directory must hold config.json, {path} does not; point model.path at the"
             " model's own folder"
         )
-    architectures = json.loads((path / "config.json").read_text()).get("architectures") or ["none"]
+    try:
+        config = dict(json.loads((path / "config.json").read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"a model's config.json must hold a JSON object, that of {path} does not ({error});"
+            " copy or download it again"
+        ) from None
+    architectures = config.get("architectures") or ["none"]
     if not any(name.endswith(CAUSAL) for name in architectures):
         raise ValueError(
             f"a model must be a causal language model (...{CAUSAL[0]}), {path} has the architecture"

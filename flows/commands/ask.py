@@ -108,7 +108,7 @@ def bounds_of(options: argparse.Namespace, config: RunConfig) -> Bounds:
             f"--max-tokens must be 1 to {context - 1} (the context that the run was trained with"
             f" holds {context}), got {new_tokens}; choose such a bound"
         )
-    if options.temperature < 0:
+    if not options.temperature >= 0:  # not-a-number is refused, too
         raise ValueError(
             f"--temperature must be >= 0, got {options.temperature:g}; 0 takes the likeliest token"
         )

@@ -33,6 +33,7 @@ from tasks.learner.models import resolve_model
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 
 BATCHES = (1, 8, 32)
+PICTURE = ".png"  # ending of the picture, whose name is the profile's
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,11 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             else resolve_model(config.model, Path(config.keep.model_cache))
         )
         orders = tuple(measuring_orders(config, str(model), options))
-        profile = asyncio.run(measure_all(config, orders))
-    except (ValueError, RuntimeError, TimeoutError) as error:
+        output = writable(Path(options.output))
+        write(asyncio.run(measure_all(config, orders)), output)
+    except (ValueError, RuntimeError, OSError) as error:
         print(f"error: {sentence(error)}", file=sys.stderr)
         return 2
-    write(profile, Path(options.output))
     return 0
 
 
@@ -226,11 +227,24 @@ async def answers(
             raise RuntimeError(f"the measuring process {manner(code)}: {words[-2000:]}")
 
 
+def writable(path: Path) -> Path:
+    """The path again, its folder made: nobody measures for minutes to be told then that there is
+    none. ValueError or OSError where no file can be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise ValueError(f"--output must be a file, got the folder {path}; name a file in it")
+    if path.suffix == PICTURE:
+        raise ValueError(
+            f"--output must not end in {PICTURE}, got {path}: the picture would take the profile's"
+            " place; end it in .json"
+        )
+    return path
+
+
 def write(profile: ThroughputProfile, path: Path) -> None:
     """The profile, its picture beside it, and both on the terminal."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(profile.to_json())
-    picture = path.with_suffix(".png")
+    picture = path.with_suffix(PICTURE)
     curves = {
         f"size {size}, {length} tokens": [
             (point.batch, point.prefill_tokens_per_s, point.decode_tokens_per_s)

@@ -27,10 +27,11 @@ def assemble(
     if not settings:
         return values
     kept = read_settings(Path(settings))
-    named = kept.get("preset", preset)
-    if preset not in (PRESET, named):
+    asked = values["preset"]  # --set may name one, too
+    named = kept.get("preset", asked)
+    if asked not in (PRESET, named):
         raise ValueError(
-            f"--preset must be the one that --settings names ({named!r}), got {preset!r}; drop"
+            f"--preset must be the one that --settings names ({named!r}), got {asked!r}; drop"
             f" --preset, or the preset in {settings}"
         )
     return overlay(kept, values | {"preset": named})

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from artifacts.reports.canvas import png
@@ -59,7 +61,7 @@ class TrackedRuns:
 
     def __init__(self, uri: str) -> None:
         database = sqlite_file(uri)
-        if database is not None and not database.exists():
+        if database is not None and not database.is_file():
             raise ValueError(
                 f"--tracking-uri must name a database that is there, got {uri}; give the one the"
                 " runs were logged to"
@@ -111,6 +113,21 @@ class TrackedRuns:
         )
 
 
+@contextmanager
+def answered(uri: str) -> Iterator[None]:
+    """ValueError for a server that cannot be reached, or what is no database of MLflow."""
+    from mlflow.exceptions import MlflowException  # MLflow takes seconds to import
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError) as error:
+        raise ValueError(
+            f"--tracking-uri must name an MLflow server that answers or its database, got {uri}:"
+            f" {str(error).strip().splitlines()[0]}; give the one the runs were logged to"
+        ) from error
+
+
 def stages(first: RunHistory, second: RunHistory) -> list[str]:
     """The timed stages of either run, the slowest of the first one on top; the step itself last."""
     names = {
@@ -126,7 +143,7 @@ def stage_table(first: RunHistory, second: RunHistory) -> Table:
     """Median and mean seconds per stage; speed-ups are of means, as medians hide the long rounds,
     which pay for the short."""
     title = "\n".join(
-        f"{letter} = {run.name} ({len(run.steps)} steps)"
+        f"{letter} = {escape(run.name)} ({len(run.steps)} steps)"
         for letter, run in (("A", first), ("B", second))
     )
     table = Table(title=f"Seconds per step\n{title}", title_justify="left")
@@ -200,23 +217,31 @@ def curves(run: RunHistory) -> RunCurves:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 with one sentence on standard error when a run cannot be compared."""
+    """Exit status 0, or 2 with one sentence on standard error when a run cannot be compared or
+    drawn."""
     arguments = parser().parse_args(argv)
     try:
-        runs = TrackedRuns(arguments.tracking_uri)
-        first = runs.history(arguments.first)
-        second = runs.history(arguments.second)
-    except ValueError as error:
+        with answered(arguments.tracking_uri):
+            runs = TrackedRuns(arguments.tracking_uri)
+            first = runs.history(arguments.first)
+            second = runs.history(arguments.second)
+        show(first, second, arguments.plot)
+    except (ValueError, OSError) as error:
         Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
         return 2
+    return 0
+
+
+def show(first: RunHistory, second: RunHistory, plot: Path | None) -> None:
+    """Print the comparison, and draw it where a file is named."""
     console = Console(soft_wrap=True)
     console.print(stage_table(first, second))
     for line in verdict(first, second):
         console.print(line, markup=False, highlight=False)
-    if arguments.plot is not None:
-        arguments.plot.write_bytes(png(comparison(curves(first), curves(second))))
-        console.print(f"plot: {arguments.plot}", markup=False, highlight=False)
-    return 0
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        plot.write_bytes(png(comparison(curves(first), curves(second))))
+        console.print(f"plot: {plot}", markup=False, highlight=False)
 
 
 def parser() -> ArgumentParser:

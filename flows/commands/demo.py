@@ -9,6 +9,7 @@ The training runs in a child process, so that Prefect's settings are in place be
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -57,9 +58,10 @@ def parser() -> ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
+    options.root = options.root.expanduser()  # a shell leaves --root=~/runs as it is
     signal.signal(signal.SIGTERM, interrupt)
     began_s = time.time()
-    where = "" if options.root == ROOT else f" --root {options.root}"
+    where = "" if options.root == ROOT else f" --root {shlex.quote(str(options.root))}"
     try:
         options.root.mkdir(parents=True, exist_ok=True)
         port = options.prefect_port or free_port()

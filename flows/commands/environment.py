@@ -26,6 +26,7 @@ from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.conformance.report import ConformanceReport
 from tasks.environments.conformance.suite import check_environment
 
+LONGEST_S = 1e6  # that a check may take
 COLOURS = {"holds": "green", "broken": "red", "unknown": "yellow"}
 
 
@@ -75,6 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.seeds < 2:
             raise ValueError(f"--seeds must be >= 2, got {options.seeds}; raise it")
+        if not 0 < options.timeout <= LONGEST_S:
+            raise ValueError(
+                f"--timeout must be > 0 and at most {LONGEST_S:g}, got {options.timeout:g}; choose"
+                " such a number of seconds"
+            )
         settings = settings_of(options.name, options.set)
         with at_most(options.timeout):
             report = check_environment(settings, actions=options.action, num_seeds=options.seeds)

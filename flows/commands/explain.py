@@ -83,13 +83,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = RunConfig.model_validate(
             assemble(options.preset, "", options.set, options.settings)
         )
-    except ValueError as error:
+        if not options.json:
+            show(config, console)
+    except (ValueError, OSError) as error:
         print(f"error: {sentence(error)}", file=sys.stderr)
         return 2
     if options.json:
         print(json.dumps(config.model_dump(mode="json"), indent=2))
-    else:
-        show(config, console)
     return 0
 
 

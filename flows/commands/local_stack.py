@@ -29,6 +29,7 @@ AUTHORITY = "authority.pem"  # in Prefect's home
 CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 LOOPBACK = "127.0.0.1"
 LOG_TAIL = 4000  # characters of a server's log that are looked at for its last words
+LAST_PORT = 65535
 PREFECT_PORT = 4200
 SERVER_LOG = Path(".prefect") / "server.log"  # below the artifact root
 POLL_S = 0.2
@@ -80,7 +81,9 @@ def free_port() -> int:
 
 
 def check_port(port: int, what: str, cure: str) -> None:
-    """Raise ValueError if somebody listens on the port already."""
+    """Raise ValueError if there is no such port, or somebody listens on it already."""
+    if not 1 <= port <= LAST_PORT:
+        raise ValueError(f"the port of {what} must be 1 to {LAST_PORT}, got {port}; choose another")
     with socket.socket() as probe:
         probe.settimeout(1)
         if probe.connect_ex((LOOPBACK, port)) == 0:

@@ -103,9 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         place = situation(options)
         found = compared(place, options.seeds, options.off_policy)
-        if options.json is not None:
-            options.json.write_text(json.dumps([row(each) for each in found], indent=1))
         show(found, place)
+        if options.json is not None:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps([row(each) for each in found], indent=1))
         tell_settings(found[0], options.write)
     except KeyboardInterrupt:
         return 130
@@ -226,7 +227,7 @@ def tell_settings(best: Expected, path: Path | None) -> None:
 
 def _is_close(each: Expected, best: Expected) -> bool:
     lost_s, spread_s = each.lost_s(best)
-    return lost_s < spread_s
+    return lost_s <= spread_s  # of equal ones both are 0
 
 
 def _with_spread(value: float, spread: float) -> str:

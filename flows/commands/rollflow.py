@@ -5,6 +5,7 @@ Only the module of the chosen command is imported, so that help is there at once
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -15,11 +16,25 @@ from itertools import groupby
 from flows.commands.catalogue import COMMANDS, Command
 
 HELP = ("-h", "--help", "help")
+INTERRUPTED, UNREAD = 130, 141  # as shells have them: 128 and the number of the signal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status of the command; 2 for one that does not exist."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """The exit status of the command; 130 after Ctrl-C, 141 where nobody reads on (`| head`)."""
+    try:
+        status = called(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # what is left in the buffer would be refused once more when the process ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
+    return status
+
+
+def called(words: Sequence[str]) -> int:
+    """The exit status of the command that these words call; 2 for one that does not exist."""
     if not words or words[0] in HELP:
         print(help_page())
         return 0

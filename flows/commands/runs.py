@@ -29,6 +29,7 @@ from artifacts.store import Store
 
 logger = logging.getLogger(__name__)
 
+WIDTH = 1000  # characters that a line may have: names are whole, however narrow the terminal is
 NUM_READERS = 16  # runs read side by side: a remote store answers slowly, but many at a time
 COLOURS: dict[State, str] = {
     "running": "cyan",
@@ -117,7 +118,7 @@ def table_of(lines: Sequence[RunLine]) -> Table:
         table.add_column(title, justify="right" if is_number else "left", no_wrap=True)
     for line in lines:
         table.add_row(
-            line.run_id,
+            Text(line.run_id),
             Text(line.state, style=COLOURS[line.state]),
             f"{line.steps}/{line.num_steps}",
             _change(line),
@@ -147,9 +148,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps([asdict(line) for line in lines], indent=1))
         return 0
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, width=WIDTH)
     if not lines:
-        console.print(f"no run under {options.root}; 'make demo' makes one", highlight=False)
+        print(f"no run under {options.root}; 'make demo' makes one")
         return 0
     console.print(table_of(lines), highlight=False)
     for line in lines:

@@ -177,8 +177,8 @@ def _shape(model: str, store: Store | None) -> ModelShape:
 def _read_shape(name: str, text: str, where: str) -> ModelShape:
     """ValueError for what is no config.json, or of a kind that is not modelled."""
     try:
-        return ModelShape.from_config(name, json.loads(text))
-    except (json.JSONDecodeError, KeyError) as error:
+        return ModelShape.from_config(name, dict(json.loads(text)))
+    except (json.JSONDecodeError, KeyError, TypeError, ZeroDivisionError) as error:
         raise ValueError(
             f"--model must be a config.json of transformers, {where}: {error}; give another one"
         ) from None
@@ -188,9 +188,10 @@ def _sizes(machine: Machine) -> tuple[int, ...]:
     """ValueError where the weights fit no engine."""
     sizes = machine.sizes(machine.num_devices, LARGEST)
     if not sizes:
+        most = min(LARGEST, machine.num_devices)
         raise ValueError(
-            f"{machine.model.name} must fit {LARGEST} devices of {machine.device.name}, its"
-            " weights do not; choose a larger device or another model"
+            f"{machine.model.name} must fit an engine of up to {most} {machine.device.name}, its"
+            " weights do not; give more or larger devices, or another model"
         )
     return sizes
 

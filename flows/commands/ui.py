@@ -50,14 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, interrupt)
     try:
         serve_pages(
-            options.root.resolve(),
+            options.root.expanduser().resolve(),
             options.prefect_port or free_port(),
             options.mlflow_port,
             options.reports_port,
         )
     except KeyboardInterrupt:
         return 0
-    except (ValueError, RuntimeError, TimeoutError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

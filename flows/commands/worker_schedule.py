@@ -13,10 +13,12 @@ there, the oldest retired and its place taken an interval later.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, cycle, islice
 from typing import Literal
+
+STEPS: Mapping[str, Literal[1, -1]] = {"1": 1, "+1": 1, "-1": -1}  # as a trace writes them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ def trace_changes(lines: Iterable[str]) -> tuple[Change, ...]:
     present = 0
     rows = csv.reader(line for line in lines if line.strip() and not line.startswith("#"))
     for place, row in enumerate(rows):
-        if place == 0 and not _is_number(row[0]):
+        if place == 0 and not _is_number(row[0]) and row[-1].strip() not in STEPS:
             continue
         change = _change(row)
         present += change.by
@@ -68,13 +70,12 @@ def trace_changes(lines: Iterable[str]) -> tuple[Change, ...]:
 
 
 def _change(row: list[str]) -> Change:
-    by: dict[str, Literal[1, -1]] = {"1": 1, "+1": 1, "-1": -1}
-    if len(row) != 2 or not _is_number(row[0]) or row[1].strip() not in by:
+    if len(row) != 2 or not _is_number(row[0]) or row[1].strip() not in STEPS:
         raise ValueError(
             f"a line of a trace must read SECONDS,+1 or SECONDS,-1, got {','.join(row)!r};"
             " correct it"
         )
-    return Change(at_s=float(row[0]), by=by[row[1].strip()])
+    return Change(at_s=float(row[0]), by=STEPS[row[1].strip()])
 
 
 def _is_number(text: str) -> bool:

@@ -126,7 +126,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def changes_of(options: Namespace) -> Iterable[Change]:
     """The schedule that was asked for."""
+    if min(options.cores_each, options.gpus_each) < 0:
+        raise ValueError(
+            "--cores-each and --gpus-each must be >= 0, got"
+            f" {options.cores_each} and {options.gpus_each}; leave them out to bind nothing"
+        )
     if options.schedule == "trace":
+        if not options.trace:
+            raise ValueError("--schedule trace needs the file of the trace; give --trace CSV")
         return trace_changes(Path(options.trace).read_text().splitlines())
     if options.interval <= 0 or options.most < 1:
         raise ValueError(

@@ -8,6 +8,7 @@ counts: a deployment sets it, so that a run of it may give any other field alone
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -213,13 +214,16 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
+        _check_finite(self.model_dump())
         if not self.resume:  # the parts given must fit what the run has kept, not known here
             check_parts(self)
         return self
 
     def local_root(self) -> Path | None:
-        """The artifact root as a local directory, or None when it is a URL."""
-        return None if "://" in self.keep.artifact_root else Path(self.keep.artifact_root).resolve()
+        """The artifact root as a local directory, the one that `Store.open` takes it for; None when
+        it is a URL."""
+        root = self.keep.artifact_root
+        return None if "://" in root else Path(root).expanduser().resolve()
 
     def tracking_uri(self) -> str:
         """Where MLflow writes."""
@@ -233,6 +237,16 @@ class RunConfig(BaseModel):
                 " sqlite:///path/mlflow.db"
             )
         return f"sqlite:///{root}/mlflow.db"
+
+
+def _check_finite(values: Mapping[str, Any], place: str = "") -> None:  # Any: values of fields
+    """ValueError for infinity: a manifest is JSON, which has none, and who resumes the run or asks
+    its model would find no number there."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            _check_finite(value, f"{place}{name}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{place}{name} must be finite, got {value}; give a large number")
 
 
 def _mark_as_set(model: BaseModel, given: Mapping[str, Any]) -> None:  # Any: parsed JSON

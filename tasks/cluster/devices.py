@@ -49,7 +49,7 @@ class ClusterConfig(BaseModel):
         2, ge=1, description="Number of devices of the machine or of the whole cluster."
     )
     cores_per_device: int = Field(
-        1, ge=1, description="CPU cores that make one device (device_kind cpu only)."
+        1, ge=1, le=4096, description="CPU cores that make one device (device_kind cpu only)."
     )
     devices_per_host: int = Field(
         8,

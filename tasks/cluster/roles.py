@@ -12,6 +12,7 @@ from typing import Literal
 DeviceRole = Literal["rollout", "learner", "judge"]
 ROLES: tuple[DeviceRole, ...] = ("rollout", "learner", "judge")
 REQUIRED: tuple[DeviceRole, ...] = ("rollout", "learner")
+MOST_DEVICES = 100_000  # of any cluster: a slip of the pen shall not fill the memory
 ENVIRONMENT = "environment"  # the role without a device: it has a number of workers
 
 
@@ -79,6 +80,11 @@ def parse_ranges(ranges: str, roles: str) -> tuple[int, ...]:
             raise ValueError(
                 f"device ranges must count upwards, got {piece.strip()!r} in {roles!r}; write"
                 f" {last}-{first}"
+            )
+        if int(last or first) >= MOST_DEVICES:
+            raise ValueError(
+                f"device ranges must have numbers below {MOST_DEVICES}, got {piece.strip()!r} in"
+                f" {roles!r}; correct it"
             )
         devices += range(int(first), int(last or first) + 1)
     if len(set(devices)) != len(devices):

@@ -147,9 +147,12 @@ def resampled(work: RecordedWork, draw: int) -> RecordedWork:
 
 def mean_excess(responses: Sequence[RecordedResponse]) -> float:
     """Expected further tokens of a response that is longer than the median: all tokens above it by
-    the number of responses that are known to have ended there."""
+    the number of responses that are known to have ended there. Where half of them or more were cut
+    at the bound, nothing is above: all tokens then, by all that ended."""
     middle = median(response.num_tokens for response in responses)
     above = [response for response in responses if response.num_tokens > middle]
+    if not above:
+        middle, above = 0, list(responses)
     num_ended = sum(not response.is_cut for response in above)
     return sum(response.num_tokens - middle for response in above) / max(1, num_ended)
 

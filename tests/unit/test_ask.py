@@ -74,7 +74,7 @@ def test_a_run_under_a_remote_root_is_asked_by_its_name_or_its_url(
     told = capsys.readouterr().out
     assert told.count("tokens in") == 2
     assert ask.main(["nobody", "--root", remote]) == 2
-    assert "the latest there: run" in capsys.readouterr().err
+    assert "some of those there: run" in capsys.readouterr().err
 
 
 def test_without_a_question_every_line_is_one(
@@ -89,9 +89,11 @@ def test_without_a_question_every_line_is_one(
     ("arguments", "words"),
     [
         (["nobody"], "RUN must be a run under"),
+        ([".."], "must hold a run, but has no manifest.json"),
         (["run", "--task", "99999"], "--task must be the number of a held-out question, 0 to"),
         (["run", "a1=", "--max-tokens", "256"], "--max-tokens must be 1 to 255"),
         (["run", "a1=", "--temperature=-1"], "--temperature must be >= 0"),
+        (["run", "a1=", "--temperature=nan"], "--temperature must be >= 0, got nan"),
         (["run", "a" * 300], "a prompt must fit in 248 tokens"),
     ],
 )

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from artifacts.records import Generated, Request
-from flows.commands.calibrate import answers, measuring_orders, parser, write
+from flows.commands import calibrate
+from flows.commands.calibrate import answers, measuring_orders, parser, writable, write
 from flows.config.run_config import RunConfig
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.engines.vllm.measuring import MeasuringOrder, measure, random_requests
@@ -113,6 +114,28 @@ def test_prompts_stay_within_the_vocabulary() -> None:
     assert {token for request in requests for token in request.prompt_tokens} == set(range(7))
 
 
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("", "--output must be a file, got the folder"),
+        ("/config.json/profile.json", "File exists"),
+        ("/profile.png", "--output must not end in .png"),
+    ],
+)
+def test_where_no_profile_can_be_is_said_before_anything_is_measured(
+    model: Path,
+    output: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(calibrate, "measure_all", None)
+    monkeypatch.setattr(calibrate, "check_model", Path)
+    words = [str(model), "--preset", "tiny", "--output", f"{model}{output}"]
+    assert calibrate.main(words) == 2
+    assert said in capsys.readouterr().err
+
+
 async def test_a_measuring_process_that_fails_is_quoted() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)exit status 1: .*nowhere lacks config\.json"):
         _ = [answer async for answer in answers(order(), silence_s=120)]
@@ -135,7 +158,7 @@ def test_the_profile_lies_beside_its_picture_and_comes_back(
     profile = ThroughputProfile(
         model="tiny", device="1 CPU core", kv_tokens={1: 5000, 2: 10000}, points=points
     )
-    write(profile, tmp_path / "made" / "profile.json")
+    write(profile, writable(tmp_path / "made" / "profile.json"))
     assert ThroughputProfile.from_json((tmp_path / "made" / "profile.json").read_text()) == profile
     assert (tmp_path / "made" / "profile.png").read_bytes().startswith(b"\x89PNG")
     assert "10000" in capsys.readouterr().out

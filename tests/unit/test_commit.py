@@ -126,6 +126,22 @@ def test_a_missing_manifest_says_where_it_looked(store: Store) -> None:
         read_manifest(store)
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "must hold a JSON object"),
+        (b"[]", "must have schema version 1, got None"),
+        (b"5", "must hold a JSON object"),
+        (b'{"schema_version": 1}', "must be the manifest of a run"),
+        (b'{"schema_version": 1, "prefect_flow_run_ids": null}', "must be the manifest of a run"),
+    ],
+)
+def test_a_damaged_manifest_is_named(store: Store, data: bytes, said: str) -> None:
+    store.write(layout.MANIFEST, data)
+    with pytest.raises(ValueError, match=rf"manifest.json {said}"):
+        read_manifest(store)
+
+
 def test_outside_git_there_is_no_sha(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert git_sha(tmp_path) is None

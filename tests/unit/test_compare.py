@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.reports.tracking import RunTracker
-from flows.commands.compare import main
+from flows.commands.compare import RunHistory, main, show
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +79,37 @@ def test_a_database_that_is_not_there_is_not_made(
     assert main(["a", "b", "--tracking-uri", f"sqlite:///{tmp_path}/none.db"]) == 2
     assert "must name a database that is there" in capsys.readouterr().err
     assert not (tmp_path / "none.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("sqlite:///{}", "must name a database that is there"),
+        ("sqlite:///{}/notes.db", "file is not a database; give the one"),
+        ("ftp://nowhere", "unsupported URI 'ftp://nowhere'"),
+    ],
+)
+def test_what_mlflow_cannot_read_is_one_sentence(
+    uri: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.db").write_text("what to buy: " * 1000)
+    assert main(["a", "b", "--tracking-uri", uri.format(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: --tracking-uri must name")
+    assert said in told
+
+
+def test_a_plot_that_cannot_be_written_is_one_sentence_behind_the_table(
+    tracked: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["slow", "fast", "--tracking-uri", tracked[0], "--plot", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    assert "2.00x faster" in told.out
+    assert "Is a directory" in told.err
+
+
+def test_the_names_of_runs_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    times = {"time/step_s": {1: 2.0}}
+    run = RunHistory(name="baseline [old]", run_id="1", metrics=times)
+    show(run, run, plot=None)
+    assert "A = baseline [old] (1 steps)" in capsys.readouterr().out

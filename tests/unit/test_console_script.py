@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.commands import rollflow
 from flows.commands.catalogue import COMMANDS
 from flows.commands.completion import SHELLS, whole_parser
 from flows.commands.rollflow import help_page, main
@@ -75,6 +76,27 @@ def test_every_command_is_a_module_that_helps(
 def test_arguments_reach_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--list"]) == 0
     assert "tiny-sync" in capsys.readouterr().out
+
+
+def test_a_command_that_is_interrupted_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rollflow, "import_module", interrupted)
+    assert main(["explain"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_reader_who_has_enough_ends_a_command_without_a_word() -> None:
+    command = [sys.executable, "-m", "flows.commands.rollflow", "--help"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert (process.wait(timeout=60), process.stderr.read()) == (141, b"")
+    process.stderr.close()
 
 
 def test_the_script_is_installed_under_its_name() -> None:

@@ -146,21 +146,36 @@ def test_a_demo_whose_run_is_killed_says_so(
 
 
 @pytest.mark.usefixtures("demo_command")
+def test_a_demo_may_have_its_root_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert demo.main(["--root=~/runs"]) == 0
+    assert (tmp_path / "home/runs").is_dir()
+    assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.usefixtures("demo_command")
+@pytest.mark.parametrize(
+    ("root", "written"), [("runs", ""), ("my runs", " --root 'my runs'")], ids=["usual", "spaces"]
+)
 def test_a_demo_that_is_stopped_says_how_to_go_on(
+    root: str,
+    written: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def stopped(child: subprocess.Popen[bytes], *_: object) -> int:
         child.wait()
-        log = Path("runs/tiny-1/log/flow.log")
+        log = Path(root, "tiny-1/log/flow.log")
         log.parent.mkdir(parents=True)
         log.touch()
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("SIGTERM is Ctrl-C")
 
     monkeypatch.setattr(demo, "attended", stopped)
-    assert demo.main([]) == 130
-    assert "'rollflow demo --resume tiny-1' goes on with it" in capsys.readouterr().err
+    assert demo.main(["--root", root]) == 130
+    assert f"'rollflow demo{written} --resume tiny-1' goes on with it" in capsys.readouterr().err
 
 
 def test_a_run_whose_server_does_not_start_is_killed() -> None:

@@ -54,11 +54,17 @@ def test_roles_are_read(roles: str, rollout: tuple[int, ...], learner: tuple[int
         ("rollout: 1-0, learner: 0", "count upwards, got '1-0' .* write 0-1"),
         ("rollout: 0,3-1, learner: 0", "count upwards, got '3-1' .* write 1-3"),
         ("rollout: 0-1,1, learner: 0", "each device once, got '0-1,1'"),
+        ("rollout: 0-99999999999, learner: 0", "numbers below 100000, got '0-99999999999'"),
     ],
 )
 def test_a_bad_role_map_is_refused_with_the_place(roles: str, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         parse_role_map(roles)
+
+
+def test_more_cores_than_a_machine_has_are_refused_before_they_fill_the_memory() -> None:
+    with pytest.raises(ValidationError, match="less than or equal to 4096"):
+        ClusterConfig(cores_per_device=1_000_000_000)
 
 
 def test_devices_beyond_the_machine_are_refused() -> None:

@@ -331,6 +331,9 @@ def test_the_command_fails_with_a_sentence_where_a_rule_is_broken(
         (["guess", "--set", "largest=1"], "guess.largest is wrong"),
         (["guess", "--set", "size=1"], "guess.size must be a known field"),
         (["guess", "--seeds", "1"], "--seeds must be >= 2, got 1; raise it"),
+        (["guess", "--timeout", "-1"], "--timeout must be > 0 and at most 1e+06, got -1; choose"),
+        (["guess", "--timeout", "0"], "--timeout must be > 0"),
+        (["guess", "--timeout", "inf"], "--timeout must be > 0"),
         (["custom"], "custom.path is wrong: field required"),
     ],
 )

@@ -9,7 +9,7 @@ from learner_factories import make_model, naive_model
 from round_factories import Ended, plan_round
 
 from flows.commands.algebra_rows import algebra_rows
-from flows.commands.explain import placement_rows
+from flows.commands.explain import main, placement_rows
 from flows.commands.field_rows import field_rows
 from flows.config.run_config import RunConfig
 from tasks.learner.memory import model_size
@@ -48,6 +48,20 @@ def test_the_algebra_of_synchronous_rounds_is_plain() -> None:
     rows = dict(algebra_rows(configured("tiny-sync")))
     assert rows["prompts launched per step"] == "16"
     assert rows["steps"] == "20"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("{}", "Unrecognized model in"), ("{", "is not a valid JSON file")]
+)
+def test_a_model_that_cannot_be_read_is_one_sentence(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(text)
+    words = ["--preset", "tiny", "--set", "model.kind=path", "--set", f"model.path={tmp_path}"]
+    assert main(words) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert (told.err.count("\n"), told.out) == (1, "")
 
 
 def test_a_bias_of_acceptance_is_told_where_there_is_one() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import ssl
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -44,6 +45,12 @@ def test_a_port_in_use_is_named_with_its_cure() -> None:
 
 def test_a_free_port_passes() -> None:
     check_port(free_port(), "the pages", "take another")
+
+
+@pytest.mark.parametrize("port", [-1, 0, 70_000])
+def test_a_port_that_there_is_not_is_refused(port: int) -> None:
+    with pytest.raises(ValueError, match=f"of the pages must be 1 to 65535, got {port}; choose"):
+        check_port(port, "the pages", "take another")
 
 
 class Health(BaseHTTPRequestHandler):
@@ -97,25 +104,31 @@ def test_a_log_level_of_the_users_own_is_kept(monkeypatch: pytest.MonkeyPatch) -
     assert prefect_environment(Path("/x"), 1)["PREFECT_LOGGING_LEVEL"] == "DEBUG"
 
 
-def test_pages_without_a_run_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ports = [
-        "--prefect-port",
-        "0",
-        "--mlflow-port",
-        str(free_port()),
-        "--reports-port",
-        str(free_port()),
-    ]
+@pytest.fixture
+def ports() -> Iterator[list[str]]:
+    """Options with free ports; the handler that `main` sets is taken back."""
     before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert main(["--root", str(tmp_path), *ports]) == 2
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)  # ends the servers, as Ctrl-C does
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    options = (f"--mlflow-port={free_port()}", f"--reports-port={free_port()}")
+    yield ["--prefect-port=0", *options]
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_pages_without_a_run_are_refused(
+    ports: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--root", str(tmp_path), *ports]) == 2
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)  # ends the servers, as Ctrl-C does
     assert (
         f"there must be a run to look at, {tmp_path}/mlflow.db does not exist; run 'make demo'"
         " first" in capsys.readouterr().err
     )
+
+
+def test_a_root_that_takes_no_files_is_one_sentence(
+    ports: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mlflow.db").touch()
+    (tmp_path / ".prefect").touch()  # where Prefect's folder would be
+    assert main(["--root", str(tmp_path), *ports]) == 2
+    assert capsys.readouterr().err.startswith("error: [Errno 17] File exists")

@@ -79,6 +79,14 @@ def test_an_incomplete_directory_says_what_it_lacks(
         check_model(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["", "{", "5", "version https://git-lfs.github.com/spec/v1"])
+def test_a_configuration_that_is_no_object_is_named(tmp_path: Path, text: str) -> None:
+    fake_model(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=f"must hold a JSON object, that of {tmp_path} does not"):
+        check_model(tmp_path)
+
+
 def test_a_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must be a directory, got .*nowhere"):
         resolve_model(PathConfig(path=str(tmp_path / "nowhere")), tmp_path)

@@ -74,6 +74,12 @@ def resumed(root: Path, **given: object) -> RunConfig:
     )
 
 
+@pytest.mark.parametrize("name", ["/runs/tiny-1", "runs/tiny-1", "tiny-1/", ".."])
+def test_a_path_is_no_name_of_a_run_to_resume(name: str) -> None:
+    with pytest.raises(ValueError, match=f"must be the name of a run under runs, got '{name}'"):
+        effective_config(RunConfig.model_validate({"preset": "tiny", "resume": name}))
+
+
 def test_a_resumed_run_keeps_its_configuration_but_for_what_is_given(tmp_path: Path) -> None:
     started(
         tmp_path,

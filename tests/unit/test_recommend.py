@@ -12,8 +12,8 @@ from recorded_run_factories import CONFIG, STEP_S, keep_run
 
 from flows.commands.candidates import Candidate, others
 from flows.commands.command_line import assemble
-from flows.commands.expected import compared
-from flows.commands.recommend import main, parser
+from flows.commands.expected import Expected, compared
+from flows.commands.recommend import main, parser, why
 from flows.commands.situation import situation
 from flows.config.run_config import RunConfig
 from tasks.simulation.workloads import WORKLOADS
@@ -25,7 +25,7 @@ Json = dict[str, Any]  # Any: JSON values
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Json]:
-    path = tmp_path_factory.mktemp("recommend") / "all.json"
+    path = tmp_path_factory.mktemp("recommend") / "kept" / "all.json"
     assert main([*MATH, "--json", str(path)]) == 0
     found: list[Json] = json.loads(path.read_text())
     return found
@@ -113,6 +113,7 @@ def test_a_learner_apart_has_whole_groups_and_leaves_whole_engines() -> None:
         (["--model", "nowhere.json"], "--model must be one of"),
         (["--model", "README.md"], "--model must be a config.json"),
         (["--devices", "0"], "--devices must be >= 1"),
+        (["--devices", "1", "--model", "qwen2.5-32b"], "must fit an engine of up to 1 h800"),
         (["--preset", "none"], "preset must be one of"),
         (["--run", "nowhere"], "RUN must be a run"),
     ],
@@ -122,6 +123,28 @@ def test_what_cannot_be_is_said(
 ) -> None:
     assert main([*SMALL, *words]) == 2
     assert said in capsys.readouterr().err
+
+
+NO_HEADS = '"num_attention_heads": null, "num_hidden_layers": 1, "hidden_size": 8'
+
+
+@pytest.mark.parametrize("text", ["[]", "null", f'{{"model_type": "llama", {NO_HEADS}}}'])
+def test_a_file_that_describes_no_model_is_said(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    assert main([*SMALL, "--model", str(file)]) == 2
+    assert f"--model must be a config.json of transformers, {file}: " in capsys.readouterr().err
+
+
+def test_what_was_found_is_shown_though_it_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*MATH, "--json", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    assert "it is the shortest in" in told.out
+    assert "Is a directory" in told.err
 
 
 def test_a_model_may_be_a_config_file(tmp_path: Path) -> None:
@@ -159,6 +182,21 @@ def test_a_run_says_what_is_not_given_and_how_fast_its_machine_is(
     assert config.engine.tensor_parallel_size == 1, "no other size was recorded"
     assert config.cluster.num_devices == 2
     assert config.run_name == ""
+
+
+def test_what_takes_as_long_in_every_draw_is_not_to_be_told_from_the_best() -> None:
+    config = RunConfig.model_validate({"preset": "tiny"})
+    best, equal, slower = (
+        Expected(
+            candidate=Candidate(size=size),
+            config=config,
+            step_s=(seconds, seconds + 1),
+            rollout_share=0.5,
+            tokens_per_s=1.0,
+        )
+        for size, seconds in ((1, 2.0), (2, 2.0), (4, 3.0))
+    )
+    assert "not to be told from it: synchronous, engines of 2" in list(why((best, equal, slower)))
 
 
 def test_draws_of_a_run_differ_and_are_the_same_for_all(tmp_path: Path) -> None:

@@ -141,6 +141,21 @@ def test_the_mean_excess_is_that_of_an_exponential_law_of_which_half_is_cut() ->
     assert mean_excess(responses) == pytest.approx(200.0, rel=0.03)
 
 
+def test_the_mean_excess_is_known_where_most_responses_are_cut_at_the_bound() -> None:
+    lengths = np.random.default_rng(4).exponential(200.0, 20_000)
+    responses = [
+        RecordedResponse(
+            num_tokens=min(100, round(length) + 1),
+            is_cut=length > 100,
+            is_right=True,
+            scored_s=0.0,
+        )
+        for length in lengths
+    ]
+    assert sum(response.is_cut for response in responses) > 10_000
+    assert mean_excess(responses) == pytest.approx(200.0, rel=0.03)
+
+
 def test_resampled_prompts_are_as_many_of_the_recorded_ones_drawn_anew() -> None:
     work = recorded_work(recorded())
     draws = [resampled(work, draw) for draw in range(30)]

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
+from artifacts.store import Store
 from flows.commands.command_line import assemble, sentence
 from flows.config.overlay import overlay
 from flows.config.presets import PRESETS, preset_values
@@ -74,6 +76,15 @@ def test_an_unknown_key_is_an_error_at_any_depth(path: tuple[str, ...]) -> None:
     below["nonsense"] = 1
     with pytest.raises(ValidationError, match="nonsense"):
         RunConfig.model_validate(values)
+
+
+@pytest.mark.parametrize("value", ["inf", float("inf")])
+def test_infinity_is_refused_because_no_manifest_could_keep_it(value: object) -> None:
+    given = {"preset": "tiny", "learner": {"optimizer": {"max_grad_norm": value}}}
+    with pytest.raises(
+        ValidationError, match=r"learner\.optimizer\.max_grad_norm must be finite, got inf; give"
+    ):
+        RunConfig.model_validate(given)
 
 
 def test_mappings_merge_and_other_values_replace() -> None:
@@ -244,6 +255,11 @@ def test_a_remote_root_needs_a_tracking_uri() -> None:
         remote.tracking_uri()
     local = RunConfig.model_validate({"preset": "tiny", "keep": {"artifact_root": "/data/runs"}})
     assert local.tracking_uri() == "sqlite:////data/runs/mlflow.db"
+
+
+def test_a_root_in_the_home_folder_is_there_for_everybody() -> None:
+    config = RunConfig.model_validate({"preset": "tiny", "keep": {"artifact_root": "~/runs"}})
+    assert str(config.local_root()) == Store.open("~/runs").url == str(Path.home() / "runs")
 
 
 def test_assignments_set_nested_values_as_json_or_else_as_text() -> None:

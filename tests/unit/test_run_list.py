@@ -165,10 +165,24 @@ def test_the_command_prints_a_table_with_reasons_or_json(
     assert line["reward_after"] == 0.75
 
 
+def test_names_and_figures_are_whole_on_a_narrow_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    run = make_run(Store.open(str(tmp_path)), make_commit(1))
+    write_figures(run.store, figures_of(20, run.commits, {0: 0.25, 1: 0.75}))
+    name = "smollm2-mixed [copy of 20260101-120000]"
+    (tmp_path / "run").rename(tmp_path / name)
+    assert runs.main([str(tmp_path)]) == 0
+    row = capsys.readouterr().out.splitlines()[1]
+    assert row.startswith(f"{name}  interrupted  ")
+    assert "0.250 -> 0.750" in row
+
+
 def test_an_empty_root_and_an_unknown_protocol_are_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert runs.main([str(tmp_path / "nothing")]) == 0
-    assert "no run under" in capsys.readouterr().out
+    assert runs.main([str(tmp_path / "[old]")]) == 0
+    assert f"no run under {tmp_path}/[old]; " in capsys.readouterr().out
     assert runs.main(["nowhere://x"]) == 2
     assert "artifact_root must be a URL" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 from flows.commands import explain
 from flows.commands.command_line import assemble
 from flows.commands.demo import parser, training_command
+from flows.commands.options import PRESET
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
 from flows.config.settings_file import read_settings, settings_of, write_settings
@@ -67,12 +68,17 @@ def test_another_kind_that_is_set_replaces_what_the_file_says(best: str) -> None
 def test_a_file_without_a_preset_is_laid_over_the_one_that_is_named(tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
     file.write_text('{"num_steps": 7}')
-    assert assemble("tiny-sync", "", [], str(file)) == {"preset": "tiny-sync", "num_steps": 7}
+    expected = {"preset": "tiny-sync", "num_steps": 7}
+    assert assemble("tiny-sync", "", [], str(file)) == expected
+    assert assemble(PRESET, "", ["preset=tiny-sync"], str(file)) == expected
 
 
-def test_two_presets_are_refused(best: str) -> None:
+@pytest.mark.parametrize(
+    ("preset", "assignments"), [("tiny-sync", []), (PRESET, ["preset=tiny-sync"])]
+)
+def test_two_presets_are_refused(preset: str, assignments: list[str], best: str) -> None:
     with pytest.raises(ValueError, match=r"--preset must be the one that --settings names"):
-        assemble("tiny-sync", "", [], best)
+        assemble(preset, "", assignments, best)
 
 
 @pytest.mark.parametrize(

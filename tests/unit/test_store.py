@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -65,6 +65,28 @@ def test_directories_travel_to_the_store_and_back(store: Store, tmp_path: Path) 
     store.download("tree", tmp_path / "back")
     assert (tmp_path / "back/deep/y").read_bytes() == b"y"
     assert (tmp_path / "back/x").read_bytes() == b"x"
+
+
+class Unanswered:
+    """A remote filesystem whose every call fails as its protocol's packages do."""
+
+    protocol = "s3"
+
+    def invalidate_cache(self) -> None: ...
+
+    def ls(self, *_: object, **__: object) -> list[str]:
+        raise LookupError("Unable to locate credentials")
+
+    cat_file = exists = ls
+
+
+@pytest.mark.parametrize("call", [Store.read, Store.exists, Store.list])
+def test_a_remote_root_that_does_not_answer_is_one_sentence(
+    call: Callable[[Store, str], object],
+) -> None:
+    store = Store(Unanswered(), "bucket/runs", "s3://bucket/runs")
+    with pytest.raises(StoreError, match=r"s3://bucket/runs is not \(Unable to locate credentials"):
+        call(store, "run")
 
 
 def test_of_many_creators_exactly_one_wins(tmp_path: Path) -> None:

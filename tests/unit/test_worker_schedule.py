@@ -64,6 +64,8 @@ def test_a_trace_starts_in_the_lowest_free_place_and_retires_the_oldest() -> Non
         (["5,+1", "4,+1"], "in order of time"),
         (["0,+2"], "must read SECONDS,+1 or SECONDS,-1, got '0,+2'"),
         (["0,+1", "soon,+1"], "got 'soon,+1'"),
+        (["-5,+1", "20,+1"], "got '-5,+1'"),
+        (["\ufeff0,+1", "20,+1"], "must read SECONDS"),
         (["time,change"], "it has none"),
     ],
 )
@@ -133,6 +135,8 @@ def test_a_plan_is_printed_and_nothing_is_started(
         (["host:8786"], "the address must begin with tcp:// or tls://, got 'host:8786'"),
         (["tcp://host:8786", "--most", "0"], "--most >= 1, got 1800 and 0"),
         (["tcp://host:8786", "--schedule", "trace", "--trace", "nowhere"], "nowhere"),
+        (["tcp://host:8786", "--schedule", "trace"], "give --trace CSV"),
+        (["tcp://host:8786", "--cores-each", "-1"], "--gpus-each must be >= 0, got -1 and 0"),
     ],
 )
 def test_what_cannot_be_is_said(
