@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with starting_prefect_server(options.root, port) as server:
             environment = os.environ | server.environment
             child = Popen(training_command(options), env=environment, start_new_session=True)
-            code = attended(child, STOP_S, partial(told, server))
+            code = attended(child, STOP_S, partial(told, server, child))
             if code < 0:
                 log = str(flow_log(options.root, began_s) or options.root)
                 raise RuntimeError(f"the run is gone: {account(code, (), log)}")
@@ -86,10 +86,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def told(server: StartingServer) -> None:
-    """Wait for the server and say where it is."""
-    server.wait()
-    print(f"Prefect: {server.url}", flush=True)
+def told(server: StartingServer, child: Popen[bytes]) -> None:
+    """Wait for the server and say where it is; a run that has ended, as by a wrong setting, needs
+    none."""
+    server.wait(lambda: child.poll() is not None)
+    if child.poll() is None:
+        print(f"Prefect: {server.url}", flush=True)
 
 
 def training_command(options: Namespace) -> list[str]:

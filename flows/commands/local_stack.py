@@ -96,7 +96,8 @@ class StartingServer:
 
     url: str  # of its pages
     environment: dict[str, str]  # what its clients need
-    wait: Callable[[], None]  # returns when it answers; raises what `wait_until_served` does
+    # returns when it answers, or nobody needs it any more; raises what `wait_until_served` does
+    wait: Callable[[Callable[[], bool]], None]
 
 
 @contextmanager
@@ -104,7 +105,7 @@ def prefect_server(root: Path, port: int) -> Iterator[dict[str, str]]:
     """A Prefect server with its home under root, for the length of the block; yields the
     environment its clients need."""
     with starting_prefect_server(root, port) as server:
-        server.wait()
+        server.wait(lambda: False)
         yield server.environment
 
 
@@ -160,12 +161,19 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=15)
 
 
-def wait_until_served(url: str, what: str, check: Callable[[], None] = lambda: None) -> None:
-    """Return when the URL is answered. Raises what `check` does, which looks whether there is still
-    somebody to wait for, and TimeoutError after STARTS_WITHIN_S."""
+def wait_until_served(
+    url: str,
+    what: str,
+    check: Callable[[], None] = lambda: None,
+    is_needless: Callable[[], bool] = lambda: False,
+) -> None:
+    """Return when the URL is answered, or nobody needs it any more. Raises what `check` does, which
+    looks whether there is still somebody to wait for, and TimeoutError after STARTS_WITHIN_S."""
     ends = time.monotonic() + STARTS_WITHIN_S
     while time.monotonic() < ends:
         check()
+        if is_needless():
+            return
         try:
             with urllib.request.urlopen(url, timeout=2):
                 return

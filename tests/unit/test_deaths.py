@@ -6,14 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from flows.commands import demo
-from flows.commands.local_stack import StartingServer, check_running, interrupt
+from flows.commands.local_stack import (
+    StartingServer,
+    check_running,
+    interrupt,
+    wait_until_served,
+)
 from tasks.cluster.deaths import account, manner
 from tasks.cluster.worker_output import NUM_KEPT, WorkerOutput
 
@@ -176,6 +182,15 @@ def test_a_demo_that_is_stopped_says_how_to_go_on(
     monkeypatch.setattr(demo, "attended", stopped)
     assert demo.main(["--root", root]) == 130
     assert f"'rollflow demo{written} --resume tiny-1' goes on with it" in capsys.readouterr().err
+
+
+def test_nobody_waits_for_the_server_of_a_run_that_has_ended() -> None:
+    def served(is_needless: Callable[[], bool]) -> None:
+        wait_until_served("http://127.0.0.1:9", "the Prefect server", is_needless=is_needless)
+
+    server = StartingServer(url="http://127.0.0.1:9", environment={}, wait=served)
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"]) as child:
+        assert demo.attended(child, 1.0, partial(demo.told, server, child)) == 2
 
 
 def test_a_run_whose_server_does_not_start_is_killed() -> None:
