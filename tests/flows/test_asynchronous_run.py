@@ -137,27 +137,6 @@ def test_devices_that_generate_and_train_in_turn_go_on_with_what_was_stopped(
     assert beside == [(0,)]
 
 
-def test_a_round_that_pauses_frees_a_device_and_what_ran_there_goes_on_till_it_closes(
-    launcher: Launcher, tmp_path: Path
-) -> None:
-    settings = (
-        'run_name="in-turn-streamed"',
-        "scheduling.at_update=pause",
-        "scheduling.extra_lag=2",
-        'cluster.roles="rollout: 0-1, learner: 0-1"',
-        "stream_trainer.enabled=true",
-        "engine.max_batch=6",
-    )
-    finished = launcher.run(tmp_path, *SETTINGS, *settings, preset="tiny-async")
-    assert finished.code == 0, finished.err
-    run = tmp_path / "in-turn-streamed"
-    check(run, async_ratio=1.0, num_steps=NUM_STEPS, extra_lag=2)
-    figures = [commit["metrics"] for commit in commits(run)]
-    assert max(step["train/streamed_groups"] for step in figures) > 0
-    assert max(step["rollout/migrated_responses"] for step in figures) > 0
-    assert {step["ledger/aborted_tokens"] for step in figures} == {0}
-
-
 def test_groups_are_trained_as_they_are_accepted_and_no_engine_makes_room(
     launcher: Launcher, tmp_path: Path
 ) -> None:

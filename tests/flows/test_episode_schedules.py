@@ -127,17 +127,23 @@ def test_surplus_episodes_are_stopped_and_come_back(tail: tuple[Finished, Path])
 NUM_STEPS = 4
 
 
-@pytest.fixture(scope="module")
+APART, IN_TURN = 'cluster.roles="rollout: 0, learner: 1"', "scheduling.at_update=pause"
+
+
+@pytest.fixture(scope="module", params=[APART, IN_TURN], ids=["apart", "in-turn"])
 def overlapped(
-    launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    launcher: Launcher,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Finished, Path]:
-    """Generation on one core, training on the other, at most a step apart."""
+    """Generation at most a step ahead: on one core, training on the other, or both on both in
+    turn."""
     root = tmp_path_factory.mktemp("runs")
     settings = (
         'run_name="overlapped"',
         f"num_steps={NUM_STEPS}",
         "scheduling.kind=asynchronous",
-        'cluster.roles="rollout: 0, learner: 1"',
+        request.param,
     )
     finished = launcher.run(root, *SETTINGS, *settings, preset="tiny-agent")
     return finished, root / "overlapped"
