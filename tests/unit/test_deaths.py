@@ -125,7 +125,7 @@ def test_a_server_that_died_is_named_with_its_signal_and_last_words(tmp_path: Pa
 @contextmanager
 def no_server(root: Path, port: int) -> Iterator[StartingServer]:
     """A server that answers at once, and none at all."""
-    yield StartingServer(url="http://nowhere", environment={}, wait=lambda: None)
+    yield StartingServer(url="http://nowhere", environment={}, wait=lambda is_needless: None)
 
 
 @pytest.fixture
