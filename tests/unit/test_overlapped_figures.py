@@ -82,6 +82,15 @@ def test_who_waited_for_whom_is_told() -> None:
     assert metrics["stall/learner_s"] == pytest.approx(2.0)
 
 
+def test_in_turn_no_learner_waits_and_caches_are_computed_again() -> None:
+    report = overlapped_report(Running.DROP)
+    paused = replace(report.plan, round=replace(report.plan.round, pauses=True))
+    group = group_of(((2, 4), (3, 2)))
+    metrics = step_metrics(replace(report, plan=paused), QueueState(), (group,))
+    assert metrics["stall/learner_s"] == 0
+    assert metrics["lag/recomputed_tokens"] == 4
+
+
 def test_of_a_synchronous_step_nothing_of_it_is_told() -> None:
     metrics = step_metrics(make_report(()), QueueState(), (group_of(((0, 5),)),))
     assert not [name for name in metrics if name.startswith(("lag/", "stall/"))]
