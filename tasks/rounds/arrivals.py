@@ -20,6 +20,7 @@ class Arrivals:
 
     def __init__(self, inputs: RoundInputs) -> None:
         self._prompts = inputs.prompts
+        self._mixes_versions = inputs.plan.mixes_versions
         self._recorded: dict[str, Response] = {}
         self._generated: dict[str, Generated] = {}
         self._scores: dict[str, Score] = {}
@@ -125,7 +126,7 @@ class Arrivals:
         later = {
             name: generated
             for name, generated in home.items()
-            if generated.prompt_id in carried and _is_of_use(generated, carried)
+            if generated.prompt_id in carried and self._is_of_use(generated, carried)
         }
         scores = self._scores
         return RoundResult(
@@ -145,10 +146,11 @@ class Arrivals:
             ),
         )
 
-
-def _is_of_use(generated: Generated, carried: Mapping[str, Carry]) -> bool:
-    """Whether the next round can do something with a response of a carried prompt: it is whole, or
-    has tokens and its prompt is not complete without it."""
-    is_whole = generated.finish_reason != "aborted"
-    has_begun = bool(generated.token_ids) or generated.episode is not None
-    return is_whole or (has_begun and not carried[generated.prompt_id].indices)
+    def _is_of_use(self, generated: Generated, carried: Mapping[str, Carry]) -> bool:
+        """Whether the next round can do something with a response of a carried prompt: it is whole,
+        or has tokens that newer weights may go on from, and its prompt is not complete without
+        it."""
+        is_whole = generated.finish_reason != "aborted"
+        has_begun = bool(generated.token_ids) or generated.episode is not None
+        may_go_on = self._mixes_versions and not carried[generated.prompt_id].indices
+        return is_whole or (has_begun and may_go_on)

@@ -200,6 +200,11 @@ class RoundPlan:
         return range(self.step - 1, self.step)
 
     @property
+    def mixes_versions(self) -> bool:
+        """Whether a response may have tokens of several weight versions."""
+        return self.at_update is not Running.DRAIN
+
+    @property
     def overlaps(self) -> bool:
         """Whether it is played while other steps train."""
         return self.admission is not None and not self.pauses

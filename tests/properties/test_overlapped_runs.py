@@ -22,6 +22,13 @@ from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.simulation.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
 from tasks.simulation.simulated_round import SimulatedRound, make_engines
 
+# what an engine does with what runs when it loads weights; of a round that pauses nothing runs
+AT_UPDATE = {
+    "interrupt": Running.INTERRUPT,
+    "drain": Running.DRAIN,
+    "keep": Running.KEEP,
+    "pause": Running.DROP,
+}
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -35,7 +42,6 @@ class Scenario:
     lengths: LengthModel
     reward: SimulatedRewardConfig
     train_s: float
-    at_update: Running
     leaves_running: bool
     losses_s: tuple[float, ...]  # when engines die; one more than that lives on
 
@@ -50,7 +56,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             at_deadline=draw(st.sampled_from(["wait", "wait", "park", "drop"])),
             response_overprovision=draw(st.sampled_from([1, 1, 1.5, 2])),
             dynamic_sampling=draw(st.sampled_from([0.0, 0.0, 1.0])),
-            at_update=draw(st.sampled_from(["interrupt", "pause"])),
+            at_update=draw(st.sampled_from([*AT_UPDATE])),
         ),
         batch=BatchConfig(
             prompts_per_step=draw(st.integers(1, 5)), responses_per_prompt=draw(st.integers(2, 3))
@@ -63,7 +69,6 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             seed=seed,
         ),
         train_s=draw(st.sampled_from([0.1, 1.0, 5.0])),
-        at_update=draw(st.sampled_from([Running.INTERRUPT, Running.DRAIN, Running.KEEP])),
         leaves_running=draw(st.booleans()),
         losses_s=tuple(draw(st.lists(st.floats(0, 20), max_size=2))),
     )
@@ -84,7 +89,9 @@ def run(scenario: Scenario) -> list[SimulatedRound]:
                 num_steps=scenario.num_steps,
                 domains=("a", "b", "c") * 20,
                 engines=engines,
-                learner=SimulatedLearner(engines, scenario.train_s, scenario.at_update),
+                learner=SimulatedLearner(
+                    engines, scenario.train_s, AT_UPDATE[scenario.policy.at_update]
+                ),
                 feed=lambda: SimulatedFeed(scenario.reward),
                 max_response_tokens=2000,
                 leaves_running=scenario.leaves_running,
@@ -148,5 +155,4 @@ def test_no_trained_token_is_older_than_the_bound(scenario: Scenario) -> None:
                 spans = response.generated.versions
                 assert sum(span.num_tokens for span in spans) == len(response.generated.token_ids)
                 assert all(oldest <= span.version < one.plan.step for span in spans)
-                is_drained = scenario.at_update is Running.DRAIN and policy.at_update != "pause"
-                assert len(spans) == 1 or not is_drained
+                assert len(spans) == 1 or policy.at_update != "drain"

@@ -183,6 +183,18 @@ def test_what_may_not_run_on_is_stopped_and_gone_on_with(
     run_virtual(play())
 
 
+def test_what_is_stopped_begins_anew_where_no_response_is_of_two_versions() -> None:
+    async def play() -> None:
+        engine, drains = CountingEngine("engine-0"), AsynchronousConfig(at_update="drain")
+        run = make_run([engine], drains, leaves_running=False, at_update=Running.DRAIN)
+        rounds = await play_all(run)
+        assert engine.aborted
+        assert not any(request.kept_tokens for request in engine.requests)
+        assert all(len(response.versions) <= 1 for response in generated_in(rounds))
+
+    run_virtual(play())
+
+
 def test_a_round_that_pauses_is_of_one_version_and_goes_on_with_those_before() -> None:
     async def play() -> None:
         rounds = await play_all(make_run([CountingEngine("engine-0")], PAUSING))
