@@ -27,7 +27,7 @@ from flows.commands.local_stack import (
     interrupt,
     starting_prefect_server,
 )
-from flows.commands.options import add_configuration, add_resume
+from flows.commands.options import add_configuration, add_resume, folder
 from flows.output import FLOW_LOG
 from tasks.cluster.deaths import account
 
@@ -45,7 +45,7 @@ def parser() -> ArgumentParser:
     add_configuration(made)
     add_resume(made)
     made.add_argument(
-        "--root", type=Path, default=ROOT, help="artifact root (default: %(default)s)"
+        "--root", type=folder, default=ROOT, help="artifact root (default: %(default)s)"
     )
     made.add_argument(
         "--prefect-port",
@@ -58,7 +58,6 @@ def parser() -> ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
-    options.root = options.root.expanduser()  # a shell leaves --root=~/runs as it is
     signal.signal(signal.SIGTERM, interrupt)
     began_s = time.time()
     where = "" if options.root == ROOT else f" --root {shlex.quote(str(options.root))}"

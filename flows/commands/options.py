@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from pathlib import Path
 
 from flows.config.presets import PRESETS
 
 PRESET = "smollm2"  # where none is named
+
+
+def folder(text: str) -> Path:
+    """As a user names it; a shell leaves --root=~/runs as it is."""
+    return Path(text).expanduser()
 
 
 def add_configuration(parser: ArgumentParser) -> None:

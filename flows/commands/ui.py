@@ -21,6 +21,7 @@ from flows.commands.local_stack import (
     server_process,
     wait_until_served,
 )
+from flows.commands.options import folder
 
 MLFLOW_PORT = 5000
 REPORTS_PORT = 8788
@@ -30,7 +31,7 @@ def parser() -> ArgumentParser:
     made = ArgumentParser(prog="rollflow ui", description="Serve the pages of what was run.")
     made.add_argument(
         "--root",
-        type=Path,
+        type=folder,
         default=Path("runs"),
         help="artifact root of the runs (default: %(default)s)",
     )
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, interrupt)
     try:
         serve_pages(
-            options.root.expanduser().resolve(),
+            options.root.resolve(),
             options.prefect_port or free_port(),
             options.mlflow_port,
             options.reports_port,

@@ -56,7 +56,7 @@ ASYNCHRONY: Mapping[str, Variant] = {
         settings=(*IN_TURN, "scheduling.async_ratio=1"),
     ),
     "in-turn-late": Variant(
-        label="the same, and a group that takes long may be two steps later",
+        label="asynchronous, α 1, in turn, what takes long up to two steps later",
         over="sync",
         settings=(*IN_TURN, "scheduling.async_ratio=1", "scheduling.extra_lag=2"),
     ),

@@ -66,10 +66,10 @@ class Generation:
         if self._inputs.guests is not None:
             await self.hear(await self._inputs.guests.news(0.0))
         recorded = {each.generated.response_id: each.generated for each in self._inputs.recorded}
-        stopped = [name for name, each in recorded.items() if each.finish_reason == "aborted"]
-        self._find(recorded, stopped)
+        whole = {name for name, each in recorded.items() if each.finish_reason != "aborted"}
+        self._find(recorded, recorded.keys() - whole)
         begun = await self._inputs.begun()
-        self._find(begun, {*begun} - (recorded.keys() - stopped))
+        self._find(begun, begun.keys() - whole)
         away: dict[str, EngineLost] = {}
         for left in self._inputs.adopted:
             request = self._migration.resume(self._inputs.request(left.prompt_id, left.index))

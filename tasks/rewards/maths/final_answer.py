@@ -124,13 +124,15 @@ def find_expression(tail: str) -> FinalAnswer | None:
     return _stated(tail, _LINE)
 
 
-def behind_thought(text: str) -> str:
-    """What follows a thought; all of the text if it has none."""
-    return text.rpartition("</think>")[2]
+def thought_last(text: str) -> tuple[str, ...]:
+    """Where to look for an answer, in this order: in what follows a thought, then in all of the
+    text; just there if it has no thought."""
+    return tuple(dict.fromkeys((text.rpartition("</think>")[2], text)))
 
 
 def _stated(tail: str, line: re.Pattern[str]) -> FinalAnswer | None:
-    return _enclosed_or(behind_thought(tail), line) or _enclosed_or(tail, line)
+    found = (_enclosed_or(part, line) for part in thought_last(tail))
+    return next(filter(None, found), None)
 
 
 def _enclosed_or(tail: str, line: re.Pattern[str]) -> FinalAnswer | None:

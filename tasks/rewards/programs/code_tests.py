@@ -23,7 +23,7 @@ from artifacts.datasets.code_cases import CodeGold
 from artifacts.printable import printable_line
 from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Prompt, Score
 from tasks.rewards.base import ProcessReward, Reward, Verdict, right, stamp, wrong
-from tasks.rewards.maths.final_answer import behind_thought
+from tasks.rewards.maths.final_answer import thought_last
 from tasks.rewards.programs.adaptive_timeout import (
     AdaptiveTimeoutConfig,
     TimeoutBook,
@@ -206,10 +206,10 @@ def program_of(text: str) -> str:
     """The first fenced block behind the thought, else in it, to the end of the text if it is never
     closed, less the indentation that it shares with its fence; without one all that is behind the
     thought."""
-    answer = behind_thought(text)
-    found = _FENCE.search(answer) or _FENCE.search(text)
+    parts = thought_last(text)
+    found = next(filter(None, map(_FENCE.search, parts)), None)
     if found is None:
-        return answer
+        return parts[0]
     program, indent = str(found["program"]), found["indent"] or ""
     lines = program.splitlines(keepends=True)
     is_indented = all(line.startswith(indent) or not line.strip() for line in lines)

@@ -151,9 +151,8 @@ class AsynchronousConfig(BaseModel):
     @property
     def _at_update(self) -> Running:
         """Where engines are idle by then, they run nothing that anybody waits for."""
-        if self.async_ratio == 0 or self.at_update == "pause":
-            return Running.DROP
-        return Running(self.at_update)
+        is_idle = self.async_ratio == 0 or self.at_update == "pause"
+        return Running.DROP if is_idle else Running(self.at_update)
 
     @property
     def _max_lag(self) -> int | None:
