@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from artifacts import layout
 from artifacts.commit import StepCommit
@@ -68,11 +68,8 @@ class ReportFolder:
         """Everything, of a run that is over; model: where it was exported."""
         await self.drawn()
         summary = self._results.summary(commits, evaluations, {"model": model} | self._links())
-        page = await asyncio.to_thread(
-            self._results.page, commits, evaluations, answers, summary, is_over=True
-        )
-        plots = await asyncio.to_thread(self._plots, commits, evaluations)
-        files = {layout.PAGE: page, **plots, "summary.md": markdown(summary).encode()}
+        drawn = await asyncio.to_thread(self._draw, commits, evaluations, answers, summary)
+        files = drawn | {"summary.md": markdown(summary).encode()}
         for name, data in files.items():
             self._run.store.write(layout.report_file(name), data)
             self._run.tracker.log_file(data, f"{layout.REPORT}/{name}")
@@ -83,15 +80,23 @@ class ReportFolder:
     ) -> None:
         began_s = time.monotonic()
         answers = read_answers(self._run.store, evaluations)
-        page = self._results.page(commits, evaluations, answers, summary, is_over=False)
+        pictures = self._results.pictures(commits, evaluations)
+        page = self._results.page(commits, evaluations, answers, summary, pictures, is_over=False)
         self._run.store.write(layout.report_file(layout.PAGE), page)
         self._due_s = time.monotonic() + (time.monotonic() - began_s) / DRAWING_SHARE
 
-    def _plots(
-        self, commits: Sequence[StepCommit], evaluations: Evaluations
-    ) -> Mapping[str, bytes]:
-        drawn = self._results.pictures(commits, evaluations)
-        return {f"{name}.png": png(figure) for name, figure in drawn.items()}
+    def _draw(
+        self,
+        commits: Sequence[StepCommit],
+        evaluations: Evaluations,
+        answers: HeldoutAnswers,
+        summary: RunSummary,
+    ) -> dict[str, bytes]:
+        """The last page, and the pictures of it as files of their own."""
+        pictures = self._results.pictures(commits, evaluations)
+        page = self._results.page(commits, evaluations, answers, summary, pictures, is_over=True)
+        plots = {f"{name}.png": png(figure) for name, figure in pictures.items()}
+        return {layout.PAGE: page, **plots}
 
     def _links(self) -> dict[str, str]:
         tracker, report = self._run.tracker, self._run.local_report(layout.PAGE)

@@ -127,13 +127,14 @@ class RunResults:
         evaluations: Evaluations,
         answers: HeldoutAnswers,
         summary: RunSummary,
+        pictures: Mapping[str, Figure],
         is_over: bool,
     ) -> bytes:
-        """The report as one page of HTML."""
+        """The report as one page of HTML, with these `pictures`."""
         config = self._run.config
         drawn = {
             name: Picture(title=title_of(figure), svg=canvas.svg(figure))
-            for name, figure in self.pictures(commits, evaluations).items()
+            for name, figure in pictures.items()
         }
         so_far = f"{len(commits)} of {config.num_steps} steps"
         page = RunPage(

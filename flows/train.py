@@ -20,7 +20,6 @@ from pathlib import Path
 
 from distributed import performance_report
 from prefect import flow, runtime
-from prefect_dask import DaskTaskRunner
 
 from artifacts import layout
 from artifacts.records import WeightsRef
@@ -37,6 +36,7 @@ from flows.run import OpenRun, effective_config, open_run
 from flows.run_log import told_in_prefect
 from flows.step_records import StepRecords
 from flows.steps import Steps
+from flows.task_runner import ClusterTaskRunner, on_cluster
 from tasks.cluster.dask_cluster import open_cluster, prepare_cluster
 from tasks.cluster.devices import worker_specs
 from tasks.cluster.ownership import take_cluster, telling_of_its_loss
@@ -80,7 +80,7 @@ async def train(config: RunConfig) -> RunSummary:
             say(f"guests: {worker_line(client.scheduler.address, run.context.guests)}")
         try:
             return await train_steps(
-                run, fleet, layouts, DaskTaskRunner(address=client.scheduler.address)
+                run, fleet, layouts, ClusterTaskRunner(address=client.scheduler.address)
             )
         except RECOVERABLE as error:
             raise fleet.account(error) from error
@@ -93,11 +93,11 @@ def prepare_workers(config: RunConfig) -> None:
 
 
 async def train_steps(
-    run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_runner: DaskTaskRunner
+    run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_runner: ClusterTaskRunner
 ) -> RunSummary:
     """All steps that are still to do, and the evaluations around them."""
-    step_flow = rl_step.with_options(task_runner=task_runner)
-    evaluation_flow = evaluate.with_options(task_runner=task_runner)
+    step_flow = on_cluster(rl_step, task_runner)
+    evaluation_flow = on_cluster(evaluate, task_runner)
     step = len(run.commits)
     weights = await start_at(run, fleet, step)
     records = StepRecords(run, fleet.book)

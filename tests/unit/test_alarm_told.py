@@ -83,7 +83,8 @@ def test_the_summary_and_the_page_have_every_alarm_of_the_run() -> None:
     assert [warning.partition(":")[0] for warning in summary.warnings] == [ALARM]
     assert f"* Warning: {ALARM}: " in markdown(summary)
     answers = read_answers(run.store, evaluations)
-    page = results.page(commits, evaluations, answers, summary, is_over=True).decode()
+    pictures = results.pictures(commits, evaluations)
+    page = results.page(commits, evaluations, answers, summary, pictures, is_over=True).decode()
     assert f"Warning: {ALARM}: " in page
     assert 'aria-label="Staleness"' in page
 

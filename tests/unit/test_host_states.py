@@ -101,7 +101,8 @@ def page_of(store: Store) -> str:
     commits = [make_commit(1)]
     summary = results.summary(commits, evaluations, {})
     answers = read_answers(made.store, evaluations)
-    return results.page(commits, evaluations, answers, summary, is_over=True).decode()
+    pictures = results.pictures(commits, evaluations)
+    return results.page(commits, evaluations, answers, summary, pictures, is_over=True).decode()
 
 
 def test_the_page_of_a_run_has_them(tmp_path: Path) -> None:

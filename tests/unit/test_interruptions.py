@@ -44,7 +44,10 @@ def test_the_page_says_it_of_a_run_that_was_interrupted_alone(tmp_path: Path) ->
         results = RunResults(run)
         summary = results.summary(run.commits, evaluations, run.links)
         answers = read_answers(run.store, evaluations)
-        return results.page(run.commits, evaluations, answers, summary, is_over=False).decode()
+        pictures = results.pictures(run.commits, evaluations)
+        return results.page(
+            run.commits, evaluations, answers, summary, pictures, is_over=False
+        ).decode()
 
     assert "interrupted" not in page()
     write_manifest(run.store, replace(read_manifest(run.store), prefect_flow_run_ids=("a", "b")))

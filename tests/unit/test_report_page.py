@@ -70,7 +70,8 @@ def page_of(run: OpenRun, *, is_over: bool = True) -> str:
     links = {"MLflow": "http://localhost:5000/#/runs/1"} | dict(run.links)
     summary = results.summary(run.commits, evaluations, links)
     answers = read_answers(run.store, evaluations)
-    return results.page(run.commits, evaluations, answers, summary, is_over).decode()
+    pictures = results.pictures(run.commits, evaluations)
+    return results.page(run.commits, evaluations, answers, summary, pictures, is_over).decode()
 
 
 def test_the_page_tells_dollars_where_prices_are_set(tmp_path: Path) -> None:
