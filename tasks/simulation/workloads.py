@@ -58,6 +58,20 @@ class Drift:
         return law.grown(self.median ** (step - 1), self.tail ** (step - 1))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jumps:
+    """Lengths that change at once, so that what was seen of them says the wrong thing: so many
+    steps as they are, as many `times` as long, and so on."""
+
+    times: float
+    every_steps: int
+
+    def at(self, law: LengthLaw, step: int) -> LengthLaw:
+        """The law of a step; the first step has the law itself."""
+        is_other = (step - 1) // self.every_steps % 2 == 1
+        return law.grown(self.times, 1.0) if is_other else law
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """A data set, what a model makes of it, and who scores that (`RunWork`)."""
@@ -65,7 +79,7 @@ class Workload:
     name: str
     longest_tokens: int  # bound on a response
     parts: tuple[Domain, ...]  # their shares sum to 1
-    drift: Drift = field(default_factory=Drift)
+    drift: Drift | Jumps = field(default_factory=Drift)
     workers: RewardWorkers = field(default_factory=RewardWorkers)
     correctness: Correctness = field(default_factory=Correctness)
 

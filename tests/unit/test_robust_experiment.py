@@ -30,7 +30,7 @@ def test_every_setting_plays_whole_periods_and_launches_no_response_in_vain(
 
 def test_set_ups_differ_by_their_lengths_alone() -> None:
     by_lengths = {set_up.lengths: set_up for set_up in SET_UPS}
-    assert list(by_lengths) == ["published", "no_tail", "drifting"]
+    assert list(by_lengths) == ["published", "no_tail", "drifting", "jumping"]
     for name, set_up in by_lengths.items():
         assert set_up == replace(BY_MODEL["14B"], lengths=name)
     prompts = [f"0/{row}" for row in range(300)]
@@ -42,6 +42,9 @@ def test_set_ups_differ_by_their_lengths_alone() -> None:
     assert lengths("no_tail", 1)[-1] < 3 * lengths("no_tail", 1)[150]
     assert lengths("published", 1)[-1] > 10 * lengths("published", 1)[150]
     assert lengths("drifting", 1) == lengths("published", 1) == lengths("published", 41)
+    assert lengths("jumping", 9) == lengths("published", 9) == lengths("jumping", 19)
+    halved = lengths("jumping", 10)[150] / lengths("jumping", 9)[150]
+    assert halved == pytest.approx(0.5, rel=0.01)
     assert lengths("drifting", 41)[150] == pytest.approx(2 * lengths("drifting", 1)[150], rel=0.01)
 
 

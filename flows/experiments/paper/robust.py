@@ -7,7 +7,8 @@ The settings are ours (four levels of rounds with eta 1.5), two levels with as m
 put off, all else equal: packed rows, planner by lengths, stream trainer, no response in vain.
 Whoever keeps one of them whatever the lengths are has `of_best` of what knowing them would give.
 The planner goes by the lengths of rounds that are over: where they drift, each round is planned by
-shorter ones. One seed, for any number of periods that is asked for.
+shorter ones; where they jump, by ones that are twice or half as long as what comes. One seed, for
+any number of periods that is asked for.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ SET_UPS: tuple[SetUp, ...] = (
     BY_MODEL["14B"],
     replace(BY_MODEL["14B"], lengths="no_tail"),
     replace(BY_MODEL["14B"], lengths="drifting"),
+    replace(BY_MODEL["14B"], lengths="jumping"),
 )
 
 
@@ -39,7 +41,7 @@ def robust(scale: Scale) -> Experiment:
     """Every setting on every law of lengths, in the set-up of 14B."""
     return Experiment(
         name="robust",
-        about="ours where lengths have no tail, or drift",
+        about="ours where lengths have no tail, drift, or are not what was seen",
         unit="times",
         parts=tuple(part_of(set_up, scale.seed) for set_up in SET_UPS),
     )

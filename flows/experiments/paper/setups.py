@@ -15,8 +15,9 @@ from typing import Literal
 
 DEVICE = "h800"  # in hosts of 8
 ALL_TASKS = ("math", "code", "judge")
-# those of the paper, ones that differ by little, or ones that grow from step to step
-Lengths = Literal["published", "no_tail", "drifting"]
+# those of the paper, ones that differ by little, ones that grow from step to step, or ones that are
+# half as long for some steps, and then as they were
+Lengths = Literal["published", "no_tail", "drifting", "jumping"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

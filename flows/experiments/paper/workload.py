@@ -7,6 +7,7 @@ for it: a median of 9k tokens, sigma 0.8.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from flows.experiments.paper.setups import SetUp
@@ -22,6 +23,7 @@ from tasks.simulation.workloads import (
     MATH,
     Domain,
     Drift,
+    Jumps,
     Workload,
     mixed,
     without_tail,
@@ -32,6 +34,8 @@ RESERVED_SHARE = 0.25  # of the devices are a judge's own, in baselines
 PROGRAMS_PER_DEVICE = 4  # reward processes
 BESIDE_SHARE = 0.2  # of a device's arithmetic that a judge beside an engine gets
 THINKING_TOKENS, THINKING_SIGMA = 9000.0, 0.8
+JUMPS = Jumps(times=0.5, every_steps=9)
+DRIFTS: Mapping[str, Drift | Jumps] = {"drifting": GROWING, "jumping": JUMPS}
 DOMAINS = {domain.name: domain for domain in (MATH, CODE, JUDGE)}
 
 
@@ -43,7 +47,7 @@ def work_of(set_up: SetUp, variant: Variant) -> Workload:
         name="+".join(set_up.tasks),
         longest_tokens=set_up.cap_tokens,
         parts=mixed(*parts),
-        drift=GROWING if set_up.lengths == "drifting" else Drift(),
+        drift=DRIFTS.get(set_up.lengths, Drift()),
         workers=RewardWorkers(
             num_workers=PROGRAMS_PER_DEVICE * set_up.num_devices,
             num_judges=num_reserved or set_up.num_devices,
