@@ -140,8 +140,10 @@ class Fleet:
             lost |= set(self.run.learners)
         names = sorted(lost)
         if names:
-            ranks = [name for name in names if name in self.run.learners]
-            await asyncio.to_thread(self._registry.restart_living, ranks, self._start_s)
+            # an engine that missed a deadline is in its step still: it holds its memory, and with
+            # its end come to theirs vLLM's groups, which are its process's
+            anew = [name for name in names if name != BUFFER]
+            await asyncio.to_thread(self._registry.restart_living, anew, self._start_s)
             deaths = (
                 "; ".join(self._registry.accounts())
                 or "none of their processes is known to have ended"
