@@ -144,7 +144,8 @@ class ActorRegistry:
                         raise
                     return False
                 return True
-            if not self._is_there(name, worker_addresses(self._client)):
+            now = worker_addresses(self._client)
+            if now and not self._is_there(name, now):  # a scheduler that says nothing says nothing
                 return False
         raise TimeoutError(f"{name} was not ready in time on worker {self._workers[name]}")
 
@@ -185,7 +186,7 @@ class ActorRegistry:
             if time.monotonic() > ends:
                 raise TimeoutError(
                     f"worker {worker} did not come back in time; alive:"
-                    f" {', '.join(sorted(addresses)) or 'none'}"
+                    f" {', '.join(sorted(map(str, addresses))) or 'none'}"
                 )
             time.sleep(0.2)
 
