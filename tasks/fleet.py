@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 
 from distributed import Client
@@ -222,7 +223,8 @@ class Fleet:
         self._registry.create_all(workers, actors, self._start_s)
 
     def _recipe(self, name: str) -> Recipe:
-        return recipe_of(self.run, name, self._specs, self._registry.environment)
+        read = partial(self._registry.environment, deadline_s=self._start_s)
+        return recipe_of(self.run, name, self._specs, read)
 
     async def _join_learners(self) -> None:
         learners = [

@@ -195,10 +195,13 @@ class ActorRegistry:
         """The actors that were ready once and not discarded; some of them may be lost."""
         return frozenset(self._actors)
 
-    def environment(self, workers: Sequence[str], variable: str) -> tuple[str, ...]:
-        """What an environment variable is on each of these workers, empty where it is not set."""
-        addresses = worker_addresses(self._client)
-        asked = [addresses[name] for name in workers]
+    def environment(
+        self, workers: Sequence[str], variable: str, deadline_s: float
+    ) -> tuple[str, ...]:
+        """What an environment variable is on each of these workers, empty where it is not set.
+        Waits for those that are away. Raises TimeoutError with the name of one that stays away."""
+        ends = time.monotonic() + deadline_s
+        asked = [self._address(name, ends) for name in workers]
         values: dict[str, str] = self._client.run(os.environ.get, variable, "", workers=asked)
         return tuple(values[address] for address in asked)
 

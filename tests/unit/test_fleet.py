@@ -28,12 +28,14 @@ class WorkersWithGpus:
 
     def __init__(self) -> None:
         self.scheduler = self
+        self.away = iter(())  # of these workers one after the other is away for a look
 
     def sync(self, ask: Callable[..., object], **options: int) -> object:
         return ask(**options)
 
     def identity(self, n_workers: int) -> dict[str, dict[str, dict[str, str]]]:
-        return {"workers": {f"tcp://{index}": {"name": f"engine-{index}"} for index in range(4)}}
+        here = set(range(4)) - {next(self.away, None)}
+        return {"workers": {f"tcp://{index}": {"name": f"engine-{index}"} for index in here}}
 
     def run(
         self, function: Callable[..., str], variable: str, default: str, workers: Sequence[str]
@@ -77,6 +79,15 @@ def test_an_engine_of_two_gpus_sees_the_gpu_of_each_of_its_workers() -> None:
     assert engine_recipe(fleet("cuda", 2), "engine-2") == (2, (), ("6", "7"))
 
 
+def test_the_gpu_of_a_worker_that_is_about_to_come_back_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tasks.cluster.registry.time.sleep", lambda _: None)
+    recovering = fleet("cuda", 2)
+    recovering._client.away = iter((3, 3, 3))
+    assert engine_recipe(recovering, "engine-2")[2] == ("6", "7")
+
+
 def test_the_devices_of_an_engine_are_those_of_its_workers() -> None:
     run = fleet("cuda", 2).run
     assert run.engines == ("engine-0", "engine-2")
@@ -116,7 +127,9 @@ class Actors:
     def accounts(self) -> tuple[str, ...]:
         return ()
 
-    def environment(self, workers: Sequence[str], variable: str) -> tuple[str, ...]:
+    def environment(
+        self, workers: Sequence[str], variable: str, deadline_s: float
+    ) -> tuple[str, ...]:
         return ("",) * len(workers)
 
     def create_all(
