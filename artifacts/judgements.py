@@ -111,6 +111,13 @@ class JudgementCache:
             for judgement in _kept(store, f"{JUDGEMENTS}/{name}")
         )
 
+    def of_round(self) -> JudgementCache:
+        """The same verdicts, those that others add later among them, for a round that saves what it
+        adds itself, and nothing else: its file says what was judged for it."""
+        shared = JudgementCache()
+        shared._known = self._known
+        return shared
+
     def __len__(self) -> int:
         return len(self._known)
 
@@ -125,8 +132,7 @@ class JudgementCache:
             self._unsaved.append(judgement)
 
     def save(self, store: Store, step: int) -> None:
-        """Write what was added since the last time as one more part of the step; rounds that go on
-        beside each other save in threads of their own."""
+        """Write what was added since the last time as one more part of the step."""
         unsaved, self._unsaved = self._unsaved, []
         if not unsaved:
             return

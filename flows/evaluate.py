@@ -9,6 +9,7 @@ it on the same engines (`flows.steps`).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ class EvaluationReport:
 
     @property
     def mean(self) -> float:
-        return sum(self.scores.values()) / len(self.scores)
+        """Over the prompts; not a number where no response has a verdict."""
+        return sum(self.scores.values()) / len(self.scores) if self.scores else math.nan
 
 
 def evaluation_round(

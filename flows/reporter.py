@@ -125,9 +125,8 @@ class RunReporter:
     def tell_evaluation(self, step: int, report: EvaluationReport) -> None:
         """Log the held-out scores after a step, and say them."""
         self._evaluations[step] = report
-        self._run.tracker.log_metrics(
-            step, {"heldout/reward_mean": report.mean, "heldout/infra": float(report.num_infra)}
-        )
+        mean = {"heldout/reward_mean": report.mean} if report.scores else {}
+        self._run.tracker.log_metrics(step, {**mean, "heldout/infra": float(report.num_infra)})
         told = (
             f"held-out reward after step {step}: {report.mean:.3f} ({len(report.scores)} prompts)"
         )
@@ -191,7 +190,8 @@ class RunReporter:
         return [Filling(**filling) for filling in found if filling is not None]
 
     def _figures_now(self) -> RunFigures:
-        heldout = {step: report.mean for step, report in self._evaluations.items()}
+        evaluations = self._evaluations.items()
+        heldout = {step: report.mean for step, report in evaluations if report.scores}
         return figures_of(self._run.config.num_steps, self._commits, heldout)
 
     async def finish(self, model: str) -> RunSummary:

@@ -62,9 +62,7 @@ class RunResults:
         first, last = min(evaluations), max(evaluations)
         before, after = evaluations[first], evaluations[last]
         is_trained = last > first
-        gain = paired_difference(
-            before.scores, after.scores, self._run.config.seed, question_of=after.questions
-        )
+        is_paired = is_trained and not before.scores.keys().isdisjoint(after.scores)
         return RunSummary(
             run_id=self._run.context.run_id,
             num_steps=len(commits),
@@ -75,7 +73,13 @@ class RunResults:
             ),
             reward_before=before.mean,
             reward_after=after.mean if is_trained else None,
-            gain=gain if is_trained else None,
+            gain=(
+                paired_difference(
+                    before.scores, after.scores, self._run.config.seed, question_of=after.questions
+                )
+                if is_paired
+                else None
+            ),
             num_unpaired=unpaired(before.scores, after.scores),
             time_s={stage: sum(commit.timings[stage] for commit in commits) for stage in STAGES},
             ledger_tokens=_ledger(commits, evaluations),
@@ -96,6 +100,7 @@ class RunResults:
         heldout = {
             step: mean_interval(report.scores, self._run.config.seed, question_of=report.questions)
             for step, report in evaluations.items()
+            if report.scores
         }
         stages = {stage: [commit.timings[stage] for commit in commits] for stage in STAGES}
         pictures = {

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 
 from distributed import Client
@@ -140,8 +141,10 @@ class Fleet:
             lost |= set(self.run.learners)
         names = sorted(lost)
         if names:
-            ranks = [name for name in names if name in self.run.learners]
-            await asyncio.to_thread(self._registry.restart_living, ranks, self._start_s)
+            # an engine that missed a deadline is in its step still: it holds its memory, and with
+            # its end come to theirs vLLM's groups, which are its process's
+            anew = [name for name in names if name != BUFFER]
+            await asyncio.to_thread(self._registry.restart_living, anew, self._start_s)
             deaths = (
                 "; ".join(self._registry.accounts())
                 or "none of their processes is known to have ended"
@@ -220,7 +223,8 @@ class Fleet:
         self._registry.create_all(workers, actors, self._start_s)
 
     def _recipe(self, name: str) -> Recipe:
-        return recipe_of(self.run, name, self._specs, self._registry.environment)
+        read = partial(self._registry.environment, deadline_s=self._start_s)
+        return recipe_of(self.run, name, self._specs, read)
 
     async def _join_learners(self) -> None:
         learners = [

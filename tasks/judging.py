@@ -34,7 +34,7 @@ async def desk_of(plan: StepPlan) -> AsyncIterator[JudgeDesk]:
     if engine is None:
         yield JudgeDesk((), JudgementCache(), max_batch=1)
         return
-    cache = cache_of(run)
+    cache = cache_of(run).of_round()
     judges = [RemoteJudge.connect(run.run_id, name, engine.call_deadline_s) for name in run.judges]
     try:
         async with JudgeDesk(judges, cache, max_batch=engine.max_num_seqs) as desk:

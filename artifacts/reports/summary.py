@@ -43,10 +43,13 @@ class RunSummary:
     run_id: str  # the run's name
     num_steps: int  # committed steps
     wall_s: float  # from the first step's start to the last one's end
-    reward_before: float  # mean held-out reward of the model the run started from
+    # mean held-out reward of the model the run started from; not a number if no response has a
+    # verdict, as below
+    reward_before: float
     # mean held-out reward of the last weights that were evaluated; None before there are any
     reward_after: float | None
-    # paired difference of the two over the held-out prompts that both have a verdict on
+    # paired difference of the two over the held-out prompts that both have a verdict on; None
+    # without any
     gain: Estimate | None
     # held-out prompts left out of it, because every response before or after lacks a verdict
     num_unpaired: int
@@ -188,8 +191,11 @@ def _cost_table(cost: RunCost) -> Table:
 def headline(summary: RunSummary) -> str:
     """The result in one line."""
     steps = f"{summary.num_steps} steps in {summary.wall_s:.0f} s."
-    if summary.reward_after is None or summary.gain is None:
+    if summary.reward_after is None:
         return f"Held-out reward {summary.reward_before:.3f} before training. {steps}"
+    rewards = f"Held-out reward {summary.reward_before:.3f} -> {summary.reward_after:.3f}"
+    if summary.gain is None:
+        return f"{rewards}; no prompt has a verdict on both sides. {steps}"
     sure = summary.gain.low > 0 or summary.gain.high < 0
     verdict = "" if sure else "; the interval contains 0, so this run shows no change"
     apart = (
@@ -197,7 +203,4 @@ def headline(summary: RunSummary) -> str:
         if summary.num_unpaired
         else ""
     )
-    return (
-        f"Held-out reward {summary.reward_before:.3f} -> {summary.reward_after:.3f}, paired"
-        f" difference {summary.gain}{apart}{verdict}. {steps}"
-    )
+    return f"{rewards}, paired difference {summary.gain}{apart}{verdict}. {steps}"

@@ -105,17 +105,24 @@ class Membership:
 
     def _look(self, at_s: float, workers: frozenset[str]) -> list[MemberDecision]:
         """Those that are away or silent go before others come under their names."""
-        self._now_s = at_s
+        passed_s, self._now_s = at_s - self._now_s, at_s
         decisions: list[MemberDecision] = []
         for guest in self.here:
             if guest.address not in workers:
                 decisions.append(self._forget(_lost(guest), "its worker is away"))
-            elif overdue := self._overdue(guest):
+            elif overdue := self._overdue(self._pardoned(guest, passed_s)):
                 self._keep(_lost(guest))
                 decisions += self._end(guest.name, overdue)
         decisions += [AskCard(address=address) for address in sorted(workers - self._known)]
         self._known = set(workers)
         return decisions
+
+    def _pardoned(self, guest: Guest, passed_s: float) -> Guest:
+        """Its lease does not run while the trainer stood still or its clock was set: no two looks
+        are that far apart else."""
+        if 0 <= passed_s <= self._rules.lease_s:
+            return guest
+        return self._keep(replace(guest, renewed_s=min(self._now_s, guest.renewed_s + passed_s)))
 
     def _overdue(self, guest: Guest) -> str:
         """What a guest should have done by now; empty if nothing. One that is building is bound by

@@ -144,7 +144,8 @@ class ActorRegistry:
                         raise
                     return False
                 return True
-            if not self._is_there(name, worker_addresses(self._client)):
+            now = worker_addresses(self._client)
+            if now and not self._is_there(name, now):  # a scheduler that says nothing says nothing
                 return False
         raise TimeoutError(f"{name} was not ready in time on worker {self._workers[name]}")
 
@@ -185,7 +186,7 @@ class ActorRegistry:
             if time.monotonic() > ends:
                 raise TimeoutError(
                     f"worker {worker} did not come back in time; alive:"
-                    f" {', '.join(sorted(addresses)) or 'none'}"
+                    f" {', '.join(sorted(map(str, addresses))) or 'none'}"
                 )
             time.sleep(0.2)
 
@@ -194,10 +195,13 @@ class ActorRegistry:
         """The actors that were ready once and not discarded; some of them may be lost."""
         return frozenset(self._actors)
 
-    def environment(self, workers: Sequence[str], variable: str) -> tuple[str, ...]:
-        """What an environment variable is on each of these workers, empty where it is not set."""
-        addresses = worker_addresses(self._client)
-        asked = [addresses[name] for name in workers]
+    def environment(
+        self, workers: Sequence[str], variable: str, deadline_s: float
+    ) -> tuple[str, ...]:
+        """What an environment variable is on each of these workers, empty where it is not set.
+        Waits for those that are away. Raises TimeoutError with the name of one that stays away."""
+        ends = time.monotonic() + deadline_s
+        asked = [self._address(name, ends) for name in workers]
         values: dict[str, str] = self._client.run(os.environ.get, variable, "", workers=asked)
         return tuple(values[address] for address in asked)
 

@@ -56,8 +56,8 @@ class PlainModel:
             temperature=temperature or 1.0,
             top_k=0,
             top_p=1.0,
-            eos_token_id=list(self._stop_ids),
-            pad_token_id=self._stop_ids[0],
+            eos_token_id=list(self._stop_ids) or None,
+            pad_token_id=next(iter(self._stop_ids), 0),  # there is nothing to pad
         )
         with torch.inference_mode():
             output = self._model.generate(

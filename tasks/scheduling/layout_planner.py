@@ -36,9 +36,11 @@ class LayoutPlanner:
     by_lengths: bool = False  # whether the profile alone decides, by how long responses get
 
     def begun(self, state: PlannerState, layout: str, demand: Demand) -> PlannerState:
-        """The state that has a size for this layout, the first one if it had none. ValueError when
-        the profile has measured no possible size."""
-        if layout in state.layouts:
+        """The state that has a size for this layout, the first one if it had none, or one that is
+        not possible any more since the run was resumed. ValueError when the profile has measured no
+        possible size."""
+        known = state.layouts.get(layout)
+        if known is not None and known.size in self.sizes:
             return state
         size = self.first_size
         if self.profile is not None:

@@ -79,11 +79,11 @@ class _Deadline:
 
     def __init__(self, order: Pull) -> None:
         self._order = order
-        self._end_s = time.monotonic() + order.deadline_s
+        self.end_s = time.monotonic() + order.deadline_s
 
     def check(self, there: Callable[[], str]) -> None:
         """Raises TimeoutError when the time is over. there: how far the pull has come."""
-        if time.monotonic() > self._end_s:
+        if time.monotonic() >= self.end_s:
             raise TimeoutError(
                 f"version {self._order.name} did not come from {self._order.origin} within"
                 f" {self._order.deadline_s:.0f} s: {there()}"
@@ -94,7 +94,7 @@ def _manifest(order: Pull, clock: _Deadline) -> Manifest:
     """The origin's. Asks again while it does not answer."""
     while True:
         try:
-            with closing(Connection(order.origin, order.token)) as connection:
+            with closing(Connection(order.origin, order.token, clock.end_s)) as connection:
                 manifest = from_json(connection.ask("GET", f"/versions/{order.name}"))
         except TransferBroken as error:
             clock.check(error.__str__)
@@ -136,7 +136,9 @@ class _Transfer:
     ) -> None:
         self._order = order
         self._version = version
-        self._sources = Sources(order.origin, order.token, order.name, order.receiver, port)
+        self._sources = Sources(
+            order.origin, order.token, order.name, order.receiver, port, clock.end_s
+        )
         self._clock = clock
         self._left = deque(version.missing)
         resembles = older is not None and version.manifest.resembles(older.manifest)
@@ -154,7 +156,7 @@ class _Transfer:
     def _lane(self) -> None:
         """Shard after shard over one connection at a time. Where one fails the others end, too."""
         try:
-            with closing(Lane(self._order.token)) as lane:
+            with closing(Lane(self._order.token, self._clock.end_s)) as lane:
                 while (index := self._next()) is not None:
                     self._fetch(index, lane)
         except BaseException:

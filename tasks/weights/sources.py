@@ -17,14 +17,17 @@ logger = logging.getLogger(__name__)
 class Sources:
     """What the threads of one transfer have in common."""
 
-    def __init__(self, origin: str, token: str, name: str, receiver: str, port: int | None) -> None:
+    def __init__(
+        self, origin: str, token: str, name: str, receiver: str, port: int | None, end_s: float
+    ) -> None:
         """name: of the version. receiver: who pulls, as the origin knows it. port: where it serves
-        the version on, None if it does not."""
+        the version on, None if it does not. end_s: of the pull, by the monotonic clock."""
         self._origin = origin
         self._token = token
         self._name = name
         self._receiver = receiver
         self._port = port
+        self._end_s = end_s
         self._failed: list[str] = []
         self._lock = threading.Lock()
         self._current = origin
@@ -39,7 +42,7 @@ class Sources:
         try:
             answer = json.loads(self._tell("source"))
             told = answer["source"] or self._origin
-            Connection(told, self._token)  # is it an address at all?
+            Connection(told, self._token, self._end_s)  # is it an address at all?
             self._current = told
         except (TransferBroken, WeightsRefused, ValueError, KeyError, TypeError) as error:
             logger.info("pulling from the origin, which named no peer: %s", error)
@@ -66,5 +69,5 @@ class Sources:
 
     def _tell(self, what: str) -> bytes:
         asked = Asked(receiver=self._receiver, port=self._port, failed=tuple(self._failed))
-        with closing(Connection(self._origin, self._token)) as connection:
+        with closing(Connection(self._origin, self._token, self._end_s)) as connection:
             return connection.ask("POST", f"/versions/{self._name}/{what}", as_json(asked))

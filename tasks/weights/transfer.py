@@ -1,4 +1,5 @@
-"""One connection over which a receiver asks a weight server, blocking, every wait bounded.
+"""One connection over which a receiver asks a weight server, blocking, every wait bounded, and the
+whole of an answer, however slowly it comes.
 
 The bytes of a range go from the socket through one block, which stays in the core's cache, into the
 hash and the file. http.client and no asynchronous library: it receives into memory that is there,
@@ -8,9 +9,11 @@ and this thread needs no interpreter lock while it receives, hashes and writes.
 from __future__ import annotations
 
 import http.client
+import socket
+import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from urllib.parse import quote, urlsplit
 
@@ -43,12 +46,15 @@ class TransferBroken(OSError):
 class Connection:
     """To one server, for one thread; opened when it is first needed."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, end_s: float) -> None:
+        """end_s: when it breaks, whatever still comes, by the monotonic clock."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname or not parts.port:
             raise ValueError(f"weights come from http://ADDRESS:PORT, got {url!r}; correct it")
         self.url = url
         self._token = token
+        self._end_s = end_s
+        self._is_cut = False
         self._http = http.client.HTTPConnection(parts.hostname, parts.port, timeout=STALL_S)
         self._block = memoryview(bytearray(BLOCK_BYTES))
 
@@ -87,8 +93,10 @@ class Connection:
     def _answer(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str]
     ) -> Iterator[http.client.HTTPResponse]:
+        cut = threading.Timer(self._end_s - time.monotonic(), self._cut)
         try:
             proof = self._signed(method, path, body or b"", headers.get("Range", ""))
+            cut.start()
             self._http.request(method, path, body, {**headers, "Authorization": proof})
             response = self._http.getresponse()
             _check(self.url, response)
@@ -98,8 +106,18 @@ class Connection:
             self._http.close()  # what is left of an answer would be taken for the next one
             if isinstance(error, http.client.HTTPException | OSError):
                 told = str(error) or type(error).__name__
+                told = "timed out before all of the answer had come" if self._is_cut else told
                 raise TransferBroken(told if self.url in told else f"{self.url}: {told}") from error
             raise
+        finally:
+            cut.cancel()
+
+    def _cut(self) -> None:
+        """Whoever waits for bytes gets no more: each may have come within STALL_S."""
+        self._is_cut = True
+        if (open_socket := self._http.sock) is not None:
+            with suppress(OSError):  # it has just been closed
+                open_socket.shutdown(socket.SHUT_RDWR)
 
     def _signed(self, method: str, path: str, body: bytes, ranges: str) -> str:
         """What shows that this request is of somebody who knows the token, from this address."""
@@ -113,8 +131,10 @@ class Connection:
 class Lane:
     """What one thread pulls over: one connection at a time, another when the source changes."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, end_s: float) -> None:
+        """end_s: as of a connection."""
         self._token = token
+        self._end_s = end_s
         self._connection: Connection | None = None
 
     @property
@@ -131,7 +151,7 @@ class Lane:
         """The connection to this server."""
         if self._connection is None or self._connection.url != url:
             self.close()
-            self._connection = Connection(url, self._token)
+            self._connection = Connection(url, self._token, self._end_s)
         return self._connection
 
 

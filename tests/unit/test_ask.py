@@ -15,6 +15,7 @@ from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.store import Store
 from flows.commands import ask
 from flows.run import OpenRun
+from tasks.engines import plain
 
 WARM_START = {"kind": "path", "path": "start"}
 
@@ -42,6 +43,14 @@ def test_a_question_is_answered_the_same_each_time_unless_it_is_drawn(
     assert answers[0] == answers[1]
     assert ask.main([str(run.store.url), "a1b2=", "--temperature", "1", "--max-tokens", "3"]) == 0
     assert "tokens in" in capsys.readouterr().out
+
+
+def test_a_model_without_an_end_token_answers_up_to_the_bound(
+    run: OpenRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plain, "read_stop_ids", lambda *_: ())
+    assert ask.main(["run", "a1b2=", "--max-tokens", "3"]) == 0
+    assert "3 tokens in" in capsys.readouterr().out
 
 
 def test_the_starting_model_answers_beside_the_trained_one_and_both_are_scored(

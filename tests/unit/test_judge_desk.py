@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.judgements import JudgementCache, Question
+from artifacts.judgements import JudgementCache, Question, kept_judgements
 from artifacts.records import Outcome
 from artifacts.store import Store
 from tasks.engines.base import EngineLost
@@ -97,6 +97,20 @@ def test_a_second_attempt_at_a_step_keeps_its_verdicts_beside_the_firsts(tmp_pat
         score_all([RuleJudge()], answers(number), cache=cache)
         cache.save(store, 1)
     assert len(JudgementCache.read([store])) == 2
+
+
+def test_an_evaluation_beside_a_round_keeps_what_was_judged_for_it_and_no_more(
+    tmp_path: Path,
+) -> None:
+    of_run, judge = JudgementCache(), RuleJudge()
+    stores = [Store.open(str(tmp_path / name)) for name in ("round", "evaluation")]
+    caches = [of_run.of_round(), of_run.of_round()]
+    score_all([judge], answers(7, 8), cache=caches[0])
+    _, evaluated = score_all([judge], answers(8, 9), cache=caches[1])
+    for store, cache in zip(stores, caches, strict=True):
+        cache.save(store, 1)
+    assert [len(kept_judgements(store, 1)) for store in stores] == [2, 1]
+    assert evaluated.new_tokens == 1
 
 
 def test_another_rubric_model_or_gold_is_another_question() -> None:

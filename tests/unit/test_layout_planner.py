@@ -8,7 +8,7 @@ import pytest
 
 from tasks.scheduling.batch import BatchConfig, round_shape
 from tasks.scheduling.layout_planner import LayoutPlanner, expected_demand, seen_demand
-from tasks.scheduling.parallelism import PlannerState, RoundReading
+from tasks.scheduling.parallelism import LayoutState, PlannerState, RoundReading
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 
 SHAPE = round_shape("long", BatchConfig(prompts_per_step=8, responses_per_prompt=8))
@@ -57,6 +57,14 @@ def test_by_lengths_a_tail_is_decoded_by_larger_engines_from_the_first_round_on(
     demand = expected_demand(SHAPE, 100, 8_000)
     first = [planner.begun(PlannerState(), "long", demand) for planner in (PLANNER, BY_LENGTHS)]
     assert [state.layouts["long"].size for state in first] == [1, 2]
+
+
+def test_a_size_beyond_what_a_resumed_run_allows_is_given_up() -> None:
+    wide = PlannerState(layouts={"long": LayoutState(size=2, preemptions=7)})
+    demand = expected_demand(SHAPE, 100, 8_000)
+    assert PLANNER.begun(wide, "long", demand) == wide
+    narrow = replace(PLANNER, sizes=(1,))
+    assert narrow.begun(wide, "long", demand).layouts["long"] == LayoutState(size=1)
 
 
 def test_by_lengths_a_round_without_tail_goes_back_to_small_ones() -> None:

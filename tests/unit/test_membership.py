@@ -152,13 +152,24 @@ def test_a_silent_guest_is_gone_when_its_lease_is_over() -> None:
     members = Membership(RULES)
     guest = present(members, "a")
     members.handle(Renewed(at_s=9.0, worker="spot"))
-    assert members.handle(looked(19.0, "a")) == []
+    assert members.handle(looked(10.0, "a")) == members.handle(looked(19.0, "a")) == []
     gone, renewed = members.handle(looked(19.5, "a"))
     assert isinstance(gone, Forget)
     assert (gone.guest.name, gone.guest.until_s) == (guest.name, 19.5)
     assert "lease of 10 s was not renewed" in gone.guest.reason
     assert renewed == Renew(address="a", reason=gone.guest.reason)
     assert members.handle(looked(21.0, "a")) == [], "it is not asked again before it ends"
+
+
+@pytest.mark.parametrize("set_to_s", [5_000.0, -5_000.0])
+def test_no_lease_is_over_because_a_clock_was_set_or_nobody_looked(set_to_s: float) -> None:
+    members = Membership(RULES)
+    present(members, "a")
+    assert members.handle(looked(set_to_s, "a")) == []
+    members.handle(Renewed(at_s=set_to_s + 1.0, worker="spot"))
+    assert members.handle(looked(set_to_s + 10.0, "a")) == []
+    gone, _ = members.handle(looked(set_to_s + 11.5, "a"))
+    assert isinstance(gone, Forget)
 
 
 def test_an_engine_that_is_being_built_has_longer_than_the_lease() -> None:

@@ -114,6 +114,31 @@ def test_the_others_are_built_when_one_worker_dies_of_it() -> None:
     assert registry.names == {"learner-0", "learner-1"}
 
 
+def test_a_scheduler_that_does_not_answer_for_a_moment_is_no_death_of_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = Workers(*NAMES)
+
+    def not_done(*_: object) -> None:
+        monkeypatch.setattr(workers, "identity", unanswered)
+        raise TimeoutError
+
+    def unanswered(n_workers: int) -> None:
+        monkeypatch.undo()  # and by then the actor is built
+        raise OSError("connection broken")
+
+    monkeypatch.setattr("tasks.cluster.registry.result_of", not_done)
+    registry = registry_of(workers)
+    assert registry._generation == dict.fromkeys(NAMES, 1)
+
+
+def test_workers_of_others_may_have_numbers_for_names() -> None:
+    workers = Workers("engine-0")
+    workers.addresses |= {1: "tcp://1/0"}  # type: ignore[dict-item]  # as a LocalCluster names them
+    with pytest.raises(TimeoutError, match=r"worker engine-1 did not come back.*: 1, engine-0"):
+        ActorRegistry(workers, "run").create_all({"a": "engine-1"}, {"a": (dict, ())}, -1.0)
+
+
 def test_an_actor_that_was_forgotten_is_lost() -> None:
     registry = registry_of(Workers(*NAMES))
     registry.restart(("engine-0",), 1.0)

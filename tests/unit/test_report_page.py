@@ -19,6 +19,7 @@ from artifacts.records import Outcome
 from artifacts.reports import canvas, plots
 from artifacts.reports.answers import Question, questions_of, spread
 from artifacts.reports.page import duration
+from artifacts.reports.summary import headline
 from artifacts.store import Store
 from flows import report_folder
 from flows.config.run_config import RunConfig
@@ -72,6 +73,15 @@ def page_of(run: OpenRun, *, is_over: bool = True) -> str:
     answers = read_answers(run.store, evaluations)
     pictures = results.pictures(run.commits, evaluations)
     return results.page(run.commits, evaluations, answers, summary, pictures, is_over).decode()
+
+
+def test_an_evaluation_without_any_verdict_ends_no_run(run: OpenRun) -> None:
+    unscored, scored = make_evaluation({}), make_evaluation({"heldout/0": 1.0}, version=2)
+    results = RunResults(run)
+    for last, told in ((unscored, "nan -> nan"), (scored, "nan -> 1.000")):
+        summary = results.summary(run.commits, {0: unscored, 2: last}, {})
+        assert headline(summary).startswith(f"Held-out reward {told}; no prompt has a verdict")
+        assert results.pictures(run.commits, {0: unscored, 2: last})
 
 
 def test_the_page_tells_dollars_where_prices_are_set(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ async def test_a_recorded_request_is_refused_when_it_is_sent_again(
 ) -> None:
     weights = written(tmp_path / "run")
     async with serving(weights) as server, wire(server.url) as between:
-        with closing(Connection(between.url, TOKEN)) as connection:
+        with closing(Connection(between.url, TOKEN, time.monotonic() + 20)) as connection:
             manifest = await asyncio.to_thread(connection.ask, "GET", "/versions/7")
         (recorded,) = between.heads
         parts = urlsplit(server.url)

@@ -84,6 +84,20 @@ async def test_a_silent_link_counts_as_broken(
             await pulled(order(link.url, deadline_s=0.25), tmp_path / "guest")
 
 
+@pytest.mark.parametrize(
+    ("drips_from", "there"), [(0, "timed out"), (2 * SHARD, r"[01] of 8 shards are there")]
+)
+async def test_a_link_that_drips_keeps_no_pull_beyond_its_deadline(
+    tmp_path: Path, drips_from: int, there: str
+) -> None:
+    """Every byte comes in time, the manifest or a shard does not."""
+    async with serving(written(tmp_path / "trainer")) as origin, wire(origin.url) as link:
+        link.drips_from = drips_from
+        with pytest.raises(TimeoutError, match=f"did not come from .*{there}"):
+            async with asyncio.timeout(5):
+                await pulled(order(link.url, deadline_s=0.2), tmp_path / "guest")
+
+
 async def test_the_deadline_says_how_far_it_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -24,7 +25,7 @@ async def ask(
     url: str, path: str, method: str = "GET", body: bytes | None = None, token: str = TOKEN
 ) -> bytes:
     def asked() -> bytes:
-        with closing(Connection(url, token)) as connection:
+        with closing(Connection(url, token, time.monotonic() + 20)) as connection:
             return connection.ask(method, path, body)
 
     return await asyncio.to_thread(asked)
@@ -33,7 +34,7 @@ async def ask(
 async def received(url: str, version: HeldVersion, index: int, start: int = 0) -> bytes:
     def asked() -> bytes:
         shard = version.manifest.shards[index]
-        with closing(Connection(url, TOKEN)) as connection:
+        with closing(Connection(url, TOKEN, time.monotonic() + 20)) as connection:
             return b"".join(map(bytes, connection.receive(version.manifest.name, shard, start)))
 
     return await asyncio.to_thread(asked)

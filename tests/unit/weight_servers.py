@@ -20,6 +20,7 @@ from tasks.weights.weight_config import WeightServerConfig
 
 TOKEN = "of-the-run"
 SHARD = 50_000  # bytes
+DRIP_S = 0.02  # between two bytes of a wire that drips
 
 
 def written(folder: Path, version: int = 7, num_shards: float = 8) -> WeightsRef:
@@ -80,6 +81,7 @@ class Wire:
         self.cut_at: int | None = None  # of num_bytes, where a connection breaks, once
         self.flip_at: int | None = None  # of num_bytes, where a bit turns over, once
         self.is_silent = False  # nothing comes back any more
+        self.drips_from: int | None = None  # of num_bytes, from where one byte comes at a time
         self.url = ""
 
     async def carry(
@@ -96,7 +98,7 @@ class Wire:
         await there_to_here
 
     async def _back(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
+        with suppress(OSError, asyncio.CancelledError):  # it may drip when the test is over
             while piece := await there.read(1 << 14):
                 if self.is_silent:
                     continue
@@ -107,6 +109,12 @@ class Wire:
                 if self.cut_at is not None and before <= self.cut_at < self.num_bytes:
                     self.cut_at = None
                     break
+                if self.drips_from is not None and self.num_bytes > self.drips_from:
+                    for place in range(len(piece)):
+                        writer.write(piece[place : place + 1])
+                        await writer.drain()
+                        await asyncio.sleep(DRIP_S)
+                    continue
                 writer.write(piece)
                 await writer.drain()
         writer.close()
