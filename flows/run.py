@@ -150,7 +150,7 @@ def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
     if len(dataset.heldout) < asked:
         raise ValueError(
             "evaluation.num_prompts must be <= the task's held-out prompts"
-            f" ({len(dataset.heldout)}), got {asked}; lower it"
+            f" ({len(dataset.heldout)}), got {asked}; lower it, or hold out more"
         )
     first = Turn(
         state=QueueState(),
