@@ -101,7 +101,7 @@ def _same(found: Any, wanted: Any) -> bool:  # Any: JSON
     if None not in numbers:
         return numbers[0] == numbers[1]
     if isinstance(found, bool) and wanted in ("True", "False"):  # as Python writes them
-        return str(found) == wanted
+        return bool(str(found) == wanted)
     return _written(found) == _written(wanted)
 
 

@@ -19,10 +19,10 @@ def add_configuration(parser: ArgumentParser) -> None:
     """--preset, --settings and --set."""
     parser.add_argument(
         "--preset",
-        default=PRESET,
+        default="",
         choices=tuple(PRESETS),
         metavar="NAME",
-        help="named configuration (default: %(default)s); 'rollflow explain --list' has them all",
+        help=f"named configuration (default: {PRESET}); 'rollflow explain --list' has them all",
     )
     parser.add_argument(
         "--settings",

@@ -154,7 +154,7 @@ def test_a_damaged_file_is_named_whatever_reads_it(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=rf"{name}: must be a whole file .*; copy it again"):
             load(str(tmp_path / name))
     (tmp_path / "deep.jsonl").write_bytes(b'{"prompt": ' + b"[" * 100_000)
-    with pytest.raises(ValueError, match="deep.jsonl:1: every line must be one JSON object"):
+    with pytest.raises(ValueError, match=r"deep.jsonl:1: every line must be one JSON object"):
         load(str(tmp_path / "deep.jsonl"))
 
 
