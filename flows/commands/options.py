@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
 
 from flows.config.presets import PRESETS
@@ -12,7 +12,10 @@ PRESET = "smollm2"  # where none is named
 
 def folder(text: str) -> Path:
     """As a user names it; a shell leaves --root=~/runs as it is."""
-    return Path(text).expanduser()
+    path = Path(text).expanduser()
+    if path.is_file():
+        raise ArgumentTypeError(f"must be a folder, {text!r} is a file; name another")
+    return path
 
 
 def add_configuration(parser: ArgumentParser) -> None:
