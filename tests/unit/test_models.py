@@ -16,6 +16,7 @@ from threading import Barrier
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from artifacts.models import smollm2
@@ -41,8 +42,8 @@ SMALL = TinyLlamaConfig(hidden_size=32, intermediate_size=32, num_layers=1, warm
 def fake_model(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    for name in ("model.safetensors", "tokenizer.json"):
-        (path / name).write_text(name)
+    (path / "tokenizer.json").write_text("{}")
+    save_file({"a": torch.ones(2)}, path / "model.safetensors")
 
 
 def test_a_whole_directory_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -76,6 +77,33 @@ def test_an_incomplete_directory_says_what_it_lacks(
     fake_model(tmp_path)
     (tmp_path / missing).unlink()
     with pytest.raises(ValueError, match=message):
+        check_model(tmp_path)
+
+
+def test_weights_that_are_not_whole_are_named(tmp_path: Path) -> None:
+    fake_model(tmp_path)
+    weights, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
+    whole = weights.read_bytes()
+    for data in (b"", whole[:-1], b"version https://git-lfs.github.com/spec/v1"):
+        weights.write_bytes(data)
+        with pytest.raises(ValueError, match=f"must hold whole weights, those of {tmp_path}"):
+            check_model(tmp_path)
+    weights.write_bytes(whole)
+    index.write_text('{"weight_map": {"a": "model.safetensors", "b": "rest.safetensors"}}')
+    with pytest.raises(ValueError, match=r"rest.safetensors.*download them again"):
+        check_model(tmp_path)
+    index.write_text('{"weight_map": {"a": "model.safetensors"}}')
+    assert check_model(tmp_path) == tmp_path
+
+
+def test_what_engines_cannot_load_is_refused_before_one_starts(tmp_path: Path) -> None:
+    fake_model(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"must hold weights \(\*.safetensors\)"):
+        check_model(tmp_path)
+    fake_model(tmp_path)
+    (tmp_path / "tokenizer.json").rename(tmp_path / "tokenizer.model")
+    with pytest.raises(ValueError, match=r"must hold a tokenizer \(tokenizer.json\)"):
         check_model(tmp_path)
 
 
