@@ -114,6 +114,14 @@ def test_every_printed_command_is_accepted(page: Path) -> None:
             RunConfig.model_validate(assemble(options.preset, "", options.set))
 
 
+@pytest.mark.parametrize(
+    "profile", sorted((ROOT / "deployments/profiles").iterdir()), ids=lambda file: file.name
+)
+def test_every_profile_is_a_file_of_settings(profile: Path) -> None:
+    values = assemble("", "", ["model.path=model", "task.path=rows.jsonl"], str(profile))
+    assert RunConfig.model_validate(values).cluster.scheduler_address
+
+
 @of_each_page
 def test_every_preset_and_every_field_is_there(page: Path) -> None:
     presets = found(page, r"(?:--preset |PRESET=)([a-z][\w-]*)")
