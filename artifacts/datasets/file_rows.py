@@ -95,8 +95,6 @@ def read_table(config: MappedConfig, records: Iterator[Record], source: str) -> 
     """The rows that the mapping makes of these records. ValueError if there is none."""
     writer, num_rows, skipped = RowTableWriter(), 0, list[str]()
     for where, fields in records:
-        if config.limit and num_rows == config.limit:
-            break
         if not is_wanted(config, fields, where):
             continue
         try:
@@ -106,6 +104,8 @@ def read_table(config: MappedConfig, records: Iterator[Record], source: str) -> 
             if config.unusable_rows == "refuse":
                 raise
             skipped.append(str(error))
+        if config.limit and num_rows == config.limit:
+            break
     if skipped:
         logger.warning("source=%s rows_left_out=%d first=%s", source, len(skipped), skipped[0])
     if not num_rows:
