@@ -8,6 +8,7 @@ import random
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -15,8 +16,9 @@ from threading import Barrier
 
 import pytest
 import torch
+from plan_factories import CONTEXT
 from pydantic import TypeAdapter, ValidationError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from artifacts.models import smollm2
@@ -32,6 +34,8 @@ from artifacts.models.choice import (
     cache_name,
     check_model,
 )
+from artifacts.records import WeightsRef
+from tasks.durable import export_model
 from tasks.learner.demonstrations import demonstrations_of
 from tasks.learner.models import present_model, resolve_model
 from tasks.learner.warm_up import warm_up
@@ -284,3 +288,16 @@ def test_a_model_is_chosen_by_kind() -> None:
     assert model.validate_python({"kind": "smollm2"}) == SmolLM2Config()
     with pytest.raises(ValidationError, match="multiple of head_dim"):
         model.validate_python({"kind": "tiny_llama", "hidden_size": 100})
+
+
+def test_what_is_exported_has_the_trained_weights_and_no_others(tmp_path: Path) -> None:
+    fake_model(tmp_path / "model")
+    for name in ("pytorch_model.bin", "consolidated.00.pth", "tf_model.h5", "LICENSE"):
+        (tmp_path / "model" / name).write_text("first")
+    save_file({"a": torch.zeros(2)}, tmp_path / "trained.safetensors")
+    run = replace(CONTEXT, model_path=str(tmp_path / "model"), artifact_root=str(tmp_path))
+    export_model(run, WeightsRef(version=1, path=str(tmp_path / "trained.safetensors"), digest=""))
+    exported = tmp_path / run.run_id / "model"
+    names = {"config.json", "tokenizer.json", "LICENSE", "model.safetensors"}
+    assert {file.name for file in exported.iterdir()} == names
+    assert load_file(exported / "model.safetensors")["a"].tolist() == [0, 0]
