@@ -1,6 +1,5 @@
 # Everything runs in one environment, made on first use: .venv beside this file.
 PYTHON ?= python3
-PRESET ?= smollm2
 TEST_PROCESSES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,7 +40,7 @@ $(READY): requirements/cpu.txt pyproject.toml
 	@touch $@
 
 demo: $(READY) ## run the main job (or PRESET=...) with its own servers, from nothing to a report
-	$(BIN)/rollflow demo --preset $(PRESET) $(ARGS)
+	$(BIN)/rollflow demo $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
 ui: $(READY) ## serve the Prefect, MLflow and Dask pages of what was run
 	$(BIN)/rollflow ui $(ARGS)
@@ -63,7 +62,7 @@ doctor: $(READY) ## check this machine, and say what to do
 	$(BIN)/rollflow doctor
 
 explain: $(READY) ## print the batch algebra and the placement of PRESET
-	$(BIN)/rollflow explain --preset $(PRESET) $(ARGS)
+	$(BIN)/rollflow explain $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
 clean: ## remove the environment and caches, never runs/
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

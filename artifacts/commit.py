@@ -115,12 +115,19 @@ def read_commits(store: Store) -> list[StepCommit]:
 
 
 def _read_commit(store: Store, step: int) -> StepCommit:
-    raw = _decode(store.read(layout.commit_file(step)), f"{store.url}/{layout.commit_file(step)}")
+    where = f"{store.url}/{layout.commit_file(step)}"
+    raw = _decode(store.read(layout.commit_file(step)), where)
     raw.pop("mlflow_logged", None)  # commits of the first version had it
-    metrics = {
-        name: math.nan if value is None else value for name, value in raw.pop("metrics").items()
-    }
-    return StepCommit(weights=WeightsRef(**raw.pop("weights")), metrics=metrics, **raw)
+    try:
+        metrics = {
+            name: math.nan if value is None else value for name, value in raw.pop("metrics").items()
+        }
+        return StepCommit(weights=WeightsRef(**raw.pop("weights")), metrics=metrics, **raw)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{where} must be the commit of a step with the fields of this version, it has others"
+            f" ({error}); restore the file, or resume the run with the version that wrote it"
+        ) from None
 
 
 def write_manifest(store: Store, manifest: RunManifest) -> None:

@@ -204,7 +204,10 @@ class Store:
     @contextmanager
     def _written_aside(self, path: str, fill: Fill) -> Iterator[str]:
         target = self._full(path)
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            Path(target).parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:  # a file is in the folder's place
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
         aside = _aside(target)
         try:
             with open(aside, "xb") as file:
@@ -260,7 +263,7 @@ def _sentence(error: OSError, where: str, num_bytes: int) -> str | None:
             f"cannot write {where}: {error.strerror or error}; make the directory writable or set"
             " artifact_root elsewhere"
         )
-    if error.errno in (errno.ENOTDIR, errno.EEXIST) and not isinstance(error, FileExistsError):
+    if error.errno == errno.ENOTDIR:
         return (
             f"cannot write {where}: a part of the path is a file; set artifact_root to a directory"
         )

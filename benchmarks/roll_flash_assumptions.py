@@ -9,6 +9,7 @@ had: several changes give it.
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -74,6 +75,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def main() -> None:
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
     console = Console(width=120)
     table = Table(
         "changed", "train", "sync s", "asynchronous s", f"speed-up ({HEADLINE} published)"

@@ -148,7 +148,7 @@ class RunReporter:
         self._show(commit)
         await self._participants.keep(self.figures)
         if commit.checkpoint is not None:
-            self._run.tracker.log_metrics(commit.step, self._figures_now().columns)
+            self._run.tracker.log_state(commit.step, self._figures_now().columns)
             await self._folder.redraw(tuple(self._commits), dict(self._evaluations))
         get_run_logger().info(
             "step=%d round=%s %s",
@@ -202,7 +202,7 @@ class RunReporter:
         answers = await asyncio.to_thread(read_answers, self._run.store, self._evaluations)
         summary = await self._folder.finish(commits, self._evaluations, answers, model)
         text = markdown(summary)
-        self._run.tracker.log_metrics(len(commits), self._figures_now().columns)
+        self._run.tracker.log_state(len(commits), self._figures_now().columns)
         self._run.tracker.describe(f"{headline(summary)}\n\n{text}")
         await self._log_model(commits)
         await acreate_markdown_artifact(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -150,7 +150,7 @@ def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
     if len(dataset.heldout) < asked:
         raise ValueError(
             "evaluation.num_prompts must be <= the task's held-out prompts"
-            f" ({len(dataset.heldout)}), got {asked}; lower it"
+            f" ({len(dataset.heldout)}), got {asked}; lower it, or hold out more"
         )
     first = Turn(
         state=QueueState(),
@@ -217,9 +217,10 @@ def _fitting(config: RunConfig, context: RunContext, commits: Sequence[StepCommi
     num_asked = algebra.ordinary.launch_prompts + algebra.reserve_prompts
     asked = config.evaluation.num_prompts
     num_steps = max(0, config.num_steps - len(commits))
-    examination = Examination(context)
-    num_heldout = examination.examine_heldout(max(asked, config.gate.num_probes))
-    examination.examine_stream(state_of(commits), num_steps * num_asked)
+    with closing(build_rewards(context.rewards)) as rewards:
+        examination = Examination(context, rewards)
+        num_heldout = examination.examine_heldout(max(asked, config.gate.num_probes))
+        examination.examine_stream(state_of(commits), num_steps * num_asked)
     check_prompts(config.unfit_prompts, examination.reasons, examination.num_examined)
     if num_heldout < asked:
         raise ValueError(

@@ -4,8 +4,9 @@
         ── render ──▶ reasons why some are unfit ──▶ refuse, or skip
 
 A row is unfit when its prompt leaves no room for the longest response, when the model's template or
-tokenizer refuses it, or when the question about it leaves no room for an answer in its judge's
-context. The work is bounded by what the run would render anyway.
+tokenizer refuses it, when its reward can pay no response for its gold answer, or when the question
+about it leaves no room for an answer in its judge's context. The work is bounded by what the run
+would render anyway.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from artifacts.records import Prompt
 from tasks.prompts import HELDOUT, dataset_of, prompt_of_row, tokenizer_of
 from tasks.rewards.judges.reward import JudgeConfig, judge_of, question_about
 from tasks.rewards.judges.tokens import QuestionEncoder
-from tasks.rewards.registry import config_of
+from tasks.rewards.registry import Rewards, config_of
 from tasks.run_context import RunContext
 from tasks.scheduling.prompt_stream import row_at
 from tasks.scheduling.queue_state import QueueState
@@ -47,8 +48,8 @@ def check_prompts(policy: UnfitPrompts, reasons: Mapping[str, str], num_examined
 class Examination:
     """Renders rows, each once, and keeps the reasons of those that are unfit."""
 
-    def __init__(self, run: RunContext) -> None:
-        self._run = run
+    def __init__(self, run: RunContext, rewards: Rewards) -> None:
+        self._run, self._rewards = run, rewards
         self._dataset = dataset_of(run)
         self._encoders: dict[int, QuestionEncoder] = {}
         self._examined: set[str] = set()
@@ -104,6 +105,7 @@ class Examination:
             judge = judge_of(config_of(self._run.rewards, row.domain))
             try:
                 prompt = prompt_of_row(self._run, row, name)
+                self._rewards.check(prompt)
                 if judge is not None:
                     self._check_judged(prompt, judge)
             except ValueError as error:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from flows.commands.catalogue import COMMANDS
+from flows.commands.command_line import assemble
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
 
@@ -92,6 +95,31 @@ def test_every_command_is_there(page: Path) -> None:
     assert commands <= {command.name for command in COMMANDS}
     targets = found(page, r"(?:`|^)make ([a-z][\w-]*)")
     assert targets <= set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
+
+
+def printed_commands(page: Path) -> Iterator[list[str]]:
+    """The words of every whole `rollflow ...` line of a block, without what is said of it."""
+    blocks = re.findall(r"```\n(.*?)```", text_of(page), re.DOTALL)
+    for line in "\n".join(blocks).replace("\\\n", "").splitlines():
+        command = re.split(r"\s+#\s", line)[0].rstrip(" &")
+        if re.match(r"rollflow [a-z]", command) and not re.search(r"--preset [A-Z]|─", command):
+            yield shlex.split(command)[1:]
+
+
+@of_each_page
+def test_every_printed_command_is_accepted(page: Path) -> None:
+    for name, *words in printed_commands(page):
+        options = import_module(f"flows.commands.{name}").parser().parse_args(words)
+        if name in ("demo", "train", "explain") and not options.settings:
+            RunConfig.model_validate(assemble(options.preset, "", options.set))
+
+
+@pytest.mark.parametrize(
+    "profile", sorted((ROOT / "deployments/profiles").iterdir()), ids=lambda file: file.name
+)
+def test_every_profile_is_a_file_of_settings(profile: Path) -> None:
+    values = assemble("", "", ["model.path=model", "task.path=rows.jsonl"], str(profile))
+    assert RunConfig.model_validate(values).cluster.scheduler_address
 
 
 @of_each_page

@@ -37,9 +37,9 @@ def find(fields: Fields, path: str, where: str) -> Any:  # Any: JSON
 def text_of(fields: Fields, path: str, where: str) -> str:
     """The text at a path; a number is taken as it is written."""
     value = find(fields, path, where)
-    is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
-    is_told = math.isfinite(value) if is_number else isinstance(value, str) and value.strip()
-    if not is_told:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    is_broken = isinstance(value, float | Decimal) and math.isfinite(value)
+    if not (is_whole or is_broken or (isinstance(value, str) and value.strip())):
         raise ValueError(
             f"{where}: field {path!r} must be a text or a number and not blank, got"
             f" {str(value)[:60]!r}; fill it in, or set unusable_rows=skip"

@@ -13,13 +13,16 @@ import csv
 import io
 import json
 import logging
+import zlib
 from collections.abc import Iterator, Sequence
+from lzma import LZMAError
 from pathlib import PurePosixPath
 from typing import IO, Any, Literal
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.utils import infer_compression
 from pydantic import Field
 
 from artifacts.datasets.field_paths import Fields, column_of
@@ -38,6 +41,8 @@ SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
 }  # fmt: skip
 ROWS_PER_READ = 512
+# what readers and unpackers raise
+_DAMAGED = (OSError, EOFError, LZMAError, zlib.error, UnicodeDecodeError, pa.ArrowException)
 _LONGEST_CSV_FIELD = 1 << 30  # Python's own limit of 131,072 characters is too small for tests
 
 
@@ -90,8 +95,6 @@ def read_table(config: MappedConfig, records: Iterator[Record], source: str) -> 
     """The rows that the mapping makes of these records. ValueError if there is none."""
     writer, num_rows, skipped = RowTableWriter(), 0, list[str]()
     for where, fields in records:
-        if config.limit and num_rows == config.limit:
-            break
         if not is_wanted(config, fields, where):
             continue
         try:
@@ -101,6 +104,8 @@ def read_table(config: MappedConfig, records: Iterator[Record], source: str) -> 
             if config.unusable_rows == "refuse":
                 raise
             skipped.append(str(error))
+        if config.limit and num_rows == config.limit:
+            break
     if skipped:
         logger.warning("source=%s rows_left_out=%d first=%s", source, len(skipped), skipped[0])
     if not num_rows:
@@ -121,20 +126,31 @@ def _why_none(config: MappedConfig, skipped: Sequence[str]) -> str:
 def read_records(
     file: IO[bytes], format_: Format, paths: Sequence[str], name: str
 ) -> Iterator[Record]:
-    """Every row of an open file with its place."""
-    match format_:
-        case "parquet":
-            return _parquet(file, paths, name)
-        case "csv":
-            return _csv(file, paths, name)
-        case "jsonl":
-            return _json_lines(file, name)
+    """Every row of an open file with its place. ValueError for a damaged file."""
+    try:
+        match format_:
+            case "parquet":
+                yield from _parquet(file, paths, name)
+            case "csv":
+                yield from _csv(file, paths, name)
+            case "jsonl":
+                yield from _json_lines(file, name)
+    except _DAMAGED as error:
+        raise ValueError(
+            f"{name}: must be a whole file of the kind that it is called, it cannot be read to its"
+            f" end ({error}); copy it again, or set task.format"
+        ) from error
 
 
 def format_by_suffix(name: str) -> Format:
     """What a file is. ValueError for a suffix that says nothing."""
     path = PurePosixPath(name)
     if path.suffix in PACKED:
+        if infer_compression(name) is None:
+            raise ValueError(
+                f"a packed file needs a package that unpacks {path.suffix}, got {name} without one;"
+                " pip install zstandard, or unpack the file"
+            )
         path = path.with_suffix("")
     if path.suffix not in SUFFIXES:
         raise ValueError(
@@ -151,7 +167,7 @@ def _records(config: FilesConfig, path: str, field: str) -> Iterator[Record]:
         format_ = format_by_suffix(name) if config.format == "by suffix" else config.format
         try:
             opened = file.open()
-        except (OSError, ImportError, ValueError) as error:
+        except Exception as error:  # every protocol has errors of its own
             raise _unreadable(field, path, error) from error
         with opened:
             yield from read_records(opened, format_, paths, name)
@@ -160,7 +176,7 @@ def _records(config: FilesConfig, path: str, field: str) -> Iterator[Record]:
 def _files(path: str, field: str) -> Sequence[Any]:  # Any: fsspec's open files
     try:
         files: Sequence[Any] = fsspec.open_files(path, "rb", compression="infer")
-    except (OSError, ImportError, ValueError) as error:
+    except Exception as error:  # every protocol has errors of its own
         raise _unreadable(field, path, error) from error
     if not files:
         raise ValueError(f"{field} must match at least one file, got {path}; correct the path")
@@ -237,7 +253,7 @@ def _json_lines(file: IO[bytes], name: str) -> Iterator[Record]:
 def _json_object(line: bytes, where: str) -> Fields:
     try:
         fields = json.loads(line)
-    except ValueError as error:  # JSON and UTF-8 errors alike
+    except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors alike
         raise ValueError(
             f"{where}: every line must be one JSON object in UTF-8, got {line[:60]!r} ({error});"
             " repair the line"

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from artifacts.datasets.field_paths import Fields, find
@@ -99,6 +100,8 @@ def _same(found: Any, wanted: Any) -> bool:  # Any: JSON
     numbers = _number(found), _number(wanted)
     if None not in numbers:
         return numbers[0] == numbers[1]
+    if isinstance(found, bool) and wanted in ("True", "False"):  # as Python writes them
+        return bool(str(found) == wanted)
     return _written(found) == _written(wanted)
 
 
@@ -108,12 +111,15 @@ def _contains(found: Any, wanted: Any) -> bool:  # Any: JSON
     return _written(wanted) in _written(found)
 
 
-def _written(value: Any) -> str:  # Any: JSON
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+def _written(value: Any) -> str:  # Any: JSON, or what Parquet has beside it, such as a date
+    is_json = isinstance(value, bool | int | float | list | dict | None)
+    return json.dumps(value, default=str) if is_json else str(value)
 
 
-def _number(value: Any) -> float | None:  # Any: JSON
+def _number(value: Any) -> float | None:  # Any: as above
     """The number, a whole one exactly: a float would not tell long ones apart."""
+    if isinstance(value, Decimal):
+        value = str(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     if not isinstance(value, str):

@@ -175,10 +175,10 @@ def _messages(config: MappedConfig, fields: Fields, where: str) -> tuple[Message
         _message(turn, config.messages_field, where)
         for turn in _turns(fields, config.messages_field, where)
     )
-    if not messages or messages[-1].role != "user":
+    if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
         raise ValueError(
-            f"{where}: field {config.messages_field!r} must end with a user turn; put the question"
-            " last"
+            f"{where}: field {config.messages_field!r} must end with a user turn that is not blank;"
+            " put the question last"
         )
     return messages
 

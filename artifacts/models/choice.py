@@ -18,11 +18,13 @@ from typing import Annotated, Literal, Self
 
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from safetensors import SafetensorError, safe_open
 
 from artifacts.hub import REPOSITORY_PATTERN, fetch
 
-WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+WEIGHTS = "*.safetensors"
+INDEX = "model.safetensors.index.json"  # of weights in several files: which is in which
+TOKENIZER = "tokenizer.json"
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # how architectures that predict the next token are called
 
 
@@ -156,12 +158,31 @@ def check_model(path: Path) -> Path:
             " there first, or name it by model.kind=hub"
         )
     check_description(path)
-    if not any(file.stat().st_size for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)):
-        raise ValueError(
-            f"a model directory must hold weights (*.safetensors), {path} does not; copy or"
-            " download them there"
-        )
+    _check_weights(path)
     return path
+
+
+def _check_weights(path: Path) -> None:
+    """Whether every file of the weights is there to its last byte; no weight is read. Raises
+    ValueError."""
+    files = set(path.glob(WEIGHTS))
+    try:
+        if (path / INDEX).is_file():
+            listed = json.loads((path / INDEX).read_text())["weight_map"]
+            files |= {path / name for name in listed.values()}
+        for file in sorted(files):
+            with safe_open(file, framework="numpy"):
+                pass
+    except (OSError, ValueError, LookupError, SafetensorError) as error:
+        raise ValueError(
+            f"a model directory must hold whole weights, those of {path} are not ({error}); copy or"
+            " download them again"
+        ) from None
+    if not files:
+        raise ValueError(
+            f"a model directory must hold weights ({WEIGHTS}), {path} does not; copy or download"
+            " them there, or convert others by save_pretrained"
+        )
 
 
 def check_description(path: Path) -> None:
@@ -185,10 +206,10 @@ def check_description(path: Path) -> None:
             f"a model must be a causal language model (...{CAUSAL[0]}), {path} has the architecture"
             f" {', '.join(architectures)}; choose a model that generates text"
         )
-    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+    if not (path / TOKENIZER).is_file():
         raise ValueError(
-            f"a model directory must hold a tokenizer (tokenizer.json), {path} does not; save it"
-            " beside the weights"
+            f"a model directory must hold a tokenizer ({TOKENIZER}), {path} does not; save it"
+            " beside the weights by save_pretrained"
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -26,6 +27,8 @@ PAGE_COLOURS = {
 }
 Steps = Sequence[tuple[int, Mapping[str, float]]]  # a step and its figures
 
+# names within a drawing are hashes, else of something drawn by chance
+matplotlib.rcParams["svg.hashsalt"] = "rollflow"
 SVG_METADATA = ("Date", "Creator", "Format", "Type")  # left out: equal numbers draw equal pictures
 
 

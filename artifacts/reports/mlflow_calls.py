@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_PARAMS_PER_CALL = 100
 MAX_PARAM_CHARS = 6000
+MAX_NAME_CHARS = 250
 # a shared view of the list of runs, which MLflow keeps as a tag of the experiment: its columns
 VIEW = "rollflow"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
@@ -86,7 +87,7 @@ def send_metrics(
 ) -> None:
     from mlflow.entities import Metric
 
-    batch = [Metric(name, value, now_ms, step) for name, value in metrics.items()]
+    batch = [Metric(_accepted_name(name), value, now_ms, step) for name, value in metrics.items()]
     client.log_batch(run_id, metrics=batch)
 
 
@@ -99,5 +100,7 @@ def send_file(client: MlflowClient, run_id: str, data: bytes, name: PurePosixPat
 
 
 def _accepted_name(name: str) -> str:
-    """MLflow refuses other characters, and with one bad name all parameters of the call."""
-    return re.sub(r"[^\w\-./ :]", "any", name)
+    """MLflow refuses other characters, paths that lead elsewhere and long names, and with one bad
+    name all of the call. Domains, which users name, are part of names."""
+    parts = re.sub(r"[^\w\-./ :]", "_", name.replace("*", "any")).split("/")
+    return "/".join(part if part.strip(".") else "_" for part in parts)[:MAX_NAME_CHARS]

@@ -125,6 +125,15 @@ class RunTracker:
         the first name in order."""
         return self._log(min(metrics), step, metrics)
 
+    def log_state(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Log how the run stands after a step; in place of what was said of the same step before,
+        as before its evaluation."""
+        numbers, now_ms = dict(metrics), int(time.time() * 1000)
+        return self._outbox.put(
+            f"the state after step {step}",
+            lambda: send_metrics(self._connected(), self.run_id, step, numbers, now_ms),
+        )
+
     def log_file(self, data: bytes, name: str) -> bool:
         """Keep bytes as an artifact, for example "report/reward.png"."""
         return self._outbox.put(

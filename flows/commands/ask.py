@@ -63,7 +63,7 @@ class Bounds:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 with one sentence on standard error."""
-    options = parser().parse_args(argv)
+    options = parser().parse_intermixed_args(argv)  # the question may come behind options
     console = Console(soft_wrap=True, highlight=False, markup=False)
     try:
         with ExitStack() as stack:
@@ -139,6 +139,12 @@ def drawn(config: RunConfig, number: int) -> Asked:
         raise ValueError(
             f"--task must be the number of a held-out question, 0 to {len(heldout) - 1}, got"
             f" {place}; leave the number out to draw one"
+        )
+    if not heldout[place].messages:
+        raise ValueError(
+            "a question of the task must be a text to be asked, those of"
+            f" {heldout[place].domain!r} are episodes of an environment; 'rollflow episodes RUN"
+            " --heldout' shows what was said in them"
         )
     return Asked(row=heldout[place], number=place)
 

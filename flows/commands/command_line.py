@@ -20,16 +20,16 @@ def assemble(
     preset: str, resume: str, assignments: Sequence[str], settings: str = ""
 ) -> dict[str, Any]:  # Any: parsed JSON
     """The values for RunConfig. "learner.lr=1e-5" sets a nested field; values are JSON, or text
-    where they are not or the field is one. `settings` is a file of values below the assignments,
-    whose preset counts. ValueError where another one is asked for, too."""
-    values: dict[str, Any] = {"preset": preset} | ({"resume": resume} if resume else {})
+    where they are not or the field is one. An empty `preset` names none. `settings` is a file of
+    values below the assignments, whose preset counts. ValueError where another one is asked for,
+    too."""
+    given = {"preset": preset, "resume": resume}
+    values: dict[str, Any] = {field: text for field, text in given.items() if text}
     assign(values, assignments, takes_text_only)
-    if not settings:
-        return values
-    kept = read_settings(Path(settings))
-    asked = values["preset"]  # --set may name one, too
-    named = kept.get("preset", asked)
-    if asked not in (PRESET, named):
+    kept = read_settings(Path(settings)) if settings else {}
+    asked = values.get("preset")  # --set may name one, too
+    named = kept.get("preset", asked or PRESET)
+    if asked not in (None, named):
         raise ValueError(
             f"--preset must be the one that --settings names ({named!r}), got {asked!r}; drop"
             f" --preset, or the preset in {settings}"

@@ -96,7 +96,7 @@ def told(server: StartingServer, child: Popen[bytes]) -> None:
 def training_command(options: Namespace) -> list[str]:
     """The command line of the child."""
     command = [sys.executable, "-m", "flows.commands.train", "--server-starts"]
-    command += ["--preset", options.preset]
+    command += ["--preset", options.preset] if options.preset else []
     command += ["--settings", options.settings] if options.settings else []
     for assignment in (f"keep.artifact_root={options.root}", *options.set):
         command += ["--set", assignment]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
 
 from flows.config.presets import PRESETS
@@ -12,17 +12,20 @@ PRESET = "smollm2"  # where none is named
 
 def folder(text: str) -> Path:
     """As a user names it; a shell leaves --root=~/runs as it is."""
-    return Path(text).expanduser()
+    path = Path(text).expanduser()
+    if path.is_file():
+        raise ArgumentTypeError(f"must be a folder, {text!r} is a file; name another")
+    return path
 
 
 def add_configuration(parser: ArgumentParser) -> None:
     """--preset, --settings and --set."""
     parser.add_argument(
         "--preset",
-        default=PRESET,
+        default="",
         choices=tuple(PRESETS),
         metavar="NAME",
-        help="named configuration (default: %(default)s); 'rollflow explain --list' has them all",
+        help=f"named configuration (default: {PRESET}); 'rollflow explain --list' has them all",
     )
     parser.add_argument(
         "--settings",

@@ -70,7 +70,8 @@ def read_line(store: Store, run_id: str, now: datetime) -> RunLine | None:
     """The line of one run, or None where the folder holds none that this version can read."""
     try:
         return _line(store, run_id, now) if store.exists(layout.MANIFEST) else None
-    except (ValueError, TypeError) as error:  # damaged, or of another version
+    # damaged, of another version, or another user's
+    except (ValueError, TypeError, AttributeError, PermissionError) as error:
         logger.warning("run=%s left out reason=%s", run_id, error)
         return None
 

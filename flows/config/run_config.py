@@ -111,8 +111,9 @@ class RunConfig(BaseModel):
     unfit_prompts: UnfitPrompts = Field(
         "refuse",
         description=(
-            "What to do about prompts that are too long for the engines, or that the model's"
-            " template refuses: say so before anything starts, or pass them over and count them."
+            "What to do about prompts that are too long for the engines, that the model's template"
+            " refuses, or whose reward can pay no answer: say so before anything starts, or pass"
+            " them over and count them."
         ),
     )
     batch: BatchConfig = Field(..., description="Prompts and responses of a step.")

@@ -24,6 +24,7 @@ def render(
     """
     try:
         token_ids = tuple(_token_ids(row.messages, tokenizer))
+        f"{row.domain}{row.gold}".encode()
     except (
         TemplateError,
         UnicodeError,

@@ -14,6 +14,7 @@ from artifacts import layout
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.store import Store
 from flows.commands import ask
+from flows.config.run_config import RunConfig
 from flows.run import OpenRun
 from tasks.engines import plain
 
@@ -43,6 +44,7 @@ def test_a_question_is_answered_the_same_each_time_unless_it_is_drawn(
     assert answers[0] == answers[1]
     assert ask.main([str(run.store.url), "a1b2=", "--temperature", "1", "--max-tokens", "3"]) == 0
     assert "tokens in" in capsys.readouterr().out
+    assert ask.main(["run", "--max-tokens", "3", "a1b2="]) == 0
 
 
 def test_a_model_without_an_end_token_answers_up_to_the_bound(
@@ -111,6 +113,12 @@ def test_what_cannot_be_asked_is_one_sentence(
 ) -> None:
     assert ask.main(arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def test_an_episode_of_a_task_is_no_question() -> None:
+    config = RunConfig.model_validate({"preset": "tiny-agent"})
+    with pytest.raises(ValueError, match="those of 'guess' are episodes of an environment"):
+        ask.drawn(config, 0)
 
 
 def test_a_run_that_goes_on_has_no_model_to_ask(

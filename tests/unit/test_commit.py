@@ -105,6 +105,15 @@ def test_commits_of_another_version_are_refused(store: Store) -> None:
         read_commits(store)
 
 
+@pytest.mark.parametrize("change", [{"new": 1}, {"weights": {"path": "x"}}, {"metrics": None}])
+def test_a_commit_with_other_fields_is_named(store: Store, change: dict[str, object]) -> None:
+    commit_step(store, a_commit(1))
+    told = json.loads(store.read("steps/00001.json"))
+    store.write("steps/00001.json", json.dumps(told | change).encode())
+    with pytest.raises(ValueError, match=r"steps/00001.json must be the commit of a step"):
+        read_commits(store)
+
+
 def test_the_manifest_comes_back_equal(store: Store) -> None:
     manifest = RunManifest(
         run_id="r1",

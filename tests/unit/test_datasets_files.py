@@ -7,6 +7,7 @@ import csv
 import gzip
 import json
 import tracemalloc
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,7 @@ def test_a_malformed_row_is_named(
             [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}],
             r"must end with a user turn",
         ),
+        ([{"role": "user", "content": " "}], r"must end with a user turn that is not blank"),
         ([], r"must end with a user turn"),
     ],
 )
@@ -135,6 +137,39 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:
         load(str(tmp_path / "absent.jsonl"))
     with pytest.raises(ValueError, match="at least one row"):
         load(write(tmp_path, "", ""))
+
+
+def test_a_damaged_file_is_named_whatever_reads_it(tmp_path: Path) -> None:
+    whole = gzip.compress("".join(f"{json.dumps(row)}\n" for row in SUMS * 100).encode())
+    columns = {"prompt": [f"{number}?" for number in range(5000)], "answer": list(range(5000))}
+    pq.write_table(pa.table(columns), tmp_path / "rotten.parquet")
+    rotten = (tmp_path / "rotten.parquet").read_bytes()
+    for name, data in {
+        "cut.jsonl.gz": whole[:-40],
+        "none.jsonl.gz": b"no gzip",
+        "none.jsonl.xz": b"no xz",
+        "rotten.parquet": rotten[:2000] + b"\xff" * 400 + rotten[2400:],
+    }.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=rf"{name}: must be a whole file .*; copy it again"):
+            load(str(tmp_path / name))
+    (tmp_path / "deep.jsonl").write_bytes(b'{"prompt": ' + b"[" * 100_000)
+    with pytest.raises(ValueError, match=r"deep.jsonl:1: every line must be one JSON object"):
+        load(str(tmp_path / "deep.jsonl"))
+
+
+def test_a_packed_file_that_nothing_here_unpacks_is_no_damaged_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(fsspec.compression.compr, "zstd", raising=False)
+    monkeypatch.delitem(fsspec.utils.compressions, "zst", raising=False)
+    path = write(tmp_path, GOOD, name="rows.jsonl.zst")
+    with pytest.raises(ValueError, match=r"unpacks .zst, got .*; pip install zstandard"):
+        load(path)
+
+
+def test_whole_numbers_of_any_size_are_answers(tmp_path: Path) -> None:
+    assert load(write(tmp_path, {**GOOD, "answer": 10**400})).rows[0].gold == str(10**400)
 
 
 def test_a_system_prompt_beside_a_chat_is_refused() -> None:
@@ -295,6 +330,37 @@ def test_a_filter_keeps_what_meets_every_condition(
     assert [row.text for row in dataset.rows] == expected
 
 
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("price >= 2", ["c?"]),
+        ("price == 1.50", ["b?"]),
+        ("price != 1.5", ["a?", "c?"]),
+        ("price in 0.1, 2", ["a?", "c?"]),
+        ("day == 2024-01-02", ["b?"]),
+        ("day in 2024-01-01, 2024-01-03", ["a?", "c?"]),
+        ("day contains 2024", ["a?", "b?", "c?"]),
+        ("good == true", ["a?", "c?"]),
+        ("good == True", ["a?", "c?"]),
+        ("good != True", ["b?"]),
+        ("good in False", ["b?"]),
+    ],
+)
+def test_a_filter_reads_what_parquet_has_beside_numbers_and_texts(
+    tmp_path: Path, condition: str, expected: list[str]
+) -> None:
+    columns = {
+        "prompt": ["a?", "b?", "c?"],
+        "answer": [1, 2, 3],
+        "price": list(map(Decimal, ("0.10", "1.50", "2.00"))),
+        "day": [date(2024, 1, day) for day in (1, 2, 3)],
+        "good": [True, False, True],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    dataset = load(str(tmp_path / "rows.parquet"), filter=[condition])
+    assert [row.text for row in dataset.rows] == expected
+
+
 def test_a_filter_without_sense_is_refused(tmp_path: Path) -> None:
     for condition in ("level", "level => 3", "tags < odd"):
         with pytest.raises(ValidationError, match=r"a filter"):
@@ -322,7 +388,7 @@ def test_null_meets_no_condition(tmp_path: Path) -> None:
 
 
 def test_a_limit_counts_rows_that_are_taken(tmp_path: Path) -> None:
-    dataset = load(write(tmp_path, *GRADED), filter=["tags == odd"], limit=2)
+    dataset = load(write(tmp_path, *GRADED[:4], "{broken"), filter=["tags == odd"], limit=2)
     assert [row.text for row in dataset.rows] == ["1?", "3?"]
 
 

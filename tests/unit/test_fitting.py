@@ -21,6 +21,7 @@ from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.fitting import Examination
 from tasks.prompts import dataset_of
 from tasks.rewards.judges.engine import JudgeEngineConfig
+from tasks.rewards.registry import build_rewards
 from tasks.run_context import RunContext
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.queue_state import QueueState, without_unfit
@@ -94,7 +95,8 @@ def test_prompts_that_are_passed_over_are_never_planned(model_path: str, tmp_pat
 
 def test_only_rows_that_the_run_can_come_to_are_rendered(model_path: str, tmp_path: Path) -> None:
     write_rows(path := tmp_path / "rows.jsonl")
-    examination = Examination(context_of(config_over(path), model_path))
+    context = context_of(config_over(path), model_path)
+    examination = Examination(context, build_rewards(context.rewards))
     examination.examine_stream(QueueState(), 6)
     assert examination.num_examined == 6
     examination.examine_stream(QueueState(num_drawn=2), 6)
@@ -114,6 +116,28 @@ def test_a_row_that_the_tokenizer_refuses_is_unfit_too(
     config = config_over(path, num_steps=50)
     with pytest.raises(ValueError, match="text and roles that the model's tokenizer takes"):
         _fitting(config, context_of(config, model_path), ())
+
+
+@pytest.mark.parametrize(
+    ("gold", "reward", "said"),
+    [
+        (r"\frac{1}{2", {"kind": "math_answer"}, "a gold must be a number or a LaTeX expression"),
+        ("3", {"kind": "code"}, "a code gold must be the JSON of a CodeGold"),
+        ("3", {"kind": "reasoning_gym"}, "a reasoning-gym gold must be JSON"),
+        ("\udfff", {"kind": "service", "url": "http://x"}, "can't encode character"),
+    ],
+)
+def test_a_gold_that_no_response_can_meet_is_unfit(
+    gold: str, reward: dict[str, str], said: str, model_path: str, tmp_path: Path
+) -> None:
+    row = {"prompt": "1+1=", "answer": gold}
+    (path := tmp_path / "rows.jsonl").write_text(
+        "".join(f"{json.dumps(row | {'prompt': f'{number}+1='})}\n" for number in range(NUM_ROWS))
+    )
+    config = config_over(path, rewards={"*": reward})
+    context = replace(context_of(config, model_path), rewards=config.rewards)
+    with pytest.raises(ValueError, match=rf"do not; the first: .*{said}.*unfit_prompts=skip"):
+        _fitting(config, context, ())
 
 
 def test_a_question_that_leaves_its_judge_no_room_is_unfit(model_path: str, tmp_path: Path) -> None:

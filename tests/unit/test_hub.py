@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hub_server import Hub, Repository, serve_hub, use_hub
 from huggingface_hub import constants
 from pydantic import ValidationError
+from safetensors.torch import save
 
 from artifacts.datasets.choice import Dataset, HubRowsConfig, MixtureConfig, load_dataset
 from artifacts.datasets.mixture import PartConfig
@@ -25,7 +27,7 @@ from tasks.learner.models import resolve_model
 MODEL = {
     "config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}).encode(),
     "tokenizer.json": b"{}",
-    "model.safetensors": b"weights",
+    "model.safetensors": save({"weights": torch.ones(2)}),
     "onnx/model.safetensors": b"another format",
     "pytorch_model.bin": b"again",
 }
@@ -71,7 +73,7 @@ def test_a_model_is_fetched_once_without_what_nobody_loads(hub: Hub, tmp_path: P
     hub.repositories["models/acme/tiny"] = Repository(MODEL)
     config = HubModelConfig(repository="acme/tiny")
     path = resolve_model(config, tmp_path)
-    assert (path / "model.safetensors").read_bytes() == b"weights"
+    assert (path / "model.safetensors").read_bytes() == MODEL["model.safetensors"]
     assert path.name == hub.repositories["models/acme/tiny"].commit
     assert resolve_model(config, tmp_path) == path
     assert sorted(hub.fetched) == ["config.json", "model.safetensors", "tokenizer.json"]

@@ -132,3 +132,10 @@ def test_a_root_that_takes_no_files_is_one_sentence(
     (tmp_path / ".prefect").touch()  # where Prefect's folder would be
     assert main(["--root", str(tmp_path), *ports]) == 2
     assert capsys.readouterr().err.startswith("error: [Errno 17] File exists")
+
+
+def test_a_root_that_is_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "root").touch()
+    with pytest.raises(SystemExit):
+        main(["--root", str(tmp_path / "root")])
+    assert "must be a folder, " in capsys.readouterr().err

@@ -8,6 +8,7 @@ import random
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -15,7 +16,9 @@ from threading import Barrier
 
 import pytest
 import torch
+from plan_factories import CONTEXT
 from pydantic import TypeAdapter, ValidationError
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from artifacts.models import smollm2
@@ -31,6 +34,8 @@ from artifacts.models.choice import (
     cache_name,
     check_model,
 )
+from artifacts.records import WeightsRef
+from tasks.durable import export_model
 from tasks.learner.demonstrations import demonstrations_of
 from tasks.learner.models import present_model, resolve_model
 from tasks.learner.warm_up import warm_up
@@ -41,8 +46,8 @@ SMALL = TinyLlamaConfig(hidden_size=32, intermediate_size=32, num_layers=1, warm
 def fake_model(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    for name in ("model.safetensors", "tokenizer.json"):
-        (path / name).write_text(name)
+    (path / "tokenizer.json").write_text("{}")
+    save_file({"a": torch.ones(2)}, path / "model.safetensors")
 
 
 def test_a_whole_directory_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -76,6 +81,33 @@ def test_an_incomplete_directory_says_what_it_lacks(
     fake_model(tmp_path)
     (tmp_path / missing).unlink()
     with pytest.raises(ValueError, match=message):
+        check_model(tmp_path)
+
+
+def test_weights_that_are_not_whole_are_named(tmp_path: Path) -> None:
+    fake_model(tmp_path)
+    weights, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
+    whole = weights.read_bytes()
+    for data in (b"", whole[:-1], b"version https://git-lfs.github.com/spec/v1"):
+        weights.write_bytes(data)
+        with pytest.raises(ValueError, match=f"must hold whole weights, those of {tmp_path}"):
+            check_model(tmp_path)
+    weights.write_bytes(whole)
+    index.write_text('{"weight_map": {"a": "model.safetensors", "b": "rest.safetensors"}}')
+    with pytest.raises(ValueError, match=r"rest.safetensors.*download them again"):
+        check_model(tmp_path)
+    index.write_text('{"weight_map": {"a": "model.safetensors"}}')
+    assert check_model(tmp_path) == tmp_path
+
+
+def test_what_engines_cannot_load_is_refused_before_one_starts(tmp_path: Path) -> None:
+    fake_model(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"must hold weights \(\*.safetensors\)"):
+        check_model(tmp_path)
+    fake_model(tmp_path)
+    (tmp_path / "tokenizer.json").rename(tmp_path / "tokenizer.model")
+    with pytest.raises(ValueError, match=r"must hold a tokenizer \(tokenizer.json\)"):
         check_model(tmp_path)
 
 
@@ -256,3 +288,16 @@ def test_a_model_is_chosen_by_kind() -> None:
     assert model.validate_python({"kind": "smollm2"}) == SmolLM2Config()
     with pytest.raises(ValidationError, match="multiple of head_dim"):
         model.validate_python({"kind": "tiny_llama", "hidden_size": 100})
+
+
+def test_what_is_exported_has_the_trained_weights_and_no_others(tmp_path: Path) -> None:
+    fake_model(tmp_path / "model")
+    for name in ("pytorch_model.bin", "consolidated.00.pth", "tf_model.h5", "LICENSE"):
+        (tmp_path / "model" / name).write_text("first")
+    save_file({"a": torch.zeros(2)}, tmp_path / "trained.safetensors")
+    run = replace(CONTEXT, model_path=str(tmp_path / "model"), artifact_root=str(tmp_path))
+    export_model(run, WeightsRef(version=1, path=str(tmp_path / "trained.safetensors"), digest=""))
+    exported = tmp_path / run.run_id / "model"
+    names = {"config.json", "tokenizer.json", "LICENSE", "model.safetensors"}
+    assert {file.name for file in exported.iterdir()} == names
+    assert load_file(exported / "model.safetensors")["a"].tolist() == [0, 0]

@@ -213,6 +213,7 @@ async def test_short_steps_do_not_draw_a_page_each(
 
 def test_drawings_have_the_colours_of_the_page() -> None:
     drawing = canvas.svg(plots.reward_curve([1, 2], [0.1, 0.2], {}))
+    assert drawing == canvas.svg(plots.reward_curve([1, 2], [0.1, 0.2], {}))
     assert drawing.startswith("<svg")
     assert "var(--ink)" in drawing
     assert canvas.INK not in drawing

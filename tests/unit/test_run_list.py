@@ -129,12 +129,24 @@ def test_the_list_reads_any_store_and_leaves_out_what_is_no_run() -> None:
     run.store.write(layout.STATUS, json.dumps(asdict(TOLD)).encode())
     root.write("notes/readme.txt", b"no run")
     root.write("broken/manifest.json", b"{")
+    told = json.loads(run.store.read(layout.MANIFEST))
+    root.write("other/manifest.json", json.dumps(told | {"config": None}).encode())
     (line,) = runs.list_runs(root, NOW)
     assert (line.run_id, line.preset, line.steps, line.num_steps) == ("run", "tiny", 2, 5)
     assert line.state == "interrupted"
     assert "no sign of life" in line.why
     assert (line.reward_before, line.reward_after, line.step_s) == (0.25, None, 10.0)
     assert line.age_s == 3600.0
+
+
+def test_a_run_that_may_not_be_read_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(store: Store) -> None:
+        raise PermissionError("of another user")
+
+    monkeypatch.setattr(runs, "read_manifest", refuse)
+    root = Store.open(f"memory://{uuid.uuid4().hex}")
+    make_run(root)
+    assert runs.list_runs(root, NOW) == []
 
 
 @pytest.mark.parametrize(("has_model", "state"), [(True, "finished"), (False, "interrupted")])

@@ -50,7 +50,7 @@ def best(tmp_path: Path) -> str:
 
 
 def test_a_file_lies_between_its_preset_and_what_is_set(best: str) -> None:
-    values = assemble("smollm2", "", ["seed=3", "scheduling.response_overprovision=2"], best)
+    values = assemble("", "", ["seed=3", "scheduling.response_overprovision=2"], best)
     config = RunConfig.model_validate(values)
     assert (config.preset, config.num_steps, config.seed) == ("tiny", 7, 3)
     assert values["scheduling"] == {
@@ -70,11 +70,13 @@ def test_a_file_without_a_preset_is_laid_over_the_one_that_is_named(tmp_path: Pa
     file.write_text('{"num_steps": 7}')
     expected = {"preset": "tiny-sync", "num_steps": 7}
     assert assemble("tiny-sync", "", [], str(file)) == expected
-    assert assemble(PRESET, "", ["preset=tiny-sync"], str(file)) == expected
+    assert assemble("", "", ["preset=tiny-sync"], str(file)) == expected
+    assert assemble("", "", [], str(file))["preset"] == PRESET
 
 
 @pytest.mark.parametrize(
-    ("preset", "assignments"), [("tiny-sync", []), (PRESET, ["preset=tiny-sync"])]
+    ("preset", "assignments"),
+    [("tiny-sync", []), (PRESET, []), ("", ["preset=tiny-sync"]), ("", [f"preset={PRESET}"])],
 )
 def test_two_presets_are_refused(preset: str, assignments: list[str], best: str) -> None:
     with pytest.raises(ValueError, match=r"--preset must be the one that --settings names"):
@@ -116,3 +118,4 @@ def test_a_file_is_explained_and_handed_on_to_the_run_of_a_demo(
     assert json.loads(capsys.readouterr().out)["num_steps"] == 7
     command = training_command(parser().parse_args(["--settings", best]))
     assert command[command.index("--settings") + 1] == best
+    assert "--preset" not in command

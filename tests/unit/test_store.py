@@ -214,6 +214,8 @@ def test_a_root_that_is_a_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "root").write_bytes(b"")
     with pytest.raises(StoreError, match="set artifact_root to a directory"):
         Store.open(str(tmp_path / "root/run")).check_writable()
+    with pytest.raises(StoreError, match="set artifact_root to a directory"):
+        Store.open(str(tmp_path / "root")).check_writable()
 
 
 def test_check_writable_leaves_nothing(store: Store) -> None:

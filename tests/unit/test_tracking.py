@@ -126,9 +126,25 @@ def test_a_refused_entry_does_not_hold_up_the_others(
     uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = started(uri)
-    assert tracker.log_step(1, {"a name?": 1.0})
+    assert tracker.tag("a name?", "refused")
     assert tracker.log_step(2, {"reward/mean": 2.0})
-    assert "refused=round/step of step 1" in caplog.text
+    assert "refused=the tag a name?" in caplog.text
+
+
+def test_how_a_run_stands_after_a_step_is_what_was_said_last(uri: str) -> None:
+    tracker = started(uri)
+    for reward in (0.5, 0.25):  # at the checkpoint, and after the last evaluation
+        tracker.log_state(30, {"reward_after": reward, "step_s": 2.0})
+    assert open_client(uri).get_run(tracker.run_id).data.metrics["reward_after"] == 0.25
+
+
+def test_domains_of_any_name_cost_a_step_none_of_its_metrics(uri: str) -> None:
+    tracker = started(uri)
+    domains = ["Counting & Probability", "C++", "Ö", "a/b", "../up", "/", "x" * 300, "a\nb"]
+    tracker.log_step(1, {f"reward/{domain}_mean": 1.0 for domain in domains})
+    metrics = open_client(uri).get_run(tracker.run_id).data.metrics
+    assert {"round/step", "reward/Counting _ Probability_mean", "reward/C___mean"} <= set(metrics)
+    assert len(metrics) == len(domains) + 1
 
 
 def test_a_new_run_without_a_server_fails_at_once_with_the_cure() -> None:
