@@ -5,29 +5,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from plan_factories import CONTEXT, make_step_plan
+from plan_factories import CONTEXT
 
 from artifacts.datasets.choice import TinyMixConfig
 from artifacts.journal import Journal
 from artifacts.judgements import JudgementCache
 from artifacts.models.character_tokenizer import character_tokenizer
-from artifacts.records import Generated, Response, Score
+from artifacts.records import Generated, Score
 from artifacts.store import Store
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.plan import StepPlan
 from tasks.reward import scoring_inputs
-from tasks.rewards.base import infra, stamp
 from tasks.rewards.custom import CustomConfig
 from tasks.rewards.judges.desk import JudgeDesk
 from tasks.rewards.pool import RewardPool
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.report import RewardReport
-from tasks.rewards.scoring import RewardBroken, ScoringInputs, check_infra, score_round
+from tasks.rewards.scoring import score_round
 from tasks.sample_buffer import GENERATED, SCORED
 from tasks.sample_stream import StreamDelivery
 from tests.unit.judge_factories import make_generated, make_prompt
@@ -173,25 +172,3 @@ def test_a_left_verdict_that_is_asked_for_by_nobody_is_given_up_at_the_close(lef
     assert report.num_unneeded == 1
     asked = left.pool.submit(make_prompt(), make_generated("short", 3))
     assert asked.result(WAIT_S).reward == 1.0
-
-
-@pytest.mark.parametrize("is_evaluation", [True, False])
-def test_an_evaluation_without_any_verdict_is_broken_however_many_may_fail(
-    is_evaluation: bool,
-) -> None:
-    inputs = ScoringInputs(
-        plan=make_step_plan().round,
-        is_evaluation=is_evaluation,
-        prompts={},
-        rewards={},
-        max_infra_fraction=1.0,
-        devices={},
-        leaves_running=False,
-    )
-    launched = len(inputs.plan.prompts) * inputs.plan.launch_per_prompt
-    generated, prompt = make_generated("4"), make_prompt()
-    failed = stamp(infra("down"), prompt, generated, scorer="own", started_s=0.0)
-    scored = [Response(generated=generated, score=failed)] * launched
-    check_infra(inputs, scored[1:])
-    with pytest.raises(RewardBroken, match="down") if is_evaluation else nullcontext():
-        check_infra(inputs, scored)
