@@ -24,7 +24,7 @@ def render(
     """
     try:
         token_ids = tuple(_token_ids(row.messages, tokenizer))
-        f"{row.domain}{row.gold}".encode()
+        f"{row.domain}{row.gold}".encode()  # no table holds half of a surrogate pair
     except (
         TemplateError,
         UnicodeError,
