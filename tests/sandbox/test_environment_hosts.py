@@ -41,6 +41,17 @@ async def test_an_episode_is_played_in_a_process_of_its_own(isolation: str) -> N
         assert [record.number for record in pool.records()] == [1, 2]
 
 
+async def test_a_reset_that_is_broken_off_while_a_process_makes_way_leaves_its_place() -> None:
+    others = SCRIPT.model_copy(update={"name": "others"})
+    async with hosts(PATIENT.model_copy(update={"num_hosts": 1})) as pool:
+        await pool.reset("one", SCRIPT, 1)
+        await pool.end("one")
+        broken_off = asyncio.create_task(pool.reset("two", others, 1))
+        await asyncio.sleep(0)
+        broken_off.cancel()
+        assert await pool.reset("three", others, 5) == "5:0"
+
+
 async def test_a_process_is_used_again_for_equal_settings_and_replaced_for_others() -> None:
     async with hosts(PATIENT.model_copy(update={"num_hosts": 1})) as pool:
         for episode_id in ("one", "two"):

@@ -184,10 +184,8 @@ class HostPool:
         return None
 
     async def _new(self, settings: EnvironmentSettings) -> Host:
-        if len(self._alive) >= self._config.num_hosts:
-            unused = self._free.pop(0)  # whoever waits in `_take` has no process
-            self._kill(unused)
-            await asyncio.shield(unused.ended)
+        while len(self._alive) >= self._config.num_hosts:
+            await asyncio.shield(self._unused().ended)
         origin = await self._origins.get(settings)
         self._check(settings)
         self._num_started += 1
@@ -204,6 +202,15 @@ class HostPool:
         self._tally.starts += 1
         self._tally.restarts += self._slots.of(host).take(host)
         return host
+
+    def _unused(self) -> Host:
+        """One that makes way: a free one, or what is about to end for a reset that was broken off.
+        There is one, because whoever waits in `_take` has a place and no process."""
+        if not self._free:
+            return next(host for host in self._alive.values() if host not in self._permitted)
+        unused = self._free.pop(0)
+        self._kill(unused)
+        return unused
 
     def _check(self, settings: EnvironmentSettings) -> None:
         if self._is_closed:
