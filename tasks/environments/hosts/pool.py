@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
+from tasks.environments.hosts.descriptors import have_descriptors
 from tasks.environments.hosts.places import Places
 from tasks.environments.hosts.report import HostRecord, HostReport, PoolLoad
 from tasks.environments.hosts.restarts import Restarts
@@ -56,7 +57,8 @@ class HostPool:
 
     async def warm(self) -> None:
         """Have the origin running, so that no episode waits for it. ValueError, with the cure,
-        if the machine does not give the isolation."""
+        if the machine does not give the isolation, or not as many open files."""
+        have_descriptors(self._config.num_hosts)
         await self._origins.warm()
 
     async def reset(
