@@ -64,5 +64,6 @@ class HostKeeper:
         logger.warning("worker=%s of environments lost, made anew", name)
         try:
             await self._make((name,))
-        except (ActorLost, RuntimeError, OSError) as error:  # TimeoutError is one of these
+        # TimeoutError is an OSError; ValueError says that its fork server did not start
+        except (ActorLost, RuntimeError, OSError, ValueError) as error:
             logger.warning("worker=%s of environments not made anew: %s", name, error)

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from artifacts.printable import printable
 from flows.commands.command_line import assign, sentence
 from tasks.environments.base import EnvironmentSettings
 from tasks.environments.choice import EnvironmentConfig
@@ -141,7 +142,7 @@ def show(report: ConformanceReport, name: str) -> None:
     console.print(rules, "")
     for check in report.checks:
         if check.why:
-            console.print(f"[red]broken[/]: {escape(check.why)}", "", sep="\n")
+            console.print(f"[red]broken[/]: {escape(printable(check.why))}", "", sep="\n")
     console.print(
         f"{report.num_episodes} episodes, {report.num_steps} steps",
         f"reset {times(report.reset_s)}",
@@ -151,7 +152,7 @@ def show(report: ConformanceReport, name: str) -> None:
     if report.transcript:
         episode = Table("observation", "action", box=None, title="an episode", title_justify="left")
         for observation, action in report.transcript:
-            episode.add_row(escape(observation), escape(action))
+            episode.add_row(escape(printable(observation)), escape(printable(action)))
         console.print("", episode)
 
 

@@ -6,15 +6,17 @@ from artifacts.datasets.rows import Row
 from artifacts.records import Prompt
 from tasks.environments.bridge import Bridge
 
+MOST_DIGITS = 18  # of a seed: tables have 64 bits for it
+
 
 def episode_prompt(row: Row, bridge: Bridge, prompt_id: str, max_prompt_tokens: int) -> Prompt:
     """The row as the head and the seed of its environment's reset. ValueError for a row without a
     seed, and for a head that leaves no room."""
-    if not row.gold.isdecimal():
+    if not row.gold.isdecimal() or len(row.gold) > MOST_DIGITS:
         raise ValueError(
-            "a row of a domain with an environment must have a seed as its answer, row"
-            f" {prompt_id} of {row.domain!r} has {row.gold[:60]!r}; use task.kind=seeds, or take"
-            f" environments.{row.domain} away"
+            "a row of a domain with an environment must have a seed as its answer, a whole number"
+            f" of at most {MOST_DIGITS} digits, row {prompt_id} of {row.domain!r} has"
+            f" {row.gold[:60]!r}; use task.kind=seeds, or take environments.{row.domain} away"
         )
     if len(bridge.head) > max_prompt_tokens:
         raise ValueError(

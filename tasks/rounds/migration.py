@@ -82,8 +82,7 @@ class Migration:
         """The request with what is kept of its response; as it is where that leaves no room for
         more, because a resumed run has a lower bound."""
         kept = self.kept.get(request.response_id)
-        is_left = kept is not None and 0 < len(kept.token_ids) < request.max_new_tokens
-        if kept is None or not (is_left or kept.episode is not None):
+        if kept is None or not _goes_on(kept, request.max_new_tokens):
             return request
         return replace(
             request,
@@ -98,3 +97,10 @@ class Migration:
         done = [decision for decision in self._leaving if all(map(is_empty, decision.engines))]
         self._leaving = [decision for decision in self._leaving if decision not in done]
         return done
+
+
+def _goes_on(kept: Generated, max_new_tokens: int) -> bool:
+    """Whether a response goes on within this bound; an episode may end at it."""
+    if kept.episode is not None:
+        return len(kept.token_ids) <= max_new_tokens
+    return 0 < len(kept.token_ids) < max_new_tokens

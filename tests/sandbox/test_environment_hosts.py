@@ -33,12 +33,23 @@ async def test_an_episode_is_played_in_a_process_of_its_own(isolation: str) -> N
         assert await pool.reset("one", SCRIPT, 5) == "5:0"
         assert await pool.reset("two", SCRIPT, 6) == "6:0"
         told = await pool.step("one", "\ud800 é\n")
-        assert told == Transition("5:1", 0.5, False, False, {"text": "\ud800 é\n"})
+        assert told == Transition("5:1", 0.5, False, False, {"text": "? é\n"})
         assert (await pool.step("two", "last")) == Transition(
             "6:1", 0.5, True, False, {"text": "last"}
         )
         assert (await pool.step("one", "")).observation == "5:2"
         assert [record.number for record in pool.records()] == [1, 2]
+
+
+async def test_a_reset_that_is_broken_off_while_a_process_makes_way_leaves_its_place() -> None:
+    others = SCRIPT.model_copy(update={"name": "others"})
+    async with hosts(PATIENT.model_copy(update={"num_hosts": 1})) as pool:
+        await pool.reset("one", SCRIPT, 1)
+        await pool.end("one")
+        broken_off = asyncio.create_task(pool.reset("two", others, 1))
+        await asyncio.sleep(0)
+        broken_off.cancel()
+        assert await pool.reset("three", others, 5) == "5:0"
 
 
 async def test_a_process_is_used_again_for_equal_settings_and_replaced_for_others() -> None:

@@ -37,6 +37,8 @@ class GuessHandler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.server.answer is not None:
             self._say(200, self.server.answer)
+        elif call == "close" and asked["sandbox_id"] not in self.server.games:
+            self._say(404, {"detail": "it has been closed"})
         elif call in ("reset", "step", "make", "close"):
             self._say(200, getattr(self, call)(asked))
         else:

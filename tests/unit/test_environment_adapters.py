@@ -260,6 +260,14 @@ def test_a_server_keeps_the_protocol(shape: str) -> None:
     assert report.passed, report.checks
 
 
+def test_a_sandbox_that_its_server_has_closed_fails_no_later_episode() -> None:
+    with guess_server() as server:
+        remote = over_http(server, "gem").build()
+        first = remote.reset(0)
+        server.games.clear()
+        assert remote.reset(0) == first
+
+
 def test_what_the_server_does_not_end_is_cut() -> None:
     with guess_server() as server:
         remote = over_http(server, "openenv", max_turns=2).build()

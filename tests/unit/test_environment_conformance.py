@@ -110,6 +110,11 @@ class RaisesAtGarbage(Good):
         return str(int(text))
 
 
+class ExitsAtGarbage(Good):
+    def says(self, text: str) -> Any:
+        return super().says(text) if text.isdecimal() else sys.exit(0)
+
+
 class SaysBytes(Good):
     def says(self, text: str) -> Any:
         return b"bytes"
@@ -219,6 +224,7 @@ def test_a_good_environment_passes_and_the_global_source_is_no_matter() -> None:
         (ResetRaises, Rule.RESET, "reset must not raise, reset(0) did: OSError: no such texture"),
         (ResetGivesNumbers, Rule.RESET, "must be text, got list [0, 1]; put it into words"),
         (RaisesAtGarbage, Rule.STEP, "did: ValueError: invalid literal for int()"),
+        (ExitsAtGarbage, Rule.STEP, "did: SystemExit: 0; answer such a text"),
         (SaysBytes, Rule.VALUES, "an observation must be text, got bytes b'bytes'"),
         (GivesATuple, Rule.VALUES, "step must give a Transition, got ('text',"),
         (PaysNan, Rule.VALUES, "a reward must be a finite number, got nan"),
@@ -320,6 +326,14 @@ def test_the_command_fails_with_a_sentence_where_a_rule_is_broken(
     shown = " ".join(capsys.readouterr().out.split())
     assert said in shown
     assert shown.count("broken: ") == 1
+
+
+def test_the_command_shows_what_cannot_be_seen_as_an_escape(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says = "    def step(self, text):\n        return '\\x1b[2J\\ud800', 0.0, True, False, {}\n"
+    assert main(["environment", "check", own(tmp_path, RESET + says)]) == 0
+    assert r"\x1b[2J\ud800" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

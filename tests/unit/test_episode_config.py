@@ -123,6 +123,8 @@ def test_a_row_of_seeds_becomes_the_head_and_the_seed() -> None:
 def test_rows_that_are_no_seeds_and_heads_without_room_are_named() -> None:
     with pytest.raises(ValueError, match=r"row 0/3 of 'guess' has 'many'; use task.kind=seeds"):
         episode_prompt(seed_row("many"), BRIDGE, "0/3", 10)
+    with pytest.raises(ValueError, match="at most 18 digits"):
+        episode_prompt(seed_row(str(2**63)), BRIDGE, "0/3", 10)
     with pytest.raises(ValueError, match=r"row 0/4 of 'sums' has '-8'"):
         episode_prompt(question_row("sums", "3-11=", "-8"), BRIDGE, "0/4", 10)
     with pytest.raises(ValueError, match=r"must fit in 0 tokens.*'guess' has 1; raise"):

@@ -32,6 +32,14 @@ def test_what_is_right_is_a_transition() -> None:
     assert read_observation(b'{"observation": ""}', 100) == ""
 
 
+def test_lone_surrogates_become_question_marks() -> None:
+    said = {**GOOD, "observation": "a\ud800é", "info": {"\udfff": "\ud800 \U0001f600"}}
+    transition = read_transition(json.dumps(said).encode(), 3)
+    assert transition.observation == "a?é"
+    assert transition.info == {"?": "? \U0001f600"}
+    assert read_observation(b'{"observation": "\\udc80"}', 1) == "?"
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -42,6 +50,7 @@ def test_what_is_right_is_a_transition() -> None:
         ({"reward": True}, "must be a number, got bool"),
         ({"reward": float("nan")}, "must be finite, got nan"),
         ({"reward": float("-inf")}, "must be finite, got -inf"),
+        ({"reward": 10**400}, "must be finite, got inf"),
         ({"terminated": 1}, "terminated must be a truth value, got int"),
         ({"truncated": None}, "truncated must be a truth value, got NoneType"),
         ({"info": []}, "info must be texts by name"),

@@ -15,7 +15,7 @@ from tasks.host_keeper import HostKeeper
 class Workers:
     """Two of them; `lost` says which."""
 
-    def __init__(self, *lost: str, refuses: bool = False) -> None:
+    def __init__(self, *lost: str, refuses: Exception | None = None) -> None:
         self.lost, self.made, self._refuses = set(lost), list[str](), refuses
         self.looks = asyncio.Event()
 
@@ -26,7 +26,7 @@ class Workers:
     async def make(self, names: Sequence[str]) -> None:
         self.made += names
         if self._refuses:
-            raise ActorLost("it died while it was built")
+            raise self._refuses
         self.lost -= set(names)
 
 
@@ -52,8 +52,17 @@ async def test_the_lost_one_is_made_anew_once() -> None:
     assert await kept(Workers("b"), 5) == ["b"]
 
 
-async def test_one_that_cannot_be_made_is_given_up_and_the_others_are_not() -> None:
-    workers = Workers("a", refuses=True)
+@pytest.mark.parametrize(
+    "refuses",
+    [
+        ActorLost("it died while it was built"),
+        ValueError("the fork server of their processes did not start: not ready after 180 s"),
+    ],
+)
+async def test_one_that_cannot_be_made_is_given_up_and_the_others_are_not(
+    refuses: Exception,
+) -> None:
+    workers = Workers("a", refuses=refuses)
     assert await kept(workers, 8, max_remakes=3) == ["a"] * 3
 
 

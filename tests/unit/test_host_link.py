@@ -84,10 +84,14 @@ async def test_an_answer_after_its_call_was_cancelled_or_given_up_is_late() -> N
         assert late == ["late", "late"]
 
 
-async def test_an_answer_that_nobody_asked_for_breaks_the_next_call() -> None:
-    async with linked([]) as (link, theirs):
-        theirs.send(framed(b"one"))
+async def test_an_answer_that_nobody_asked_for_breaks_the_next_call_and_is_the_last() -> None:
+    late: list[str] = []
+    async with linked(late) as (link, theirs):
+        theirs.send(framed(b"one") * 3)
         await settled(link)
+        with pytest.raises(BrokenPipeError):
+            theirs.send(framed(b"more"))
+        assert not late
         link.expect()
         with pytest.raises(BadAnswer, match="nobody asked for"):
             await link.answer(LONG_S)

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record_factories import make_generated, make_request
 from round_factories import ENGINE, make_engines, make_plan, play
+from turn_factories import as_episode
 
 from artifacts.records import Generated, Group, Request
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.rounds.migration import Migration
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.device_groups import DeviceGroup
 from tasks.scheduling.events import RoundPlan
@@ -215,6 +218,19 @@ class AbortingEngine(SimulatedEngine):
             asyncio.get_running_loop().call_later(
                 0.4, lambda: asyncio.ensure_future(self.abort([requests[-1].response_id]))
             )
+
+
+@pytest.mark.parametrize(("is_episode", "least"), [(False, 7), (True, 6)])
+def test_what_a_lower_bound_leaves_no_room_for_begins_anew(is_episode: bool, least: int) -> None:
+    kept = make_generated(token_ids=range(6), finish_reason="aborted")
+    if is_episode:
+        kept = as_episode(make_generated(token_ids=range(4)), [((8, 9), 4)], ending=None)
+    migration = Migration()
+    migration.find(kept)
+    enough = make_request(max_new_tokens=least)
+    assert migration.resume(enough).kept_tokens == kept.token_ids
+    too_low = make_request(max_new_tokens=least - 1)
+    assert migration.resume(too_low) == too_low
 
 
 def test_what_an_engine_gave_up_keeps_its_tokens_when_it_is_launched_again() -> None:

@@ -107,6 +107,9 @@ def test_the_terse_style_has_letters_for_signs(text: str, kind: str, body: str) 
         ("12 x 34", "408"),
         ("6 × 7 − 2 ÷ 4", "41.5"),
         ("0.1 + 0.2", "0.3"),
+        ("99999999999999999.5 * 2", "199999999999999999"),
+        ("123456789012.123456789 - 123456789012", "0.123457"),
+        ("5. + .5", "5.5"),
         ("1 / 3", "0.333333"),
         ("-2 / 3", "-0.666667"),
         ("1 / 10000000", "0"),
@@ -207,6 +210,14 @@ def test_terms_signs_and_sizes_are_those_of_the_configuration() -> None:
     assert (min(terms), max(terms)) == (10, 20)
     with pytest.raises(ValidationError, match="one of term_weights must be > 0"):
         Arithmetic(term_weights=(0.0,))
+
+
+def test_the_longest_product_has_a_result_and_no_longer_one_is_asked_for() -> None:
+    longest = Arithmetic(signs=("*",), term_weights=(0.0,) * 7 + (1.0,), largest_term=999_999)
+    for seed in range(200):
+        assert int(longest.draw(seed).gold) > 0
+    with pytest.raises(ValueError, match="at most 8 items"):
+        Arithmetic(term_weights=(1.0,) * 9)
 
 
 def test_an_expression_is_worked_out_products_first() -> None:

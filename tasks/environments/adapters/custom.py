@@ -60,7 +60,7 @@ class CustomEnvironment:
         made_by = load(config.path)
         try:
             self._inner = made_by(**config.kwargs)
-        except Exception as error:  # the user's own code may raise anything
+        except (Exception, SystemExit) as error:  # the user's own code may raise anything
             raise ValueError(
                 f"{config.path} must be callable with kwargs {dict(config.kwargs)}, it raised"
                 f" {type(error).__name__}: {error}; correct the class or kwargs"

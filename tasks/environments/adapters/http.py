@@ -12,6 +12,7 @@ OpenEnv server that takes no notice of `episode_id` has one episode at a time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import urllib.error
 import urllib.request
@@ -159,9 +160,11 @@ class Gem:
         return answer.get("observation")
 
     def end(self) -> None:
-        if self._sandbox_id:
-            post(self._config, "close", {"sandbox_id": self._sandbox_id})
-            self._sandbox_id = ""
+        """The server ends by itself what it cannot close, and may have done so."""
+        sandbox_id, self._sandbox_id = self._sandbox_id, ""
+        if sandbox_id:
+            with contextlib.suppress(RuntimeError):
+                post(self._config, "close", {"sandbox_id": sandbox_id})
 
 
 def post(config: HttpConfig, call: str, body: Mapping[str, Json]) -> Json:

@@ -16,6 +16,7 @@ from tasks.environments.base import Environment, Transition
 from tasks.environments.conformance.report import Broken, Rule
 
 CUT = 60  # characters of a text that a sentence shows
+RAISED = (Exception, SystemExit)  # by an environment: its own code may raise anything, and exit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class Playing:
             observation = environment.reset(seed)
         except ProtocolError as error:
             raise Broken(Rule.RESET, str(error)) from error
-        except Exception as error:  # the environment's own code may raise anything
+        except RAISED as error:
             raise Broken(
                 Rule.RESET, f"reset must not raise, reset({seed}) did: {described(error)}; mend it"
             ) from error
@@ -107,7 +108,7 @@ class Playing:
             turn = environment.step(text)
         except ProtocolError as error:
             raise Broken(Rule.VALUES, str(error)) from error
-        except Exception as error:  # likewise
+        except RAISED as error:
             raise Broken(
                 Rule.STEP,
                 f"step must not raise, step({shown(text)}) did: {described(error)}; answer such a"
@@ -122,7 +123,7 @@ class Playing:
         self.tried.add(Rule.PICKLES)
         try:
             copy: Environment = pickle.loads(pickle.dumps(environment))
-        except Exception as error:  # pickle raises many kinds, and so may the environment
+        except RAISED as error:
             raise Broken(
                 Rule.PICKLES,
                 f"an environment must pickle between turns, it does not ({described(error)}); keep"
@@ -185,6 +186,6 @@ def shown(value: object) -> str:
     return text if len(text) <= CUT else f"{text[:CUT]}..."
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """An exception in a sentence."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -80,8 +80,8 @@ class HostWorker:
         try:
             load = unpack(await self.call("hear", deadline_s=HEAR_WITHIN_S))
             while self.abandoned:
-                await self.call("end", self.abandoned[-1], deadline_s=HEAR_WITHIN_S)
-                self.abandoned.pop()
+                await self.call("end", self.abandoned[0], deadline_s=HEAR_WITHIN_S)
+                del self.abandoned[0]  # more may have come behind it
         except WorkerLost:
             return False
         self.view = self.view.told(load)

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
+from tasks.environments.hosts.descriptors import have_descriptors
 from tasks.environments.hosts.places import Places
 from tasks.environments.hosts.report import HostRecord, HostReport, PoolLoad
 from tasks.environments.hosts.restarts import Restarts
@@ -56,7 +57,8 @@ class HostPool:
 
     async def warm(self) -> None:
         """Have the origin running, so that no episode waits for it. ValueError, with the cure,
-        if the machine does not give the isolation."""
+        if the machine does not give the isolation, or not as many open files."""
+        have_descriptors(self._config.num_hosts)
         await self._origins.warm()
 
     async def reset(
@@ -184,10 +186,8 @@ class HostPool:
         return None
 
     async def _new(self, settings: EnvironmentSettings) -> Host:
-        if len(self._alive) >= self._config.num_hosts:
-            unused = self._free.pop(0)  # whoever waits in `_take` has no process
-            self._kill(unused)
-            await asyncio.shield(unused.ended)
+        while len(self._alive) >= self._config.num_hosts:
+            await asyncio.shield(self._unused().ended)
         origin = await self._origins.get(settings)
         self._check(settings)
         self._num_started += 1
@@ -204,6 +204,15 @@ class HostPool:
         self._tally.starts += 1
         self._tally.restarts += self._slots.of(host).take(host)
         return host
+
+    def _unused(self) -> Host:
+        """One that makes way: a free one, or what is about to end for a reset that was broken off.
+        There is one, because whoever waits in `_take` has a place and no process."""
+        if not self._free:
+            return next(host for host in self._alive.values() if host not in self._permitted)
+        unused = self._free.pop(0)
+        self._kill(unused)
+        return unused
 
     def _check(self, settings: EnvironmentSettings) -> None:
         if self._is_closed:

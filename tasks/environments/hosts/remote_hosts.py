@@ -109,8 +109,11 @@ class RemoteHosts:
         self._leave(episode_id)
         try:
             load = unpack(await seat.worker.call("end", seat.name, deadline_s=HEAR_WITHIN_S))
-        except WorkerLost:
-            return
+        except (WorkerLost, asyncio.CancelledError) as error:
+            seat.worker.abandoned.append(seat.name)  # it may not have heard of it
+            if isinstance(error, WorkerLost):
+                return
+            raise
         seat.worker.view = seat.worker.view.told(load)
 
     def close(self) -> None:

@@ -1,5 +1,7 @@
 """What an environment may answer: text and finite rewards, in bounds. Pure.
 
+Lone surrogates in what it says, which no tokenizer and no table takes, become question marks.
+
 {"observation"}                                                    to a reset
 {"observation", "reward", "terminated", "truncated", "info"}       to a step; then the state
 {"restored": whether the state was taken}                          to a state
@@ -65,7 +67,7 @@ def checked_observation(observation: object, max_chars: int) -> str:
             f"an observation must have at most {max_chars} characters, got {len(observation)};"
             " shorten it or raise max_observation_chars"
         )
-    return observation
+    return _writable(observation)
 
 
 def checked_transition(
@@ -80,8 +82,12 @@ def checked_transition(
     text = checked_observation(observation, max_chars)
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         raise BadAnswer(f"a reward must be a number, got {type(reward).__name__}")
-    if not math.isfinite(reward):
-        raise BadAnswer(f"a reward must be finite, got {reward}")
+    try:
+        paid = float(reward)
+    except OverflowError:  # a whole number beyond all others
+        paid = math.inf
+    if not math.isfinite(paid):
+        raise BadAnswer(f"a reward must be finite, got {paid}")
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, bool):
             raise BadAnswer(f"{name} must be a truth value, got {type(flag).__name__}")
@@ -89,7 +95,12 @@ def checked_transition(
         isinstance(word, str) for item in info.items() for word in item
     ):
         raise BadAnswer("info must be texts by name")
-    return Transition(text, float(reward), terminated is True, truncated is True, dict(info))
+    details = {_writable(name): _writable(said) for name, said in info.items()}
+    return Transition(text, paid, terminated is True, truncated is True, details)
+
+
+def _writable(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 def _read(body: bytes) -> dict[str, object]:

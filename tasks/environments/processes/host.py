@@ -88,6 +88,14 @@ class Host:
 
     async def start(self) -> None:
         """Fork it, and hear that its walls stand."""
+        async with self.origin.forking:
+            told = await self._forked()
+        if told != CONFINED:
+            raise crashed(f"its walls do not stand: {told.decode('utf-8', 'replace')}")
+        self._link.send(framed(RECIPE + self._pickled))
+
+    async def _forked(self) -> bytes:
+        """Its first words."""
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
@@ -102,10 +110,7 @@ class Host:
                 self._link.disconnect()
                 raise crashed(f"no process could be forked: {error}") from error
             self.is_forked = True
-        told = await self._answer(WALLS_S)
-        if told != CONFINED:
-            raise crashed(f"its walls do not stand: {told.decode('utf-8', 'replace')}")
-        self._link.send(framed(RECIPE + self._pickled))
+        return await self._answer(WALLS_S)
 
     async def reset(self, seed: int) -> str:
         """Begin an episode. ValueError, with the cure, for an environment that cannot work."""

@@ -50,6 +50,7 @@ class HostLink(asyncio.Protocol):
                 self._late()
             else:
                 self._break(BadAnswer("its process broke the protocol: an answer nobody asked for"))
+                self.disconnect()  # one that says more and more would have the loop to itself
 
     def expect(self) -> None:
         """From here on the next message is the answer."""

@@ -22,6 +22,8 @@ from tasks.sandbox.isolation import Isolation
 from tasks.sandbox.walled_process import NotStarted, start_walled
 
 LOG = logging.getLogger(__name__)
+MAX_FORKING = 64  # hosts at a time: of a few hundred orders its stream would be full
+AGAIN_S = 0.01  # between two tries to give an order that finds the stream full
 Ended = Callable[[int, int], None]  # a host's number and its exit code
 
 
@@ -41,6 +43,7 @@ class OriginProcess:
         self._python = interpreter
         self._imports = tuple(imports)
         self._has_network = has_network
+        self.forking = asyncio.Semaphore(MAX_FORKING)  # from the order until the walls stand
         self._interrupt = Interrupt()
         self._process: ChildProcess | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,8 +90,13 @@ class OriginProcess:
 
     def kill(self, number: int) -> None:
         """Have a host killed with all it started; its end is told. Harmless when it has ended."""
-        with contextlib.suppress(OSError):  # an origin that is gone has ended it
+        try:
             self._send(KILL, number)
+        except BlockingIOError:
+            if self._loop is not None:
+                self._loop.call_later(AGAIN_S, self.kill, number)
+        except OSError:  # an origin that is gone has ended it
+            return
 
     def forget_ends(self) -> None:
         """For a caller that does not attach: an origin whose words nobody reads says no more."""

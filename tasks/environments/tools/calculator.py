@@ -50,7 +50,7 @@ def calculate(text: str) -> Result:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise CannotCompute(UNREADABLE) from None
     num_operations = sum(isinstance(node, ast.BinOp) for node in ast.walk(tree))
-    return Result(value=_value(tree.body), num_operations=num_operations)
+    return Result(value=_value(tree.body, spelled), num_operations=num_operations)
 
 
 def written(value: Fraction) -> str:
@@ -63,16 +63,18 @@ def written(value: Fraction) -> str:
     return f"-{shown}" if value < 0 and rounded else shown
 
 
-def _value(node: ast.expr) -> Fraction:
+def _value(node: ast.expr, spelled: str) -> Fraction:
+    """Numbers are taken as they are spelled: a float would not have all their digits."""
     match node:
-        case ast.Constant(value=int() | float() as number):
-            return _bounded(Fraction(repr(number)))
+        case ast.Constant(value=int() | float()):
+            return _bounded(Fraction(spelled[node.col_offset : node.end_col_offset]))
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _value(operand)
+            return _value(operand, spelled)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand)
+            return -_value(operand, spelled)
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATIONS:
-            return _bounded(OPERATIONS[type(sign)](_value(left), _value(right)))
+            operate = OPERATIONS[type(sign)]
+            return _bounded(operate(_value(left, spelled), _value(right, spelled)))
     raise CannotCompute(UNREADABLE)
 
 

@@ -39,6 +39,7 @@ class Arithmetic(BaseModel):
     )
     term_weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         (0.6, 0.3, 0.1),
+        max_length=8,  # the calculator's numbers hold a product of nine of the largest
         description="How often an expression has 2, 3, ... numbers, relative to each other.",
     )
     largest_term: int = Field(
