@@ -49,6 +49,16 @@ def smollm2_async() -> Values:
     )
 
 
+def smollm2_in_turn() -> Values:
+    """The main job by partial rollouts: both cores generate, then both train, and what takes long
+    goes on in the next round, at most three steps behind."""
+    partial = {"at_update": "pause", "extra_lag": 2}
+    cluster = {"roles": smollm2()["cluster"]["roles"]}
+    return overlay(
+        smollm2_async(), {"preset": "smollm2-in-turn", "scheduling": partial, "cluster": cluster}
+    )
+
+
 def tinycode() -> Values:
     """SmolLM2-135M-Instruct writes small functions, which are executed in a sandbox."""
     return overlay(

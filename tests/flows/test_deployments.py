@@ -27,6 +27,7 @@ NAMES = (
     "eight-gpu",
     "tiny-async",
     "laptop-async",
+    "laptop-in-turn",
     "agent",
     "tiny-agent",
     "tiny-tools",

@@ -18,7 +18,7 @@ from flows.experiments.paper.registry import chosen
 
 Json = dict[str, Any]  # Any: YAML values
 FILE: Json = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())
-LAPTOP = ("laptop", "laptop-sync", "laptop-async")
+LAPTOP = ("laptop", "laptop-sync", "laptop-async", "laptop-in-turn")
 CPU_JOBS = ("tinycode", "rollpacker", "rollpacker-mixed", "overlap", "agent")
 DEPLOYMENTS: dict[str, Json] = {one["name"]: one for one in FILE["deployments"]}
 GUEST = "elastic-worker"
