@@ -57,6 +57,13 @@ def test_memory_is_sized_by_device() -> None:
     assert "kv_cache_memory_bytes" not in on_gpu
 
 
+def test_a_block_size_that_attention_on_cpus_lacks_is_refused_by_its_name() -> None:
+    config = VllmEngineConfig(block_size=16)
+    assert config.vllm_arguments("m", seed=3, on_cpu=False)["block_size"] == 16
+    with pytest.raises(ValueError, match=r"engine\.block_size must be a multiple of 32 .* got 16"):
+        config.vllm_arguments("m", seed=3, on_cpu=True)
+
+
 @pytest.mark.parametrize(("size", "backend"), [(1, "uni"), (2, "mp")])
 def test_tensor_parallelism_takes_processes(size: int, backend: str) -> None:
     arguments = VllmEngineConfig(tensor_parallel_size=size).vllm_arguments(
