@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+LEAST_TEMPERATURE = 0.01  # vLLM takes this one for any that is lower and not 0
 
 
 class SamplingConfig(BaseModel):
@@ -26,3 +28,13 @@ class SamplingConfig(BaseModel):
     max_response_tokens: int = Field(
         256, ge=1, description="Bound on the generated tokens of a response."
     )
+
+    @field_validator("temperature")
+    @classmethod
+    def _is_sampled_at(cls, temperature: float) -> float:
+        if 0 < temperature < LEAST_TEMPERATURE:
+            raise ValueError(
+                f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}, which engines take for"
+                f" any between, got {temperature:g}; raise it"
+            )
+        return temperature

@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.engines.model_files import read_stop_ids
+from tasks.engines.sampling import SamplingConfig
 from tasks.engines.vllm.cores import cores_of_ranks
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 
@@ -55,6 +56,22 @@ def test_memory_is_sized_by_device() -> None:
     assert "gpu_memory_utilization" not in on_cpu
     assert (on_gpu["gpu_memory_utilization"], on_gpu["enable_sleep_mode"]) == (0.3, True)
     assert "kv_cache_memory_bytes" not in on_gpu
+
+
+def test_a_block_size_that_attention_on_cpus_lacks_is_refused_by_its_name() -> None:
+    config = VllmEngineConfig(block_size=16)
+    assert config.vllm_arguments("m", seed=3, on_cpu=False)["block_size"] == 16
+    with pytest.raises(ValueError, match=r"engine\.block_size must be a multiple of 32 .* got 16"):
+        config.vllm_arguments("m", seed=3, on_cpu=True)
+
+
+def test_a_temperature_that_vllm_would_change_is_refused() -> None:
+    """The learner would train another distribution than was sampled from."""
+    for temperature in (0.0, 0.01, 1.0):
+        config = SamplingConfig(temperature=temperature)
+        assert config.temperature == temperature
+    with pytest.raises(ValueError, match=r"temperature must be 0 or at least 0\.01.* got 0\.005"):
+        SamplingConfig(temperature=0.005)
 
 
 @pytest.mark.parametrize(("size", "backend"), [(1, "uni"), (2, "mp")])

@@ -27,6 +27,8 @@ from tasks.engines.vllm.cores import pin_this_thread
 from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
 from tasks.engines.vllm.stepping import SteppingThread
 
+CPU_BLOCK_TOKENS = 32  # vLLM's attention on CPUs has blocks of a multiple of this
+
 
 class VllmEngineConfig(ReplicaConfig):
     """How a vLLM replica runs."""
@@ -109,7 +111,13 @@ class VllmEngineConfig(ReplicaConfig):
     def vllm_arguments(
         self, model_path: str, seed: int, on_cpu: bool
     ) -> dict[str, Any]:  # Any: vLLM's EngineArgs are of many types
-        """The keyword arguments of vLLM's EngineArgs."""
+        """The keyword arguments of vLLM's EngineArgs. ValueError for what this device does not
+        have."""
+        if on_cpu and self.block_size % CPU_BLOCK_TOKENS:
+            raise ValueError(
+                f"engine.block_size must be a multiple of {CPU_BLOCK_TOKENS} on CPUs, got"
+                f" {self.block_size}; change it"
+            )
         memory: dict[str, Any]
         if on_cpu:
             memory = {"kv_cache_memory_bytes": int(self.kv_cache_gb * 2**30)}

@@ -38,7 +38,10 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 # answer\W{0,6}\s*(number), the rule of tiny-mix, with a sign, a currency's and a leading \frac kept
 # as parts of the number, and without signs that would make another number of it.
 _BETWEEN = r"[^A-Za-z0-9_√≤≥≠±∓¬!/^%]{0,6}?\s*"
-_NUMBER = r"(?:[-+]|(?<![A-Za-z])–)?(?:\\?\$)?(?:\\[dt]?frac\s*\{?\s*[-+]?\d|\.?\d)"
+# a sign with a blank behind it: one in a formula or behind a colon; else it is a dash or a bullet
+_APART = r"(?:(?<=[:=$(*])|(?<=[:=$(*] ))[-+–](?:[ \t]|\\[,;:])+"
+_SIGN = rf"(?:{_APART}|[-+]|(?<![A-Za-z])–)?"
+_NUMBER = _SIGN + r"(?:\\?\$)?(?:\\[dt]?frac\s*\{?\s*[-+]?\d|\.?\d)"
 _NUMBER_LINE = re.compile(rf"answer{_BETWEEN}(?P<value>{_NUMBER}[^\n]*)", re.IGNORECASE | re.ASCII)
 _LINE = re.compile(r"answer[*_]*\s*[:=][*_]*[^\S\n]*\n?(?P<value>[^\n]*\S)", re.IGNORECASE)
 
