@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from itertools import chain
 from pathlib import Path
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
     path for room in ("flows", "tasks", "artifacts") for path in (ROOT / room).rglob("*.py")
 )
+KNOWN = frozenset(SOURCES)
 BELOW = {
     "flows": {"flows", "tasks", "artifacts"},
     "tasks": {"tasks", "artifacts"},
@@ -72,8 +74,14 @@ FORBIDDEN_STEMS = {
 CONFIGS = {"BaseModel", "ReplicaConfig", "EnvironmentSettings", "GameConfig", "StyledGameConfig"}
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All that a file is made of."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -93,10 +101,11 @@ def room_of(path: Path) -> str:
     return "/".join(folders[:2])
 
 
+@cache
 def imported_files(path: Path) -> set[Path]:
     """Our files that this one imports, for its types alone or not."""
     found: set[Path] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {file_of(name) or file_of(node.module) or path for name in names}
@@ -108,7 +117,7 @@ def imported_files(path: Path) -> set[Path]:
 def file_of(module: str) -> Path | None:
     """The file of a module of ours."""
     path = ROOT / f"{module.replace('.', '/')}.py"
-    return path if path in SOURCES else None
+    return path if path in KNOWN else None
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -210,7 +219,7 @@ def test_names_say_something_and_shadow_nothing(path: Path) -> None:
 def config_fields() -> Iterator[tuple[str, str, str]]:
     """(file, class, field) of every pydantic configuration."""
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef) and any(
                 isinstance(base, ast.Name) and base.id in CONFIGS for base in node.bases
             ):
