@@ -111,6 +111,14 @@ def test_the_last_level_waits_for_all_and_the_others_choose() -> None:
         assert len(plan.prompts) == plan.accept_prompts * (2 if chooses else 1)
 
 
+def test_an_overprovision_that_comes_to_no_prompt_plays_synchronous_rounds() -> None:
+    policy = MultilevelBatchingConfig(prompt_overprovision=1 + 1e-8)
+    assert policy.algebra(BATCH).max_drain_steps <= 2
+    plans, state = play_all(policy, 3)
+    assert [len(plan.prompts) for plan in plans] == [8, 8, 8]
+    assert not state.queue
+
+
 def test_the_same_state_plans_the_same_round_after_json() -> None:
     policy = MultilevelBatchingConfig(prompt_overprovision=1.5, num_levels=3, drain=False)
     _, state = play_all(policy, 6)

@@ -120,6 +120,8 @@ class MultilevelBatchingConfig(BaseModel):
         """Rounds of a level for each one of the last. Each defers what the next level asks."""
         asked = times(self.prompt_overprovision, batch.prompts_per_step)
         deferred = asked - batch.prompts_per_step
+        if not deferred:  # nothing ever is
+            return 1.0
         num_between = self.num_levels - 2 - level
         return batch.prompts_per_step / deferred * (asked / deferred) ** num_between
 
