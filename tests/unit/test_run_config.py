@@ -260,6 +260,10 @@ def test_a_remote_root_needs_a_tracking_uri() -> None:
 def test_a_root_in_the_home_folder_is_there_for_everybody() -> None:
     config = RunConfig.model_validate({"preset": "tiny", "keep": {"artifact_root": "~/runs"}})
     assert str(config.local_root()) == Store.open("~/runs").url == str(Path.home() / "runs")
+    keep = {"model_cache": "~/models", "weights_dir": "~/weights"}
+    kept = RunConfig.model_validate({"preset": "tiny", "keep": keep}).keep
+    assert kept.model_cache == str(Path.home() / "models")
+    assert kept.weights_dir == str(Path.home() / "weights")
 
 
 def test_assignments_set_nested_values_as_json_or_else_as_text() -> None:
