@@ -336,6 +336,12 @@ def test_json_that_a_shell_has_unquoted_is_refused_with_another_way_to_say_it() 
         assemble("tiny", "", ["model={kind:path}"])
 
 
+@pytest.mark.parametrize("text", ["{question} Reply with a number.", "[INST] {question}", "[1, 2]"])
+def test_a_text_may_begin_as_json_does(text: str) -> None:
+    values = assemble("tiny", "", ["task.kind=files", f"task.prompt_template={text}"])
+    assert values["task"]["prompt_template"] == text
+
+
 def test_a_part_is_replaced_field_by_field() -> None:
     words = [
         "model.kind=path",
