@@ -63,6 +63,7 @@ class RunManifest:
     links: Mapping[str, str] = field(default_factory=dict)  # name -> URL
     # what resumed attempts changed in the config: after_step, field, before, after
     changes: tuple[Json, ...] = ()
+    data_digest: str = ""  # of the task's rows; empty in manifests of earlier versions
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
 
 

@@ -47,9 +47,16 @@ REPOSITORY = Path(__file__).parents[1]
 
 def record_beginning(config: RunConfig, run_id: str, store: Store, step: int) -> RunTracker:
     """Begin the tracked run or go on with it after this step, and write the manifest, with a record
-    of what the configuration changes."""
+    of what the configuration changes. ValueError where the task's rows are no more what they
+    were."""
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     earlier = read_manifest(store) if config.resume else None
+    data = _tracked_data(config)
+    if earlier and earlier.data_digest not in ("", data.digest):
+        raise ValueError(
+            f"the task must have the rows that run {run_id} was begun with, it has others: its"
+            " prompts would be other questions; put the task's files back, or start a new run"
+        )
     tracker = RunTracker(config.tracking_uri())
     sha = git_sha(REPOSITORY)
     mlflow_run = tracker.start(
@@ -62,7 +69,7 @@ def record_beginning(config: RunConfig, run_id: str, store: Store, step: int) ->
             "rollflow.preset": config.preset,
         },
         run_id=earlier.mlflow_run_id if earlier else None,
-        data=_tracked_data(config),
+        data=data,
         git_sha=sha,
     )
     changes = changes_of(earlier.config, config, step) if earlier else ()
@@ -86,6 +93,7 @@ def record_beginning(config: RunConfig, run_id: str, store: Store, step: int) ->
         prefect_flow_run_ids=(*(earlier.prefect_flow_run_ids if earlier else ()), flow_run),
         links=links_of(run_id),
         changes=(*(earlier.changes if earlier else ()), *changes),
+        data_digest=data.digest,
     )
     write_manifest(store, manifest)
     return tracker

@@ -9,10 +9,17 @@ reward reads the last "Answer: N".
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from artifacts.datasets.rows import Dataset, Message, Row, generate, pareto_size, question_row
 
@@ -45,6 +52,13 @@ class FamilyConfig(BaseModel):
     )
 
 
+USUAL = {  # of each family, where nothing else is given
+    "add": {"max_size": 12, "alpha": 1.3},
+    "letters": {"max_size": 7, "alpha": 1.2},
+    "story": {"max_size": 8, "alpha": 1.2},
+}
+
+
 class TinyMixConfig(BaseModel):
     """Three families of few-shot questions for a 135M model."""
 
@@ -58,14 +72,24 @@ class TinyMixConfig(BaseModel):
         256, ge=0, description="Questions to evaluate on; none of them is trained."
     )
     add: FamilyConfig = Field(
-        FamilyConfig(max_size=12, alpha=1.3), description="Sums of 2 or more terms from 1 to 9."
+        FamilyConfig.model_validate(USUAL["add"]),
+        description="Sums of 2 or more terms from 1 to 9.",
     )
     letters: FamilyConfig = Field(
-        FamilyConfig(max_size=7, alpha=1.2), description="Counting a letter in 1 or more words."
+        FamilyConfig.model_validate(USUAL["letters"]),
+        description="Counting a letter in 1 or more words.",
     )
     story: FamilyConfig = Field(
-        FamilyConfig(max_size=8, alpha=1.2), description="Stories of 1 or more gains and losses."
+        FamilyConfig.model_validate(USUAL["story"]),
+        description="Stories of 1 or more gains and losses.",
     )
+
+    @field_validator("add", "letters", "story", mode="before")
+    @classmethod
+    def _beside_the_usual(cls, given: object, info: ValidationInfo) -> object:
+        """A family of which one field is given keeps its own others."""
+        usual = USUAL[info.field_name or ""]
+        return {**usual, **given} if isinstance(given, Mapping) else given
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -50,14 +50,15 @@ def assign(
             raise ValueError(
                 f"--set must read FIELD=VALUE, got {assignment!r}; for example --set num_steps=5"
             )
-        if text.startswith(("{", "[")) and not _is_json(text):
+        *parents, last = path.split(".")
+        takes_text = is_text([*parents, last])
+        if text.startswith(("{", "[")) and not takes_text and not _is_json(text):
             raise ValueError(
                 f"--set {path} must be JSON where it begins with {text[0]}, got {text!r} (a shell"
                 " takes away quotes that are not quoted themselves); set the fields below it one"
                 f" by one: --set {path}.FIELD=VALUE"
             )
-        *parents, last = path.split(".")
-        _mapping_at(values, parents, assignment)[last] = _value(text, is_text([*parents, last]))
+        _mapping_at(values, parents, assignment)[last] = _value(text, takes_text)
 
 
 def _mapping_at(
@@ -89,7 +90,7 @@ def _value(text: str, is_text: bool) -> Any:  # Any: parsed JSON
     except json.JSONDecodeError:
         return text
     # run_name=2026 is a name
-    return text if is_text and isinstance(value, bool | int | float) else value
+    return text if is_text and isinstance(value, bool | int | float | list | dict) else value
 
 
 def sentence(error: object) -> str:

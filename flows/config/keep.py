@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class KeepConfig(BaseModel):
@@ -57,6 +58,12 @@ class KeepConfig(BaseModel):
             " remote root; shared by all hosts."
         ),
     )
+
+    @field_validator("model_cache", "weights_dir")
+    @classmethod
+    def _expanded(cls, folder: str) -> str:
+        """A shell leaves --set keep.model_cache=~/models as it is."""
+        return os.path.expanduser(folder)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

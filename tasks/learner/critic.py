@@ -10,10 +10,11 @@ On the same ranks as the policy, replicated. Leaves out whitening, and when the 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from tasks.learner.packing import PackedBatch
@@ -26,6 +27,7 @@ from tasks.learner.updater import Updater
 from tasks.learner.value_model import load_valuer
 
 FOLDER = "critic"  # of a checkpoint
+LEARNING_RATE = 5e-5  # where no other is given
 
 
 class CriticConfig(BaseModel):
@@ -34,7 +36,7 @@ class CriticConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     optimizer: AdamWConfig = Field(
-        default=AdamWConfig(learning_rate=5e-5),
+        default=AdamWConfig(learning_rate=LEARNING_RATE),
         description="The critic's own AdamW, its warm-up and gradient clip.",
     )
     value_clip: float | None = Field(
@@ -48,6 +50,12 @@ class CriticConfig(BaseModel):
     warmup_steps: int = Field(
         default=0, ge=0, description="First steps of a run in which the critic alone learns."
     )
+
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _beside_its_own_rate(cls, given: object) -> object:
+        """Where another field alone is given, the rate is the critic's, not the policy's."""
+        return {"learning_rate": LEARNING_RATE, **given} if isinstance(given, Mapping) else given
 
     def explain(self) -> str:
         """In words, what it is and when it learns."""

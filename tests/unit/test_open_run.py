@@ -16,6 +16,7 @@ from flows.config.run_config import RunConfig
 from flows.run import OpenRun, effective_config
 from flows.run_record import record_beginning
 from flows.train import evaluations_until
+from tasks import prompts
 from tasks.plan import EVALUATION
 
 
@@ -181,3 +182,21 @@ def test_the_manifest_records_what_was_changed_after_which_step(tmp_path: Path) 
         if change["field"] == "num_steps"
     ]
     assert found == [(4, "20"), (20, "21")]
+
+
+def test_a_run_is_not_resumed_with_other_questions(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    values = {
+        "preset": "tiny",
+        "task": {"kind": "files", "path": str(rows)},
+        "keep": {"artifact_root": str(tmp_path), "tracking_uri": f"sqlite:///{tmp_path}/m.db"},
+    }
+    begun, again = (RunConfig.model_validate(values | more) for more in ({}, {"resume": "run"}))
+    store = Store.open(str(tmp_path)).child("run")
+    rows.write_text('{"prompt": "1+1=", "answer": 2}\n{"prompt": "1+2=", "answer": 3}\n')
+    record_beginning(begun, "run", store, step=0).end("FINISHED")
+    record_beginning(again, "run", store, step=1).end("FINISHED")
+    rows.write_text(rows.read_text().replace("1+2=", "2+1="))
+    prompts._dataset.cache_clear()  # as in another process
+    with pytest.raises(ValueError, match="must have the rows that run run was begun with"):
+        record_beginning(again, "run", store, step=2)

@@ -260,6 +260,10 @@ def test_a_remote_root_needs_a_tracking_uri() -> None:
 def test_a_root_in_the_home_folder_is_there_for_everybody() -> None:
     config = RunConfig.model_validate({"preset": "tiny", "keep": {"artifact_root": "~/runs"}})
     assert str(config.local_root()) == Store.open("~/runs").url == str(Path.home() / "runs")
+    keep = {"model_cache": "~/models", "weights_dir": "~/weights"}
+    kept = RunConfig.model_validate({"preset": "tiny", "keep": keep}).keep
+    assert kept.model_cache == str(Path.home() / "models")
+    assert kept.weights_dir == str(Path.home() / "weights")
 
 
 def test_assignments_set_nested_values_as_json_or_else_as_text() -> None:
@@ -330,6 +334,22 @@ def test_json_that_a_shell_has_unquoted_is_refused_with_another_way_to_say_it() 
         match=r"--set model must be JSON .* got '\{kind:path\}' .*: --set model\.FIELD=VALUE",
     ):
         assemble("tiny", "", ["model={kind:path}"])
+
+
+def test_a_field_that_is_set_leaves_those_beside_it_as_they_are() -> None:
+    """Also where the part has other defaults than its class."""
+    words = ["task.letters.weight=0", "learner.critic.optimizer.warmup_steps=3"]
+    config = RunConfig.model_validate(assemble("smollm2", "", words)).model_dump()
+    usual = RunConfig.model_validate({"preset": "smollm2"}).model_dump()
+    usual["task"]["letters"]["weight"] = 0
+    usual["learner"]["critic"]["optimizer"]["warmup_steps"] = 3
+    assert config == usual
+
+
+@pytest.mark.parametrize("text", ["{question} Reply with a number.", "[INST] {question}", "[1, 2]"])
+def test_a_text_may_begin_as_json_does(text: str) -> None:
+    values = assemble("tiny", "", ["task.kind=files", f"task.prompt_template={text}"])
+    assert values["task"]["prompt_template"] == text
 
 
 def test_a_part_is_replaced_field_by_field() -> None:
