@@ -36,7 +36,7 @@ from tasks.learner.models import resolve_model
 from tasks.plan import EVALUATION
 from tasks.prompts import beginning_of, heldout_refs, prompts_of, task_dataset
 from tasks.rewards.judges.reward import judge_engine_of
-from tasks.rewards.registry import build_rewards
+from tasks.rewards.registry import Rewards, build_rewards
 from tasks.run_context import RunContext
 from tasks.scheduling.policies.base import Turn
 from tasks.scheduling.queue_state import QueueState, without_unfit
@@ -123,9 +123,9 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
         if leftovers := store.sweep(""):
             logger.info("swept=%d unfinished files of a killed attempt, run=%s", leftovers, run_id)
         commits = tuple(read_commits(store))
-        context = _with_probes(
-            config, _fitting(config, _context(config, run_id, weights_dir), commits)
-        )
+        with closing(build_rewards(config.rewards)) as rewards:
+            context = _context(config, run_id, weights_dir)
+            context = _with_probes(config, _fitting(config, context, commits, rewards))
         tracker = record_beginning(config, run_id, store, len(commits))
         try:
             with pulse(store):
@@ -165,7 +165,6 @@ def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
 
 
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
-    build_rewards(config.rewards).close()
     weight_server = weight_server_of(config.guests, config.cluster)
     check_token(config.guests, weight_server)
     specs = worker_specs(config.cluster)
@@ -210,17 +209,18 @@ def state_of(commits: Sequence[StepCommit]) -> QueueState:
     return QueueState.from_json(commits[-1].queue) if commits else QueueState()
 
 
-def _fitting(config: RunConfig, context: RunContext, commits: Sequence[StepCommit]) -> RunContext:
+def _fitting(
+    config: RunConfig, context: RunContext, commits: Sequence[StepCommit], rewards: Rewards
+) -> RunContext:
     """The context with the prompts that the run must pass over. ValueError where they are to be
     refused, or too few are left."""
     algebra = config.scheduling.algebra(config.batch)
     num_asked = algebra.ordinary.launch_prompts + algebra.reserve_prompts
     asked = config.evaluation.num_prompts
     num_steps = max(0, config.num_steps - len(commits))
-    with closing(build_rewards(context.rewards)) as rewards:
-        examination = Examination(context, rewards)
-        num_heldout = examination.examine_heldout(max(asked, config.gate.num_probes))
-        examination.examine_stream(state_of(commits), num_steps * num_asked)
+    examination = Examination(context, rewards)
+    num_heldout = examination.examine_heldout(max(asked, config.gate.num_probes))
+    examination.examine_stream(state_of(commits), num_steps * num_asked)
     check_prompts(config.unfit_prompts, examination.reasons, examination.num_examined)
     if num_heldout < asked:
         raise ValueError(

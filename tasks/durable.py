@@ -24,8 +24,8 @@ from tasks.remotes import learners_of, rest_engines
 from tasks.run_context import RunContext
 from tasks.train import publish
 
-# how files of weights end, in whatever format
-WEIGHTS = (
+# of files of weights, in whatever format
+WEIGHT_ENDINGS = (
     ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".ot", ".onnx",
 )  # fmt: skip
 
@@ -75,7 +75,7 @@ def export_model(run: RunContext, weights: WeightsRef) -> str:
         for path in Path(run.model_path).iterdir():
             if (
                 path.is_file()
-                and path.suffix not in WEIGHTS
+                and path.suffix not in WEIGHT_ENDINGS
                 and not path.name.endswith(".index.json")
             ):
                 shutil.copy2(path, aside)

@@ -9,19 +9,13 @@ reward reads the last "Answer: N".
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from typing import Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.datasets.rows import Dataset, Message, Row, generate, pareto_size, question_row
+from artifacts.usual_fields import beside
 
 WORDS = (
     "book", "sun", "orange", "bag", "small", "tree", "water", "green", "table", "apple", "river",
@@ -71,25 +65,18 @@ class TinyMixConfig(BaseModel):
     heldout_prompts: int = Field(
         256, ge=0, description="Questions to evaluate on; none of them is trained."
     )
-    add: FamilyConfig = Field(
+    add: Annotated[FamilyConfig, beside(USUAL["add"])] = Field(
         FamilyConfig.model_validate(USUAL["add"]),
         description="Sums of 2 or more terms from 1 to 9.",
     )
-    letters: FamilyConfig = Field(
+    letters: Annotated[FamilyConfig, beside(USUAL["letters"])] = Field(
         FamilyConfig.model_validate(USUAL["letters"]),
         description="Counting a letter in 1 or more words.",
     )
-    story: FamilyConfig = Field(
+    story: Annotated[FamilyConfig, beside(USUAL["story"])] = Field(
         FamilyConfig.model_validate(USUAL["story"]),
         description="Stories of 1 or more gains and losses.",
     )
-
-    @field_validator("add", "letters", "story", mode="before")
-    @classmethod
-    def _beside_the_usual(cls, given: object, info: ValidationInfo) -> object:
-        """A family of which one field is given keeps its own others."""
-        usual = USUAL[info.field_name or ""]
-        return {**usual, **given} if isinstance(given, Mapping) else given
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -10,13 +10,14 @@ On the same ranks as the policy, replicated. Leaves out whitening, and when the 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from artifacts.usual_fields import beside
 from tasks.learner.packing import PackedBatch
 from tasks.learner.policy import ComputeDtype
 from tasks.learner.ranks import Ranks
@@ -35,7 +36,7 @@ class CriticConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    optimizer: AdamWConfig = Field(
+    optimizer: Annotated[AdamWConfig, beside({"learning_rate": LEARNING_RATE})] = Field(
         default=AdamWConfig(learning_rate=LEARNING_RATE),
         description="The critic's own AdamW, its warm-up and gradient clip.",
     )
@@ -50,12 +51,6 @@ class CriticConfig(BaseModel):
     warmup_steps: int = Field(
         default=0, ge=0, description="First steps of a run in which the critic alone learns."
     )
-
-    @field_validator("optimizer", mode="before")
-    @classmethod
-    def _beside_its_own_rate(cls, given: object) -> object:
-        """Where another field alone is given, the rate is the critic's, not the policy's."""
-        return {"learning_rate": LEARNING_RATE, **given} if isinstance(given, Mapping) else given
 
     def explain(self) -> str:
         """In words, what it is and when it learns."""

@@ -4,6 +4,8 @@ passed over and counted."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +61,14 @@ def write_rows(path: Path, long_rows: set[int] = frozenset(), texts: dict[int, s
     )
 
 
+def fitted(
+    config: RunConfig, context: RunContext, commits: Sequence[StepCommit] = ()
+) -> RunContext:
+    """What a run makes of its context when it opens."""
+    with closing(build_rewards(context.rewards)) as rewards:
+        return _fitting(config, context, commits, rewards)
+
+
 def context_of(config: RunConfig, model_path: str) -> RunContext:
     engine = VllmEngineConfig(max_model_len=ROOM + CONTEXT.sampling.max_response_tokens)
     return replace(
@@ -79,13 +89,13 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_starts(
     with pytest.raises(
         ValueError, match=r"do not; the first: a prompt must fit in 128 tokens.*unfit_prompts=skip"
     ):
-        _fitting(config, context_of(config, model_path), ())
+        fitted(config, context_of(config, model_path))
 
 
 def test_prompts_that_are_passed_over_are_never_planned(model_path: str, tmp_path: Path) -> None:
     write_rows(path := tmp_path / "rows.jsonl", long_rows=set(range(0, NUM_ROWS, 3)))
     config = config_over(path, num_steps=50, unfit_prompts="skip")
-    run = _fitting(config, context_of(config, model_path), ())
+    run = fitted(config, context_of(config, model_path))
     assert run.unfit == long_ones(run)
     heldout = dataset_of(run).heldout
     asked = evaluation_round(run, 0, config.evaluation.num_prompts, 1).prompts
@@ -115,7 +125,7 @@ def test_a_row_that_the_tokenizer_refuses_is_unfit_too(
     )
     config = config_over(path, num_steps=50)
     with pytest.raises(ValueError, match="text and roles that the model's tokenizer takes"):
-        _fitting(config, context_of(config, model_path), ())
+        fitted(config, context_of(config, model_path))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +147,7 @@ def test_a_gold_that_no_response_can_meet_is_unfit(
     config = config_over(path, rewards={"*": reward})
     context = replace(context_of(config, model_path), rewards=config.rewards)
     with pytest.raises(ValueError, match=rf"do not; the first: .*{said}.*unfit_prompts=skip"):
-        _fitting(config, context, ())
+        fitted(config, context)
 
 
 def test_a_question_that_leaves_its_judge_no_room_is_unfit(model_path: str, tmp_path: Path) -> None:
@@ -149,14 +159,14 @@ def test_a_question_that_leaves_its_judge_no_room_is_unfit(model_path: str, tmp_
     rewards = {"*": make_config().model_copy(update={"engine": small})}
     run = replace(context_of(config, model_path), rewards=rewards, judge_model_path=model_path)
     with pytest.raises(ValueError, match="room for an answer in the judge's context of 200 tokens"):
-        _fitting(config, run, ())
+        fitted(config, run)
 
 
 def test_too_few_prompts_that_fit_are_an_error(model_path: str, tmp_path: Path) -> None:
     write_rows(path := tmp_path / "rows.jsonl", long_rows=set(range(3, NUM_ROWS)))
     config = config_over(path, unfit_prompts="skip")
     with pytest.raises(ValueError, match=r"that fit|that can be asked|as many rows"):
-        _fitting(config, context_of(config, model_path), ())
+        fitted(config, context_of(config, model_path))
 
 
 def test_what_waits_in_a_resumed_run_is_examined_again(model_path: str, tmp_path: Path) -> None:
@@ -176,7 +186,7 @@ def test_what_waits_in_a_resumed_run_is_examined_again(model_path: str, tmp_path
         timings={},
         checkpoint=None,
     )
-    run = _fitting(config, context, (commit,))
+    run = fitted(config, context, (commit,))
     assert row in run.unfit
     state = without_unfit(QueueState(queue=queue, num_drawn=5), run.unfit)
     assert (state.queue, state.num_unfit) == ((), 1)
