@@ -45,12 +45,13 @@ class RecordedPrompt:
     num_tokens: int
     responses: Mapping[int, RecordedResponse]
 
-    def response(self, index: int, seed: int, *names: object) -> RecordedResponse:
-        """The recorded response, with seed 0, or one of its siblings."""
+    def response(self, index: int, seed: int, prompt_id: str) -> RecordedResponse:
+        """The recorded response, with seed 0, or one of its siblings: its length, its verdict and
+        its seconds of scoring are of the same one."""
         if index in self.responses and not seed:
             return self.responses[index]
         siblings = list(self.responses.values())
-        return siblings[int(uniform(seed, "sibling", *names, index) * len(siblings))]
+        return siblings[int(uniform(seed, "sibling", prompt_id, index) * len(siblings))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +97,11 @@ class RecordedWork:
 
     def num_tokens(self, prompt_id: str, index: int, seed: int, noise: int) -> int:
         """The length of a response, up to one token more than the bound, which cuts it."""
-        prompt, names = self._at(row_of(prompt_id)), (prompt_id, noise)
-        response = prompt.response(index, seed, *names)
+        response = self._at(row_of(prompt_id)).response(index, seed, prompt_id)
         length = float(response.num_tokens)
         if response.is_cut:
-            length += 1 - self.mean_excess * math.log(uniform(seed, "goes on", *names, index))
+            further = uniform(seed, "goes on", prompt_id, noise, index)
+            length += 1 - self.mean_excess * math.log(further)
         return max(1, round(min(length, self.longest_tokens + 1)))
 
     def _at(self, row: int) -> RecordedPrompt:

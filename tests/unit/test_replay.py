@@ -108,6 +108,16 @@ def test_other_indices_and_seeds_are_drawn_from_the_prompts_own_responses() -> N
     assert writer.tokens("0/0", 17, noise=3) == work.writer(9, seed=0).tokens("0/0", 17, noise=3)
 
 
+def test_what_is_drawn_has_the_length_and_the_verdict_of_the_same_response() -> None:
+    work = recorded_work(recorded())
+    drawn = {
+        (work.writer(1, seed).tokens("0/0", index, noise=5), work.is_right(seed, "0/0", index))
+        for seed in range(1, 20)
+        for index in range(3)
+    }
+    assert drawn == {(20, True), (30, False)}
+
+
 def test_prompts_beyond_the_recorded_ones_are_any_of_them() -> None:
     work = recorded_work(recorded())
     further = [work.prompt_tokens(f"0/{place}") for place in range(3, 300)]
