@@ -45,7 +45,10 @@ def parser() -> ArgumentParser:
     add_configuration(made)
     add_resume(made)
     made.add_argument(
-        "--root", type=folder, default=ROOT, help="artifact root (default: %(default)s)"
+        "--root",
+        type=folder,
+        default=ROOT,
+        help="artifact root, whatever --settings says of one (default: %(default)s)",
     )
     made.add_argument(
         "--prefect-port",
