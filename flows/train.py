@@ -28,6 +28,7 @@ from flows.config.run_config import RunConfig
 from flows.course import EvaluationFlow, RunCourse, due
 from flows.engine_layout import EngineLayouts
 from flows.evaluate import EvaluationReport, evaluate, evaluation_plan, recorded_evaluation
+from flows.hosts import check_hosts
 from flows.output import keep_log_in, say
 from flows.recovery import RECOVERABLE, recover, retry, start_at
 from flows.reporter import RunReporter
@@ -75,6 +76,7 @@ async def train(config: RunConfig) -> RunSummary:
         specs, start_s = worker_specs(run.config.cluster), run.config.deadlines.start_s
         workers = [spec.name for spec in specs]
         await take_cluster(client, run.context.run_id, workers, start_s)
+        await check_hosts(client, run)
         fleet = stack.enter_context(Fleet(client, run.context, specs))
         if run.context.guests.enabled:
             say(f"guests: {worker_line(client.scheduler.address, run.context.guests)}")

@@ -6,10 +6,12 @@ One rank works without torch.distributed. Leaves out what is reduced and when (t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
+import psutil  # type: ignore[import-untyped]  # it has no stubs
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -167,6 +169,16 @@ class Ranks:
                 f"a learner of {self.world_size} ranks must be joined before it updates; call"
                 " join() on every rank"
             )
+
+
+def reach_ranks_by(address: str) -> None:
+    """Have gloo listen where this process is reached by others, unless the environment names an
+    interface. By itself it listens where the host's own name leads, which often is the loopback:
+    ranks on other hosts find nobody there."""
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(found.address == address for found in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            return
 
 
 def _peer_failures(device: torch.device) -> type[RuntimeError]:

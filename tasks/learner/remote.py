@@ -24,6 +24,7 @@ from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.base import Attestation
 from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.ranks import reach_ranks_by
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.trainer import LearnerRank
 
@@ -34,6 +35,11 @@ JOINED_WITHIN_S = 10.0  # what a call to join may take beyond the deadline of th
 
 def _file_of(directory: str, version: int) -> str:
     return f"{directory}/{version:05d}.safetensors"
+
+
+def _own_host() -> str:
+    """The address by which others reach this worker."""
+    return urlsplit(get_worker().address).hostname or "127.0.0.1"
 
 
 class LearnerActor:
@@ -66,13 +72,14 @@ class LearnerActor:
 
     async def rendezvous(self) -> str:
         """A torch.distributed init method on a free port of this worker's host; asked of rank 0."""
-        host = urlsplit(get_worker().address).hostname or "127.0.0.1"
+        host = _own_host()
         with socket.socket() as probe:
             probe.bind((host, 0))
             return f"tcp://{host}:{probe.getsockname()[1]}"
 
     def join(self, init_method: str, deadline_s: float) -> None:
         """Enter the group of all ranks. Collective."""
+        reach_ranks_by(_own_host())
         self._rank.join(init_method, deadline_s)
 
     def discard(self) -> None:

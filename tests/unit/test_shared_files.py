@@ -1,0 +1,59 @@
+"""A folder that a host has for itself alone is told before anything is built there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+from tasks.cluster import shared_files
+from tasks.cluster.devices import ClusterConfig, worker_specs
+from tasks.cluster.shared_files import SharedFile, check_shared
+
+SPECS = worker_specs(ClusterConfig())
+ADDRESSES = {spec.name: f"tcp://10.0.0.{place}:1" for place, spec in enumerate(SPECS)}
+
+
+class Hosts:
+    """In place of a client: every worker sees the files of this machine, but for its own gaps."""
+
+    def __init__(self, gaps: dict[str, str]) -> None:
+        self._gaps = {ADDRESSES[name]: path for name, path in gaps.items()}
+
+    def run(
+        self, look: Callable[[Sequence[str]], list[bool]], paths: list[str], workers: list[str]
+    ) -> dict[str, list[bool]]:
+        return {
+            address: [
+                there and path != self._gaps.get(address)
+                for path, there in zip(paths, look(paths), strict=True)
+            ]
+            for address in workers
+        }
+
+
+@pytest.fixture(autouse=True)
+def _addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(client: Client) -> dict[str, str]:
+        return ADDRESSES | {"somebody-else": "tcp://10.0.1.1:1"}
+
+    monkeypatch.setattr(shared_files, "worker_addresses", told)
+
+
+def weights_in(folder: Path) -> SharedFile:
+    return SharedFile(
+        path=str(folder), where="keep.weights_dir", cure="share it", roles=("rollout", "learner")
+    )
+
+
+def test_a_worker_that_misses_what_it_uses_is_named_with_the_cure(tmp_path: Path) -> None:
+    hosts = Hosts({"engine-1": str(tmp_path)})
+    with pytest.raises(ValueError, match=r"engine-1 at tcp://10.0.0.2:1 finds no .*; share it"):
+        check_shared(hosts, SPECS, [weights_in(tmp_path)])
+
+
+def test_who_does_not_use_a_file_may_miss_it(tmp_path: Path) -> None:
+    check_shared(Hosts({"control": str(tmp_path)}), SPECS, [weights_in(tmp_path)])
+    check_shared(Hosts({}), SPECS, [weights_in(tmp_path)])
