@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -9,7 +10,11 @@ from distributed import Client
 
 from tasks.cluster.dask_cluster import ClusterTooSmall, worker_addresses, workers_of
 
+logger = logging.getLogger(__name__)
+
 POLL_S = 0.2
+STOPPED_WITHIN_S = 60.0  # whoever is slower, or on a host that does not answer, is not waited for
+TELL_AFTER_S = 30.0  # workers come back in a few seconds where a nanny is left to start them
 
 
 def renew_workers(client: Client, workers: Sequence[str], deadline_s: float) -> None:
@@ -26,12 +31,25 @@ def renew_workers(client: Client, workers: Sequence[str], deadline_s: float) -> 
             "workers must be under a nanny, which gives them new processes, "
             f"{', '.join(without)} are not; start them anew without --no-nanny (Dask's default)"
         )
+    began_s, is_told = time.monotonic(), False
     old = [before[name] for name in workers if name in before]
     if old:
-        client.restart_workers(old, timeout=deadline_s, raise_for_error=False)
-    ends = time.monotonic() + deadline_s
+        # the client's own call waits for any new worker, and fails where one goes meanwhile
+        client.sync(
+            client.scheduler.restart_workers,
+            workers=old,
+            timeout=min(deadline_s, STOPPED_WITHIN_S),
+            wait_for_workers=False,
+            on_error="return",
+            stimulus_id="rollflow-renewal",
+        )
     while missing := sorted(set(workers) - _renewed(client, before)):
-        if time.monotonic() > ends or client.status == "closed":
+        elapsed_s = time.monotonic() - began_s
+        if elapsed_s > TELL_AFTER_S and not is_told:
+            is_told = True
+            names, left_s = ", ".join(missing), deadline_s - elapsed_s
+            logger.warning("waiting %.0f s more for workers that are away: %s", left_s, names)
+        if elapsed_s > deadline_s or client.status == "closed":
             raise ClusterTooSmall(
                 f"workers must come back when they are restarted, {', '.join(missing)} did not "
                 f"within {deadline_s:.0f} s; their own output and that of their nannies say why; "

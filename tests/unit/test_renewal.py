@@ -31,7 +31,7 @@ class Workers:
         self.cluster: Any = SimpleNamespace(workers=workers)
         self.scheduler = self
 
-    def sync(self, ask: Callable[..., dict[str, Any]], **options: int) -> dict[str, Any]:
+    def sync(self, ask: Callable[..., Any], **options: Any) -> Any:  # Any: the scheduler's own
         return ask(**options)
 
     def identity(self, n_workers: int) -> dict[str, Any]:
@@ -43,8 +43,11 @@ class Workers:
         self,
         workers: Sequence[str],
         timeout: float,
-        raise_for_error: bool,
+        wait_for_workers: bool,
+        on_error: str,
+        stimulus_id: str,
     ) -> None:
+        assert not wait_for_workers, "the one that is missed may never come"
         for name, address in self.addresses.items():
             if address in workers:
                 self.die(name, exit_code=-15)
