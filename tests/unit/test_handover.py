@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,3 +70,18 @@ def test_what_a_killed_run_left_is_removed_and_what_is_in_use_is_not(
     with handover_directory(tmp_path, "mine"):
         assert not weights.parent.exists()
     assert foreign.exists()
+
+
+def test_what_a_run_on_another_host_has_is_left_to_that_host(tmp_path: Path) -> None:
+    for name, host in (("far", "another"), ("near", socket.gethostname())):
+        left = tmp_path / f"rollflow-{name}"
+        left.mkdir()
+        (left / "owner.lock").touch()  # whose lock this host may not see
+        (left / "host").write_text(host)
+    with handover_directory(tmp_path, "mine"):
+        assert {path.name for path in tmp_path.glob("rollflow-*")} == {
+            "rollflow-far",
+            "rollflow-mine",
+        }
+    with handover_directory(tmp_path, "far") as own:  # and is this run's when it goes on here
+        assert (own / "host").read_text() == socket.gethostname()
