@@ -101,7 +101,9 @@ def kept_config(store: Store) -> RunConfig:
 
 def bounds_of(options: argparse.Namespace, config: RunConfig) -> Bounds:
     """The run's own bounds, or those given. ValueError for one that leaves no room."""
-    new_tokens = options.max_tokens or config.sampling.max_response_tokens
+    new_tokens = options.max_tokens
+    if new_tokens is None:
+        new_tokens = config.sampling.max_response_tokens
     context = config.engine.max_model_len
     if not 1 <= new_tokens < context:
         raise ValueError(
@@ -268,9 +270,7 @@ def parser() -> argparse.ArgumentParser:
         default=0.0,
         help="0 takes the likeliest token each time (default: %(default)s)",
     )
-    made.add_argument(
-        "--max-tokens", type=int, default=0, help="bound on an answer (default: the run's own)"
-    )
+    made.add_argument("--max-tokens", type=int, help="bound on an answer (default: the run's own)")
     made.add_argument("--root", default="runs", help="artifact root (default: %(default)s)")
     return made
 

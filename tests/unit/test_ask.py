@@ -103,6 +103,7 @@ def test_without_a_question_every_line_is_one(
         ([".."], "must hold a run, but has no manifest.json"),
         (["run", "--task", "99999"], "--task must be the number of a held-out question, 0 to"),
         (["run", "a1=", "--max-tokens", "256"], "--max-tokens must be 1 to 255"),
+        (["run", "a1=", "--max-tokens", "0"], "--max-tokens must be 1 to 255"),
         (["run", "a1=", "--temperature=-1"], "--temperature must be >= 0"),
         (["run", "a1=", "--temperature=nan"], "--temperature must be >= 0, got nan"),
         (["run", "a" * 300], "a prompt must fit in 248 tokens"),
