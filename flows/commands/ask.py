@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -94,9 +95,17 @@ def kept_config(store: Store) -> RunConfig:
         raise ValueError(
             f"a run must be over to be asked, {manifest.run_id} has made {made} of"
             f" {manifest.config.get('num_steps')} steps; wait for it, or resume it with"
-            f" 'make demo ARGS=\"--resume {manifest.run_id}\"'"
+            f" '{_resuming(store.url)}'"
         )
     return RunConfig.model_validate(manifest.config)
+
+
+def _resuming(url: str) -> str:
+    """The command that goes on with the run that lies there."""
+    root, _, run_id = url.rpartition("/")
+    if "://" in root:
+        return f"rollflow train --set keep.artifact_root={shlex.quote(root)} --resume {run_id}"
+    return f"rollflow demo --root {shlex.quote(root)} --resume {run_id}"
 
 
 def bounds_of(options: argparse.Namespace, config: RunConfig) -> Bounds:

@@ -127,4 +127,6 @@ def test_a_run_that_goes_on_has_no_model_to_ask(
 ) -> None:
     make_run(Store.open(str(tmp_path)))
     assert ask.main(["run", "a1=", "--root", str(tmp_path)]) == 2
-    assert "run has made 0 of 20 steps" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "run has made 0 of 20 steps" in told
+    assert f"'rollflow demo --root {tmp_path} --resume run'" in told
