@@ -31,7 +31,7 @@ from flows.run_record import links_of, record_beginning
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.fitting import Examination, check_prompts
 from tasks.guest_admission import check_token
-from tasks.learner.architecture import check_architecture
+from tasks.learner.architecture import check_architecture, read_config
 from tasks.learner.models import resolve_model
 from tasks.plan import EVALUATION
 from tasks.prompts import beginning_of, heldout_refs, prompts_of, task_dataset
@@ -171,13 +171,15 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     members = engine_members(config.cluster, config.engine.tensor_parallel_size)
     cache = Path(config.keep.model_cache)
     judge = judge_engine_of(config.rewards)
+    model = check_architecture(resolve_model(config.model, cache, say))
+    config.engine.check_model(read_config(model), config.cluster.device_kind == "cpu")
     return RunContext(
         run_id=run_id,
         artifact_root=str(config.local_root() or config.keep.artifact_root),
         weights_dir=str(weights_dir),
         seed=config.seed,
         task=config.task,
-        model_path=str(check_architecture(resolve_model(config.model, cache, say))),
+        model_path=str(model),
         judge_model_path=str(resolve_model(judge.model, cache, say)) if judge else "",
         rewards=config.rewards,
         environments=config.environments,

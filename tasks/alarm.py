@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SCORED, ENTROPY = "train/tokens_scored", "train/entropy_nats"
 STALE = (
-    "lower learner.optimizer.learning_rate or scheduling.async_ratio, or bound what single tokens"
-    " weigh (learner.loss, learner.gate)"
+    "lower learner.optimizer.learning_rate, or scheduling.async_ratio where steps overlap, or bound"
+    " what single tokens weigh (learner.loss, learner.gate)"
 )
 CURES = {
     "train/effective_sample_fraction": f"few tokens decide the updates; {STALE}",

@@ -98,6 +98,12 @@ class MappedConfig(BaseModel):
                 f" {self.messages_field!r} beside one; put the turns into the file's messages, or"
                 " empty one of the two"
             )
+        if self.prompt_template and not _SLOT.search(self.prompt_template):
+            raise ValueError(
+                "prompt_template must name a field in braces, of letters, digits, '_' and '.', got"
+                f" {self.prompt_template!r}, which asks every row the same; write {{FIELD}}, and"
+                " rename a column with other characters"
+            )
         if self.solution_field and self.answer_form != "tests":
             raise ValueError(
                 "solution_field goes with answer_form=tests only, got"

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
 
 from artifacts.datasets.rows import Dataset, Message, Row, generate, pareto_size, question_row
 from artifacts.usual_fields import beside
@@ -28,10 +29,15 @@ NAMES = ("Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo")
 THINGS = ("pens", "apples", "coins", "books", "cards", "shells", "stamps", "marbles")
 
 
+def _nothing_required(schema: JsonDict) -> None:
+    """A form may leave fields of a family out: the others are its usual ones."""
+    del schema["required"]
+
+
 class FamilyConfig(BaseModel):
     """One family of questions in the mix."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_nothing_required)
 
     weight: float = Field(
         1.0,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -94,14 +95,24 @@ def kept_config(store: Store) -> RunConfig:
         raise ValueError(
             f"a run must be over to be asked, {manifest.run_id} has made {made} of"
             f" {manifest.config.get('num_steps')} steps; wait for it, or resume it with"
-            f" 'make demo ARGS=\"--resume {manifest.run_id}\"'"
+            f" '{_resuming(store.url)}'"
         )
     return RunConfig.model_validate(manifest.config)
 
 
+def _resuming(url: str) -> str:
+    """The command that goes on with the run that lies there."""
+    root, _, run_id = url.rpartition("/")
+    if "://" in root:
+        return f"rollflow train --set keep.artifact_root={shlex.quote(root)} --resume {run_id}"
+    return f"rollflow demo --root {shlex.quote(root)} --resume {run_id}"
+
+
 def bounds_of(options: argparse.Namespace, config: RunConfig) -> Bounds:
     """The run's own bounds, or those given. ValueError for one that leaves no room."""
-    new_tokens = options.max_tokens or config.sampling.max_response_tokens
+    new_tokens = options.max_tokens
+    if new_tokens is None:
+        new_tokens = config.sampling.max_response_tokens
     context = config.engine.max_model_len
     if not 1 <= new_tokens < context:
         raise ValueError(
@@ -268,9 +279,7 @@ def parser() -> argparse.ArgumentParser:
         default=0.0,
         help="0 takes the likeliest token each time (default: %(default)s)",
     )
-    made.add_argument(
-        "--max-tokens", type=int, default=0, help="bound on an answer (default: the run's own)"
-    )
+    made.add_argument("--max-tokens", type=int, help="bound on an answer (default: the run's own)")
     made.add_argument("--root", default="runs", help="artifact root (default: %(default)s)")
     return made
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -150,6 +150,9 @@ class ReplicaConfig(BaseModel):
     def gpu_share(self) -> float:
         """Share of a GPU's memory that a replica takes."""
         return 0.0
+
+    def check_model(self, model: Any, on_cpu: bool) -> None:  # Any: as transformers has it
+        """ValueError if replicas with these settings cannot run a model of this configuration."""
 
     def build_engine(
         self, model_path: str, name: str, core_ids: Sequence[int], seed: int

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import threading
 from pathlib import Path
@@ -18,10 +19,12 @@ FORM = "'package.module:name' or 'path/to/file.py:name'"
 
 
 def absolute(path: str) -> str:
-    """A file's path that holds in the working directory of whatever process; the paths of modules
-    stay as they are."""
+    """A file's path that holds in the working directory of whatever process, without ~; the paths
+    of modules stay as they are."""
     module_path, _, name = path.rpartition(":")
-    return f"{Path(module_path).absolute()}:{name}" if module_path.endswith(".py") else path
+    if not module_path.endswith(".py"):
+        return path
+    return f"{Path(os.path.expanduser(module_path)).absolute()}:{name}"
 
 
 def find(path: str) -> Any:  # Any: whatever the user's module has there

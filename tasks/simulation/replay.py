@@ -122,10 +122,16 @@ class RecordedLengths:
 
 
 def recorded_work(run: RecordedRun, longest_tokens: int = 0) -> RecordedWork:
-    """What the run was asked and said; with another bound on responses, if it is given."""
+    """What the run was asked and said; with another bound on responses, if it is given. ValueError
+    for a run whose responses are not there."""
     rows: dict[str, list[ResponseRow]] = {}
     for row in run.rows:
         rows.setdefault(row.prompt.prompt_id, []).append(row)
+    if not rows:
+        raise ValueError(
+            "a recorded run must have its responses to be played, got none; name one whose folder"
+            " responses/ is still there"
+        )
     prompts = tuple(_prompt(of_prompt) for of_prompt in rows.values())
     return RecordedWork(
         prompts=prompts,

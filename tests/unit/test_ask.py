@@ -103,6 +103,7 @@ def test_without_a_question_every_line_is_one(
         ([".."], "must hold a run, but has no manifest.json"),
         (["run", "--task", "99999"], "--task must be the number of a held-out question, 0 to"),
         (["run", "a1=", "--max-tokens", "256"], "--max-tokens must be 1 to 255"),
+        (["run", "a1=", "--max-tokens", "0"], "--max-tokens must be 1 to 255"),
         (["run", "a1=", "--temperature=-1"], "--temperature must be >= 0"),
         (["run", "a1=", "--temperature=nan"], "--temperature must be >= 0, got nan"),
         (["run", "a" * 300], "a prompt must fit in 248 tokens"),
@@ -126,4 +127,6 @@ def test_a_run_that_goes_on_has_no_model_to_ask(
 ) -> None:
     make_run(Store.open(str(tmp_path)))
     assert ask.main(["run", "a1=", "--root", str(tmp_path)]) == 2
-    assert "run has made 0 of 20 steps" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "run has made 0 of 20 steps" in told
+    assert f"'rollflow demo --root {tmp_path} --resume run'" in told

@@ -182,6 +182,11 @@ def test_a_chat_beside_a_template_is_refused() -> None:
         FilesConfig(path="x", messages_field="messages", prompt_template="{a}")
 
 
+def test_a_template_that_names_no_field_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"must name a field .* the same; write"):
+        FilesConfig(path="x", prompt_template="Answer: {the question}")
+
+
 SUMS = [{"prompt": f"{number} + 1?", "answer": number + 1} for number in range(30)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.sandbox.import_path import find
+from tasks.sandbox.import_path import absolute, find
 
 THREADS = 8
 
@@ -37,3 +37,13 @@ def test_a_file_may_import_another_by_its_path(tmp_path: Path) -> None:
         f"from tasks.sandbox.import_path import find\n\nGame = find({str(inner) + ':Game'!r})\n"
     )
     assert find(f"{outer}:Game").__name__ == "Game"
+
+
+def test_a_file_s_path_holds_anywhere_and_may_begin_with_a_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    mine = f"{tmp_path}/mine.py:reward"
+    assert absolute("~/mine.py:reward") == absolute("mine.py:reward") == mine
+    assert absolute("package.mine:reward") == "package.mine:reward"

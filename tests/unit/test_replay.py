@@ -216,3 +216,9 @@ def test_a_run_is_read_from_its_store(tmp_path: Path) -> None:
         read_run(store.child("nothing"))
     with pytest.raises(ValueError, match="at least one committed step"):
         RecordedRun(config=CONFIG, steps=())
+
+
+def test_a_run_whose_responses_were_deleted_is_not_played() -> None:
+    steps = (RecordedStep(commit=committed(), rows=()),)
+    with pytest.raises(ValueError, match="must have its responses to be played, got none"):
+        recorded_work(RecordedRun(config=CONFIG, steps=steps))

@@ -151,6 +151,7 @@ def test_the_schema_explains_every_field() -> None:
     "given",
     [
         {"task": {"num_prompts": 64}},
+        {"task": {"add": {"max_size": 3}}},
         {"preset": "one-gpu", "task": {"answer_field": "gold"}, "model": {"path": "/models/mine"}},
         {"learner": {"loss": {"clip_high": 0.3}}},
         {"rewards": {"*": {"kind": "custom", "path": "mine.py:reward"}}},

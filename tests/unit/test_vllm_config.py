@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from transformers import LlamaConfig
 
 from tasks.engines.model_files import read_stop_ids
 from tasks.engines.sampling import SamplingConfig
@@ -63,6 +65,28 @@ def test_a_block_size_that_attention_on_cpus_lacks_is_refused_by_its_name() -> N
     assert config.vllm_arguments("m", seed=3, on_cpu=False)["block_size"] == 16
     with pytest.raises(ValueError, match=r"engine\.block_size must be a multiple of 32 .* got 16"):
         config.vllm_arguments("m", seed=3, on_cpu=True)
+
+
+def llama(**sizes: Any) -> LlamaConfig:  # Any: a configuration's values are of many types
+    small = {"hidden_size": 128, "num_attention_heads": 4, "max_position_embeddings": 512}
+    return LlamaConfig(**small | sizes)
+
+
+def test_a_context_beyond_the_model_s_positions_is_refused_by_its_name() -> None:
+    config = VllmEngineConfig(max_model_len=513)
+    config.check_model(llama(max_position_embeddings=513), on_cpu=True)
+    config.check_model(llama(rope_parameters={"rope_type": "linear", "factor": 2.0}), on_cpu=True)
+    with pytest.raises(ValueError, match=r"engine\.max_model_len must be <= .*\(512\), got 513"):
+        config.check_model(llama(), on_cpu=False)
+
+
+def test_heads_of_a_width_that_attention_on_cpus_lacks_are_refused() -> None:
+    config = VllmEngineConfig(max_model_len=256)
+    config.check_model(llama(hidden_size=64), on_cpu=False)
+    with pytest.raises(ValueError, match=r"heads must have a width .*\(32, .* got 16"):
+        config.check_model(llama(hidden_size=64), on_cpu=True)
+    with pytest.raises(ValueError, match="got 48"):
+        config.check_model(llama(head_dim=48), on_cpu=True)
 
 
 def test_a_temperature_that_vllm_would_change_is_refused() -> None:

@@ -28,6 +28,8 @@ from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
 from tasks.engines.vllm.stepping import SteppingThread
 
 CPU_BLOCK_TOKENS = 32  # vLLM's attention on CPUs has blocks of a multiple of this
+# widths of an attention head that it has kernels for
+CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 class VllmEngineConfig(ReplicaConfig):
@@ -98,6 +100,28 @@ class VllmEngineConfig(ReplicaConfig):
     @property
     def gpu_share(self) -> float:
         return self.gpu_memory_utilization
+
+    def check_model(self, model: Any, on_cpu: bool) -> None:  # Any: as in the base
+        """Whether it has as many positions, and on CPUs heads of a width that vLLM has kernels
+        for."""
+        is_scaled = "factor" in str(getattr(model, "rope_parameters", None))  # vLLM says how far
+        kept = [
+            getattr(model, name, None) for name in ("max_position_embeddings", "model_max_length")
+        ]
+        longest = max((length for length in kept if length), default=self.max_model_len)
+        if self.max_model_len > longest and not is_scaled:
+            raise ValueError(
+                f"engine.max_model_len must be <= the model's positions ({longest}), got"
+                f" {self.max_model_len}; lower it, and sampling.max_response_tokens with it"
+            )
+        head_dim = getattr(model, "head_dim", None) or (
+            model.hidden_size // model.num_attention_heads
+        )
+        if on_cpu and head_dim not in CPU_HEAD_DIMS:
+            raise ValueError(
+                "on CPUs a model's attention heads must have a width that vLLM has kernels for"
+                f" ({', '.join(map(str, CPU_HEAD_DIMS))}), got {head_dim}; choose another model"
+            )
 
     def build_engine(
         self, model_path: str, name: str, core_ids: Sequence[int], seed: int

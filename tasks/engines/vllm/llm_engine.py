@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from artifacts.models.importing import importing_transformers
 from tasks.engines.vllm.attention import allow_tiles
 
@@ -15,13 +17,19 @@ if TYPE_CHECKING:
 def build_llm_engine(arguments: dict[str, Any]) -> LLMEngine:  # Any: EngineArgs are of many types
     """Import vLLM and build an engine in the calling thread, which must be pinned by now.
 
-    arguments: those of vLLM's EngineArgs.
+    arguments: those of vLLM's EngineArgs. ValueError for those that vLLM refuses.
     """
     with importing_transformers():
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-    engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+    try:
+        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+    except ValidationError as error:  # which does not pickle
+        faults = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
+        raise ValueError(
+            f"vLLM refuses this engine: {faults}; change the engine's fields, or the model"
+        ) from None
     if on_cpu():
         allow_tiles(engine, arguments["dtype"])
     return engine
