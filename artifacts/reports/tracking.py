@@ -159,7 +159,11 @@ class RunTracker:
 
     def end(self, status: RunStatus) -> bool:
         """Close the run. What still waits is given a last try, then counted in a warning."""
-        self._outbox.put("the end", lambda: self._connected().set_terminated(self.run_id, status))
+        self._outbox.put(
+            "the end",
+            lambda: self._connected().set_terminated(self.run_id, status),
+            is_last=True,
+        )
         lost = self._outbox.waiting
         if lost:
             logger.warning("tracking=%s run=%s lost=%s", self.uri, self.run_id, ", ".join(lost))

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from mlflow.environment_variables import MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER
 from mlflow.tracking import MlflowClient
 
 from artifacts.reports.mlflow_calls import MAX_PARAM_CHARS
 from artifacts.reports.mlflow_client import open_client
+from artifacts.reports.outbox import WAITING_SHARE, Outbox
 from artifacts.reports.tracking import NOTE_TAG, RunTracker, flatten
 
 
@@ -110,6 +112,32 @@ def test_an_outage_costs_one_warning_and_no_metric(
     assert [
         point.step for point in open_client(uri).get_metric_history(tracker.run_id, "reward/mean")
     ] == [1, 2, 3, 4]
+
+
+def test_a_server_that_lets_its_callers_wait_costs_a_small_share_of_the_time() -> None:
+    now_s, waited_s = 0.0, 0.0
+
+    def hang() -> None:
+        nonlocal now_s, waited_s
+        now_s, waited_s = now_s + 20, waited_s + 20
+        raise ConnectionError("timed out")
+
+    outbox = Outbox("http://slow", clock=lambda: now_s)
+    for step in range(1000):
+        now_s += 10
+        outbox.put(f"step {step}", hang)
+    assert 0 < waited_s <= WAITING_SHARE * now_s
+    outbox.put("the end", lambda: None, is_last=True)
+    assert len(outbox.waiting) == 1001, "what waits is tried once more, in order"
+
+
+def test_a_busy_server_does_not_say_how_long_a_step_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a proxy does by answering 503 with Retry-After: 3600."""
+    monkeypatch.delenv("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", raising=False)
+    open_client("http://127.0.0.1:9")
+    assert not MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER.get()
 
 
 def test_what_is_still_unsent_at_the_end_is_named(
