@@ -80,12 +80,14 @@ def trained(options: Namespace, output: Output) -> int:
         config = RunConfig.model_validate(
             assemble(options.preset, options.resume, options.set, options.settings)
         )
+        from flows.prefect_pages import telling_of_prefects_loss
         from flows.train import prepare_workers, train
 
         prepare_workers(config)
         if options.server_starts:
             wait_until_served(f"{os.environ['PREFECT_API_URL']}/health", "the Prefect server")
-        asyncio.run(train(config))
+        with telling_of_prefects_loss():  # the state that the flow ends in is told to it, too
+            asyncio.run(train(config))
     except (ValueError, OSError, RuntimeError, TimeoutError) as error:
         output.complain(sentence(error))
         return 2
