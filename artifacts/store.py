@@ -70,7 +70,7 @@ class Store:
 
     def write(self, path: str, data: bytes) -> None:
         """Replace or create `path` atomically and durably."""
-        with _explained(self.url, path, len(data)):
+        with self._explained(path, len(data)):
             if self.is_local:
                 self._replace(path, lambda file: file.write(data))
             else:
@@ -79,7 +79,7 @@ class Store:
     def create(self, path: str, data: bytes) -> None:
         """Like `write`, but raises FileExistsError when `path` is there: of two writers exactly one
         succeeds."""
-        with _explained(self.url, path, len(data)):
+        with self._explained(path, len(data)):
             if self.is_local:
                 with self._written_aside(path, lambda file: file.write(data)) as aside:
                     os.link(aside, self._full(path))
@@ -115,20 +115,21 @@ class Store:
         """Remove a file or a tree; nothing happens if it is not there. A local tree vanishes at
         once, then its files go."""
         target = self._full(path)
-        if not self._fs.exists(target):
-            return
-        if self.is_local:
-            aside = _aside(target)
-            os.replace(target, aside)
-            target = aside
-        self._fs.rm(target, recursive=True)
+        with self._explained(path, 0):
+            if not self._fs.exists(target):
+                return
+            if self.is_local:
+                aside = _aside(target)
+                os.replace(target, aside)
+                target = aside
+            self._fs.rm(target, recursive=True)
 
     def upload(self, source: Path, path: str) -> None:
         """Copy a local directory's files to `path`, each whole or not at all; not atomic as a
         whole."""
         for file in sorted(entry for entry in source.rglob("*") if entry.is_file()):
             name = f"{path}/{file.relative_to(source).as_posix()}"
-            with _explained(self.url, name, file.stat().st_size):
+            with self._explained(name, file.stat().st_size):
                 if self.is_local:
                     with file.open("rb") as data:
                         self._replace(name, partial(shutil.copyfileobj, data))
@@ -139,30 +140,19 @@ class Store:
     def download(self, path: str, destination: Path) -> None:
         """Copy the tree at `path` into a local directory."""
         root = self._full(path).rstrip("/")
-        for file in self._fs.find(root):
-            target = destination / str(file)[str(file).index(root) + len(root) + 1 :]
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._fs.get_file(file, str(target))
+        with self._reached():
+            for file in self._fs.find(root):
+                target = destination / str(file)[str(file).index(root) + len(root) + 1 :]
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._fs.get_file(file, str(target))
 
     def check_writable(self) -> None:
         """Raise StoreError now rather than after an hour of rollout, when nothing can be written
         here."""
         probe = f"{ASIDE_PREFIX}probe-{uuid.uuid4().hex}"
-        try:
-            self.write(probe, b"probe")
-            with _explained(self.url, probe, 0):
-                self._fs.rm_file(self._full(probe))
-        # every protocol has errors of its own: no bucket, no credentials, no answer
-        except Exception as error:
-            if self.is_local or isinstance(error, StoreError):
-                raise
-            cure = (
-                "check that the bucket exists, the credentials and the endpoint, or set"
-                " artifact_root to a local directory"
-            )
-            raise StoreError(
-                f"artifact_root must take a write, {self.url} does not ({error}); {cure}"
-            ) from error
+        self.write(probe, b"probe")
+        with self._explained(probe, 0):
+            self._fs.rm_file(self._full(probe))
 
     def sweep(self, directory: str) -> int:
         """Delete what killed writers left anywhere under `directory`; returns how many. Only safe
@@ -191,15 +181,30 @@ class Store:
         one sentence for the user."""
         try:
             yield
-        except OSError:
-            raise
         except Exception as error:
-            if self.is_local:
+            if self.is_local or (isinstance(error, OSError) and str(error)):
                 raise
             raise StoreError(
-                f"the root must be a place that can be read, {self.url} is not ({error}); check"
-                " the bucket, the credentials and the endpoint"
+                f"the root must be a place that can be read, {self.url} is not"
+                f" ({_reason(error)}); check the bucket, the credentials and the endpoint"
             ) from error
+
+    @contextmanager
+    def _explained(self, path: str, num_bytes: int) -> Iterator[None]:
+        """The boundary where the errors of a write, the operating system's and a protocol's own,
+        become one sentence for the user."""
+        try:
+            yield
+        except FileExistsError:
+            raise
+        except Exception as error:
+            if self.is_local and not isinstance(error, OSError):
+                raise
+            sentence = _sentence(error, f"{self.url}/{path}", num_bytes)
+            if sentence is None:
+                raise
+            number = getattr(error, "errno", None)
+            raise StoreError(*filter(None, (number, sentence))) from error
 
     @contextmanager
     def _written_aside(self, path: str, fill: Fill) -> Iterator[str]:
@@ -239,32 +244,31 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-@contextmanager
-def _explained(url: str, path: str, num_bytes: int) -> Iterator[None]:
-    """The boundary where the operating system's errors of a write become one sentence for the
-    user."""
-    try:
-        yield
-    except OSError as error:
-        sentence = _sentence(error, f"{url}/{path}", num_bytes)
-        if sentence is None:
-            raise
-        raise StoreError(error.errno, sentence) from error
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def _sentence(error: OSError, where: str, num_bytes: int) -> str | None:
-    if error.errno in FULL_ERRNOS:
+def _sentence(error: Exception, where: str, num_bytes: int) -> str | None:
+    """What a failed write means; None where the error says it itself."""
+    number = getattr(error, "errno", None)
+    if number in FULL_ERRNOS:
         return (
             f"disk full: {where} needs {num_bytes} bytes; free space or set artifact_root to"
             " another disk, then resume the run"
         )
-    if error.errno in READ_ONLY_ERRNOS or isinstance(error, PermissionError):
+    if number in READ_ONLY_ERRNOS or isinstance(error, PermissionError):
         return (
-            f"cannot write {where}: {error.strerror or error}; make the directory writable or set"
+            f"cannot write {where}: {_reason(error)}; make the directory writable or set"
             " artifact_root elsewhere"
         )
-    if error.errno == errno.ENOTDIR:
+    if number == errno.ENOTDIR:
         return (
             f"cannot write {where}: a part of the path is a file; set artifact_root to a directory"
         )
-    return None
+    if getattr(error, "filename", None) is not None:
+        return None
+    cure = "the bucket, the credentials and the endpoint" if "://" in where else "the disk"
+    return (
+        f"cannot write {where}: {_reason(error)}; check {cure}, or set artifact_root elsewhere,"
+        " then resume the run"
+    )
