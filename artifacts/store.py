@@ -13,7 +13,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -21,15 +21,9 @@ from typing import Any, BinaryIO, Self
 from fsspec.core import url_to_fs
 
 from artifacts.layout import ASIDE_PREFIX
+from artifacts.refused_writes import StoreError, explained, reason_of
 
-FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
 Fill = Callable[[BinaryIO], object]  # writes the bytes of a file
-
-
-class StoreError(OSError):
-    """The artifact root cannot take a write; the message is one sentence with the path and the
-    cure."""
 
 
 class Store:
@@ -186,25 +180,11 @@ class Store:
                 raise
             raise StoreError(
                 f"the root must be a place that can be read, {self.url} is not"
-                f" ({_reason(error)}); check the bucket, the credentials and the endpoint"
+                f" ({reason_of(error)}); check the bucket, the credentials and the endpoint"
             ) from error
 
-    @contextmanager
-    def _explained(self, path: str, num_bytes: int) -> Iterator[None]:
-        """The boundary where the errors of a write, the operating system's and a protocol's own,
-        become one sentence for the user."""
-        try:
-            yield
-        except FileExistsError:
-            raise
-        except Exception as error:
-            if self.is_local and not isinstance(error, OSError):
-                raise
-            sentence = _sentence(error, f"{self.url}/{path}", num_bytes)
-            if sentence is None:
-                raise
-            number = getattr(error, "errno", None)
-            raise StoreError(*filter(None, (number, sentence))) from error
+    def _explained(self, path: str, num_bytes: int) -> AbstractContextManager[None]:
+        return explained(f"{self.url}/{path}", num_bytes)
 
     @contextmanager
     def _written_aside(self, path: str, fill: Fill) -> Iterator[str]:
@@ -242,33 +222,3 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
-
-
-def _sentence(error: Exception, where: str, num_bytes: int) -> str | None:
-    """What a failed write means; None where the error says it itself."""
-    number = getattr(error, "errno", None)
-    if number in FULL_ERRNOS:
-        return (
-            f"disk full: {where} needs {num_bytes} bytes; free space or set artifact_root to"
-            " another disk, then resume the run"
-        )
-    if number in READ_ONLY_ERRNOS or isinstance(error, PermissionError):
-        return (
-            f"cannot write {where}: {_reason(error)}; make the directory writable or set"
-            " artifact_root elsewhere"
-        )
-    if number == errno.ENOTDIR:
-        return (
-            f"cannot write {where}: a part of the path is a file; set artifact_root to a directory"
-        )
-    if getattr(error, "filename", None) is not None:
-        return None
-    cure = "the bucket, the credentials and the endpoint" if "://" in where else "the disk"
-    return (
-        f"cannot write {where}: {_reason(error)}; check {cure}, or set artifact_root elsewhere,"
-        " then resume the run"
-    )

@@ -14,7 +14,8 @@ from typing import BinaryIO
 
 import pytest
 
-from artifacts.store import Store, StoreError
+from artifacts.refused_writes import StoreError
+from artifacts.store import Store
 
 NOBODY = 65534  # user and group
 
