@@ -187,7 +187,12 @@ class RunTracker:
             return str(found.experiment_id)
         database = sqlite_file(self.uri)
         location = (database.parent / "mlartifacts").as_uri() if database else None
-        return str(client.create_experiment(name, artifact_location=location))
+        try:
+            return str(client.create_experiment(name, artifact_location=location))
+        except Exception:
+            if (found := client.get_experiment_by_name(name)) is None:
+                raise
+            return str(found.experiment_id)  # another run has made it meanwhile
 
     def _reopen(self, tags: Mapping[str, str]) -> None:
         client = self._connected()

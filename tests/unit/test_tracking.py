@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +65,41 @@ def test_a_run_has_its_config_tags_metrics_and_files(uri: str) -> None:
     assert [entry.path for entry in client.list_artifacts(tracker.run_id, "report")] == [
         "report/plot.png"
     ]
+
+
+def test_a_data_base_is_there_with_all_its_tables_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one whose making was broken off, as by Ctrl-C, is refused for ever."""
+    broken = tmp_path / "broken.db"
+
+    def killed(tracking_uri: str) -> None:
+        Path(tracking_uri.removeprefix("sqlite:///")).write_bytes(b"half of the tables")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mlflow.tracking.MlflowClient", killed)
+    with pytest.raises(KeyboardInterrupt):
+        open_client(f"sqlite:///{broken}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_runs_that_begin_at_once_each_finds_the_experiment(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = MlflowClient.get_experiment_by_name
+    seen: list[str] = []
+
+    def late(client: MlflowClient, name: str) -> Any:  # Any: MLflow's experiment
+        """It is not there when the second run looks, and is when that makes it."""
+        seen.append(name)
+        return None if len(seen) == 2 else found(client, name)
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", late)
+    first, second = started(uri), started(uri)
+    client = open_client(uri)
+    of = [client.get_run(tracker.run_id).info.experiment_id for tracker in (first, second)]
+    assert of[0] == of[1]
+    assert len(seen) == 3
 
 
 def test_more_parameters_than_one_call_takes_all_arrive(uri: str) -> None:
