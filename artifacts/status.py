@@ -31,7 +31,7 @@ State = Literal["running", "interrupted", "finished", "failed"]
 
 BEAT_S = 20.0  # between two signs of life
 STALE_S = 120.0  # without one for so long, a run on another machine counts as interrupted
-CLOCK_STEP_S = 5.0  # how far a corrected clock may move the beginning of a process
+CLOCK_STEP_S = 5.0  # how far a beginning may be told apart; a clock that is set moves them all
 MAX_WHY_CHARS = 400
 
 logger = logging.getLogger(__name__)
@@ -116,15 +116,18 @@ def this_machine() -> str:
         return ""
 
 
-def is_alive(pid: int, started_s: float) -> bool:
-    """Whether the process that began then is still there; another one of the same pid is not it."""
+def is_alive(pid: int, started_s: float) -> bool | None:
+    """Whether the process that began then is still there. None where one of its pid began at
+    another time: it is another one, or the clock was set."""
     try:
         process = psutil.Process(pid)
         began_s = process.create_time()
         is_zombie = process.status() == psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-    return abs(began_s - started_s) < CLOCK_STEP_S and not is_zombie
+    if is_zombie:
+        return False
+    return True if abs(began_s - started_s) < CLOCK_STEP_S else None
 
 
 def _own_status() -> RunStatus:

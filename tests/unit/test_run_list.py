@@ -80,6 +80,19 @@ def test_a_killed_process_is_missed_at_once(tmp_path: Path) -> None:
     assert why.endswith("is gone")
 
 
+def test_a_run_goes_on_though_the_clock_was_set(tmp_path: Path) -> None:
+    """Which moves the beginning of its process, as the system tells it."""
+    store = Store.open(str(tmp_path))
+    with pulse(store):
+        told = json.loads(store.read(layout.STATUS))
+        moved = told | {"process_started_s": told["process_started_s"] - 3600}
+        store.write(layout.STATUS, json.dumps(moved).encode())
+        assert told_state(store) == ("running", "")
+        silent = moved | {"beat_s": told["beat_s"] - STALE_S - 1}
+        store.write(layout.STATUS, json.dumps(silent).encode())
+        assert told_state(store)[0] == "interrupted", "another process has its pid"
+
+
 def test_elsewhere_a_run_is_believed_until_it_has_been_silent_for_long() -> None:
     fresh = judged(TOLD, None, 1000.0 + STALE_S)
     silent = judged(TOLD, None, 1001.0 + STALE_S)
