@@ -3,6 +3,7 @@ how it ended.
 
     with pulse(store): ...     running, running, ... -> finished | failed: why | interrupted: why
     read_status(store)         the same, but interrupted where the process is gone without a word
+    await_end(store, say)      nobody goes on with it: a resume may begin
 
 A killed process writes nothing. On the machine that it ran on its absence shows at once; elsewhere
 the file's age tells, after STALE_S. Leaves out how far the run has come (`reports.figures`).
@@ -16,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ State = Literal["running", "interrupted", "finished", "failed"]
 
 BEAT_S = 20.0  # between two signs of life
 STALE_S = 120.0  # without one for so long, a run on another machine counts as interrupted
+LOOK_S = 1.0  # between two looks at a run that may go on elsewhere
 CLOCK_STEP_S = 5.0  # how far a beginning may be told apart; a clock that is set moves them all
 MAX_WHY_CHARS = 400
 
@@ -87,9 +89,49 @@ def read_status(store: Store) -> RunStatus | None:
         told = RunStatus(**json.loads(store.read(layout.STATUS)))
     except FileNotFoundError:
         return None
-    is_here = bool(told.machine) and told.machine == this_machine()
-    alive = is_alive(told.pid, told.process_started_s) if is_here else None
+    alive = is_alive(told.pid, told.process_started_s) if _is_here(told) else None
     return judged(told, alive, time.time())
+
+
+def await_end(
+    store: Store, tell: Callable[[str], object], sleep: Callable[[float], object] = time.sleep
+) -> None:
+    """Return when no process goes on with the run. ValueError where one does: two would write over
+    each other's records.
+
+    One whose process cannot be seen from here is watched: until it shows a sign of life, or has
+    shown none for STALE_S. `tell` hears of a wait.
+    """
+    first = told = _read_or_none(store)
+    ends = time.monotonic() + STALE_S
+    while told is not None and first is not None and told.state == "running":
+        if told.beat_s != first.beat_s or _is_seen(told):
+            raise ValueError(
+                f"a run must go on in one process at a time, {store.url} goes on in process"
+                f" {told.pid} on {told.host}; end it, or wait for its end"
+            )
+        if time.monotonic() > ends:
+            return
+        if told is first:
+            tell(f"waiting for up to {STALE_S:.0f} s: the run may go on on {told.host}")
+        sleep(LOOK_S)
+        told = _read_or_none(store)
+
+
+def _read_or_none(store: Store) -> RunStatus | None:
+    """None also for one that is damaged, or of another version."""
+    try:
+        return read_status(store)
+    except (ValueError, TypeError):
+        return None
+
+
+def _is_seen(told: RunStatus) -> bool:
+    return _is_here(told) and bool(is_alive(told.pid, told.process_started_s))
+
+
+def _is_here(told: RunStatus) -> bool:
+    return bool(told.machine) and told.machine == this_machine()
 
 
 def judged(told: RunStatus, is_alive: bool | None, now_s: float) -> RunStatus:
