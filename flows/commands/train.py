@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import traceback
 from argparse import ArgumentParser, Namespace
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     begin_as_workers_do()
+    stop_when_hung_up()
     output = divert()
     try:
         return trained(options, output)
@@ -68,6 +70,13 @@ def begin_as_workers_do() -> None:
     wanted = first_environment()
     if Path(sys.argv[0]).stem in PROGRAMS and not has_begun_with(wanted):
         os.execve(sys.executable, sys.orig_argv, os.environ | wanted)
+
+
+def stop_when_hung_up() -> None:
+    """A terminal that is closed stops the run as SIGTERM does, which Prefect and MLflow hear of;
+    not where SIGHUP is ignored, as below nohup."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def trained(options: Namespace, output: Output) -> int:
