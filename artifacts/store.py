@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 
 from fsspec.core import url_to_fs
 
 from artifacts.layout import ASIDE_PREFIX
 from artifacts.refused_writes import StoreError, explained, reason_of
 
+T = TypeVar("T")
 Fill = Callable[[BinaryIO], object]  # writes the bytes of a file
 
 
@@ -86,6 +87,19 @@ class Store:
         file = self._full(path)
         with self._reached():
             return bytes(self._fs.cat_file(file))
+
+    def parsed(self, path: str, parse: Callable[[bytes], T]) -> T:
+        """What `parse` makes of the file. Raises FileNotFoundError, and ValueError with its name
+        for one that is cut off or damaged."""
+        data = self.read(path)
+        try:
+            return parse(data)
+        except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
+            reason = " ".join(reason_of(error).split())
+            raise ValueError(
+                f"{self.url}/{path} ({len(data)} bytes) must be whole and of this version, it"
+                f" cannot be read ({reason}); restore it from a copy"
+            ) from error
 
     def exists(self, path: str) -> bool:
         file = self._full(path)
