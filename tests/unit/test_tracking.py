@@ -130,6 +130,15 @@ def test_a_resumed_run_skips_the_steps_that_are_logged(uri: str) -> None:
     assert client.get_run(first.run_id).data.params == {"lr": "1.0"}
 
 
+def test_a_run_that_mlflow_does_not_have_is_begun_there_anew(uri: str) -> None:
+    """It is resumed with another tracking URI, or the server's data base was lost."""
+    tracker = started(uri, run_id="0" * 32, lr=2.0)
+    assert tracker.run_id != "0" * 32
+    assert tracker.log_step(1, {"reward/mean": 1.0})
+    run = open_client(uri).get_run(tracker.run_id)
+    assert (run.data.params, run.data.metrics["reward/mean"]) == ({"lr": "2.0"}, 1.0)
+
+
 def test_an_outage_costs_one_warning_and_no_metric(
     uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
