@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from artifacts import layout
+from artifacts.refused_writes import explained
 from artifacts.store import Store
 
 MARKER = "complete.json"
@@ -64,9 +65,10 @@ class Checkpoints:
         marker = json.dumps({"step": step, "files": files}, sort_keys=True).encode()
         self._drop(step)
         if self._store.is_local:
-            _sync_tree(aside)
-            (aside / MARKER).write_bytes(marker)
-            os.replace(aside, self._store.local_path(name))
+            with explained(f"{self._store.url}/{name}", sum(files.values())):
+                _sync_tree(aside)
+                (aside / MARKER).write_bytes(marker)
+                os.replace(aside, self._store.local_path(name))
         else:
             self._store.upload(aside, name)
             self._store.write(f"{name}/{MARKER}", marker)

@@ -61,11 +61,11 @@ class Journal:
         """
         final = layout.table_file("responses", step)
         if self._store.exists(final):
-            return responses_from_parquet(self._store.read(final))
+            return self._store.parsed(final, responses_from_parquet)
         return _latest(
             row
             for part in self._parts(step)
-            for row in responses_from_parquet(self._store.read(part))
+            for row in self._store.parsed(part, responses_from_parquet)
         )
 
     def finalise(
@@ -91,11 +91,13 @@ class Journal:
     def read_groups(self, step: int, rows: Iterable[ResponseRow] | None = None) -> list[Group]:
         """The trained groups in training order: all that a replay of the step's training needs.
         `rows`: what `read` says of the step, from a caller that has it."""
-        groups = self._store.read(layout.table_file("groups", step))
-        return groups_from_parquet(groups, self.read(step) if rows is None else rows)
+        known = self.read(step) if rows is None else rows
+        return self._store.parsed(
+            layout.table_file("groups", step), lambda data: groups_from_parquet(data, known)
+        )
 
     def read_spans(self, step: int) -> list[Span]:
-        return spans_from_parquet(self._store.read(layout.table_file("spans", step)))
+        return self._store.parsed(layout.table_file("spans", step), spans_from_parquet)
 
     def _parts(self, step: int) -> list[str]:
         directory = layout.journal_dir(step)

@@ -154,4 +154,4 @@ def kept_judgements(store: Store, step: int) -> list[Judgement]:
 
 def _kept(store: Store, directory: str) -> Iterable[Judgement]:
     for part in store.list(directory):
-        yield from judgements_from_parquet(store.read(f"{directory}/{part}"))
+        yield from store.parsed(f"{directory}/{part}", judgements_from_parquet)

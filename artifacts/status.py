@@ -3,6 +3,7 @@ how it ended.
 
     with pulse(store): ...     running, running, ... -> finished | failed: why | interrupted: why
     read_status(store)         the same, but interrupted where the process is gone without a word
+    await_end(store, say)      nobody goes on with it: a resume may begin
 
 A killed process writes nothing. On the machine that it ran on its absence shows at once; elsewhere
 the file's age tells, after STALE_S. Leaves out how far the run has come (`reports.figures`).
@@ -16,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,7 +32,8 @@ State = Literal["running", "interrupted", "finished", "failed"]
 
 BEAT_S = 20.0  # between two signs of life
 STALE_S = 120.0  # without one for so long, a run on another machine counts as interrupted
-CLOCK_STEP_S = 5.0  # how far a corrected clock may move the beginning of a process
+LOOK_S = 1.0  # between two looks at a run that may go on elsewhere
+CLOCK_STEP_S = 5.0  # how far a beginning may be told apart; a clock that is set moves them all
 MAX_WHY_CHARS = 400
 
 logger = logging.getLogger(__name__)
@@ -87,9 +89,49 @@ def read_status(store: Store) -> RunStatus | None:
         told = RunStatus(**json.loads(store.read(layout.STATUS)))
     except FileNotFoundError:
         return None
-    is_here = bool(told.machine) and told.machine == this_machine()
-    alive = is_alive(told.pid, told.process_started_s) if is_here else None
+    alive = is_alive(told.pid, told.process_started_s) if _is_here(told) else None
     return judged(told, alive, time.time())
+
+
+def await_end(
+    store: Store, tell: Callable[[str], object], sleep: Callable[[float], object] = time.sleep
+) -> None:
+    """Return when no process goes on with the run. ValueError where one does: two would write over
+    each other's records.
+
+    One whose process cannot be seen from here is watched: until it shows a sign of life, or has
+    shown none for STALE_S. `tell` hears of a wait.
+    """
+    first = told = _read_or_none(store)
+    ends = time.monotonic() + STALE_S
+    while told is not None and first is not None and told.state == "running":
+        if told.beat_s != first.beat_s or _is_seen(told):
+            raise ValueError(
+                f"a run must go on in one process at a time, {store.url} goes on in process"
+                f" {told.pid} on {told.host}; end it, or wait for its end"
+            )
+        if time.monotonic() > ends:
+            return
+        if told is first:
+            tell(f"waiting for up to {STALE_S:.0f} s: the run may go on on {told.host}")
+        sleep(LOOK_S)
+        told = _read_or_none(store)
+
+
+def _read_or_none(store: Store) -> RunStatus | None:
+    """None also for one that is damaged, or of another version."""
+    try:
+        return read_status(store)
+    except (ValueError, TypeError):
+        return None
+
+
+def _is_seen(told: RunStatus) -> bool:
+    return _is_here(told) and bool(is_alive(told.pid, told.process_started_s))
+
+
+def _is_here(told: RunStatus) -> bool:
+    return bool(told.machine) and told.machine == this_machine()
 
 
 def judged(told: RunStatus, is_alive: bool | None, now_s: float) -> RunStatus:
@@ -116,15 +158,18 @@ def this_machine() -> str:
         return ""
 
 
-def is_alive(pid: int, started_s: float) -> bool:
-    """Whether the process that began then is still there; another one of the same pid is not it."""
+def is_alive(pid: int, started_s: float) -> bool | None:
+    """Whether the process that began then is still there. None where one of its pid began at
+    another time: it is another one, or the clock was set."""
     try:
         process = psutil.Process(pid)
         began_s = process.create_time()
         is_zombie = process.status() == psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-    return abs(began_s - started_s) < CLOCK_STEP_S and not is_zombie
+    if is_zombie:
+        return False
+    return True if abs(began_s - started_s) < CLOCK_STEP_S else None
 
 
 def _own_status() -> RunStatus:

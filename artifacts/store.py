@@ -13,23 +13,18 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 
 from fsspec.core import url_to_fs
 
 from artifacts.layout import ASIDE_PREFIX
+from artifacts.refused_writes import StoreError, explained, reason_of
 
-FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
+T = TypeVar("T")
 Fill = Callable[[BinaryIO], object]  # writes the bytes of a file
-
-
-class StoreError(OSError):
-    """The artifact root cannot take a write; the message is one sentence with the path and the
-    cure."""
 
 
 class Store:
@@ -70,7 +65,7 @@ class Store:
 
     def write(self, path: str, data: bytes) -> None:
         """Replace or create `path` atomically and durably."""
-        with _explained(self.url, path, len(data)):
+        with self._explained(path, len(data)):
             if self.is_local:
                 self._replace(path, lambda file: file.write(data))
             else:
@@ -79,7 +74,7 @@ class Store:
     def create(self, path: str, data: bytes) -> None:
         """Like `write`, but raises FileExistsError when `path` is there: of two writers exactly one
         succeeds."""
-        with _explained(self.url, path, len(data)):
+        with self._explained(path, len(data)):
             if self.is_local:
                 with self._written_aside(path, lambda file: file.write(data)) as aside:
                     os.link(aside, self._full(path))
@@ -92,6 +87,19 @@ class Store:
         file = self._full(path)
         with self._reached():
             return bytes(self._fs.cat_file(file))
+
+    def parsed(self, path: str, parse: Callable[[bytes], T]) -> T:
+        """What `parse` makes of the file. Raises FileNotFoundError, and ValueError with its name
+        for one that is cut off or damaged."""
+        data = self.read(path)
+        try:
+            return parse(data)
+        except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
+            reason = " ".join(reason_of(error).split())
+            raise ValueError(
+                f"{self.url}/{path} ({len(data)} bytes) must be whole and of this version, it"
+                f" cannot be read ({reason}); restore it from a copy"
+            ) from error
 
     def exists(self, path: str) -> bool:
         file = self._full(path)
@@ -115,20 +123,21 @@ class Store:
         """Remove a file or a tree; nothing happens if it is not there. A local tree vanishes at
         once, then its files go."""
         target = self._full(path)
-        if not self._fs.exists(target):
-            return
-        if self.is_local:
-            aside = _aside(target)
-            os.replace(target, aside)
-            target = aside
-        self._fs.rm(target, recursive=True)
+        with self._explained(path, 0):
+            if not self._fs.exists(target):
+                return
+            if self.is_local:
+                aside = _aside(target)
+                os.replace(target, aside)
+                target = aside
+            self._fs.rm(target, recursive=True)
 
     def upload(self, source: Path, path: str) -> None:
         """Copy a local directory's files to `path`, each whole or not at all; not atomic as a
         whole."""
         for file in sorted(entry for entry in source.rglob("*") if entry.is_file()):
             name = f"{path}/{file.relative_to(source).as_posix()}"
-            with _explained(self.url, name, file.stat().st_size):
+            with self._explained(name, file.stat().st_size):
                 if self.is_local:
                     with file.open("rb") as data:
                         self._replace(name, partial(shutil.copyfileobj, data))
@@ -139,30 +148,19 @@ class Store:
     def download(self, path: str, destination: Path) -> None:
         """Copy the tree at `path` into a local directory."""
         root = self._full(path).rstrip("/")
-        for file in self._fs.find(root):
-            target = destination / str(file)[str(file).index(root) + len(root) + 1 :]
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._fs.get_file(file, str(target))
+        with self._reached():
+            for file in self._fs.find(root):
+                target = destination / str(file)[str(file).index(root) + len(root) + 1 :]
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._fs.get_file(file, str(target))
 
     def check_writable(self) -> None:
         """Raise StoreError now rather than after an hour of rollout, when nothing can be written
         here."""
         probe = f"{ASIDE_PREFIX}probe-{uuid.uuid4().hex}"
-        try:
-            self.write(probe, b"probe")
-            with _explained(self.url, probe, 0):
-                self._fs.rm_file(self._full(probe))
-        # every protocol has errors of its own: no bucket, no credentials, no answer
-        except Exception as error:
-            if self.is_local or isinstance(error, StoreError):
-                raise
-            cure = (
-                "check that the bucket exists, the credentials and the endpoint, or set"
-                " artifact_root to a local directory"
-            )
-            raise StoreError(
-                f"artifact_root must take a write, {self.url} does not ({error}); {cure}"
-            ) from error
+        self.write(probe, b"probe")
+        with self._explained(probe, 0):
+            self._fs.rm_file(self._full(probe))
 
     def sweep(self, directory: str) -> int:
         """Delete what killed writers left anywhere under `directory`; returns how many. Only safe
@@ -191,15 +189,16 @@ class Store:
         one sentence for the user."""
         try:
             yield
-        except OSError:
-            raise
         except Exception as error:
-            if self.is_local:
+            if self.is_local or (isinstance(error, OSError) and str(error)):
                 raise
             raise StoreError(
-                f"the root must be a place that can be read, {self.url} is not ({error}); check"
-                " the bucket, the credentials and the endpoint"
+                f"the root must be a place that can be read, {self.url} is not"
+                f" ({reason_of(error)}); check the bucket, the credentials and the endpoint"
             ) from error
+
+    def _explained(self, path: str, num_bytes: int) -> AbstractContextManager[None]:
+        return explained(f"{self.url}/{path}", num_bytes)
 
     @contextmanager
     def _written_aside(self, path: str, fill: Fill) -> Iterator[str]:
@@ -237,34 +236,3 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _explained(url: str, path: str, num_bytes: int) -> Iterator[None]:
-    """The boundary where the operating system's errors of a write become one sentence for the
-    user."""
-    try:
-        yield
-    except OSError as error:
-        sentence = _sentence(error, f"{url}/{path}", num_bytes)
-        if sentence is None:
-            raise
-        raise StoreError(error.errno, sentence) from error
-
-
-def _sentence(error: OSError, where: str, num_bytes: int) -> str | None:
-    if error.errno in FULL_ERRNOS:
-        return (
-            f"disk full: {where} needs {num_bytes} bytes; free space or set artifact_root to"
-            " another disk, then resume the run"
-        )
-    if error.errno in READ_ONLY_ERRNOS or isinstance(error, PermissionError):
-        return (
-            f"cannot write {where}: {error.strerror or error}; make the directory writable or set"
-            " artifact_root elsewhere"
-        )
-    if error.errno == errno.ENOTDIR:
-        return (
-            f"cannot write {where}: a part of the path is a file; set artifact_root to a directory"
-        )
-    return None

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from artifacts.records import WeightsRef
+from artifacts.refused_writes import explained
 
 _ALIGNMENT = 8  # of the first tensor in a safetensors file, bytes
 _WORDS_PER_ROW = 1 << 14  # 64-bit words hashed with one table of weights
@@ -49,9 +50,11 @@ def write_weights(
         seen.add(identity)
         kept[name] = tensor.detach().to(device="cpu", dtype=torch.bfloat16).contiguous()
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _write_over(_aside(target), kept, version)
-    os.replace(_aside(target), target)
+    num_bytes = sum(tensor.nbytes for tensor in kept.values())
+    with explained(str(target), num_bytes, setting="keep.weights_dir"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write_over(_aside(target), kept, version)
+        os.replace(_aside(target), target)
     return WeightsRef(version=version, path=str(target), digest=digest(kept.items()))
 
 

@@ -59,10 +59,10 @@ def begun_round(
 
 
 def _read(store: Store, name: str) -> BegunRound:
-    data = store.read(name)
-    if (found := json.loads(data).get("schema_version")) != PLAN_SCHEMA_VERSION:
+    found = store.parsed(name, lambda data: dict(json.loads(data)).get("schema_version"))
+    if found != PLAN_SCHEMA_VERSION:
         raise ValueError(
             f"{store.url}/{name} must have schema version {PLAN_SCHEMA_VERSION}, got {found};"
             " resume it with the code that wrote it"
         )
-    return _JSON.validate_json(data)
+    return store.parsed(name, _JSON.validate_json)

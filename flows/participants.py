@@ -16,6 +16,7 @@ from prefect.artifacts import acreate_table_artifact
 from artifacts.reports.host_states import PoolState, host_rows, hosts_told, keep_hosts
 from artifacts.reports.members import member_rows, members_told
 from artifacts.reports.seeding_told import seeding_told
+from flows.prefect_pages import shown
 from flows.run import OpenRun
 from tasks.environments.hosts.bulletin import told_states
 from tasks.guest_book import GuestBook
@@ -57,11 +58,12 @@ class Participants:
         if not pools:
             return
         await asyncio.to_thread(keep_hosts, self._run.store, pools)
-        await acreate_table_artifact(
+        artifact = acreate_table_artifact(
             table=host_rows(pools, time.time()),
             key=f"hosts-{self._key}",
             description=f"Environment hosts of {self._run.context.run_id}: {hosts_told(pools)}",
         )
+        await shown(artifact)
 
     async def _keep_guests(self, figures: Figures) -> None:
         """Who generates that the run did not start."""
@@ -70,11 +72,12 @@ class Participants:
         if not members:
             return
         told = (f"Guests of {self._run.context.run_id}", seeding_told(figures))
-        await acreate_table_artifact(
+        artifact = acreate_table_artifact(
             table=member_rows(members, time.time()),
             key=f"guests-{self._key}",
             description=". ".join(filter(None, (*told, self._hiring_told(figures)))),
         )
+        await shown(artifact)
 
     def _pools(self) -> tuple[PoolState, ...]:
         context = self._run.context

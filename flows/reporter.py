@@ -10,6 +10,7 @@ the evaluations.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -33,6 +34,7 @@ from flows.evaluate import EvaluationReport
 from flows.heldout_answers import HeldoutAnswers, read_answers
 from flows.output import screen
 from flows.participants import Participants
+from flows.prefect_pages import shown
 from flows.report_folder import ReportFolder
 from flows.run import OpenRun
 from flows.terminal import TerminalView
@@ -53,6 +55,10 @@ TABLE_COLUMNS = (
     "queue/long_prompts",
 )
 
+# Prefect keeps every table that it was given: with all steps in each, those of 10,000 steps would
+# take 10 GB
+TABLE_STEPS = 100
+
 ALARM_TAG = "rollflow.alarm"  # MLflow's tag of a run that raised one
 
 
@@ -64,7 +70,7 @@ class RunReporter:
         self._journal = Journal(run.store)
         self._folder = ReportFolder(run)
         self._evaluations: dict[int, EvaluationReport] = {}
-        self._rows: list[dict[str, object]] = []
+        self._rows: deque[dict[str, object]] = deque(maxlen=TABLE_STEPS)
         self._commits = list(run.commits)
         self._key = artifact_key(run.context.run_id)
         self._client = get_client()
@@ -90,18 +96,21 @@ class RunReporter:
             f"Parameters, metrics and plots of {self._run.context.run_id}",
         )
         if tracker.page:
-            await acreate_link_artifact(
+            artifact = acreate_link_artifact(
                 link=tracker.page,
                 link_text="the run in MLflow",
                 key=f"mlflow-{self._key}",
                 description=about,
             )
+            await shown(artifact)
         else:
             text = (
                 f"Run `{tracker.run_id}` in `{tracker.uri}`. `make ui` shows what lies beside an"
                 " artifact root."
             )
-            await acreate_markdown_artifact(text, key=f"mlflow-{self._key}", description=about)
+            await shown(
+                acreate_markdown_artifact(text, key=f"mlflow-{self._key}", description=about)
+            )
 
     async def __aexit__(
         self,
@@ -160,10 +169,12 @@ class RunReporter:
             told = f"step={commit.step} update={skipped}: no update, because {REASONS[skipped]}"
             get_run_logger().warning(told)
         self._warn(commit)
-        await acreate_table_artifact(
-            table=self._rows,
-            key=f"steps-{self._key}",
-            description=f"Steps of {self._run.context.run_id}",
+        await shown(
+            acreate_table_artifact(
+                table=list(self._rows),
+                key=f"steps-{self._key}",
+                description=f"The last steps of {self._run.context.run_id}",
+            )
         )
 
     def _warn(self, commit: StepCommit) -> None:
@@ -205,9 +216,8 @@ class RunReporter:
         self._run.tracker.log_state(len(commits), self._figures_now().columns)
         self._run.tracker.describe(f"{headline(summary)}\n\n{text}")
         await self._log_model(commits)
-        await acreate_markdown_artifact(
-            text, key=f"summary-{self._key}", description=f"What came of {self._run.context.run_id}"
-        )
+        about = f"What came of {self._run.context.run_id}"
+        await shown(acreate_markdown_artifact(text, key=f"summary-{self._key}", description=about))
         await self._show_episodes(answers)
         await self._view.close()
         Console(file=screen()).print(rich_summary(summary))
@@ -217,7 +227,9 @@ class RunReporter:
         """Held-out episodes of a run that has any."""
         if text := answers.markdown():
             about = f"Held-out episodes of {self._run.context.run_id}, before and after"
-            await acreate_markdown_artifact(text, key=f"episodes-{self._key}", description=about)
+            await shown(
+                acreate_markdown_artifact(text, key=f"episodes-{self._key}", description=about)
+            )
 
     async def _log_model(self, commits: Sequence[StepCommit]) -> None:
         """The trained model into MLflow, where it is asked for. A refusal is told, and costs

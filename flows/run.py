@@ -20,7 +20,7 @@ from artifacts.handover import handover_directory
 from artifacts.layout import LOGS, ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
 from artifacts.reports.tracking import RunTracker
-from artifacts.status import pulse
+from artifacts.status import await_end, pulse
 from artifacts.store import Store
 from flows.config.guest_rules import weight_server_of
 from flows.config.pinning import pinned
@@ -118,6 +118,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
             f"run_name must be new under {root.url}, {run_id!r} is there; choose another, or resume"
             f" it with resume={run_id!r}"
         )
+    await_end(store, say)
     _check_rows(config)
     with handover_directory(Path(config.keep.weights_dir), run_id) as weights_dir:
         if leftovers := store.sweep(""):

@@ -68,7 +68,8 @@ def record_beginning(config: RunConfig, run_id: str, store: Store, step: int) ->
             "rollflow.scheduling": config.scheduling.kind,
             "rollflow.preset": config.preset,
         },
-        run_id=earlier.mlflow_run_id if earlier else None,
+        # a copy of a run has another name, and is another run there
+        run_id=earlier.mlflow_run_id if earlier and earlier.run_id == run_id else None,
         data=data,
         git_sha=sha,
     )

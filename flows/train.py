@@ -30,6 +30,7 @@ from flows.engine_layout import EngineLayouts
 from flows.evaluate import EvaluationReport, evaluate, evaluation_plan, recorded_evaluation
 from flows.hosts import check_hosts
 from flows.output import keep_log_in, say
+from flows.prefect_pages import telling_of_prefects_loss
 from flows.recovery import RECOVERABLE, recover, retry, start_at
 from flows.reporter import RunReporter
 from flows.rl_step import rl_step
@@ -58,6 +59,7 @@ async def train(config: RunConfig) -> RunSummary:
     with ExitStack() as stack:
         stack.enter_context(told_in_prefect(str(runtime.flow_run.id)))
         run = stack.enter_context(open_run(config))
+        stack.enter_context(telling_of_prefects_loss())
         keep_log_in(run.logs)
         say(f"run: {run.store.url}")
         say(f"logs: {run.logs}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +17,13 @@ PATIENCE = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",  # a busy server may ask for an hour
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 
 
 def open_client(uri: str) -> MlflowClient:
-    """A client for a tracking URI, telemetry off; the directory of a SQLite file is made. Imports
+    """A client for a tracking URI, telemetry off; a SQLite file and its directory are made. Imports
     MLflow (1.5 s) only here."""
     for name, value in PATIENCE.items():
         os.environ.setdefault(name, value)
@@ -28,9 +31,25 @@ def open_client(uri: str) -> MlflowClient:
 
     for chatty in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    if (database := sqlite_file(uri)) is not None:
-        database.parent.mkdir(parents=True, exist_ok=True)
+    database = sqlite_file(uri)
+    if database is not None and not database.exists():
+        _make_tables(database)
     return MlflowClient(tracking_uri=uri)
+
+
+def _make_tables(database: Path) -> None:
+    """Have MLflow make its tables aside: it takes seconds, and a file in which it was killed or met
+    another process that makes them is refused for ever."""
+    from mlflow.tracking import MlflowClient
+
+    database.parent.mkdir(parents=True, exist_ok=True)
+    aside = database.with_name(f".{database.name}.{uuid.uuid4().hex}")
+    try:
+        MlflowClient(tracking_uri=f"sqlite:///{aside}")
+        with suppress(FileExistsError):  # another run was faster
+            os.link(aside, database)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def sqlite_file(uri: str) -> Path | None:

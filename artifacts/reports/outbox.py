@@ -3,18 +3,23 @@
     put ─▶ first in, first sent ─▶ taken | refused: dropped with a warning | unreachable: all wait
 
 A server that is down lengthens the queue and costs one warning; nothing here ever raises because of
-it. Leaves out what is sent (`tracking`).
+it. One that lets its callers wait is tried again only so often that the waits are a small share of
+the time. Leaves out what is sent (`tracking`).
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
+WAITING_SHARE = 0.05  # of the time goes into tries that fail, at most
+QUICK_S = 0.1  # a try that fails sooner, as where nobody listens, costs nothing
 REFUSALS = (
     "INVALID_PARAMETER_VALUE",
     "BAD_REQUEST",
@@ -35,8 +40,11 @@ class _Entry:
 class Outbox:
     """Calls to one tracking server that wait to be made."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: seconds."""
         self._uri = uri
+        self._clock = clock
+        self._due_s = -math.inf  # when the server is tried again, by the clock
         self._queue: deque[_Entry] = deque()
         self._warned = False
 
@@ -45,21 +53,23 @@ class Outbox:
         """What the server has not taken yet."""
         return tuple(entry.what for entry in self._queue)
 
-    def put(self, what: str, send: Callable[[], None]) -> bool:
-        """Send this after all that waits already. True if nothing waits afterwards."""
+    def put(self, what: str, send: Callable[[], None], *, is_last: bool = False) -> bool:
+        """Send this after all that waits already; the last one is tried in any case. True if
+        nothing waits afterwards."""
         self._queue.append(_Entry(what, send))
-        return self._flush()
+        return self._flush() if is_last or self._clock() >= self._due_s else False
 
     def _flush(self) -> bool:
         """The boundary where MLflow's failures stop: refused entries are dropped, unsent ones wait
         in order."""
         while self._queue:
-            entry = self._queue[0]
+            entry, began_s = self._queue[0], self._clock()
             try:
                 entry.send()
             except Exception as error:
                 if getattr(error, "error_code", None) not in REFUSALS:
                     self._warn(error)
+                    self._rest(self._clock() - began_s)
                     return False
                 logger.warning(
                     "tracking=%s refused=%s reason=%s", self._uri, entry.what, first_line(error)
@@ -67,6 +77,10 @@ class Outbox:
             self._queue.popleft()
         self._warned = False
         return True
+
+    def _rest(self, failed_within_s: float) -> None:
+        if failed_within_s > QUICK_S:
+            self._due_s = self._clock() + failed_within_s / WAITING_SHARE
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:

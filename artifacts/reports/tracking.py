@@ -87,8 +87,8 @@ class RunTracker:
         data: TrackedData | None = None,
         git_sha: str | None = None,
     ) -> str:
-        """Create the run, or go on with `run_id`, whose parameters stay as they are; returns the
-        MLflow run id.
+        """Create the run, or go on with `run_id`, whose parameters stay as they are, unless MLflow
+        answers that it has no such run; returns the MLflow run id.
 
         Raises ConnectionError when a new run cannot be created: a wrong URI is found before
         training, not after it.
@@ -96,7 +96,7 @@ class RunTracker:
         annotated = {**SOURCE_TAGS, **tags, NOTE_TAG: describe(tags), RUN_NAME_TAG: run_name}
         if git_sha is not None:
             annotated[GIT_TAG] = git_sha
-        if run_id is not None:
+        if run_id is not None and not self._is_unknown(run_id):
             self.run_id, self._is_resumed = run_id, True
             self._outbox.put("the resumed run", lambda: self._reopen(annotated))
             return run_id
@@ -159,7 +159,11 @@ class RunTracker:
 
     def end(self, status: RunStatus) -> bool:
         """Close the run. What still waits is given a last try, then counted in a warning."""
-        self._outbox.put("the end", lambda: self._connected().set_terminated(self.run_id, status))
+        self._outbox.put(
+            "the end",
+            lambda: self._connected().set_terminated(self.run_id, status),
+            is_last=True,
+        )
         lost = self._outbox.waiting
         if lost:
             logger.warning("tracking=%s run=%s lost=%s", self.uri, self.run_id, ", ".join(lost))
@@ -183,7 +187,20 @@ class RunTracker:
             return str(found.experiment_id)
         database = sqlite_file(self.uri)
         location = (database.parent / "mlartifacts").as_uri() if database else None
-        return str(client.create_experiment(name, artifact_location=location))
+        try:
+            return str(client.create_experiment(name, artifact_location=location))
+        except Exception:
+            if (found := client.get_experiment_by_name(name)) is None:
+                raise
+            return str(found.experiment_id)  # another run has made it meanwhile
+
+    def _is_unknown(self, run_id: str) -> bool:
+        """Whether MLflow says so: the tracking URI is another one, or its data base a new one."""
+        try:
+            self._connected().get_run(run_id)
+        except Exception as error:
+            return getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
+        return False
 
     def _reopen(self, tags: Mapping[str, str]) -> None:
         client = self._connected()

@@ -24,8 +24,8 @@ from flows.commands.local_stack import (
     PREFECT_PORT,
     StartingServer,
     free_port,
-    interrupt,
     starting_prefect_server,
+    stop_on_signals,
 )
 from flows.commands.options import add_configuration, add_resume, folder
 from flows.output import FLOW_LOG
@@ -61,7 +61,7 @@ def parser() -> ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, interrupt)
+    stop_on_signals()
     began_s = time.time()
     where = "" if options.root == ROOT else f" --root {shlex.quote(str(options.root))}"
     try:

@@ -189,7 +189,14 @@ def check_running(process: subprocess.Popen[bytes], what: str, log: Path) -> Non
         raise RuntimeError(f"{what} is gone: {account(code, lines, str(log))}")
 
 
+def stop_on_signals() -> None:
+    """SIGTERM, and SIGHUP of a terminal that is closed, end what was started as Ctrl-C does:
+    servers and runs have sessions of their own and would stay. Not SIGHUP where it is ignored, as
+    below nohup."""
+    signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, interrupt)
+
+
 def interrupt(*_: object) -> None:
-    """SIGTERM ends what was started as Ctrl-C does; servers and runs have sessions of their own and
-    would stay."""
     raise KeyboardInterrupt

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import traceback
 from argparse import ArgumentParser, Namespace
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     begin_as_workers_do()
+    stop_when_hung_up()
     output = divert()
     try:
         return trained(options, output)
@@ -70,6 +72,13 @@ def begin_as_workers_do() -> None:
         os.execve(sys.executable, sys.orig_argv, os.environ | wanted)
 
 
+def stop_when_hung_up() -> None:
+    """A terminal that is closed stops the run as SIGTERM does, which Prefect and MLflow hear of;
+    not where SIGHUP is ignored, as below nohup."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+
+
 def trained(options: Namespace, output: Output) -> int:
     """The exit status of the run; 2, with one sentence on the terminal, where a user can mend what
     went wrong."""
@@ -80,12 +89,14 @@ def trained(options: Namespace, output: Output) -> int:
         config = RunConfig.model_validate(
             assemble(options.preset, options.resume, options.set, options.settings)
         )
+        from flows.prefect_pages import telling_of_prefects_loss
         from flows.train import prepare_workers, train
 
         prepare_workers(config)
         if options.server_starts:
             wait_until_served(f"{os.environ['PREFECT_API_URL']}/health", "the Prefect server")
-        asyncio.run(train(config))
+        with telling_of_prefects_loss():  # the state that the flow ends in is told to it, too
+            asyncio.run(train(config))
     except (ValueError, OSError, RuntimeError, TimeoutError) as error:
         output.complain(sentence(error))
         return 2

@@ -16,9 +16,9 @@ from flows.commands.local_stack import (
     check_port,
     check_running,
     free_port,
-    interrupt,
     prefect_server,
     server_process,
+    stop_on_signals,
     wait_until_served,
 )
 from flows.commands.options import folder
@@ -48,7 +48,7 @@ def parser() -> ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, interrupt)
+    stop_on_signals()
     try:
         serve_pages(
             options.root.resolve(),

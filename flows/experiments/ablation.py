@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,7 +37,7 @@ from artifacts.layout import MANIFEST
 from artifacts.reports.ablation_plot import VariantCurves, ablation_plot
 from artifacts.store import Store
 from flows.commands.demo import STOP_S, attended
-from flows.commands.local_stack import interrupt
+from flows.commands.local_stack import stop_on_signals
 from flows.config.run_config import RunConfig
 from flows.experiments.ablation_figures import (
     STAGES,
@@ -57,7 +56,7 @@ SERVER_STOP_S = 40.0  # how long the run's Prefect server may take to end after 
 
 def main() -> int:
     options = _parser().parse_args()
-    signal.signal(signal.SIGTERM, interrupt)
+    stop_on_signals()
     try:
         _complete(options)
         variants = COMPARISONS[options.comparison].variants

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -27,7 +26,7 @@ from artifacts.layout import TOKENS
 from artifacts.reports.members import present_workers, read_members
 from artifacts.store import Store
 from artifacts.token_log import read_tokens
-from flows.commands.local_stack import free_port, interrupt, prefect_server
+from flows.commands.local_stack import free_port, prefect_server, stop_on_signals
 from flows.experiments.course_figures import Played, figures_of, tell, what_is_wrong
 from flows.experiments.descendants import adopt_orphans
 from flows.experiments.guest_park import GuestPark, Place, guest_park
@@ -159,7 +158,7 @@ def play(run: InjectedRun, park: GuestPark | None) -> Played:
 
 def main() -> int:
     options = _parser().parse_args()
-    signal.signal(signal.SIGTERM, interrupt)
+    stop_on_signals()
     adopt_orphans()
     try:
         with artifact_root(options.out) as root:

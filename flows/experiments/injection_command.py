@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
-from flows.commands.local_stack import free_port, interrupt, prefect_server
+from flows.commands.local_stack import free_port, prefect_server, stop_on_signals
 from flows.experiments.descendants import adopt_orphans
 from flows.experiments.injected_run import InjectedRun, RunOrder
 from flows.experiments.injection_figures import figures_of, tell, wrong_in
@@ -43,7 +42,7 @@ def perform(experiment: Experiment) -> int:
     """The exit status of the command: 0 where all is well, 1 where something is not, 2 where it
     could not be tried."""
     options = _parser(experiment).parse_args()
-    signal.signal(signal.SIGTERM, interrupt)
+    stop_on_signals()
     try:
         with artifact_root(options.out) as root:
             told = _runs(experiment, options, root)

@@ -43,4 +43,4 @@ def record_moments(groups: Sequence[Group], store: Store, step: int, config: Lea
 
 
 def _read(store: Store, step: int) -> Moments:
-    return Moments(**json.loads(store.read(layout.moments_file(step))))
+    return store.parsed(layout.moments_file(step), lambda data: Moments(**json.loads(data)))

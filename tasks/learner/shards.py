@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from artifacts.refused_writes import explained
 from tasks.learner.ranks import Ranks
 from tasks.learner.sharding import ShardedAdamW
 
@@ -28,9 +29,8 @@ Shapes = Mapping[str, torch.Size]
 
 
 def save_shard(path: str, step: int, optimizer: ShardedAdamW, shapes: Shapes, ranks: Ranks) -> None:
-    """Write this rank's file into the directory `path`, aside first."""
+    """Write this rank's file into the directory `path`, aside first. Raises StoreError."""
     directory = Path(path)
-    directory.mkdir(parents=True, exist_ok=True)
     target = directory / f"shard-{ranks.rank:05d}-of-{ranks.world_size:05d}.safetensors"
     header = {
         "step": step,
@@ -40,8 +40,14 @@ def save_shard(path: str, step: int, optimizer: ShardedAdamW, shapes: Shapes, ra
     }
     aside = target.with_name(f".{target.name}.{os.getpid()}.aside")
     tensors = {key: tensor.cpu() for key, _, tensor in _kept(optimizer)}
-    save_file(tensors, aside, metadata={"header": json.dumps(header)})
-    os.replace(aside, target)
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    with explained(str(target), num_bytes, setting="artifact_root or keep.weights_dir"):
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            save_file(tensors, aside, metadata={"header": json.dumps(header)})
+        except SafetensorError as error:  # it has a full disk's in words alone
+            raise OSError(str(error)) from error
+        os.replace(aside, target)
 
 
 def load_shards(path: str, optimizer: ShardedAdamW, shapes: Shapes) -> int:

@@ -118,8 +118,11 @@ def read_split(store: Store, step: int) -> Split | None:
     name = layout.split_file(step)
     if not store.exists(name):
         return None
-    shares = json.loads(store.read(name))
+    return store.parsed(name, _split)
+
+
+def _split(data: bytes) -> Split:
     return tuple(
         Share(rank=rank, parts=tuple((prompt_id, tuple(places)) for prompt_id, places in parts))
-        for rank, parts in shares
+        for rank, parts in json.loads(data)
     )

@@ -166,5 +166,10 @@ def held_tokens_before(store: Store, step: int, num_rounds: int) -> tuple[int, .
 def _raw_report(store: Store, step: int) -> dict[str, Any]:  # Any: JSON values
     """The kept report of a closed round, empty if there is none."""
     name = layout.round_file(step)
-    raw: dict[str, Any] = json.loads(store.read(name)) if store.exists(name) else {}
-    return raw
+    return store.parsed(name, _object) if store.exists(name) else {}
+
+
+def _object(data: bytes) -> dict[str, Any]:  # Any: JSON values
+    """TypeError for what is none."""
+    told: dict[str, Any] = {**json.loads(data)}  # Any: JSON values
+    return told

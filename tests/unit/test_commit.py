@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from artifacts.commit import (
     write_manifest,
 )
 from artifacts.records import WeightsRef
+from artifacts.refused_writes import StoreError
 from artifacts.store import Store
 
 
@@ -203,6 +205,17 @@ def test_an_uncommitted_checkpoint_neither_counts_nor_costs_the_committed_one(
     checkpoints.prune(committed_step=2)
     assert checkpoints.steps() == [2]
     assert saved(checkpoints, 2, tmp_path) == "replayed"
+
+
+def test_a_full_disk_under_a_checkpoint_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match=r"disk full: .*/checkpoints/00004 needs 1 bytes"):
+        save(Checkpoints(Store.open(str(tmp_path)), keep=1), 4, "x", tmp_path)
 
 
 def test_a_checkpoint_without_its_marker_is_none(any_store: Store, tmp_path: Path) -> None:

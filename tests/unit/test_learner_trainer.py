@@ -16,10 +16,13 @@ from learner_factories import (
     random_groups,
 )
 from rank_processes import run_processes
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from artifacts.records import pack
+from artifacts.refused_writes import StoreError
 from artifacts.weights import fingerprints, read_weights
+from tasks.learner import shards
 from tasks.learner.dealing import GroupPart, balance
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.normalisation import SequenceMean
@@ -160,6 +163,21 @@ def test_a_checkpoint_restores_bit_by_bit(model_path: str, tmp_path: Path) -> No
         rank.accumulate(pack(random_groups(8)))
         rank.update(2)
     assert torch.equal(original._policy.parameters.values, restored._policy.parameters.values)
+
+
+def test_a_full_disk_under_a_checkpoint_is_named(
+    model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library of the files raises an error of its own."""
+
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(shards, "save_file", full)
+    with pytest.raises(
+        StoreError, match=r"cannot write .*/shard-00000-of-00001.safetensors: .*No space left"
+    ):
+        learner(model_path).save_checkpoint(str(tmp_path / "step-1"), 1)
 
 
 def test_an_incomplete_checkpoint_is_refused(model_path: str, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from flows.commands.local_stack import (
     prefect_environment,
     wait_until_served,
 )
+from flows.commands.train import stop_when_hung_up
 from flows.commands.ui import main
 
 
@@ -106,23 +107,38 @@ def test_a_log_level_of_the_users_own_is_kept(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def ports() -> Iterator[list[str]]:
-    """Options with free ports; the handler that `main` sets is taken back."""
-    before = signal.getsignal(signal.SIGTERM)
+    """Options with free ports; the handlers that `main` sets are taken back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     options = (f"--mlflow-port={free_port()}", f"--reports-port={free_port()}")
     yield ["--prefect-port=0", *options]
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_pages_without_a_run_are_refused(
     ports: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--root", str(tmp_path), *ports]) == 2
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGTERM)  # ends the servers, as Ctrl-C does
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end the servers, as Ctrl-C does
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
     assert (
         f"there must be a run to look at, {tmp_path}/mlflow.db does not exist; run 'make demo'"
         " first" in capsys.readouterr().err
     )
+
+
+def test_below_nohup_a_closed_terminal_ends_nothing(ports: list[str], tmp_path: Path) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert main(["--root", str(tmp_path), *ports]) == 2
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_a_closed_terminal_stops_a_run_as_sigterm_does(ports: list[str]) -> None:
+    signal.signal(signal.SIGTERM, local_stack.interrupt)
+    stop_when_hung_up()
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGHUP)
 
 
 def test_a_root_that_takes_no_files_is_one_sentence(

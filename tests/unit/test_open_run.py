@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,19 @@ def test_the_manifest_records_what_was_changed_after_which_step(tmp_path: Path) 
         if change["field"] == "num_steps"
     ]
     assert found == [(4, "20"), (20, "21")]
+
+
+def test_a_copy_of_a_run_is_a_run_of_its_own_in_mlflow(tmp_path: Path) -> None:
+    root, keep = Store.open(str(tmp_path)), {"tracking_uri": f"sqlite:///{tmp_path}/m.db"}
+    values = {"preset": "tiny", "keep": keep}
+    begun, again = (RunConfig.model_validate(values | more) for more in ({}, {"resume": "run"}))
+    record_beginning(begun, "run", root.child("run"), step=0).end("FINISHED")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    ids = [
+        record_beginning(again, name, root.child(name), step=1).run_id
+        for name in ("run", "copy", "copy", "run")
+    ]
+    assert ids[0] == ids[3] != ids[1] == ids[2]
 
 
 def test_a_run_is_not_resumed_with_other_questions(tmp_path: Path) -> None:

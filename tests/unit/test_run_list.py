@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import uuid
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from report_factories import make_commit, make_run
 
 from artifacts import layout
 from artifacts.reports.figures import RunFigures, figures_of, read_figures, write_figures
-from artifacts.status import STALE_S, RunStatus, judged, pulse, read_status
+from artifacts.status import STALE_S, RunStatus, await_end, judged, pulse, read_status
 from artifacts.store import Store
 from flows.commands import runs
 
@@ -78,6 +79,54 @@ def test_a_killed_process_is_missed_at_once(tmp_path: Path) -> None:
         state, why = told_state(store)
     assert state == "interrupted"
     assert why.endswith("is gone")
+
+
+def test_a_run_goes_on_though_the_clock_was_set(tmp_path: Path) -> None:
+    """Which moves the beginning of its process, as the system tells it."""
+    store = Store.open(str(tmp_path))
+    with pulse(store):
+        told = json.loads(store.read(layout.STATUS))
+        moved = told | {"process_started_s": told["process_started_s"] - 3600}
+        store.write(layout.STATUS, json.dumps(moved).encode())
+        assert told_state(store) == ("running", "")
+        silent = moved | {"beat_s": told["beat_s"] - STALE_S - 1}
+        store.write(layout.STATUS, json.dumps(silent).encode())
+        assert told_state(store)[0] == "interrupted", "another process has its pid"
+
+
+def keep_status(store: Store, status: RunStatus) -> None:
+    store.write(layout.STATUS, json.dumps(asdict(status)).encode())
+
+
+def test_a_run_that_goes_on_is_not_resumed_beside_it(tmp_path: Path) -> None:
+    """Wherever the two hand their weights over."""
+    store = Store.open(str(tmp_path))
+    await_end(store, pytest.fail)
+    with pulse(store), pytest.raises(ValueError, match=r"goes on in process \d+ on .*; end it"):
+        await_end(store, pytest.fail)
+    await_end(store, pytest.fail)
+
+
+def test_a_run_elsewhere_is_watched_before_it_is_resumed(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path))
+    now_s = time.time()
+    looks: list[int] = []
+    told: list[str] = []
+
+    def lives(_: float) -> None:
+        looks.append(1)
+        keep_status(store, replace(TOLD, beat_s=now_s + len(looks)))
+
+    keep_status(store, replace(TOLD, beat_s=now_s))
+    with pytest.raises(ValueError, match="goes on in process 1 on far"):
+        await_end(store, told.append, lives)
+    keep_status(store, replace(TOLD, beat_s=now_s))
+    await_end(store, told.append, lambda _: keep_status(store, replace(TOLD, state="failed")))
+    assert told == ["waiting for up to 120 s: the run may go on on far"] * 2
+    keep_status(store, replace(TOLD, beat_s=now_s - STALE_S - 1))
+    await_end(store, pytest.fail)
+    store.write(layout.STATUS, b"")
+    await_end(store, pytest.fail)
 
 
 def test_elsewhere_a_run_is_believed_until_it_has_been_silent_for_long() -> None:

@@ -14,7 +14,8 @@ from typing import BinaryIO
 
 import pytest
 
-from artifacts.store import Store, StoreError
+from artifacts.refused_writes import StoreError
+from artifacts.store import Store
 
 NOBODY = 65534  # user and group
 
@@ -74,19 +75,51 @@ class Unanswered:
 
     def invalidate_cache(self) -> None: ...
 
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
     def ls(self, *_: object, **__: object) -> list[str]:
-        raise LookupError("Unable to locate credentials")
+        raise self._error
 
-    cat_file = exists = ls
+    cat_file = exists = find = pipe_file = ls
 
 
-@pytest.mark.parametrize("call", [Store.read, Store.exists, Store.list])
+UNANSWERED = [
+    (LookupError("Unable to locate credentials"), "Unable to locate credentials"),
+    (TimeoutError(), "TimeoutError"),  # as fsspec's own is
+]
+
+
+@pytest.mark.parametrize(("error", "said"), UNANSWERED)
+@pytest.mark.parametrize(
+    "call",
+    [Store.read, Store.exists, Store.list, lambda store, path: store.download(path, Path("to"))],
+)
 def test_a_remote_root_that_does_not_answer_is_one_sentence(
-    call: Callable[[Store, str], object],
+    call: Callable[[Store, str], object], error: Exception, said: str
 ) -> None:
-    store = Store(Unanswered(), "bucket/runs", "s3://bucket/runs")
-    with pytest.raises(StoreError, match=r"s3://bucket/runs is not \(Unable to locate credentials"):
+    store = Store(Unanswered(error), "bucket/runs", "s3://bucket/runs")
+    with pytest.raises(StoreError, match=rf"s3://bucket/runs is not \({said}"):
         call(store, "run")
+
+
+@pytest.mark.parametrize(("error", "said"), UNANSWERED)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.write("steps/1", b"data"),
+        lambda store: store.create("steps/1", b"data"),
+        lambda store: store.delete("steps/1"),
+    ],
+)
+def test_a_remote_root_that_takes_no_write_any_more_is_one_sentence(
+    call: Callable[[Store], object], error: Exception, said: str
+) -> None:
+    store = Store(Unanswered(error), "bucket/runs", "s3://bucket/runs")
+    with pytest.raises(
+        StoreError, match=rf"cannot write s3://bucket/runs/steps/1: {said}; .* resume the run"
+    ):
+        call(store)
 
 
 def test_of_many_creators_exactly_one_wins(tmp_path: Path) -> None:
@@ -170,6 +203,19 @@ def test_a_full_disk_is_one_sentence_with_path_size_and_cure(
     ):
         Store.open(str(tmp_path)).write("steps/1", b"hello")
     assert os.listdir(tmp_path / "steps") == []
+
+
+def test_a_disk_that_fails_is_named_with_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's own words for a failed write or sync have none."""
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StoreError, match="steps/1: Input/output error; check the disk"):
+        Store.open(str(tmp_path)).write("steps/1", b"hello")
 
 
 @pytest.fixture

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.environment_variables import MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER
 from mlflow.tracking import MlflowClient
 
 from artifacts.reports.mlflow_calls import MAX_PARAM_CHARS
 from artifacts.reports.mlflow_client import open_client
+from artifacts.reports.outbox import WAITING_SHARE, Outbox
 from artifacts.reports.tracking import NOTE_TAG, RunTracker, flatten
 
 
@@ -64,6 +67,41 @@ def test_a_run_has_its_config_tags_metrics_and_files(uri: str) -> None:
     ]
 
 
+def test_a_data_base_is_there_with_all_its_tables_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one whose making was broken off, as by Ctrl-C, is refused for ever."""
+    broken = tmp_path / "broken.db"
+
+    def killed(tracking_uri: str) -> None:
+        Path(tracking_uri.removeprefix("sqlite:///")).write_bytes(b"half of the tables")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mlflow.tracking.MlflowClient", killed)
+    with pytest.raises(KeyboardInterrupt):
+        open_client(f"sqlite:///{broken}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_runs_that_begin_at_once_each_finds_the_experiment(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = MlflowClient.get_experiment_by_name
+    seen: list[str] = []
+
+    def late(client: MlflowClient, name: str) -> Any:  # Any: MLflow's experiment
+        """It is not there when the second run looks, and is when that makes it."""
+        seen.append(name)
+        return None if len(seen) == 2 else found(client, name)
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", late)
+    first, second = started(uri), started(uri)
+    client = open_client(uri)
+    of = [client.get_run(tracker.run_id).info.experiment_id for tracker in (first, second)]
+    assert of[0] == of[1]
+    assert len(seen) == 3
+
+
 def test_more_parameters_than_one_call_takes_all_arrive(uri: str) -> None:
     tracker = started(uri, many={f"p{index}": index for index in range(230)})
     assert tracker.num_waiting == 0
@@ -92,6 +130,15 @@ def test_a_resumed_run_skips_the_steps_that_are_logged(uri: str) -> None:
     assert client.get_run(first.run_id).data.params == {"lr": "1.0"}
 
 
+def test_a_run_that_mlflow_does_not_have_is_begun_there_anew(uri: str) -> None:
+    """It is resumed with another tracking URI, or the server's data base was lost."""
+    tracker = started(uri, run_id="0" * 32, lr=2.0)
+    assert tracker.run_id != "0" * 32
+    assert tracker.log_step(1, {"reward/mean": 1.0})
+    run = open_client(uri).get_run(tracker.run_id)
+    assert (run.data.params, run.data.metrics["reward/mean"]) == ({"lr": "2.0"}, 1.0)
+
+
 def test_an_outage_costs_one_warning_and_no_metric(
     uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,6 +157,32 @@ def test_an_outage_costs_one_warning_and_no_metric(
     assert [
         point.step for point in open_client(uri).get_metric_history(tracker.run_id, "reward/mean")
     ] == [1, 2, 3, 4]
+
+
+def test_a_server_that_lets_its_callers_wait_costs_a_small_share_of_the_time() -> None:
+    now_s, waited_s = 0.0, 0.0
+
+    def hang() -> None:
+        nonlocal now_s, waited_s
+        now_s, waited_s = now_s + 20, waited_s + 20
+        raise ConnectionError("timed out")
+
+    outbox = Outbox("http://slow", clock=lambda: now_s)
+    for step in range(1000):
+        now_s += 10
+        outbox.put(f"step {step}", hang)
+    assert 0 < waited_s <= WAITING_SHARE * now_s
+    outbox.put("the end", lambda: None, is_last=True)
+    assert len(outbox.waiting) == 1001, "what waits is tried once more, in order"
+
+
+def test_a_busy_server_does_not_say_how_long_a_step_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a proxy does by answering 503 with Retry-After: 3600."""
+    monkeypatch.delenv("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", raising=False)
+    open_client("http://127.0.0.1:9")
+    assert not MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER.get()
 
 
 def test_what_is_still_unsent_at_the_end_is_named(

@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from artifacts.refused_writes import StoreError
 from artifacts.weights import (
     digest,
     fingerprint,
@@ -40,6 +41,15 @@ def test_tied_weights_are_kept_once(tmp_path: Path) -> None:
     shared = tensor(4, 4)
     reference = write_weights([("embed", shared), ("head", shared)], tmp_path / "w.safetensors", 1)
     assert [name for name, _ in read_weights(reference.path)] == ["embed"]
+
+
+def test_a_full_memory_for_weights_is_named(tmp_path: Path) -> None:
+    """The system's own words have no path, and the disk of the artifacts is another."""
+    os.symlink("/dev/full", tmp_path / ".w.safetensors.aside")
+    with pytest.raises(
+        StoreError, match=r"disk full: .*/w.safetensors needs 6 bytes; .* set keep.weights_dir"
+    ):
+        write_weights([("a", tensor(3))], tmp_path / "w.safetensors", 1)
 
 
 @pytest.mark.parametrize("rows", [2, 4, 9])

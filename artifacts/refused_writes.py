@@ -1,0 +1,64 @@
+"""Writes that are refused, as one sentence for the user: which file, why, and what to do.
+
+A full disk says so without a path, an object store in words of its protocol's packages.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+class StoreError(OSError):
+    """A place cannot take a write; the message is one sentence with the path and the cure."""
+
+
+@contextmanager
+def explained(where: str, num_bytes: int, setting: str = "artifact_root") -> Iterator[None]:
+    """The boundary where the errors of a write, the operating system's and a protocol's own, become
+    a StoreError. `setting`: says where such files go. FileExistsError stays what it is."""
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except Exception as error:
+        if "://" not in where and not isinstance(error, OSError):
+            raise
+        sentence = _sentence(error, where, num_bytes, setting)
+        if sentence is None:
+            raise
+        number = getattr(error, "errno", None)
+        raise StoreError(*filter(None, (number, sentence))) from error
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says, or its kind where it says nothing."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _sentence(error: Exception, where: str, num_bytes: int, setting: str) -> str | None:
+    """What a failed write means; None where the error says it itself."""
+    number = getattr(error, "errno", None)
+    if number in FULL_ERRNOS:
+        return (
+            f"disk full: {where} needs {num_bytes} bytes; free space or set {setting} to"
+            " another disk, then resume the run"
+        )
+    if number in READ_ONLY_ERRNOS or isinstance(error, PermissionError):
+        return (
+            f"cannot write {where}: {reason_of(error)}; make the directory writable or set"
+            f" {setting} elsewhere"
+        )
+    if number == errno.ENOTDIR:
+        return f"cannot write {where}: a part of the path is a file; set {setting} to a directory"
+    if getattr(error, "filename", None) is not None:
+        return None
+    cure = "the bucket, the credentials and the endpoint" if "://" in where else "the disk"
+    return (
+        f"cannot write {where}: {reason_of(error)}; check {cure}, or set {setting} elsewhere,"
+        " then resume the run"
+    )
