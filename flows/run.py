@@ -38,6 +38,7 @@ from tasks.prompts import beginning_of, heldout_refs, prompts_of, task_dataset
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import Rewards, build_rewards
 from tasks.run_context import RunContext
+from tasks.scheduling.batch import times
 from tasks.scheduling.policies.base import Turn
 from tasks.scheduling.queue_state import QueueState, without_unfit
 
@@ -215,7 +216,9 @@ def _fitting(
     """The context with the prompts that the run must pass over. ValueError where they are to be
     refused, or too few are left."""
     algebra = config.scheduling.algebra(config.batch)
-    num_asked = algebra.ordinary.launch_prompts + algebra.reserve_prompts
+    # a step that gives prompts up asks as many again of those that may be under way
+    under_way = times(1 + algebra.mean_lag, algebra.ordinary.launch_prompts)
+    num_asked = under_way + algebra.reserve_prompts
     asked = config.evaluation.num_prompts
     num_steps = max(0, config.num_steps - len(commits))
     examination = Examination(context, rewards)

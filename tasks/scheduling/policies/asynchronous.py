@@ -108,9 +108,9 @@ class AsynchronousConfig(BaseModel):
 
     def plan_round(self, turn: Turn) -> RoundPlan | None:
         """What is undecided, then parked prompts if they fill a step, then new ones; after the last
-        step what is still parked."""
+        step what is still parked, and what a run that now has fewer steps left undecided."""
         if turn.is_after_last:
-            return _returned_round(turn) if turn.state.queue else None
+            return _returned_round(turn)
         admission = self._admission(turn)
         num_now = max(0, admission.limit(turn.version) - admission.num_before)
         num_new = max(0, admission.limit(turn.step - 1) - admission.num_before)
@@ -184,9 +184,11 @@ def _returning(turn: Turn, admission: Admission) -> tuple[PromptRef, ...]:
     return turn.state.queue[:num_groups] if has_enough else ()
 
 
-def _returned_round(turn: Turn) -> RoundPlan:
-    """One of the rounds after the last planned step: parked prompts, all waited for."""
-    prompts = turn.state.queue[: turn.batch.prompts_per_step]
+def _returned_round(turn: Turn) -> RoundPlan | None:
+    """One of the rounds after the last planned step: waiting prompts, all waited for."""
+    prompts = turn.state.waiting[: turn.batch.prompts_per_step]
+    if not prompts:
+        return None
     return RoundPlan(
         step=turn.step,
         kind=RETURNED,
