@@ -91,7 +91,8 @@ class AsynchronousConfig(BaseModel):
         """One kind of round, which launches as many prompts as it keeps in the long run."""
         groups_ahead = math.ceil(self.async_ratio * batch.prompts_per_step)
         # what the last rounds park, and less than a step that was parked before
-        most_parked = batch.prompts_per_step + groups_ahead if self.at_deadline == "park" else 0
+        parks = self.at_deadline == "park" and self.async_ratio > 0
+        most_parked = batch.prompts_per_step + groups_ahead if parks else 0
         return BatchAlgebra(
             rounds=(
                 round_shape(
