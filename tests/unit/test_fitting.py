@@ -13,6 +13,7 @@ import pytest
 from judge_factories import make_config
 from plan_factories import CONTEXT
 
+from artifacts import layout
 from artifacts.commit import StepCommit
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import WeightsRef
@@ -216,3 +217,19 @@ def test_what_may_be_asked_for_prompts_that_are_given_up_is_examined_too(
     config = config_over(path, scheduling=scheduling)
     fitted(config, context_of(config, model_path))
     assert examined == [expected]
+
+
+def test_what_a_round_asked_that_was_begun_is_examined_though_the_run_now_ends_before_it(
+    model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examined: list[int] = []
+    monkeypatch.setattr(
+        Examination, "examine_stream", lambda self, state, number: examined.append(number)
+    )
+    write_rows(path := tmp_path / "rows.jsonl")
+    config = config_over(path, num_steps=1)
+    run = replace(context_of(config, model_path), artifact_root=str(tmp_path))
+    for step in (1, 2, 3):
+        run.open_store().write(layout.plan_file(step), b"{}")
+    fitted(config, run)
+    assert examined == [3 * 4]
