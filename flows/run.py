@@ -17,7 +17,7 @@ from pathlib import Path
 
 from artifacts.commit import StepCommit, read_commits, read_manifest
 from artifacts.handover import handover_directory
-from artifacts.layout import LOGS, ROUNDS, report_file, step_of_commit
+from artifacts.layout import LOGS, PLANS, ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
 from artifacts.reports.tracking import RunTracker
 from artifacts.status import await_end, pulse
@@ -38,6 +38,7 @@ from tasks.prompts import beginning_of, heldout_refs, prompts_of, task_dataset
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import Rewards, build_rewards
 from tasks.run_context import RunContext
+from tasks.scheduling.batch import times
 from tasks.scheduling.policies.base import Turn
 from tasks.scheduling.queue_state import QueueState, without_unfit
 
@@ -218,9 +219,13 @@ def _fitting(
     """The context with the prompts that the run must pass over. ValueError where they are to be
     refused, or too few are left."""
     algebra = config.scheduling.algebra(config.batch)
-    num_asked = algebra.ordinary.launch_prompts + algebra.reserve_prompts
+    # a step that gives prompts up asks as many again of those that may be under way
+    under_way = times(1 + algebra.mean_lag, algebra.ordinary.launch_prompts)
+    num_asked = under_way + algebra.reserve_prompts
     asked = config.evaluation.num_prompts
-    num_steps = max(0, config.num_steps - len(commits))
+    # a round that was begun may be read back, though the run now ends before it
+    num_begun = len(context.open_store().list(PLANS))
+    num_steps = max(0, max(config.num_steps, num_begun) - len(commits))
     examination = Examination(context, rewards)
     num_heldout = examination.examine_heldout(max(asked, config.gate.num_probes))
     examination.examine_stream(state_of(commits), num_steps * num_asked)

@@ -1,6 +1,6 @@
 """Which prompts a run can ask: all that it may come to are rendered before anything is started.
 
-    rows that num_steps can reach, queue, held-out rows
+    rows that num_steps can reach, queue, what is carried, held-out rows
         ── render ──▶ reasons why some are unfit ──▶ refuse, or skip
 
 A row is unfit when its prompt leaves no room for the longest response, when the model's template or
@@ -24,7 +24,7 @@ from tasks.rewards.judges.tokens import QuestionEncoder
 from tasks.rewards.registry import Rewards, config_of
 from tasks.run_context import RunContext
 from tasks.scheduling.prompt_stream import row_at
-from tasks.scheduling.queue_state import QueueState
+from tasks.scheduling.queue_state import QueueState, row_of
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +74,8 @@ class Examination:
         """The next num_prompts prompts that fit, and what waits to be asked; the whole dataset
         where they go round it."""
         num_rows, seed = len(self._dataset.rows), self._dataset.order_seed(self._run.seed)
-        self._examine(
-            int(ref.prompt_id.partition("/")[2]) for ref in (*state.queue, *state.skipped)
-        )
+        carried = (prompt.ref for prompt in state.carried)
+        self._examine(row_of(ref) for ref in (*state.queue, *state.skipped, *carried))
         num_fit = 0
         for place in range(state.num_drawn, state.num_drawn + num_rows):
             if num_fit == num_prompts:

@@ -23,6 +23,7 @@ from tasks.rewards.report import RewardReport
 from tasks.rewards.scoring import ScoringInputs, score_round
 from tasks.run_context import RunContext
 from tasks.sample_stream import SampleStream, StreamDelivery, aborting
+from tasks.scheduling.queue_state import row_of
 
 
 @task(
@@ -47,12 +48,15 @@ async def _score(plan: StepPlan, stream: SampleStream) -> RewardReport:
 
 
 def scoring_inputs(plan: StepPlan) -> ScoringInputs:
-    """What the round is scored with."""
-    run = plan.run
+    """What the round is scored with. One that is read back may have asked what does not fit any
+    more: nothing of that comes to be scored."""
+    run, asked = plan.run, plan.round.candidates
+    if not plan.is_evaluation:
+        asked = tuple(ref for ref in asked if row_of(ref) not in run.unfit)
     return ScoringInputs(
         plan=plan.round,
         is_evaluation=plan.is_evaluation,
-        prompts=prompts_of(run, plan.round.candidates),
+        prompts=prompts_of(run, asked),
         rewards=run.rewards,
         max_infra_fraction=run.max_infra_fraction,
         devices=run.devices,

@@ -39,6 +39,11 @@ class QueueState:
     num_filtered: int = 0  # prompts not trained because the rewards of their group agreed
     num_unfit: int = 0  # prompts passed over: too long, or not to be rendered
 
+    @property
+    def waiting(self) -> tuple[PromptRef, ...]:
+        """What was asked and is neither trained nor given up."""
+        return (*(prompt.ref for prompt in self.carried), *self.queue)
+
     def times_deferred(self, ref: PromptRef) -> int:
         """How often a prompt of the queue was."""
         return self.deferrals.get(ref.prompt_id, 1)
@@ -117,7 +122,7 @@ def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueStat
     refs = {ref.prompt_id: ref for ref in plan.candidates}
     num_old = plan.num_carried + plan.num_queued
     queued = plan.candidates[plan.num_carried : num_old]
-    assert set(queued) <= set(state.queue), "what a round takes of the queue is in it"
+    assert set(queued) <= set(state.waiting), "what a round takes of the queue is in it"
     returned = {ref.prompt_id for ref in queued}
     returned |= {before.ref.prompt_id for before in state.carried if before.dispatched.is_returned}
     skipped, num_new = _advance(state, plan.candidates[num_old:], asked)
@@ -130,9 +135,12 @@ def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueStat
         queue=(*waiting, *deferred),
         deferrals=_deferrals(state, waiting, [ref for ref in queued if ref in deferred]),
         skipped=skipped,
-        carried=tuple(
-            Carried(ref=refs[carry.prompt_id], dispatched=_dispatched(carry, returned))
-            for carry in end.carried
+        carried=(
+            *(prompt for prompt in state.carried if prompt.ref.prompt_id not in asked),
+            *(
+                Carried(ref=refs[carry.prompt_id], dispatched=_dispatched(carry, returned))
+                for carry in end.carried
+            ),
         ),
         num_drawn=num_drawn,
         num_trained=state.num_trained + len(end.accepted),

@@ -66,6 +66,11 @@ def calibrated(run: RecordedRun) -> PlainMachine:
             "a machine is calibrated by replicas of one device, got engine.tensor_parallel_size"
             f" {engine['tensor_parallel_size']}; record a run with 1"
         )
+    if pace.step_s == 0:
+        raise ValueError(
+            "a machine is calibrated by responses that take the longer the more tokens they have,"
+            " those of this run do not; record a run with longer responses, or name a --device"
+        )
     return PlainMachine(
         num_devices=num_devices,
         devices_per_host=num_devices,

@@ -257,13 +257,14 @@ def played_step(record: RoundRecord, training: Training, window: StepWindow) -> 
 
 def left_share(spans: Sequence[Span]) -> float:
     """Share of a rollout that is left when the first device goes over to training; 0 without a
-    rollout."""
+    rollout, or where none does."""
     rollout = [span for span in spans if span.kind == "rollout"]
     if not rollout:
         return 0.0
     began_s = min(span.start_s for span in rollout)
     ended_s = max(span.end_s for span in rollout)
-    freed_s = min(span.start_s for span in spans if span.kind in ("sleep", "train"))
+    freed = (span.start_s for span in spans if span.kind in ("sleep", "train"))
+    freed_s = max(began_s, min(freed, default=ended_s))
     return max(0.0, ended_s - freed_s) / (ended_s - began_s)
 
 

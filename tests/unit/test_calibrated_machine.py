@@ -184,6 +184,29 @@ def test_replicas_of_several_devices_are_refused() -> None:
         calibrated(RecordedRun(config=config, steps=(recorded_step(1),)))
 
 
+def test_a_run_whose_tokens_take_no_time_is_refused() -> None:
+    """Of one or two tokens each, that take as long as their prompts."""
+    step = recorded_step(1)
+    rows = tuple(
+        replace(row, response=replace(row.response, generated=_as_long(row.response.generated)))
+        for row in step.rows
+    )
+    with pytest.raises(ValueError, match="record a run with longer responses"):
+        calibrated(RecordedRun(config=CONFIG, steps=(replace(step, rows=rows),)))
+
+
+def _as_long(generated: Generated) -> Generated:
+    num_tokens = 1 + generated.index % 2
+    return replace(
+        generated,
+        token_ids=(1,) * num_tokens,
+        logprobs=(0.0,) * num_tokens,
+        submitted_s=0.0,
+        first_token_s=0.1 / num_tokens,
+        finished_s=0.1 / num_tokens,
+    )
+
+
 def test_a_replayed_run_predicts_what_another_policy_takes_on_the_same_machine() -> None:
     """Reality is a simulation here: a record of its responses predicts what tail batching takes,
     which launches more."""

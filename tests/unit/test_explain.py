@@ -168,6 +168,13 @@ def test_how_far_generation_goes_ahead_is_told() -> None:
     assert rows[update].startswith("none: a round stops what is undecided")
 
 
+@pytest.mark.parametrize(("async_ratio", "expected"), [(0, "4"), (1.5, "4, and up to 3 more")])
+def test_a_drain_is_told_where_anything_can_be_parked(async_ratio: float, expected: str) -> None:
+    parks = {"at_deadline": "park", "async_ratio": async_ratio}
+    rows = dict(algebra_rows(configured("tiny-async", num_steps=4, scheduling=parks)))
+    assert rows["steps"].removesuffix(" to drain the long-prompt queue") == expected
+
+
 def test_evaluations_on_the_way_are_told() -> None:
     assert dict(algebra_rows(configured("one-gpu")))["evaluation"].endswith(
         "before, every 50 steps, and after"

@@ -13,6 +13,7 @@ import pytest
 from judge_factories import make_config
 from plan_factories import CONTEXT
 
+from artifacts import layout
 from artifacts.commit import StepCommit
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import WeightsRef
@@ -25,8 +26,9 @@ from tasks.prompts import dataset_of
 from tasks.rewards.judges.engine import JudgeEngineConfig
 from tasks.rewards.registry import build_rewards
 from tasks.run_context import RunContext
+from tasks.scheduling.admission import Dispatched
 from tasks.scheduling.events import PromptRef
-from tasks.scheduling.queue_state import QueueState, without_unfit
+from tasks.scheduling.queue_state import Carried, QueueState, without_unfit
 
 NUM_ROWS = 40
 ROOM = 128  # what the tiny preset leaves for a prompt
@@ -169,17 +171,22 @@ def test_too_few_prompts_that_fit_are_an_error(model_path: str, tmp_path: Path) 
         fitted(config, context_of(config, model_path))
 
 
-def test_what_waits_in_a_resumed_run_is_examined_again(model_path: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["queue", "skipped", "carried"])
+def test_what_waits_in_a_resumed_run_is_examined_again(
+    where: str, model_path: str, tmp_path: Path
+) -> None:
     write_rows(path := tmp_path / "rows.jsonl", long_rows=set(range(0, NUM_ROWS, 3)))
     config = config_over(path, unfit_prompts="skip", num_steps=1)
     context = context_of(config, model_path)
     row = min(long_ones(context))
-    queue = (PromptRef(prompt_id=f"0/{row}", domain="questions"),)
+    ref = PromptRef(prompt_id=f"0/{row}", domain="questions")
+    waiting = Carried(ref=ref, dispatched=Dispatched(version=0)) if where == "carried" else ref
+    before = replace(QueueState(num_drawn=5), **{where: (waiting,)})
     commit = StepCommit(
         step=1,
         kind="short",
         weights=WeightsRef(version=1, path="", digest=""),
-        queue=QueueState(queue=queue, num_drawn=5).to_json(),
+        queue=before.to_json(),
         seeds={},
         counters={},
         metrics={},
@@ -188,5 +195,41 @@ def test_what_waits_in_a_resumed_run_is_examined_again(model_path: str, tmp_path
     )
     run = fitted(config, context, (commit,))
     assert row in run.unfit
-    state = without_unfit(QueueState(queue=queue, num_drawn=5), run.unfit)
-    assert (state.queue, state.num_unfit) == ((), 1)
+    state = without_unfit(before, run.unfit)
+    assert (getattr(state, where), state.num_unfit) == ((), 1)
+
+
+@pytest.mark.parametrize(("async_ratio", "expected"), [(0.0, 8), (1.0, 16), (1.5, 20)])
+def test_what_may_be_asked_for_prompts_that_are_given_up_is_examined_too(
+    async_ratio: float,
+    expected: int,
+    model_path: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two steps of four prompts, each of which may ask anew all that may be under way."""
+    examined: list[int] = []
+    monkeypatch.setattr(
+        Examination, "examine_stream", lambda self, state, number: examined.append(number)
+    )
+    write_rows(path := tmp_path / "rows.jsonl")
+    scheduling = {"kind": "asynchronous", "async_ratio": async_ratio, "at_deadline": "drop"}
+    config = config_over(path, scheduling=scheduling)
+    fitted(config, context_of(config, model_path))
+    assert examined == [expected]
+
+
+def test_what_a_round_asked_that_was_begun_is_examined_though_the_run_now_ends_before_it(
+    model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examined: list[int] = []
+    monkeypatch.setattr(
+        Examination, "examine_stream", lambda self, state, number: examined.append(number)
+    )
+    write_rows(path := tmp_path / "rows.jsonl")
+    config = config_over(path, num_steps=1)
+    run = replace(context_of(config, model_path), artifact_root=str(tmp_path))
+    for step in (1, 2, 3):
+        run.open_store().write(layout.plan_file(step), b"{}")
+    fitted(config, run)
+    assert examined == [3 * 4]

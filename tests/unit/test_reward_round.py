@@ -29,6 +29,7 @@ from tasks.rewards.report import RewardReport
 from tasks.rewards.scoring import score_round
 from tasks.sample_buffer import GENERATED, SCORED
 from tasks.sample_stream import StreamDelivery
+from tasks.scheduling.queue_state import row_of
 from tests.unit.judge_factories import make_generated, make_prompt
 from tests.unit.test_judged_round import opened_stream, round_over
 
@@ -172,3 +173,16 @@ def test_a_left_verdict_that_is_asked_for_by_nobody_is_given_up_at_the_close(lef
     assert report.num_unneeded == 1
     asked = left.pool.submit(make_prompt(), make_generated("short", 3))
     assert asked.result(WAIT_S).reward == 1.0
+
+
+def test_a_round_that_is_read_back_may_have_asked_what_does_not_fit_any_more(
+    tmp_path: Path,
+) -> None:
+    """It was closed by an attempt whose engines had more room: all of it is scored."""
+    plan = plan_with(tmp_path, CustomConfig(path=f"{tmp_path / 'own.py'}:own"))
+    names = [ref.prompt_id for ref in plan.round.candidates]
+    assert [*scoring_inputs(plan).prompts] == names
+    cramped = plan.run.engine.model_copy(update={"max_model_len": 257})
+    rows = frozenset(map(row_of, plan.round.candidates))
+    later = replace(plan, run=replace(plan.run, engine=cramped, unfit=rows))
+    assert scoring_inputs(later).prompts == {}

@@ -8,13 +8,15 @@ import pytest
 from pydantic import ValidationError
 from round_factories import Ended, plan_round
 
+from tasks.scheduling.admission import Dispatched
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import PromptRef, RoundPlan
+from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.prompt_stream import draw_prompts
-from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.queue_state import Carried, QueueState, finish_round
 
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=4)
 TAIL = TailBatchingConfig(response_overprovision=1.25)
@@ -171,3 +173,21 @@ def test_tail_batching_without_speculation_is_refused() -> None:
 def test_a_dataset_smaller_than_a_round_is_refused() -> None:
     with pytest.raises(ValueError, match=r"as many rows as a round launches prompts \(10\), got 9"):
         plan_round(QueueState(), BATCH, TAIL, domains=DOMAINS[:9], seed=0, step=1, num_steps=1)
+
+
+def test_a_run_that_now_ends_sooner_trains_what_its_last_round_left_undecided() -> None:
+    """Resumed with two steps instead of six: twelve prompts were under way, three are parked."""
+    upcoming = draw_prompts(DOMAINS, 3, 0, 31)
+    carried = tuple(Carried(ref=ref, dispatched=Dispatched(version=1)) for ref in upcoming[16:28])
+    state = QueueState(queue=upcoming[28:], carried=carried, num_drawn=31, num_trained=16)
+    policy = AsynchronousConfig(at_deadline="park")
+    trained: list[str] = []
+    for step in (3, 4):
+        round_plan = plan(state, step, 2, policy)
+        assert round_plan is not None
+        assert round_plan.is_drain
+        trained += [ref.prompt_id for ref in round_plan.prompts]
+        state = finish(state, round_plan)
+    assert plan(state, 5, 2, policy) is None
+    assert trained == [ref.prompt_id for ref in upcoming[16:]]
+    assert (state.queue, state.carried, state.num_drawn, state.num_trained) == ((), (), 31, 31)

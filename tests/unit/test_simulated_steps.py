@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from plan_factories import span
 from simulated_run_factories import AT_ONCE, MACHINE, WORK, make_run
 
 from artifacts.records import Generated
@@ -21,6 +22,7 @@ from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.simulation.cluster import Placement
+from tasks.simulation.figures import left_share
 from tasks.simulation.plain import PlainMachine
 from tasks.simulation.steps import play
 
@@ -209,3 +211,19 @@ def test_no_response_outlives_its_step() -> None:
 
     play(make_run(policy=TailBatchingConfig(drain=False), stream_trainer=STREAMING, watch=count))
     assert set(alive) == {alive[0]}
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ((), 0.0),  # every group of the step was dropped: nothing was trained
+        ((("sleep", 7.0),), 0.5),
+        ((("train", 2.0), ("train", 10.0)), 1.0),  # the step before still trained
+        ((("train", 10.0),), 0.0),
+    ],
+)
+def test_the_share_of_a_rollout_that_is_left_is_one_at_most(
+    others: tuple[tuple[str, float], ...], expected: float
+) -> None:
+    kinds = (("rollout", 4.0), *others)
+    assert left_share([span(kind, start_s, 10.0) for kind, start_s in kinds]) == expected

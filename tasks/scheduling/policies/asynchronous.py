@@ -91,7 +91,8 @@ class AsynchronousConfig(BaseModel):
         """One kind of round, which launches as many prompts as it keeps in the long run."""
         groups_ahead = math.ceil(self.async_ratio * batch.prompts_per_step)
         # what the last rounds park, and less than a step that was parked before
-        most_parked = batch.prompts_per_step + groups_ahead if self.at_deadline == "park" else 0
+        parks = self.at_deadline == "park" and self.async_ratio > 0
+        most_parked = batch.prompts_per_step + groups_ahead if parks else 0
         return BatchAlgebra(
             rounds=(
                 round_shape(
@@ -108,9 +109,9 @@ class AsynchronousConfig(BaseModel):
 
     def plan_round(self, turn: Turn) -> RoundPlan | None:
         """What is undecided, then parked prompts if they fill a step, then new ones; after the last
-        step what is still parked."""
+        step what is still parked, and what a run that now has fewer steps left undecided."""
         if turn.is_after_last:
-            return _returned_round(turn) if turn.state.queue else None
+            return _returned_round(turn)
         admission = self._admission(turn)
         num_now = max(0, admission.limit(turn.version) - admission.num_before)
         num_new = max(0, admission.limit(turn.step - 1) - admission.num_before)
@@ -184,9 +185,11 @@ def _returning(turn: Turn, admission: Admission) -> tuple[PromptRef, ...]:
     return turn.state.queue[:num_groups] if has_enough else ()
 
 
-def _returned_round(turn: Turn) -> RoundPlan:
-    """One of the rounds after the last planned step: parked prompts, all waited for."""
-    prompts = turn.state.queue[: turn.batch.prompts_per_step]
+def _returned_round(turn: Turn) -> RoundPlan | None:
+    """One of the rounds after the last planned step: waiting prompts, all waited for."""
+    prompts = turn.state.waiting[: turn.batch.prompts_per_step]
+    if not prompts:
+        return None
     return RoundPlan(
         step=turn.step,
         kind=RETURNED,
