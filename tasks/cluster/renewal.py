@@ -53,7 +53,7 @@ def renew_workers(client: Client, workers: Sequence[str], deadline_s: float) -> 
             raise ClusterTooSmall(
                 f"workers must come back when they are restarted, {', '.join(missing)} did not "
                 f"within {deadline_s:.0f} s; their own output and that of their nannies say why; "
-                "start the cluster anew"
+                "start them again, then resume the run"
             )
         time.sleep(POLL_S)
 
