@@ -1,4 +1,4 @@
-"""What the hosts of a run share: nothing is built before all of them find it."""
+"""What the hosts of a joined cluster must have in common: nothing is built before it is found."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from artifacts import layout
 from artifacts.handover import OWNER
 from flows.run import OpenRun
 from tasks.cluster.devices import worker_specs
-from tasks.cluster.shared_files import SharedFile, check_shared
+from tasks.cluster.host_checks import SharedFile, check_numbering, check_shared
 from tasks.run_context import RunContext
 
 SAME_MODEL = "put the model there under the same path, or set keep.model_cache to a shared folder"
 
 
 async def check_hosts(client: Client, run: OpenRun) -> None:
-    """ValueError where a worker of a joined cluster misses a file of the run."""
-    cluster = run.config.cluster
-    if cluster.scheduler_address is not None:
-        files = shared_files(run.context, run.config.local_root())
-        await asyncio.to_thread(check_shared, client, worker_specs(cluster), files)
+    """ValueError where a worker of a joined cluster misses a file of the run, or a device's number
+    is that of another host."""
+    config, cluster = run.config, run.config.cluster
+    if cluster.scheduler_address is None:
+        return
+    specs, files = worker_specs(cluster), shared_files(run.context, config.local_root())
+    await asyncio.to_thread(check_shared, client, specs, files)
+    if config.engine.tensor_parallel_size > 1 or config.planner.enabled:
+        await asyncio.to_thread(check_numbering, client, specs, cluster.devices_per_host)
 
 
 def shared_files(context: RunContext, root: Path | None) -> list[SharedFile]:

@@ -1,14 +1,17 @@
-"""Whether the hosts of a joined cluster share what a run hands from one to another.
+"""Whether the hosts of a joined cluster are as the run takes them to be.
 
     a file of the flow's ── every worker that uses it ──▶ is it there, under the same path?
+    devices that are numbered as one host's ──▶ are their workers on one?
 
 Asked before any engine is built: a folder that each host has for itself would else be noticed when
-the first weights are loaded. Leaves out guests, which need no file of the run.
+the first weights are loaded, and an engine over two hosts when vLLM misses a GPU. Leaves out
+guests, which need no file of the run and have engines of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +44,35 @@ def check_shared(client: Client, specs: Sequence[WorkerSpec], files: Sequence[Sh
                     f"{file.where} must be the same on all hosts, {spec.name} at {address} finds no"
                     f" {file.path}; {file.cure}"
                 )
+
+
+def check_numbering(client: Client, specs: Sequence[WorkerSpec], devices_per_host: int) -> None:
+    """ValueError where engine workers whose devices have one host's numbers are on two."""
+    addresses = worker_addresses(client)
+    engines = [spec for spec in specs if spec.role == "rollout"]
+    machines = client.run(_machine, workers=[addresses[spec.name] for spec in engines])
+    first_of: dict[int, WorkerSpec] = {}
+    for spec in engines:
+        first = first_of.setdefault(_number(spec) // devices_per_host, spec)
+        here, there = addresses[first.name], addresses[spec.name]
+        if machines[here] != machines[there]:
+            raise ValueError(
+                f"devices must be numbered host by host, {devices_per_host} on each"
+                f" (cluster.devices_per_host), {first.name} at {here} and {spec.name} at {there}"
+                " are on two; start their workers on one, or set how many a host has"
+            )
+
+
+def _number(spec: WorkerSpec) -> int:
+    assert spec.device is not None, "an engine has one"
+    return int(spec.device.partition(":")[2])
+
+
+def _machine() -> str:
+    """In a worker: the same for all processes of a machine, in containers, too."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    return ""
 
 
 def _there(paths: Sequence[str]) -> list[bool]:

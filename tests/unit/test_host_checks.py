@@ -1,4 +1,5 @@
-"""A folder that a host has for itself alone is told before anything is built there."""
+"""A folder that a host has for itself alone, or a device that is numbered as another host's, is
+told before anything is built there."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
-from tasks.cluster import shared_files
+from tasks.cluster import host_checks
 from tasks.cluster.devices import ClusterConfig, worker_specs
-from tasks.cluster.shared_files import SharedFile, check_shared
+from tasks.cluster.host_checks import SharedFile, check_numbering, check_shared
 
 SPECS = worker_specs(ClusterConfig())
 ADDRESSES = {spec.name: f"tcp://10.0.0.{place}:1" for place, spec in enumerate(SPECS)}
@@ -39,7 +40,7 @@ def _addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(client: Client) -> dict[str, str]:
         return ADDRESSES | {"somebody-else": "tcp://10.0.1.1:1"}
 
-    monkeypatch.setattr(shared_files, "worker_addresses", told)
+    monkeypatch.setattr(host_checks, "worker_addresses", told)
 
 
 def weights_in(folder: Path) -> SharedFile:
@@ -57,3 +58,22 @@ def test_a_worker_that_misses_what_it_uses_is_named_with_the_cure(tmp_path: Path
 def test_who_does_not_use_a_file_may_miss_it(tmp_path: Path) -> None:
     check_shared(Hosts({"control": str(tmp_path)}), SPECS, [weights_in(tmp_path)])
     check_shared(Hosts({}), SPECS, [weights_in(tmp_path)])
+
+
+class Machines:
+    """In place of a client whose workers are on these machines."""
+
+    def __init__(self, machines: dict[str, str]) -> None:
+        self._machines = {ADDRESSES[name]: machine for name, machine in machines.items()}
+
+    def run(self, look: Callable[[], str], workers: list[str]) -> dict[str, str]:
+        assert look(), "a Linux machine has a name of its own"
+        return {address: self._machines[address] for address in workers}
+
+
+def test_an_engines_devices_are_on_one_host() -> None:
+    apart = Machines({"engine-0": "a", "engine-1": "b"})
+    with pytest.raises(ValueError, match=r"engine-0 at .* and engine-1 at .* are on two; start"):
+        check_numbering(apart, SPECS, devices_per_host=2)
+    check_numbering(apart, SPECS, devices_per_host=1)
+    check_numbering(Machines({"engine-0": "a", "engine-1": "a"}), SPECS, devices_per_host=2)
