@@ -62,6 +62,11 @@ class Checkpoints:
             for file in aside.rglob("*")
             if file.is_file()
         }
+        if not files:
+            raise ValueError(
+                f"a checkpoint must have a file of each rank, {aside} has none; have"
+                " keep.weights_dir and the artifact root be the same for the flow and its learners"
+            )
         marker = json.dumps({"step": step, "files": files}, sort_keys=True).encode()
         self._drop(step)
         if self._store.is_local:

@@ -56,6 +56,16 @@ def test_commits_come_back_equal_and_in_order(store: Store) -> None:
     assert read_commits(store) == [a_commit(1), a_commit(2), a_commit(3)]
 
 
+def test_a_checkpoint_of_which_the_learners_wrote_nothing_here_is_none(store: Store) -> None:
+    checkpoints = Checkpoints(store, 1)
+    with (
+        checkpoints.aside(Path(store.url)) as aside,
+        pytest.raises(ValueError, match=r"must have a file of each rank, .* has none; have keep"),
+    ):
+        checkpoints.commit(3, aside)
+    assert not store.exists(layout.checkpoint_dir(3))
+
+
 def test_no_commits_is_an_empty_run(store: Store) -> None:
     assert read_commits(store) == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from flows.commands.worker import check_guest, dask_command, parser
@@ -39,10 +40,18 @@ def test_a_pod_starts_a_guest_that_drains_in_the_time_it_has() -> None:
     assert "--worker-port 9000" in " ".join(dask_command(options))
 
 
-def test_what_a_container_mounts_is_a_volume_of_its_pod() -> None:
+@pytest.mark.parametrize("name", ["elastic-workers.yaml", "dask-cluster.yaml"])
+def test_what_a_container_mounts_is_a_volume_of_its_pod(name: str) -> None:
+    pod = manifest(name)["spec"]["worker"]["spec"]
+    (container,) = pod["containers"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+
+
+def test_a_guests_token_is_read_from_where_its_secret_is_mounted() -> None:
     pod = manifest("elastic-workers.yaml")["spec"]["worker"]["spec"]
     (container,) = pod["containers"]
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert set(mounted) == {volume["name"] for volume in pod["volumes"]}
     options = parser().parse_args(container["args"][2:])
     assert options.token_file == f"{mounted['token']}/token"
