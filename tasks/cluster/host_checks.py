@@ -10,15 +10,18 @@ guests, which need no file of the run and have engines of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from distributed import Client
 
 from tasks.cluster.dask_cluster import worker_addresses
 from tasks.cluster.devices import WorkerSpec
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +36,9 @@ class SharedFile:
 
 def check_shared(client: Client, specs: Sequence[WorkerSpec], files: Sequence[SharedFile]) -> None:
     """ValueError where one of these workers does not find a file that it will use."""
-    addresses = worker_addresses(client)
     paths = [file.path for file in files]
-    found = client.run(_there, paths, workers=[addresses[spec.name] for spec in specs])
-    for spec in specs:
-        address = addresses[spec.name]
-        for file, is_there in zip(files, found[address], strict=True):
+    for spec, address, found in _answers(client, specs, _there, paths):
+        for file, is_there in zip(files, found, strict=True):
             if spec.role in file.roles and not is_there:
                 raise ValueError(
                     f"{file.where} must be the same on all hosts, {spec.name} at {address} finds no"
@@ -48,19 +48,29 @@ def check_shared(client: Client, specs: Sequence[WorkerSpec], files: Sequence[Sh
 
 def check_numbering(client: Client, specs: Sequence[WorkerSpec], devices_per_host: int) -> None:
     """ValueError where engine workers whose devices have one host's numbers are on two."""
-    addresses = worker_addresses(client)
     engines = [spec for spec in specs if spec.role == "rollout"]
-    machines = client.run(_machine, workers=[addresses[spec.name] for spec in engines])
-    first_of: dict[int, WorkerSpec] = {}
-    for spec in engines:
-        first = first_of.setdefault(_number(spec) // devices_per_host, spec)
-        here, there = addresses[first.name], addresses[spec.name]
-        if machines[here] != machines[there]:
+    first_of: dict[int, tuple[str, str, str]] = {}  # name, address and machine, by host
+    for spec, address, machine in _answers(client, engines, _machine):
+        here = spec.name, address, machine
+        first, at, on = first_of.setdefault(_number(spec) // devices_per_host, here)
+        if machine != on:
             raise ValueError(
                 f"devices must be numbered host by host, {devices_per_host} on each"
-                f" (cluster.devices_per_host), {first.name} at {here} and {spec.name} at {there}"
+                f" (cluster.devices_per_host), {first} at {at} and {spec.name} at {address}"
                 " are on two; start their workers on one, or set how many a host has"
             )
+
+
+def _answers(
+    client: Client, specs: Sequence[WorkerSpec], ask: Callable[..., T], *args: object
+) -> Iterator[tuple[WorkerSpec, str, T]]:
+    """Each of these workers with its address and its answer; not who dies meanwhile, which is for
+    whoever builds on it to find."""
+    addresses = worker_addresses(client)
+    there = [(spec, addresses[spec.name]) for spec in specs if spec.name in addresses]
+    workers = [address for _, address in there]
+    told = client.run(ask, *args, workers=workers, on_error="ignore")
+    return ((spec, address, told[address]) for spec, address in there if address in told)
 
 
 def _number(spec: WorkerSpec) -> int:

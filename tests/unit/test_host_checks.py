@@ -24,7 +24,11 @@ class Hosts:
         self._gaps = {ADDRESSES[name]: path for name, path in gaps.items()}
 
     def run(
-        self, look: Callable[[Sequence[str]], list[bool]], paths: list[str], workers: list[str]
+        self,
+        look: Callable[[Sequence[str]], list[bool]],
+        paths: list[str],
+        workers: list[str],
+        on_error: str,
     ) -> dict[str, list[bool]]:
         return {
             address: [
@@ -66,9 +70,9 @@ class Machines:
     def __init__(self, machines: dict[str, str]) -> None:
         self._machines = {ADDRESSES[name]: machine for name, machine in machines.items()}
 
-    def run(self, look: Callable[[], str], workers: list[str]) -> dict[str, str]:
+    def run(self, look: Callable[[], str], workers: list[str], on_error: str) -> dict[str, str]:
         assert look(), "a Linux machine has a name of its own"
-        return {address: self._machines[address] for address in workers}
+        return {at: self._machines[at] for at in workers if at in self._machines}
 
 
 def test_an_engines_devices_are_on_one_host() -> None:
@@ -77,3 +81,11 @@ def test_an_engines_devices_are_on_one_host() -> None:
         check_numbering(apart, SPECS, devices_per_host=2)
     check_numbering(apart, SPECS, devices_per_host=1)
     check_numbering(Machines({"engine-0": "a", "engine-1": "a"}), SPECS, devices_per_host=2)
+
+
+def test_who_is_away_is_not_asked_and_who_dies_meanwhile_has_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_numbering(Machines({"engine-0": "a"}), SPECS, devices_per_host=2)
+    monkeypatch.delitem(ADDRESSES, "control")
+    check_shared(Hosts({}), SPECS, [])
