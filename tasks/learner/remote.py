@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -28,6 +29,7 @@ from tasks.learner.ranks import reach_ranks_by
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.trainer import LearnerRank
 
+LOOPBACK = "127.0.0.1"
 RENDEZVOUS_S = 30.0  # a rank that does nothing else finds a free port
 KEPT_VERSIONS = 2  # handed-over files that are there at once
 JOINED_WITHIN_S = 10.0  # what a call to join may take beyond the deadline of the group itself
@@ -38,8 +40,10 @@ def _file_of(directory: str, version: int) -> str:
 
 
 def _own_host() -> str:
-    """The address by which others reach this worker."""
-    return urlsplit(get_worker().address).hostname or "127.0.0.1"
+    """The address by which others reach this worker; the loopback's where there is none."""
+    with suppress(ValueError):
+        return urlsplit(get_worker().address).hostname or LOOPBACK
+    return LOOPBACK
 
 
 class LearnerActor:

@@ -107,8 +107,9 @@ def test_a_log_level_of_the_users_own_is_kept(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def ports() -> Iterator[list[str]]:
-    """Options with free ports; the handlers that `main` sets are taken back."""
+    """Options with free ports, at a terminal; the handlers that `main` sets are taken back."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     options = (f"--mlflow-port={free_port()}", f"--reports-port={free_port()}")
     yield ["--prefect-port=0", *options]
     for number, handler in before.items():
