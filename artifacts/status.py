@@ -151,9 +151,18 @@ def judged(told: RunStatus, is_alive: bool | None, now_s: float) -> RunStatus:
 def this_machine() -> str:
     """A name that two processes share exactly if they see the same pids; empty where that cannot be
     told."""
+    boot = boot_id()
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}" if boot else ""
+    except OSError:
+        return ""
+
+
+def boot_id() -> str:
+    """The same for all processes of a machine until it is started anew, in containers, too; empty
+    where that cannot be told."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
 

@@ -59,10 +59,16 @@ def begun_round(
 
 
 def _read(store: Store, name: str) -> BegunRound:
-    found = store.parsed(name, lambda data: dict(json.loads(data)).get("schema_version"))
-    if found != PLAN_SCHEMA_VERSION:
-        raise ValueError(
-            f"{store.url}/{name} must have schema version {PLAN_SCHEMA_VERSION}, got {found};"
-            " resume it with the code that wrote it"
-        )
-    return store.parsed(name, _JSON.validate_json)
+    found = store.parsed(name, _parsed)
+    if isinstance(found, BegunRound):
+        return found
+    raise ValueError(
+        f"{store.url}/{name} must have schema version {PLAN_SCHEMA_VERSION}, got {found};"
+        " resume it with the code that wrote it"
+    )
+
+
+def _parsed(data: bytes) -> object:
+    """The round, or the schema version of one that other code wrote."""
+    version = dict(json.loads(data)).get("schema_version")
+    return _JSON.validate_json(data) if version == PLAN_SCHEMA_VERSION else version

@@ -191,11 +191,15 @@ def check_running(process: subprocess.Popen[bytes], what: str, log: Path) -> Non
 
 def stop_on_signals() -> None:
     """SIGTERM, and SIGHUP of a terminal that is closed, end what was started as Ctrl-C does:
-    servers and runs have sessions of their own and would stay. Not SIGHUP where it is ignored, as
-    below nohup."""
+    servers and runs have sessions of their own and would stay."""
     signal.signal(signal.SIGTERM, interrupt)
+    when_hung_up(interrupt)
+
+
+def when_hung_up(do: Callable[..., None]) -> None:
+    """Do this when the terminal is closed; not where SIGHUP is ignored, as below nohup."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, interrupt)
+        signal.signal(signal.SIGHUP, do)
 
 
 def interrupt(*_: object) -> None:

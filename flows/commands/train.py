@@ -15,7 +15,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.commands.local_stack import wait_until_served
+from flows.commands.local_stack import wait_until_served, when_hung_up
 from flows.commands.options import add_configuration, add_resume
 from flows.output import Output, divert
 from tasks.cluster.process_environment import first_environment, has_begun_with
@@ -73,10 +73,8 @@ def begin_as_workers_do() -> None:
 
 
 def stop_when_hung_up() -> None:
-    """A terminal that is closed stops the run as SIGTERM does, which Prefect and MLflow hear of;
-    not where SIGHUP is ignored, as below nohup."""
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    """A terminal that is closed stops the run as SIGTERM does, which Prefect and MLflow hear of."""
+    when_hung_up(lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def trained(options: Namespace, output: Output) -> int:

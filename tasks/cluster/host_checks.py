@@ -11,13 +11,13 @@ guests, which need no file of the run and have engines of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from distributed import Client
 
+from artifacts.status import boot_id
 from tasks.cluster.dask_cluster import worker_addresses
 from tasks.cluster.devices import WorkerSpec
 
@@ -50,7 +50,7 @@ def check_numbering(client: Client, specs: Sequence[WorkerSpec], devices_per_hos
     """ValueError where engine workers whose devices have one host's numbers are on two."""
     engines = [spec for spec in specs if spec.role == "rollout"]
     first_of: dict[int, tuple[str, str, str]] = {}  # name, address and machine, by host
-    for spec, address, machine in _answers(client, engines, _machine):
+    for spec, address, machine in _answers(client, engines, boot_id):
         here = spec.name, address, machine
         first, at, on = first_of.setdefault(_number(spec) // devices_per_host, here)
         if machine != on:
@@ -76,13 +76,6 @@ def _answers(
 def _number(spec: WorkerSpec) -> int:
     assert spec.device is not None, "an engine has one"
     return int(spec.device.partition(":")[2])
-
-
-def _machine() -> str:
-    """In a worker: the same for all processes of a machine, in containers, too."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text()
-    return ""
 
 
 def _there(paths: Sequence[str]) -> list[bool]:
