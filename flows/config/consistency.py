@@ -94,10 +94,7 @@ def _check_stream_trainer(config: Parts) -> None:
         return
     needed = config.scheduling.algebra(config.batch).streaming_needs
     if needed:
-        raise ValueError(
-            f"stream_trainer needs {needed}: no group would be accepted while the rollout runs;"
-            " change it, or disable stream_trainer"
-        )
+        raise ValueError(f"stream_trainer needs {needed}; change it, or disable stream_trainer")
     if config.learner.advantage.spans_step:
         raise ValueError(
             "stream_trainer needs advantages that a group has by itself, got"

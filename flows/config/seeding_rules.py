@@ -35,8 +35,7 @@ def _check_policy(config: Parts) -> None:
         )
     if algebra.streaming_needs:
         raise ValueError(
-            f"seeding.enabled needs {algebra.streaming_needs}: no group would be accepted while"
-            " the guests generate; change it, or disable seeding"
+            f"seeding.enabled needs {algebra.streaming_needs}; change it, or disable seeding"
         )
 
 

@@ -29,16 +29,21 @@ READING_S = 5.0  # the longest wait for an engine's reading
 class Rebalancing:
     """Watches the engines of one round."""
 
-    def __init__(self, config: BalancingConfig, dispatch: Dispatch) -> None:
+    def __init__(
+        self, config: BalancingConfig, dispatch: Dispatch, *, without_guests: bool = False
+    ) -> None:
+        """without_guests: whether the run's own engines share among themselves, too."""
         self._config = config
+        self._without_guests = without_guests
         self._dispatch = dispatch
         self._speeds = Speeds(config.keep_running)
         self._due: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def is_worthwhile(self) -> bool:
-        """Whether there is a guest that could have a share."""
-        return self._config.enabled and self._dispatch.has_guests
+        """Whether there is an engine that should have a share: a guest, or any if so planned."""
+        is_wanted = self._without_guests or self._dispatch.has_guests
+        return self._config.enabled and is_wanted
 
     def hurry(self) -> None:
         """A look is due at once."""

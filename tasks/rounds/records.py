@@ -202,3 +202,11 @@ class RoundResult:
     def accepted(self) -> tuple[str, ...]:
         """Prompt ids in training order."""
         return tuple(group.prompt.prompt_id for group in self.groups)
+
+    @property
+    def answer_tokens(self) -> dict[str, int]:
+        """Sampled tokens of the longest answer of every accepted group, by prompt id."""
+        return {
+            group.prompt.prompt_id: max(each.generated.num_sampled for each in group.responses)
+            for group in self.groups
+        }

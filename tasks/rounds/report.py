@@ -70,6 +70,8 @@ class RolloutReport:
     # tokens after the prompt that each of `lengths` held in a KV cache, given ones included
     held_tokens: tuple[int, ...] = ()
     window: WindowRecord | None = None  # of a round that seeds
+    # sampled tokens of the longest answer to each accepted prompt
+    answer_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 def round_report(
@@ -104,6 +106,7 @@ def round_report(
         freed=result.freed,
         reward_waits=reward_waits(result),
         carried=result.carried,
+        answer_tokens=result.answer_tokens,
         in_flight=result.in_flight,
         awaited_weights_s=result.awaited_weights_s,
         late=result.late,

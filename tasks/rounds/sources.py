@@ -62,7 +62,9 @@ class Sources:
         self._feed = inputs.feed
         self._publications = inputs.publications
         self._guests = inputs.guests
-        self._rebalancing = Rebalancing(inputs.balancing, dispatch)
+        self._rebalancing = Rebalancing(
+            inputs.balancing, dispatch, without_guests=inputs.plan.balances
+        )
         self._stuck = stuck
         self._polls = Polls()
         self._unasked: set[str] = set()  # engines that have answered

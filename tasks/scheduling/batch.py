@@ -78,7 +78,7 @@ class BatchAlgebra:
     max_lag: int | None = 0  # of any token; None if there is no bound
     # of what the engines run when newer weights are loaded
     at_update: Running = Running.DROP
-    # setting without which no group is accepted while the rollout runs; empty if some are
+    # what freeing devices in mid-round needs and does not have, with the reason; empty if nothing
     streaming_needs: str = ""
 
     @property

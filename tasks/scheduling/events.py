@@ -176,6 +176,11 @@ class RoundPlan:
     # the kind of round in the policy's algebra that loads the engines like this one, for which one
     # tensor-parallel size is planned; empty leaves the engines as they are
     layout: str = ""
+    # tokens of the longest answer that an earlier epoch trained of each candidate, 0 for none;
+    # empty where the policy does not go by them
+    expected_tokens: tuple[int, ...] = ()
+    # whether running responses move between engines of the run alone, too
+    balances: bool = False
     # asked in this order as weights are published, before the reserve; of asynchronous rounds
     upcoming: tuple[PromptRef, ...] = ()
     # bounds what may be asked before more weights are published; None where nothing is carried

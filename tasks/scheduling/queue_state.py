@@ -32,6 +32,8 @@ class QueueState:
     carried: tuple[Carried, ...] = ()  # undecided, in the order of the next round
     # how often waiting prompts were deferred, by id; of those that were more than once
     deferrals: Mapping[str, int] = field(default_factory=dict)
+    # tokens of the longest trained answer, by row; where the policy goes by them
+    answer_tokens: Mapping[int, int] = field(default_factory=dict)
     num_drawn: int = 0  # prompts drawn from the dataset; also the position of the prompt stream
     num_trained: int = 0  # prompts trained
     # prompts given up: too few of their responses could be scored, or they came too late
@@ -57,6 +59,7 @@ class QueueState:
                 for prompt in self.carried
             ],
             "deferrals": dict(self.deferrals),
+            "answer_tokens": {str(row): tokens for row, tokens in self.answer_tokens.items()},
             "num_drawn": self.num_drawn,
             "num_trained": self.num_trained,
             "num_dropped": self.num_dropped,
@@ -83,7 +86,8 @@ class QueueState:
             )
             for prompt_id, domain, version, is_returned, indices in raw.get("carried", ())
         )
-        return cls(**(dict(raw) | refs | {"carried": carried}))
+        answers = {int(row): tokens for row, tokens in raw.get("answer_tokens", {}).items()}
+        return cls(**(dict(raw) | refs | {"carried": carried, "answer_tokens": answers}))
 
 
 class RoundEnd(Protocol):
@@ -115,6 +119,11 @@ class RoundEnd(Protocol):
         """For the next round, in its order."""
         ...
 
+    @property
+    def answer_tokens(self) -> Mapping[str, int]:
+        """Of the longest answer to each trained prompt."""
+        ...
+
 
 def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueState:
     """The state after a round. ValueError for an end that does not account for its prompts."""
@@ -142,6 +151,7 @@ def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueStat
                 for carry in end.carried
             ),
         ),
+        answer_tokens=_answer_tokens(state, plan, end),
         num_drawn=num_drawn,
         num_trained=state.num_trained + len(end.accepted),
         num_dropped=state.num_dropped + len(end.dropped),
@@ -175,6 +185,16 @@ def _deferrals(
     before = {ref.prompt_id: state.times_deferred(ref) for ref in waiting}
     counts = before | {ref.prompt_id: state.times_deferred(ref) + 1 for ref in again}
     return {prompt_id: count for prompt_id, count in counts.items() if count > 1}
+
+
+def _answer_tokens(state: QueueState, plan: RoundPlan, end: RoundEnd) -> Mapping[int, int]:
+    if not plan.expected_tokens:
+        return state.answer_tokens
+    refs = (ref for ref in plan.candidates if ref.prompt_id in end.answer_tokens)
+    return {
+        **state.answer_tokens,
+        **{row_of(ref): end.answer_tokens[ref.prompt_id] for ref in refs},
+    }
 
 
 def _advance(

@@ -17,7 +17,7 @@ from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.simulation.cluster import Placement
 from tasks.simulation.seams import MachineCosts, RunWork
 
-NUM_ROWS = 16_384  # of the data set, unless a round asks for more
+NUM_ROWS = 16_384  # of a data set of which no run here sees the end
 FIRST_TOKEN = 2  # of the prompt of the first row
 
 Prompts = Mapping[str, Prompt]
@@ -46,6 +46,7 @@ class SimulatedRun:
     reserved_devices: int = 0  # that neither generate nor train: a judge's own
     devices_per_rank: int = 1  # that train together, as tensor-parallel learners do
     seed: int = 0
+    num_rows: int = NUM_ROWS  # of the data set, unless a round asks for more
     watch: Watch = _unwatched  # looks at what the scheduler of a round hears and decides
 
     @property
@@ -58,7 +59,7 @@ class SimulatedRun:
         """Of the rows of its data set."""
         rounds = self.policy.algebra(self.batch).rounds
         most = 2 * max(shape.launch_prompts for shape in rounds)
-        return self.work.domains(max(NUM_ROWS, most))
+        return self.work.domains(max(self.num_rows, most))
 
     @property
     def placement(self) -> Placement:

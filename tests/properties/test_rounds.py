@@ -25,6 +25,7 @@ from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import Event, Finished, Launch, PromptRef, Scored
 from tasks.scheduling.ledger import account_tokens
 from tasks.scheduling.policies.base import Policy
+from tasks.scheduling.policies.longest_first import LongestFirstConfig
 from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
 from tasks.scheduling.policies.over_sampling import OverSamplingConfig
 from tasks.scheduling.policies.sync import SyncConfig
@@ -74,10 +75,15 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         prompt_overprovision=draw(st.sampled_from([1.25, 1.5, 3.0])),
         dynamic_sampling=dynamic_sampling,
     )
+    ordered = LongestFirstConfig(
+        under_way=draw(st.sampled_from([0.01, 0.3, 1.0])),
+        moves_running=draw(st.booleans()),
+        dynamic_sampling=dynamic_sampling,
+    )
     seed = draw(st.integers(0, 10_000))
     return Scenario(
         batch=batch,
-        scheduling=draw(st.sampled_from([tail, multilevel, sync, discard])),
+        scheduling=draw(st.sampled_from([tail, multilevel, sync, discard, ordered])),
         num_steps=draw(st.integers(1, 7)),
         domains=tuple(
             draw(st.lists(st.sampled_from(["add", "letters", "rare"]), min_size=18, max_size=25))

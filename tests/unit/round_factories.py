@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from artifacts.records import Generated, Group, Prompt, Response, WeightsRef, response_id
 from tasks.engines.base import EngineLost
@@ -59,6 +59,7 @@ class Ended:
     dropped: Collection[str] = ()
     filtered: Collection[str] = ()
     carried: Sequence[Carry] = ()
+    answer_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 def make_plan(

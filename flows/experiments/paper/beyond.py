@@ -49,6 +49,9 @@ RECYCLING = replace(ASYNCHRONOUS, at_deadline="train_anyway")
 # partial rollouts: all devices generate, stop when a step has its groups, train, and go on
 IN_TURN = replace(ASYNCHRONOUS, at_update="pause", learner_share=0.0, packs=True)
 APRIL = replace(IN_TURN, at_deadline="train_anyway")  # as published
+# Seer without its drafts: half of a step's responses under way, those of long prompts first, and
+# moved while they run; verdicts as RollPacker has them
+SEER = replace(REWARD, eta_p=1.0, eta_r=1.0, under_way=0.5, moves_running=True)
 # with a bound: what takes long is passed over for four steps at most
 OURS_IN_TURN = replace(IN_TURN, extra_lag=4, streams=True, stream_rule="devices")
 
@@ -69,6 +72,8 @@ RIVALS: Mapping[str, Contender] = {
     "rollpacker_packed": Contender(variant=replace(STREAM, packs=True), num_steps=PERIOD),
     "unbiased": Contender(variant=UNBIASED, num_steps=PERIOD),
     "unbiased_packed": Contender(variant=replace(UNBIASED, packs=True), num_steps=PERIOD),
+    "seer": Contender(variant=SEER, num_steps=PERIOD),
+    "seer_packed": Contender(variant=replace(SEER, packs=True), num_steps=PERIOD),
     "one_step_off": Contender(variant=replace(ASYNCHRONOUS, at_update="drain"), num_steps=HORIZON),
     "asynchronous": Contender(variant=ASYNCHRONOUS, num_steps=HORIZON),
     "asynchronous_packed": Contender(variant=replace(ASYNCHRONOUS, packs=True), num_steps=HORIZON),

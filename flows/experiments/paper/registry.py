@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from flows.experiments.paper.beyond import beyond
 from flows.experiments.paper.experiment import Experiment, Scale
 from flows.experiments.paper.flash import roll_flash
+from flows.experiments.paper.ordering import ordering
 from flows.experiments.paper.polyrl import polyrl
 from flows.experiments.paper.rewards import figure_13
 from flows.experiments.paper.robust import robust
@@ -38,6 +39,7 @@ EXPERIMENTS: Mapping[str, Callable[[Scale], Experiment]] = {
     "polyrl": polyrl,
     "beyond": beyond,
     "robust": robust,
+    "ordering": ordering,
 }
 
 

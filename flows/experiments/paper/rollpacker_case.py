@@ -24,7 +24,7 @@ from tasks.simulation.hardware import DEVICES
 from tasks.simulation.learner import ROW_TOKENS
 from tasks.simulation.machine import Machine
 from tasks.simulation.shapes import MODELS
-from tasks.simulation.simulated_run import SimulatedRun
+from tasks.simulation.simulated_run import NUM_ROWS, SimulatedRun
 from tasks.simulation.steps import play
 from tasks.simulation.training_cost import Training
 
@@ -40,6 +40,7 @@ class RollpackerCase:
     variant: Variant
     num_steps: int
     seed: int
+    num_rows: int = NUM_ROWS  # of the data set, at least
 
     @property
     def label(self) -> str:
@@ -78,6 +79,7 @@ class RollpackerCase:
             reserved_devices=reserved_devices(set_up, variant),
             devices_per_rank=math.prod(set_up.train_sizes),
             seed=self.seed,
+            num_rows=self.num_rows,
         )
 
     def play(self) -> tuple[Observed, ...]:
@@ -98,6 +100,11 @@ class RollpackerCase:
             ("stream trainer by devices", variant.streams and variant.stream_rule == "devices"),
             (f"{variant.num_levels} levels", variant.num_levels > 2),
             ("discards", variant.discards),
+            (
+                f"{variant.under_way:.0%} under way, longest first",
+                0 < variant.under_way < 1,
+            ),
+            ("divided", variant.moves_running),
             ("packed", variant.packs),
             (
                 f"async ratio {variant.async_ratio:g} ({variant.at_update}),"

@@ -33,6 +33,10 @@ class Variant:
     stream_rule: Literal["milestones", "devices"] = "milestones"
     num_levels: int = 2  # of rounds: more than short and long ones are not the paper's
     discards: bool = False  # whether what a short round gives up on is lost, not put off
+    # responses under way at a time, as a share of the step's, those of long prompts first; 0: all
+    # are asked at once, in no order
+    under_way: float = 0.0
+    moves_running: bool = False  # whether what runs goes on wherever there is less to do
     packs: bool = False  # whether the learner fills its rows, or has one response to each
     async_ratio: float = 0.0  # steps that generation may be ahead: more than 0 is off-policy
     extra_lag: int = 0  # steps more that a group which takes long may be passed over
@@ -59,6 +63,12 @@ class Variant:
             }
         if self.discards:
             return {"kind": "over_sampling", "prompt_overprovision": self.eta_p}
+        if self.under_way:
+            return {
+                "kind": "longest_first",
+                "under_way": self.under_way,
+                "moves_running": self.moves_running,
+            }
         if self.num_levels > 2:
             return {
                 "kind": "multilevel_batching",

@@ -41,7 +41,8 @@ class SyncConfig(BaseModel):
             reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
             scores_last=is_timed_last,
             streaming_needs=(
-                "scheduling.reward_timing 'per_response', got 'after_rollout'"
+                "scheduling.reward_timing 'per_response', got 'after_rollout': no group would be"
+                " accepted while engines generate"
                 if is_timed_last
                 else ""
             ),
