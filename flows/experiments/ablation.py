@@ -46,7 +46,6 @@ from flows.experiments.ablation_figures import (
     trained_groups,
 )
 from flows.experiments.ablation_variants import TAIL, Job, Variant, job_of, plan
-from flows.experiments.asynchrony_variants import overlap_of
 from flows.experiments.comparisons import COMPARISONS
 from flows.experiments.measured_run import measured
 
@@ -215,9 +214,9 @@ def _run(preset: str, out: Path, job: Job) -> None:
 
 def _report(options: argparse.Namespace, period: int) -> None:
     comparison = COMPARISONS[options.comparison]
-    runs = measured(options.out, options.variants)
+    runs = measured(options.out, options.variants, comparison.recorded)
     lines = [
-        _line(options, name, variant)
+        Line(name=name, label=variant.label, over=variant.over)
         for name, variant in comparison.variants.items()
         if name in options.variants
     ]
@@ -227,12 +226,6 @@ def _report(options: argparse.Namespace, period: int) -> None:
         (options.out / "ablation.png").write_bytes(
             ablation_plot([values for line in lines if (values := curves(line, runs)) is not None])
         )
-
-
-def _line(options: argparse.Namespace, name: str, variant: Variant) -> Line:
-    variants = COMPARISONS[options.comparison].variants
-    job = job_of(options.preset, name, options.steps, 1, options.set, variants)
-    return Line(name=name, label=variant.label, over=variant.over, overlap=overlap_of(job.config))
 
 
 def curves(line: Line, runs: Sequence[MeasuredRun]) -> VariantCurves | None:

@@ -23,7 +23,6 @@ from statistics import mean, median, stdev
 
 from artifacts.commit import StepCommit, seconds_added
 from artifacts.reports.summary import Estimate
-from flows.experiments.overlap_bound import Overlap
 
 STAGES = ("rollout", "reward", "train", "update", "publish", "orchestration")
 TIMES = {
@@ -80,6 +79,8 @@ class MeasuredRun:
     # mean held-out reward by prompt id after the last step; empty where too few were asked
     heldout: Mapping[str, float] = field(default_factory=dict)
     questions: Mapping[str, str] = field(default_factory=dict)  # what these prompts ask
+    # mean seconds of its steps at best (`ideal_steps`); None where that cannot be told
+    ideal_step_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,6 @@ class Line:
     name: str  # the variant's
     label: str  # what a reader sees
     over: str  # the variant that it adds something to; empty for the first
-    overlap: Overlap | None = None  # how far its steps overlap; None if they do not
 
 
 def trained_groups(steps: Sequence[StepCommit]) -> list[int]:

@@ -1,9 +1,9 @@
 """What asynchrony gained beside what it could: two more tables for an ablation. Pure.
 
-*At best* is the speed-up that `overlap_bound` allows, over the first variant, by the measured stage
-times of `sync` and of `apart`; *reached* is the bound's step over the measured one, and may pass 1
-where fuller batches make engines faster than the bound knows. Variants that train other answers
-than `sync` does, by over-provision, have none.
+*At best* are the steps that the variant's own schedule takes with nothing but their work
+(`ideal_steps`), by the records of the repeat's `sync`; times: `sync`'s measured steps over that;
+*reached*: that over the measured ones. Lengths are those of `sync`, so that a variant which learns
+shorter answers, or trains the shorter of more, may pass 1.
 
 *Reward at equal time* is the mean training reward up to the moment at which the first variant of a
 repeat ends, between the ends of whole periods; a variant that has not ended a period by then counts
@@ -29,9 +29,7 @@ from flows.experiments.ablation_figures import (
     steps_of,
     trained_tokens,
 )
-from flows.experiments.overlap_bound import SyncTimes, overlapped_step_s
 
-TOGETHER, APART = "sync", "apart"  # the variants that the bound is made of
 LAG = "lag/mean_versions"
 STALLS = ("stall/rollout_s", "stall/learner_s")
 Value = TypeVar("Value")
@@ -51,7 +49,7 @@ def _speeds(lines: Sequence[Line], runs: Sequence[MeasuredRun]) -> str:
     first_s = mean_step_s(runs, lines[0].name) if lines else 0.0
     rows = []
     for line in lines:
-        step_s, best_s = mean_step_s(runs, line.name), bound_s(line, runs)
+        step_s, best_s = mean_step_s(runs, line.name), best_step_s(runs, line.name)
         steps = steps_of(runs, line.name)
         own = [run for run in runs if run.variant == line.name]
         stalls = (mean(step.metrics.get(name, 0.0) for step in steps) for name in STALLS)
@@ -87,25 +85,11 @@ def tokens_per_s(runs: Sequence[MeasuredRun]) -> float:
     )
 
 
-def bound_s(line: Line, runs: Sequence[MeasuredRun]) -> float | None:
-    """Mean seconds of a step at best; None for a variant without overlap, or where a variant that
-    the bound is made of has no run."""
-    together, apart = sync_times(runs, TOGETHER), sync_times(runs, APART)
-    if line.overlap is None or together is None or apart is None:
-        return None
-    num_steps = min(len(run.steps) for run in runs if run.variant == line.name)
-    return overlapped_step_s(together, apart, line.overlap, num_steps)
-
-
-def sync_times(runs: Sequence[MeasuredRun], variant: str) -> SyncTimes | None:
-    """A synchronous variant's stages; None without a run."""
-    times = [step.timings for step in steps_of(runs, variant)]
-    if not times:
-        return None
-    return SyncTimes(
-        generation_s=mean(stages["rollout"] + stages["reward"] for stages in times),
-        learning_s=mean(stages["train"] + stages["update"] + stages["publish"] for stages in times),
-    )
+def best_step_s(runs: Sequence[MeasuredRun], variant: str) -> float | None:
+    """Mean seconds of the variant's steps at best; None where they cannot be told of each run."""
+    own = [run for run in runs if run.variant == variant]
+    told = [run.ideal_step_s for run in own if run.ideal_step_s is not None]
+    return mean(told) if own and len(told) == len(own) else None
 
 
 def _rewards(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) -> str:

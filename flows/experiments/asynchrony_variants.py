@@ -1,9 +1,9 @@
 """The variants that say what asynchrony is worth, as what they change of one preset. Pure.
 
 All score per response, with the preset's own limits of running times, and ask no second wave of
-prompts. `sync` has both devices generate and then train; the others' names say where they differ.
-`apart` is there for the bound (`overlap_bound`): synchronous, a device each. `SERVED` asks a
-service for its verdicts, which keeps none of them waiting for another (`verdict_service`).
+prompts. `sync` has both devices generate and then train, and its records tell what the others could
+be at best (`ideal_steps`); the others' names say where they differ. `SERVED` asks a service for its
+verdicts, which keeps none of them waiting for another (`verdict_service`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from flows.config.run_config import RunConfig
 from flows.experiments.ablation_variants import SYNC, TAIL, Variant
-from flows.experiments.overlap_bound import Overlap
 from flows.experiments.verdict_service import PORT
-from tasks.cluster.devices import device_map
 
 A_DEVICE_EACH = ("cluster.roles=rollout: 0, learner: 1",)
 ASYNCHRONOUS = ("scheduling.kind=asynchronous",)
@@ -78,15 +75,3 @@ SERVED: Mapping[str, Variant] = {
     name: replace(ASYNCHRONY[name], settings=(*ASYNCHRONY[name].settings, *ASKED))
     for name in ("sync", "apart", "async-one", "async-two", "in-turn-late")
 }
-
-
-def overlap_of(config: RunConfig) -> Overlap | None:
-    """How far the steps of a run overlap; None if they do not, or if it trains other answers than a
-    synchronous one."""
-    algebra = config.scheduling.algebra(config.batch)
-    shape = algebra.ordinary
-    if not algebra.overlaps or shape.launch_per_prompt > shape.accept_per_prompt:
-        return None
-    placed = device_map(config.cluster)
-    is_shared = set(placed["rollout"]) == set(placed["learner"])
-    return Overlap(async_ratio=algebra.mean_lag, is_shared=is_shared)

@@ -26,6 +26,8 @@ class Comparison:
     preset: str  # what the variants change, unless another is asked for
     variants: Mapping[str, Variant]  # by name, in the order of the tables
     tables: tuple[Tables, ...]  # Markdown each
+    # the variant whose records tell what every other could be at best; empty tells nothing
+    recorded: str = ""
     # what is there while a run goes on
     beside: Callable[[], AbstractContextManager[object]] = nullcontext
 
@@ -56,12 +58,14 @@ COMPARISONS: Mapping[str, Comparison] = {
         preset="smollm2-mixed",
         variants=ASYNCHRONY,
         tables=(report, asynchrony_report),
+        recorded="sync",
     ),
     "service": Comparison(
         about="what they are worth where verdicts come from elsewhere, after a wait without work",
         preset="smollm2",
         variants=SERVED,
         tables=(report, asynchrony_report),
+        recorded="sync",
         beside=verdict_service,
     ),
     "guests": Comparison(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -13,21 +14,41 @@ from artifacts.layout import MANIFEST, table_file
 from artifacts.records import Span
 from artifacts.reports.timeline import device_times
 from artifacts.store import Store
+from flows.config.run_config import RunConfig
 from flows.experiments.ablation_figures import MeasuredRun
 from flows.experiments.ablation_variants import FEWEST_ASKED
+from flows.experiments.ideal_steps import ideal_step_s
 from tasks.plan import EVALUATION
+from tasks.simulation.recorded import RecordedRun, read_run
 
 HOST = "host"  # what coordinators work on: no device
 
 
-def measured(out: Path, variants: Sequence[str]) -> list[MeasuredRun]:
-    """What DIR has of these variants, unfinished runs left out."""
-    return [
+def measured(out: Path, variants: Sequence[str], recorded: str = "") -> list[MeasuredRun]:
+    """What DIR has of these variants, unfinished runs left out. recorded: the variant whose records
+    tell what the others of its repeat could be at best."""
+    runs = [
         run
         for name in variants
         for folder in sorted(out.glob(f"{name}-r*/"))
         if (run := measured_run(folder, name)) is not None
     ]
+    of_repeat = {run.repeat: out / f"{recorded}-r{run.repeat}" for run in runs if recorded}
+    known = {
+        repeat: read_run(Store.open(str(folder)))
+        for repeat, folder in of_repeat.items()
+        if measured_run(folder, recorded) is not None
+    }
+    return [
+        replace(run, ideal_step_s=_ideal_step_s(out, run, known.get(run.repeat))) for run in runs
+    ]
+
+
+def _ideal_step_s(out: Path, run: MeasuredRun, recorded: RecordedRun | None) -> float | None:
+    if recorded is None:
+        return None
+    store = Store.open(str(out / f"{run.variant}-r{run.repeat}"))
+    return ideal_step_s(recorded, RunConfig.model_validate(read_manifest(store).config))
 
 
 def measured_run(folder: Path, variant: str) -> MeasuredRun | None:

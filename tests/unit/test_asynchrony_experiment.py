@@ -1,14 +1,19 @@
-"""What asynchrony is worth on real devices: the variants, the bound by hand, and the tables."""
+"""What asynchrony is worth on real devices: the variants, what they could be, and the tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from recorded_run_factories import CONFIG, PROMPTS, RESPONSES, STEPS, keep_run
 
 from artifacts.commit import StepCommit, seconds_added
 from artifacts.records import Span, WeightsRef
+from artifacts.store import Store
+from flows.commands.command_line import assemble
+from flows.config.run_config import RunConfig
 from flows.experiments.ablation import period_steps
 from flows.experiments.ablation_figures import (
     FIGURES,
@@ -21,38 +26,28 @@ from flows.experiments.ablation_figures import (
 from flows.experiments.ablation_variants import VARIANTS, job_of, plan
 from flows.experiments.asynchrony_figures import (
     asynchrony_report,
-    bound_s,
+    best_step_s,
     equal_time_rewards,
     reward_until,
     tokens_per_s,
 )
-from flows.experiments.asynchrony_variants import ASYNCHRONY, SERVED, overlap_of
+from flows.experiments.asynchrony_variants import ASYNCHRONY, SERVED
 from flows.experiments.comparisons import COMPARISONS
-from flows.experiments.measured_run import idle_fraction
-from flows.experiments.overlap_bound import (
-    Overlap,
-    SyncTimes,
-    overlapped_step_s,
-    work_and_tail,
+from flows.experiments.ideal_steps import ideal_step_s
+from flows.experiments.measured_run import idle_fraction, measured
+from tasks.simulation.recorded import read_run
+
+# the configuration of a recorded run, for other schedules
+SMALL = (
+    f"num_steps={STEPS}",
+    f"batch.prompts_per_step={PROMPTS}",
+    f"batch.responses_per_prompt={RESPONSES}",
 )
-
-# 8 device seconds of generation, 6 s for the longest response; training 4 s on both, 8 s on one
-TOGETHER = SyncTimes(generation_s=8 / 2 + 6, learning_s=4.0)
-APART = SyncTimes(generation_s=8 + 6, learning_s=8.0)
-
 Stages = Mapping[str, float]  # seconds of a step by stage
 NO_STAGES: Stages = {}
 
-NO_OVERLAP = Overlap(async_ratio=0.0, is_shared=False)
-
 SYNC = Line(name="sync", label="sync", over="")
-ALONE = Line(name="apart", label="apart", over="sync")
-ONE = Line(
-    name="async-one",
-    label="α 1",
-    over="apart",
-    overlap=Overlap(async_ratio=1.0, is_shared=False),
-)
+ONE = Line(name="async-one", label="α 1", over="sync")
 
 
 def commit(
@@ -104,80 +99,75 @@ def test_what_lies_between_two_steps_counts_for_neither() -> None:
     assert seconds_added([commit(1, 100, 120), commit(2, 125, 135)]) == [20, 10]
 
 
-def test_generation_is_work_that_devices_share_and_a_tail_that_they_do_not() -> None:
-    assert work_and_tail(TOGETHER, APART) == (8, 6)
-
-
-@pytest.mark.parametrize(("apart_s", "expected"), [(9.0, (0, 9)), (25.0, (25, 0))])
-def test_noise_never_makes_work_or_tail_negative(
-    apart_s: float, expected: tuple[float, float]
-) -> None:
-    noisy = SyncTimes(generation_s=apart_s, learning_s=8.0)
-    assert work_and_tail(TOGETHER, noisy) == expected
-
-
-@pytest.mark.parametrize(
-    ("ratio", "step_s"),
-    [
-        (1.0, 8 + 6 / 2),  # generation is what all wait for
-        (2.0, 8 + 6 / 3),
-        (5.0, 8 + 6 / 6),
-        # a half of 12 s beside 8 s of training, the other half after it
-        (0.5, 6 + 8),
-    ],
-)
-def test_a_step_of_a_long_run_takes_what_the_slower_device_takes(
-    ratio: float, step_s: float
-) -> None:
-    overlap = Overlap(async_ratio=ratio, is_shared=False)
-    found = overlapped_step_s(TOGETHER, APART, overlap, num_steps=1_000_000)
-    assert found == pytest.approx(step_s, rel=1e-5)
-
-
-def test_training_bounds_a_step_where_it_takes_longest() -> None:
-    slow = replace(APART, learning_s=30.0)
-    overlap = Overlap(async_ratio=1.0, is_shared=False)
-    assert overlapped_step_s(TOGETHER, slow, overlap, 1_000_000) == pytest.approx(30, rel=1e-5)
-
-
-def test_a_short_run_fills_its_pipeline_once_and_empties_it_once() -> None:
-    overlap = Overlap(async_ratio=1.0, is_shared=False)
-    assert overlapped_step_s(TOGETHER, APART, overlap, num_steps=1) == 11 + 8
-    assert overlapped_step_s(TOGETHER, APART, overlap, num_steps=5) == (11 + 8 + 4 * 11) / 5
-
-
-def test_devices_that_do_both_share_all_the_work_and_half_of_the_tail_is_left() -> None:
-    overlap = Overlap(async_ratio=1.0, is_shared=True)
-    assert overlapped_step_s(TOGETHER, APART, overlap, num_steps=5) == 8 / 2 + 6 / 2 + 4
-
-
-def synchronous_runs() -> list[MeasuredRun]:
-    together = {"rollout": 9.0, "reward": 1.0, "train": 3.0, "update": 0.5, "publish": 0.5}
-    apart = {"rollout": 13.0, "reward": 1.0, "train": 6.0, "update": 1.0, "publish": 1.0}
-    return [
-        run("sync", 1, [14.0] * 2, stages=together),
-        run("apart", 1, [22.0] * 2, stages=apart),
-    ]
-
-
-def test_the_bound_of_a_variant_is_made_of_the_stages_of_the_synchronous_ones() -> None:
-    """Verdicts that were waited for count as generation."""
-    runs = [*synchronous_runs(), run("async-one", 1, [19.0, 11.0])]
-    assert bound_s(ONE, runs) == (11 + 8 + 11) / 2
-    assert bound_s(SYNC, runs) is None
-    assert bound_s(ONE, [runs[0], runs[2]]) is None
-
-
 def test_the_table_says_what_could_be_gained_and_how_much_of_it_was() -> None:
     lagging = run("async-one", 1, [19.0, 13.5])
     steps = [
         replace(step, metrics={**step.metrics, "lag/mean_versions": 0.8, "stall/learner_s": 2.0})
         for step in lagging.steps
     ]
-    runs = [*synchronous_runs(), replace(lagging, steps=tuple(steps), idle_fraction=0.25)]
-    rows = asynchrony_report([SYNC, ALONE, ONE], runs, period=5).splitlines()
-    assert rows[2] == "| sync | 14.00 | 7 | 0% | 0.00 | 0.0 | 0.0 |  |  |  |"
-    assert rows[4] == "| α 1 | 16.25 | 6 | 25% | 0.80 | 0.0 | 2.0 | 15.00 | 0.93 | 92% |"
+    lagging = replace(lagging, steps=tuple(steps), idle_fraction=0.25, ideal_step_s=13.0)
+    rows = asynchrony_report([SYNC, ONE], [run("sync", 1, [14.0] * 2), lagging], period=5)
+    assert "| sync | 14.00 | 7 | 0% | 0.00 | 0.0 | 0.0 |  |  |  |" in rows
+    assert "| α 1 | 16.25 | 6 | 25% | 0.80 | 0.0 | 2.0 | 13.00 | 1.08 | 80% |" in rows
+
+
+def test_what_could_be_gained_is_told_where_every_run_tells_it() -> None:
+    first, second = (replace(run("async-one", 1, [9.0]), ideal_step_s=s) for s in (4.0, 6.0))
+    assert best_step_s([first, second], "async-one") == 5.0
+    assert best_step_s([first, run("async-one", 2, [9.0])], "async-one") is None
+    assert best_step_s([first], "sync") is None
+
+
+def test_a_synchronous_step_at_best_is_its_longest_response_and_its_training(
+    tmp_path: Path,
+) -> None:
+    """110 tokens of 10 ms, 0.1 s of prefill, 2 s of training by two ranks, update, publication; the
+    0.2 s of orchestration are no work."""
+    recorded = read_run(Store.open(str(keep_run(tmp_path / "recorded"))))
+    assert ideal_step_s(recorded, CONFIG) == pytest.approx(1.1 + 0.1 + 2.0 + 0.3 + 0.1, rel=0.05)
+
+
+def test_rounds_that_overlap_training_take_the_longer_of_both_at_best(tmp_path: Path) -> None:
+    """One device trains alone what two trained: 4 s, beside which the other generates; before the
+    first of three steps it generates alone."""
+    recorded = read_run(Store.open(str(keep_run(tmp_path / "recorded"))))
+    alone = ["scheduling.kind=asynchronous", 'cluster.roles="rollout: 0, learner: 1"']
+    values = assemble("tiny-sync", "", [*SMALL, *alone])
+    found = ideal_step_s(recorded, RunConfig.model_validate(values))
+    learning_s = 4.0 + 0.3 + 0.1
+    assert found == pytest.approx(learning_s + 1.4 / STEPS, rel=0.07)
+
+
+def test_rounds_in_turn_wait_for_less_than_their_longest_response(tmp_path: Path) -> None:
+    recorded = read_run(Store.open(str(keep_run(tmp_path / "recorded"))))
+    turns = ["scheduling.kind=asynchronous", "scheduling.at_update=pause"]
+    values = assemble("tiny-sync", "", [*SMALL, *turns])
+    in_turn = ideal_step_s(recorded, RunConfig.model_validate(values))
+    synchronous = ideal_step_s(recorded, CONFIG)
+    assert in_turn is not None
+    assert synchronous is not None
+    assert 2.4 < in_turn < synchronous
+
+
+def test_steps_that_overlap_on_devices_that_do_both_are_not_told(tmp_path: Path) -> None:
+    recorded = read_run(Store.open(str(keep_run(tmp_path / "recorded"))))
+    values = assemble("tiny-sync", "", [*SMALL, "scheduling.kind=asynchronous"])
+    assert ideal_step_s(recorded, RunConfig.model_validate(values)) is None
+
+
+def test_runs_are_told_what_they_could_be_by_the_recorded_one_of_their_repeat(
+    tmp_path: Path,
+) -> None:
+    for name in ("sync-r1", "tail-r1", "tail-r2"):
+        keep_run(tmp_path / name)
+    found = {
+        f"{run.variant}-r{run.repeat}": run.ideal_step_s
+        for run in measured(tmp_path, ["tail", "sync"], "sync")
+    }
+    assert found.keys() == {"sync-r1", "tail-r1", "tail-r2"}
+    assert found["tail-r1"] == found["sync-r1"] == pytest.approx(3.6, rel=0.05)
+    assert found["tail-r2"] is None
+    assert {run.ideal_step_s for run in measured(tmp_path, ["tail"])} == {None}
 
 
 def test_trained_tokens_a_second_are_of_all_repeats_together() -> None:
@@ -232,18 +222,6 @@ def test_every_variant_is_a_configuration_and_adds_to_another() -> None:
         for job in plan("smollm2-mixed", list(ASYNCHRONY), 5, 1, variants=ASYNCHRONY)
     }
     assert all(variant.over in ASYNCHRONY or name == "sync" for name, variant in ASYNCHRONY.items())
-    assert {name: overlap_of(config) for name, config in jobs.items()} == {
-        "sync": None,
-        "tail": None,
-        "apart": None,
-        "async-half": Overlap(async_ratio=0.5, is_shared=False),
-        "async-one": Overlap(async_ratio=1.0, is_shared=False),
-        "async-two": Overlap(async_ratio=2.0, is_shared=False),
-        "async-colocated": Overlap(async_ratio=1.0, is_shared=True),
-        "in-turn": None,
-        "in-turn-late": None,
-        "tail-async": None,
-    }
     assert {config.scheduling.dynamic_sampling for config in jobs.values()} == {0.0}
     assert len({str(config.rewards) for config in jobs.values()}) == 1
 
@@ -253,7 +231,7 @@ def test_variants_that_ask_a_service_differ_in_their_schedule_alone() -> None:
     assert {config.rewards["*"].kind for config in jobs.values()} == {"service"}
     assert len({str(config.rewards) for config in jobs.values()}) == 1
     for name, config in jobs.items():
-        batch, ratio = config.batch, (overlap_of(config) or NO_OVERLAP).async_ratio
+        batch, ratio = config.batch, config.scheduling.algebra(config.batch).mean_lag
         under_way = batch.prompts_per_step * batch.responses_per_prompt * (1 + ratio)
         assert config.reward_workers >= under_way, name
 

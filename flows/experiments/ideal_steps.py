@@ -1,0 +1,51 @@
+"""How fast a variant's steps would be if they cost nothing but their work: the schedule itself,
+played with what a synchronous run of the same repeat recorded.
+
+    records of `sync` ─▶ lengths, verdicts, the engines' pace, the learner's seconds a token
+                         ─▶ the variant's own rounds on a simulated machine ─▶ s a step
+
+What two devices can win by overlapping is the time in which one of them waits, and that follows
+from when every response ends. So it is played, not put into a formula of two means: such a bound
+has to tell work from tail by two synchronous runs, and knows nothing of fuller batches. In it are
+decoding, prefills, waits for verdicts, training, updates and publications; left out are
+orchestration, what a first step compiles, and what two processes on one machine take from each
+other. Leaves out variants whose steps overlap on devices that both generate and train.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+from flows.config.run_config import RunConfig
+from tasks.cluster.devices import device_map
+from tasks.simulation.calibration import calibrated, counted
+from tasks.simulation.recorded import RecordedRun
+from tasks.simulation.replay import recorded_work
+from tasks.simulation.simulated_run import SimulatedRun
+from tasks.simulation.steps import play
+
+
+def ideal_step_s(recorded: RecordedRun, config: RunConfig) -> float | None:
+    """Mean seconds of a planned step of this configuration; None where it cannot be played.
+    ValueError for records that tell no pace."""
+    placed = device_map(config.cluster)
+    trains_alone = set(placed["learner"]) - set(placed["rollout"])
+    if config.scheduling.algebra(config.batch).overlaps and not trains_alone:
+        return None
+    steps = counted(recorded)
+    update_s = median(step.metrics["time/update_s"] for step in steps)
+    played = play(
+        SimulatedRun(
+            machine=replace(calibrated(recorded), updating_s=update_s),
+            work=recorded_work(recorded, config.sampling.max_response_tokens),
+            policy=config.scheduling,
+            batch=config.batch,
+            num_steps=config.num_steps,
+            knows_profile=False,
+            stream_trainer=config.stream_trainer,
+            learner_devices=len(trains_alone),
+        )
+    )
+    planned = played.planned.steps
+    return (planned[-1].end_s - planned[0].start_s) / len(planned)
