@@ -19,7 +19,7 @@ from artifacts.reports.seeding_told import seeding_told
 from flows.prefect_pages import shown
 from flows.run import OpenRun
 from tasks.environments.hosts.bulletin import told_states
-from tasks.guest_book import GuestBook
+from tasks.guests.book import GuestBook
 from tasks.hiring_told import hiring_told
 from tasks.progress import artifact_key
 from tasks.step_cost import own_dollars_per_h

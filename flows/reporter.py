@@ -40,7 +40,7 @@ from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.alarm import alarms_of
 from tasks.begun_responses import drop_begun
-from tasks.guest_book import GuestBook
+from tasks.guests.book import GuestBook
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.progress import artifact_key, progress_key
 from tasks.report import StepReport

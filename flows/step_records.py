@@ -9,7 +9,7 @@ from artifacts.commit import StepCommit
 from artifacts.journal import Journal
 from artifacts.tables import ResponseRow
 from flows.run import OpenRun
-from tasks.guest_book import GuestBook
+from tasks.guests.book import GuestBook
 from tasks.report import StepReport, stage_times
 from tasks.rewards.programs.adaptive_timeout import Anchor, merged, to_record
 from tasks.rewards.registry import timeouts_of

@@ -27,12 +27,13 @@ from tasks.cluster.member_events import Guest
 from tasks.cluster.ownership import check_scheduler
 from tasks.cluster.registry import ActorRegistry, Recipe
 from tasks.guest_admission import keeper_of
-from tasks.guest_book import GuestBook
+from tasks.guests.book import GuestBook
+from tasks.guests.records import GuestTold
 from tasks.host_keeper import HostKeeper
 from tasks.learner.remote import RemoteLearner
 from tasks.learner.stage_reports import PublishReport
 from tasks.run_context import RunContext
-from tasks.sample_buffer import GuestTold, RoundKey
+from tasks.sample_buffer import RoundKey
 from tasks.sample_stream import BUFFER, RemoteBuffer
 
 logger = logging.getLogger(__name__)

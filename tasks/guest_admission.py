@@ -9,14 +9,14 @@ from distributed import Client
 
 from tasks.cluster.guest_card import TOKEN_VARIABLE, installed, read_token
 from tasks.cluster.membership import Membership, Rules
-from tasks.guest_book import GuestBook
-from tasks.guest_config import GuestConfig
-from tasks.guest_engines import GuestEngines
-from tasks.guest_keeper import GuestKeeper
-from tasks.guest_origin import GuestOrigin
-from tasks.guest_workers import GuestWorkers
+from tasks.guests.book import GuestBook
+from tasks.guests.engines import GuestEngines
+from tasks.guests.guest_config import GuestConfig
+from tasks.guests.keeper import GuestKeeper
+from tasks.guests.origin import GuestOrigin
+from tasks.guests.records import GuestRun, GuestTold
+from tasks.guests.workers import GuestWorkers
 from tasks.run_context import RunContext
-from tasks.sample_buffer import GuestTold
 from tasks.weights.weight_config import WeightServerConfig
 
 
@@ -31,8 +31,22 @@ def keeper_of(
     if not run.guests.enabled:
         return None
     token = read_token(run.guests.token_file)
-    workers, engines = GuestWorkers(client, token), GuestEngines(client, run, origin_of(run, token))
+    workers = GuestWorkers(client, token)
+    engines = GuestEngines(client, guest_run_of(run), origin_of(run, token))
     return GuestKeeper(membership_of(run, book.generations), workers, engines, tell, book.keep)
+
+
+def guest_run_of(run: RunContext) -> GuestRun:
+    """The run, as the engines of its guests are built by it."""
+    return GuestRun(
+        run_id=run.run_id,
+        model_path=run.model_path,
+        engine=run.engine,
+        seed=run.seed,
+        gate=run.gate,
+        probes=run.probes,
+        guests=run.guests,
+    )
 
 
 def check_token(config: GuestConfig, server: WeightServerConfig | None) -> None:

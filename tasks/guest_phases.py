@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from artifacts.records import Span
 from artifacts.reports.holding import Window
 from tasks.cluster.member_events import Guest
-from tasks.guest_engine import shown_devices
+from tasks.guests.engine import shown_devices
 from tasks.report import StepReport
 
 

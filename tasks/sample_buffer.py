@@ -19,9 +19,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NewType, TypeVar
+from typing import Any, Generic, NewType, TypeVar
 
 from artifacts.records import Generated, Group, Score
+from tasks.guests.records import GuestTold
 from tasks.scheduling.stream_training import ScaleDown
 
 Record = TypeVar("Record")
@@ -33,17 +34,6 @@ class Stage(Generic[Record]):
     """Where records of one type wait."""
 
     name: str  # what has become of the responses in it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuestTold:
-    """What rounds are told of a guest."""
-
-    name: str  # of its engine
-    kind: Literal["joined", "leaving", "gone"]
-    version: int = -1  # weights that it holds; told where it joined, like its devices
-    devices: tuple[str, ...] = ()  # that it works on
-    reason: str = ""  # why it is gone
 
 
 GENERATED: Stage[Generated] = Stage("generated")  # finished responses, for the reward

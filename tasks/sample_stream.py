@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from artifacts.records import Generated, Score, pack, unpack
 from tasks.cluster.actors import Remote
+from tasks.guests.records import GuestTold
 from tasks.plan import StepPlan
 from tasks.rewards.pool import close_pools
 from tasks.sample_buffer import (
@@ -21,7 +22,6 @@ from tasks.sample_buffer import (
     GUESTS,
     PUBLISHED,
     SCORED,
-    GuestTold,
     Record,
     RoundAborted,
     RoundKey,

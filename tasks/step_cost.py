@@ -15,8 +15,8 @@ from artifacts.reports.holding import (
     used_seconds,
 )
 from tasks.cluster.member_events import Guest
-from tasks.guest_engine import shown_devices
 from tasks.guest_phases import guest_spans
+from tasks.guests.engine import shown_devices
 from tasks.report import StepReport
 from tasks.run_context import RunContext
 

@@ -15,9 +15,10 @@ from tasks.cluster.guest_card import TOPIC, given_up
 from tasks.engines.askers import Asker
 from tasks.engines.base import Engine
 from tasks.engines.remote import RemoteEngine
+from tasks.guests.records import GuestTold
 from tasks.rounds.guests import EngineGone, EngineJoined, EngineLeaving, GuestNews
 from tasks.run_context import RunContext
-from tasks.sample_buffer import GUESTS, GuestTold
+from tasks.sample_buffer import GUESTS
 from tasks.sample_stream import SampleStream
 
 logger = logging.getLogger(__name__)

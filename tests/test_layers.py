@@ -41,6 +41,7 @@ ROOMS = (
     "tasks/environments",
     "tasks/learner",
     "tasks/rounds",
+    "tasks/guests",
     "tasks/simulation",
     "tasks",
     "flows/config",

@@ -6,7 +6,7 @@ from ipaddress import ip_address, ip_network
 
 from flows.config.parts import Parts
 from tasks.cluster.devices import ClusterConfig
-from tasks.guest_config import GuestConfig
+from tasks.guests.guest_config import GuestConfig
 from tasks.weights.weight_config import WeightServerConfig
 
 

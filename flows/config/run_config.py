@@ -42,7 +42,7 @@ from tasks.engines.sampling import SamplingConfig
 from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.episode_config import EpisodeConfig
 from tasks.fitting import UnfitPrompts
-from tasks.guest_config import GuestConfig
+from tasks.guests.guest_config import GuestConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.weight_sync import GateConfig
 from tasks.rewards.registry import RewardConfig

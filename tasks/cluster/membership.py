@@ -8,7 +8,7 @@ events, and what is to be done is returned.
 A guest is one process of a worker: a worker that comes back under its name is another guest, with
 another name (`NAME.g2`), so that no name is used twice in a run. One that a round gave up must
 begin anew like that, for it may live and still run what it was asked. Leaves out how workers are
-watched and engines made (`tasks.guest_keeper`).
+watched and engines made (`tasks.guests.keeper`).
 """
 
 from __future__ import annotations

@@ -21,15 +21,16 @@ from tasks.cluster.guest_card import TOPIC
 from tasks.cluster.membership import Membership
 from tasks.engines.remote import RemoteEngine
 from tasks.engines.simulation.replica import SimulatedEngine
-from tasks.guest_admission import membership_of
-from tasks.guest_config import GuestConfig
-from tasks.guest_engines import GuestEngines
-from tasks.guest_keeper import GuestKeeper
-from tasks.guest_workers import GuestWorkers
+from tasks.guest_admission import guest_run_of, membership_of
+from tasks.guests.engines import GuestEngines
+from tasks.guests.guest_config import GuestConfig
+from tasks.guests.keeper import GuestKeeper
+from tasks.guests.records import GuestTold
+from tasks.guests.workers import GuestWorkers
 from tasks.learner.stage_reports import PublishReport
 from tasks.rounds.records import RoundResult
 from tasks.run_context import RunContext
-from tasks.sample_buffer import GuestTold, RoundKey, SampleBuffer, Stage
+from tasks.sample_buffer import RoundKey, SampleBuffer, Stage
 from tasks.sample_stream import CAPACITIES
 from tasks.stream_guests import StreamGuests
 
@@ -76,7 +77,7 @@ class House:
 
     def __init__(self, client: Client, run: RunContext, membership: Membership) -> None:
         self.buffer = SampleBuffer(CAPACITIES)
-        self.engines = GuestEngines(client, run)
+        self.engines = GuestEngines(client, guest_run_of(run))
         workers = GuestWorkers(client, token="secret")
         self.keeper = GuestKeeper(membership, workers, self.engines, self._tell)
 

@@ -13,7 +13,7 @@ from artifacts.reports.members import keep_members, member_rows, members_told, r
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.cluster.member_events import Guest, Took
-from tasks.guest_book import GuestBook
+from tasks.guests.book import GuestBook
 
 GUEST = Guest(
     name="spot.g1",

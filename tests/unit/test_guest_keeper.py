@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from artifacts.records import Running, WeightsRef
-from tasks import guest_keeper
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.guest_limits import LimitMissed
 from tasks.cluster.member_events import (
@@ -23,10 +22,11 @@ from tasks.cluster.member_events import (
 )
 from tasks.cluster.membership import Membership
 from tasks.engines.base import EngineLost
-from tasks.guest_keeper import GuestKeeper
+from tasks.guests import keeper
+from tasks.guests.keeper import GuestKeeper
+from tasks.guests.records import GuestTold
 from tasks.learner.stage_reports import PublishReport
 from tasks.learner.weight_sync import GateFailed
-from tasks.sample_buffer import GuestTold
 from tests.unit.member_factories import APPLICANT, RULES
 
 
@@ -133,7 +133,7 @@ class Rounds:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guest_keeper, "LOOK_S", 0.0)
+    monkeypatch.setattr(keeper, "LOOK_S", 0.0)
 
 
 @asynccontextmanager

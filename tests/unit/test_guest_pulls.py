@@ -14,8 +14,8 @@ from weight_servers import TOKEN, written
 from artifacts.weights import reuse
 from tasks.cluster.guest_card import EXTENSION
 from tasks.cluster.guest_limits import Limits
-from tasks.guest_origin import GuestOrigin
-from tasks.guest_pulls import FOLDER, GuestPulls, Origin
+from tasks.guests.origin import GuestOrigin
+from tasks.guests.pulls import FOLDER, GuestPulls, Origin
 from tasks.weights.transfer import WeightsRefused
 from tasks.weights.weight_config import WeightServerConfig
 

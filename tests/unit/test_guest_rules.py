@@ -11,10 +11,10 @@ from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
 from tasks.cluster.guest_card import TOKEN_VARIABLE, Terms, make_card
 from tasks.cluster.member_events import Leaves, Renewed
-from tasks.guest_admission import check_token, worker_line
-from tasks.guest_config import GuestConfig
-from tasks.guest_engine import recipe, shown_devices
-from tasks.guest_workers import applicant_of, event_of
+from tasks.guest_admission import check_token, guest_run_of, worker_line
+from tasks.guests.engine import recipe, shown_devices
+from tasks.guests.guest_config import GuestConfig
+from tasks.guests.workers import applicant_of, event_of
 from tasks.weights.weight_config import WeightServerConfig
 from tests.unit.plan_factories import CONTEXT
 
@@ -125,7 +125,7 @@ def test_an_engine_holds_all_gpus_of_its_guest_or_all_cores() -> None:
         (("cuda:2", "cuda:3"), 2, ()),
         (("cpu:4", "cpu:5", "cpu:6"), 1, (0, 1, 2)),
     ):
-        _, (config, _, name, core_ids, _) = recipe(CONTEXT, "spot.g1", devices)
+        _, (config, _, name, core_ids, _) = recipe(guest_run_of(CONTEXT), "spot.g1", devices)
         assert config.tensor_parallel_size == size  # type: ignore[attr-defined]
         assert (name, core_ids) == ("spot.g1", cores)
     assert shown_devices("spot", ("cuda:2", "cuda:3")) == ("spot/cuda:2", "spot/cuda:3")

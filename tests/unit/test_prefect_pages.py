@@ -16,7 +16,7 @@ from artifacts.store import Store
 from flows import reporter
 from flows.prefect_pages import PrefectLost, telling_of_prefects_loss
 from flows.reporter import TABLE_STEPS, RunReporter
-from tasks.guest_book import GuestBook
+from tasks.guests.book import GuestBook
 
 
 def teller_of(root: str, monkeypatch: pytest.MonkeyPatch, table: Any) -> RunReporter:

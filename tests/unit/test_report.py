@@ -18,7 +18,7 @@ from artifacts.prices import PriceConfig
 from artifacts.records import Group, Span
 from artifacts.store import Store
 from flows.step_records import StepRecords
-from tasks.guest_book import GuestBook
+from tasks.guests.book import GuestBook
 from tasks.learner.reports import AccumulateReport, Skipped, token_means
 from tasks.report import STAGES, stage_times
 from tasks.rewards.judges.desk import JudgeSpan, JudgingReport

@@ -8,9 +8,10 @@ from artifacts.records import pack, unpack
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.member_events import GivenUp
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
-from tasks.guest_workers import event_of
+from tasks.guests.records import GuestTold
+from tasks.guests.workers import event_of
 from tasks.rounds.guests import EngineGone, EngineJoined, EngineLeaving
-from tasks.sample_buffer import GUESTS, GuestTold, RoundKey, SampleBuffer, Stage
+from tasks.sample_buffer import GUESTS, RoundKey, SampleBuffer, Stage
 from tasks.sample_stream import CAPACITIES
 from tasks.stream_guests import StreamGuests
 

@@ -5,7 +5,7 @@
                 the token is the worker's own: none is sent here
 
 The folder is in that of the Dask worker, which deletes it when it ends; after kill -9 the next
-worker with the same --local-directory does. Leaves out the engine (`guest_engine`).
+worker with the same --local-directory does. Leaves out the engine (`engine`).
 """
 
 from __future__ import annotations

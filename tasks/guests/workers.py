@@ -43,7 +43,7 @@ from tasks.cluster.member_events import (
     Renewed,
 )
 from tasks.cluster.served import has_served
-from tasks.guest_engine import packages_of
+from tasks.guests.engine import packages_of
 
 logger = logging.getLogger(__name__)
 

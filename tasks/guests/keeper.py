@@ -43,11 +43,11 @@ from tasks.cluster.member_events import (
 )
 from tasks.cluster.membership import Membership
 from tasks.engines.base import EngineLost
-from tasks.guest_engine import shown_devices
-from tasks.guest_publications import GuestPublications
-from tasks.guest_seams import Engines, Workers
+from tasks.guests.engine import shown_devices
+from tasks.guests.publications import GuestPublications
+from tasks.guests.records import GuestTold
+from tasks.guests.seams import Engines, Workers
 from tasks.learner.stage_reports import PublishReport
-from tasks.sample_buffer import GuestTold
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
     recipe ─▶ actor in the guest's process ─▶ pull ─▶ load_weights ─▶ gate
 
 A build that fails is not tried again here, and concerns the guest alone. Leaves out when
-(`guest_keeper`).
+(`keeper`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tasks.cluster.member_events import Guest
 from tasks.cluster.registry import ActorRegistry
 from tasks.engines.base import EngineLost
 from tasks.engines.remote import RemoteEngine
-from tasks.guest_engine import recipe
-from tasks.guest_origin import GuestOrigin
+from tasks.guests.engine import recipe
+from tasks.guests.origin import GuestOrigin
+from tasks.guests.records import GuestRun
 from tasks.learner.stage_reports import PublishReport
 from tasks.learner.weight_sync import check_gate
-from tasks.run_context import RunContext
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 class GuestEngines:
     """By the name of the guest. For the coroutines of one event loop."""
 
-    def __init__(self, client: Client, run: RunContext, origin: GuestOrigin | None = None) -> None:
+    def __init__(self, client: Client, run: GuestRun, origin: GuestOrigin | None = None) -> None:
         """origin: from where guests pull; None where they read the run's own paths."""
         self._client = client
         self._run = run

@@ -16,7 +16,7 @@ from pathlib import Path
 from artifacts.records import WeightsRef
 from artifacts.reports.knocks import Knock
 from tasks.cluster.guest_limits import Limits
-from tasks.guest_pulls import Origin
+from tasks.guests.pulls import Origin
 from tasks.weights.server import WeightServer
 from tasks.weights.weight_config import WeightServerConfig
 

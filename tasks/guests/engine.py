@@ -16,8 +16,8 @@ from tasks.cluster.registry import Recipe
 from tasks.cluster.served import mark_served
 from tasks.engines.choice import EngineConfig
 from tasks.engines.remote import EngineActor
-from tasks.guest_pulls import GuestPulls, Origin
-from tasks.run_context import RunContext
+from tasks.guests.pulls import GuestPulls, Origin
+from tasks.guests.records import GuestRun
 
 
 class GuestEngineActor(EngineActor):
@@ -57,7 +57,7 @@ class PullingEngineActor(GuestEngineActor):
 
 
 def recipe(
-    run: RunContext, name: str, devices: Sequence[str], origin: Origin | None = None
+    run: GuestRun, name: str, devices: Sequence[str], origin: Origin | None = None
 ) -> Recipe:
     """The engine of a guest that has these devices: one over all of its GPUs, or on all of its
     cores. origin: from where it pulls; None where it reads the run's own paths."""

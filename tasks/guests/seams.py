@@ -1,7 +1,7 @@
 """What the keeper of guests works on: the workers that offer themselves, and the engines there.
 
-guest_keeper ─▶ Workers: `guest_workers.GuestWorkers`
-           └──▶ Engines: `guest_engines.GuestEngines`
+keeper ─▶ Workers: `workers.GuestWorkers`
+     └──▶ Engines: `engines.GuestEngines`
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tasks.learner.stage_reports import PublishReport
 
 
 class Workers(Protocol):
-    """Who offers itself (`guest_workers.GuestWorkers`)."""
+    """Who offers itself (`workers.GuestWorkers`)."""
 
     def listen(self, hear: Callable[[MemberEvent], None]) -> None: ...
     async def look(self) -> Looked | None: ...
@@ -29,7 +29,7 @@ class Workers(Protocol):
 
 
 class Engines(Protocol):
-    """The engines of guests (`guest_engines.GuestEngines`)."""
+    """The engines of guests (`engines.GuestEngines`)."""
 
     @property
     def knocks(self) -> Sequence[Knock]: ...
