@@ -25,6 +25,7 @@ from tasks.simulation.simulated_run import SimulatedRun
 from tasks.simulation.steps import play
 
 FEWEST_STEPS = 3  # of a draw: a single step is one draw of its longest response
+MOST_STEPS = 200  # of a draw: many levels with a small eta have periods without end
 WARM_UP = 2  # steps in which those that overlap fill their pipeline
 Play = tuple[RunConfig, int]  # a configuration, and which draw
 
@@ -93,9 +94,10 @@ def _draw(each: Play) -> Drawn:
 
 
 def _run(config: RunConfig, draw: int, place: Situation) -> SimulatedRun:
-    """Whole periods of it."""
+    """Whole periods of it, as far as they are not too long."""
     algebra = config.scheduling.algebra(config.batch)
     periods = math.ceil(FEWEST_STEPS / algebra.period_steps)
+    num_steps = min(periods * algebra.period_steps, MOST_STEPS)
     placed = device_map(config.cluster)
     is_apart = set(placed["learner"]).isdisjoint(placed["rollout"])
     return SimulatedRun(
@@ -103,7 +105,7 @@ def _run(config: RunConfig, draw: int, place: Situation) -> SimulatedRun:
         work=place.work(draw),
         policy=config.scheduling,
         batch=config.batch,
-        num_steps=periods * algebra.period_steps + algebra.is_off_policy * WARM_UP,
+        num_steps=num_steps + algebra.is_off_policy * WARM_UP,
         tensor_parallel_size=config.engine.tensor_parallel_size,
         knows_profile=False,
         stream_trainer=config.stream_trainer,

@@ -12,10 +12,12 @@ from recorded_run_factories import CONFIG, STEP_S, keep_run
 
 from flows.commands.candidates import Candidate, others
 from flows.commands.command_line import assemble
+from flows.commands.draws import FEWEST_STEPS, MOST_STEPS, _run
 from flows.commands.expected import Expected, compared
 from flows.commands.recommend import main, parser, why
 from flows.commands.situation import situation
 from flows.config.run_config import RunConfig
+from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
 from tasks.simulation.workloads import WORKLOADS
 
 SMALL = ["--devices", "4", "--prompts", "4", "--responses", "2", "--cap", "1024", "--seeds", "2"]
@@ -220,6 +222,16 @@ def test_lengths_of_a_run_may_be_played_on_other_devices(tmp_path: Path) -> None
     assert place.recorder is None
     assert place.base["cluster"]["device_kind"] == "cuda"
     assert place.work(0).longest_tokens == 128
+
+
+def test_a_draw_of_a_period_without_end_is_bounded(tmp_path: Path) -> None:
+    """Eight levels with an eta of 1.25 take more rounds than anybody would wait for."""
+    place = situation(parser().parse_args(["--run", str(keep_run(tmp_path / "recorded"))]))
+    endless = MultilevelBatchingConfig(num_levels=8, prompt_overprovision=1.25)
+    assert endless.algebra(CONFIG.batch).period_steps > 10_000
+    config = CONFIG.model_copy(update={"scheduling": endless})
+    assert _run(config, 0, place).num_steps == MOST_STEPS
+    assert _run(CONFIG, 0, place).num_steps == FEWEST_STEPS
 
 
 @pytest.mark.parametrize(
