@@ -23,6 +23,7 @@ from statistics import mean, median, stdev
 
 from artifacts.commit import StepCommit, seconds_added
 from artifacts.reports.summary import Estimate
+from flows.experiments.ideal_steps import Ideal
 
 STAGES = ("rollout", "reward", "train", "update", "publish", "orchestration")
 TIMES = {
@@ -79,8 +80,7 @@ class MeasuredRun:
     # mean held-out reward by prompt id after the last step; empty where too few were asked
     heldout: Mapping[str, float] = field(default_factory=dict)
     questions: Mapping[str, str] = field(default_factory=dict)  # what these prompts ask
-    # mean seconds of its steps at best (`ideal_steps`); None where that cannot be told
-    ideal_step_s: float | None = None
+    ideal: Ideal | None = None  # its steps at best; None where that cannot be told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 *At best* are the steps that the variant's own schedule takes with nothing but their work
 (`ideal_steps`), by the records of the repeat's `sync`; times: `sync`'s measured steps over that;
-*reached*: that over the measured ones. Lengths are those of `sync`, so that a variant which learns
-shorter answers, or trains the shorter of more, may pass 1.
+*reached*: that over the measured ones, and measured trained tokens a second over those at best.
+Lengths are those of `sync`: a variant whose answers come out longer reaches less of its steps, and
+as much in tokens.
 
 *Reward at equal time* is the mean training reward up to the moment at which the first variant of a
 repeat ends, between the ends of whole periods; a variant that has not ended a period by then counts
@@ -29,6 +30,7 @@ from flows.experiments.ablation_figures import (
     steps_of,
     trained_tokens,
 )
+from flows.experiments.ideal_steps import Ideal
 
 LAG = "lag/mean_versions"
 STALLS = ("stall/rollout_s", "stall/learner_s")
@@ -45,11 +47,12 @@ def _speeds(lines: Sequence[Line], runs: Sequence[MeasuredRun]) -> str:
     head = (
         *("variant", "s a step", "trained tokens a second", "devices idle", "lag, mean"),
         *("engines wait, s", "learners wait, s", "at best, s", "at best, times", "reached"),
+        "reached, in tokens",
     )
     first_s = mean_step_s(runs, lines[0].name) if lines else 0.0
     rows = []
     for line in lines:
-        step_s, best_s = mean_step_s(runs, line.name), best_step_s(runs, line.name)
+        step_s, best = mean_step_s(runs, line.name), at_best(runs, line.name)
         steps = steps_of(runs, line.name)
         own = [run for run in runs if run.variant == line.name]
         stalls = (mean(step.metrics.get(name, 0.0) for step in steps) for name in STALLS)
@@ -62,9 +65,14 @@ def _speeds(lines: Sequence[Line], runs: Sequence[MeasuredRun]) -> str:
                 f"{mean(step.metrics.get(LAG, 0.0) for step in steps):.2f}",
                 *(f"{seconds:.1f}" for seconds in stalls),
                 *(
-                    ("", "", "")
-                    if best_s is None
-                    else (f"{best_s:.2f}", f"{first_s / best_s:.2f}", f"{best_s / step_s:.0%}")
+                    ("", "", "", "")
+                    if best is None
+                    else (
+                        f"{best.step_s:.2f}",
+                        f"{first_s / best.step_s:.2f}",
+                        f"{best.step_s / step_s:.0%}",
+                        f"{tokens_per_s(own) / best.tokens_per_s:.0%}",
+                    )
                 ),
             )
         )
@@ -85,11 +93,15 @@ def tokens_per_s(runs: Sequence[MeasuredRun]) -> float:
     )
 
 
-def best_step_s(runs: Sequence[MeasuredRun], variant: str) -> float | None:
-    """Mean seconds of the variant's steps at best; None where they cannot be told of each run."""
+def at_best(runs: Sequence[MeasuredRun], variant: str) -> Ideal | None:
+    """Of all of the variant's runs; None where that cannot be told of each."""
     own = [run for run in runs if run.variant == variant]
-    told = [run.ideal_step_s for run in own if run.ideal_step_s is not None]
-    return mean(told) if own and len(told) == len(own) else None
+    told = [run.ideal for run in own if run.ideal is not None]
+    if not told or len(told) < len(own):
+        return None
+    step_s = mean(ideal.step_s for ideal in told)
+    tokens = mean(ideal.tokens_per_s * ideal.step_s for ideal in told)
+    return Ideal(step_s=step_s, tokens_per_s=tokens / step_s)
 
 
 def _rewards(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) -> str:

@@ -14,7 +14,7 @@ other. Leaves out variants whose steps overlap on devices that both generate and
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 from flows.config.run_config import RunConfig
@@ -26,9 +26,17 @@ from tasks.simulation.simulated_run import SimulatedRun
 from tasks.simulation.steps import play
 
 
-def ideal_step_s(recorded: RecordedRun, config: RunConfig) -> float | None:
-    """Mean seconds of a planned step of this configuration; None where it cannot be played.
-    ValueError for records that tell no pace."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ideal:
+    """What the planned steps of a run come to."""
+
+    step_s: float  # mean of a step
+    tokens_per_s: float  # trained ones, sampled
+
+
+def ideal_of(recorded: RecordedRun, config: RunConfig) -> Ideal | None:
+    """The steps of this configuration; None where they cannot be played. ValueError for records
+    that tell no pace."""
     placed = device_map(config.cluster)
     trains_alone = set(placed["learner"]) - set(placed["rollout"])
     if config.scheduling.algebra(config.batch).overlaps and not trains_alone:
@@ -47,5 +55,9 @@ def ideal_step_s(recorded: RecordedRun, config: RunConfig) -> float | None:
             learner_devices=len(trains_alone),
         )
     )
-    planned = played.planned.steps
-    return (planned[-1].end_s - planned[0].start_s) / len(planned)
+    planned = played.planned
+    taken_s = planned.steps[-1].end_s - planned.steps[0].start_s
+    return Ideal(
+        step_s=taken_s / len(planned.steps),
+        tokens_per_s=planned.total("tokens_trained") / taken_s,
+    )

@@ -17,7 +17,7 @@ from artifacts.store import Store
 from flows.config.run_config import RunConfig
 from flows.experiments.ablation_figures import MeasuredRun
 from flows.experiments.ablation_variants import FEWEST_ASKED
-from flows.experiments.ideal_steps import ideal_step_s
+from flows.experiments.ideal_steps import Ideal, ideal_of
 from tasks.plan import EVALUATION
 from tasks.simulation.recorded import RecordedRun, read_run
 
@@ -39,16 +39,14 @@ def measured(out: Path, variants: Sequence[str], recorded: str = "") -> list[Mea
         for repeat, folder in of_repeat.items()
         if measured_run(folder, recorded) is not None
     }
-    return [
-        replace(run, ideal_step_s=_ideal_step_s(out, run, known.get(run.repeat))) for run in runs
-    ]
+    return [replace(run, ideal=_ideal(out, run, known.get(run.repeat))) for run in runs]
 
 
-def _ideal_step_s(out: Path, run: MeasuredRun, recorded: RecordedRun | None) -> float | None:
+def _ideal(out: Path, run: MeasuredRun, recorded: RecordedRun | None) -> Ideal | None:
     if recorded is None:
         return None
     store = Store.open(str(out / f"{run.variant}-r{run.repeat}"))
-    return ideal_step_s(recorded, RunConfig.model_validate(read_manifest(store).config))
+    return ideal_of(recorded, RunConfig.model_validate(read_manifest(store).config))
 
 
 def measured_run(folder: Path, variant: str) -> MeasuredRun | None:

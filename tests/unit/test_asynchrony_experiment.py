@@ -26,14 +26,14 @@ from flows.experiments.ablation_figures import (
 from flows.experiments.ablation_variants import VARIANTS, job_of, plan
 from flows.experiments.asynchrony_figures import (
     asynchrony_report,
-    best_step_s,
+    at_best,
     equal_time_rewards,
     reward_until,
     tokens_per_s,
 )
 from flows.experiments.asynchrony_variants import ASYNCHRONY, SERVED
 from flows.experiments.comparisons import COMPARISONS
-from flows.experiments.ideal_steps import ideal_step_s
+from flows.experiments.ideal_steps import Ideal, ideal_of
 from flows.experiments.measured_run import idle_fraction, measured
 from tasks.simulation.recorded import read_run
 
@@ -105,17 +105,23 @@ def test_the_table_says_what_could_be_gained_and_how_much_of_it_was() -> None:
         replace(step, metrics={**step.metrics, "lag/mean_versions": 0.8, "stall/learner_s": 2.0})
         for step in lagging.steps
     ]
-    lagging = replace(lagging, steps=tuple(steps), idle_fraction=0.25, ideal_step_s=13.0)
+    lagging = replace(
+        lagging, steps=tuple(steps), idle_fraction=0.25, ideal=Ideal(step_s=13.0, tokens_per_s=8.0)
+    )
     rows = asynchrony_report([SYNC, ONE], [run("sync", 1, [14.0] * 2), lagging], period=5)
-    assert "| sync | 14.00 | 7 | 0% | 0.00 | 0.0 | 0.0 |  |  |  |" in rows
-    assert "| α 1 | 16.25 | 6 | 25% | 0.80 | 0.0 | 2.0 | 13.00 | 1.08 | 80% |" in rows
+    assert "| sync | 14.00 | 7 | 0% | 0.00 | 0.0 | 0.0 |  |  |  |  |" in rows
+    assert "| α 1 | 16.25 | 6 | 25% | 0.80 | 0.0 | 2.0 | 13.00 | 1.08 | 80% | 77% |" in rows
 
 
 def test_what_could_be_gained_is_told_where_every_run_tells_it() -> None:
-    first, second = (replace(run("async-one", 1, [9.0]), ideal_step_s=s) for s in (4.0, 6.0))
-    assert best_step_s([first, second], "async-one") == 5.0
-    assert best_step_s([first, run("async-one", 2, [9.0])], "async-one") is None
-    assert best_step_s([first], "sync") is None
+    """Tokens a second are of all seconds together."""
+    first, second = (
+        replace(run("async-one", 1, [9.0]), ideal=Ideal(step_s=step_s, tokens_per_s=rate))
+        for step_s, rate in ((4.0, 10.0), (6.0, 5.0))
+    )
+    assert at_best([first, second], "async-one") == Ideal(step_s=5.0, tokens_per_s=7.0)
+    assert at_best([first, run("async-one", 2, [9.0])], "async-one") is None
+    assert at_best([first], "sync") is None
 
 
 def test_a_synchronous_step_at_best_is_its_longest_response_and_its_training(
@@ -124,7 +130,11 @@ def test_a_synchronous_step_at_best_is_its_longest_response_and_its_training(
     """110 tokens of 10 ms, 0.1 s of prefill, 2 s of training by two ranks, update, publication; the
     0.2 s of orchestration are no work."""
     recorded = read_run(Store.open(str(keep_run(tmp_path / "recorded"))))
-    assert ideal_step_s(recorded, CONFIG) == pytest.approx(1.1 + 0.1 + 2.0 + 0.3 + 0.1, rel=0.05)
+    found = ideal_of(recorded, CONFIG)
+    assert found is not None
+    assert found.step_s == pytest.approx(1.1 + 0.1 + 2.0 + 0.3 + 0.1, rel=0.05)
+    tokens = sum(len(row.response.generated.token_ids) for row in recorded.steps[0].rows)
+    assert found.tokens_per_s == pytest.approx(tokens / found.step_s)
 
 
 def test_rounds_that_overlap_training_take_the_longer_of_both_at_best(tmp_path: Path) -> None:
@@ -133,26 +143,27 @@ def test_rounds_that_overlap_training_take_the_longer_of_both_at_best(tmp_path: 
     recorded = read_run(Store.open(str(keep_run(tmp_path / "recorded"))))
     alone = ["scheduling.kind=asynchronous", 'cluster.roles="rollout: 0, learner: 1"']
     values = assemble("tiny-sync", "", [*SMALL, *alone])
-    found = ideal_step_s(recorded, RunConfig.model_validate(values))
+    found = ideal_of(recorded, RunConfig.model_validate(values))
+    assert found is not None
     learning_s = 4.0 + 0.3 + 0.1
-    assert found == pytest.approx(learning_s + 1.4 / STEPS, rel=0.07)
+    assert found.step_s == pytest.approx(learning_s + 1.4 / STEPS, rel=0.07)
 
 
 def test_rounds_in_turn_wait_for_less_than_their_longest_response(tmp_path: Path) -> None:
     recorded = read_run(Store.open(str(keep_run(tmp_path / "recorded"))))
     turns = ["scheduling.kind=asynchronous", "scheduling.at_update=pause"]
     values = assemble("tiny-sync", "", [*SMALL, *turns])
-    in_turn = ideal_step_s(recorded, RunConfig.model_validate(values))
-    synchronous = ideal_step_s(recorded, CONFIG)
+    in_turn = ideal_of(recorded, RunConfig.model_validate(values))
+    synchronous = ideal_of(recorded, CONFIG)
     assert in_turn is not None
     assert synchronous is not None
-    assert 2.4 < in_turn < synchronous
+    assert 2.4 < in_turn.step_s < synchronous.step_s
 
 
 def test_steps_that_overlap_on_devices_that_do_both_are_not_told(tmp_path: Path) -> None:
     recorded = read_run(Store.open(str(keep_run(tmp_path / "recorded"))))
     values = assemble("tiny-sync", "", [*SMALL, "scheduling.kind=asynchronous"])
-    assert ideal_step_s(recorded, RunConfig.model_validate(values)) is None
+    assert ideal_of(recorded, RunConfig.model_validate(values)) is None
 
 
 def test_runs_are_told_what_they_could_be_by_the_recorded_one_of_their_repeat(
@@ -161,13 +172,13 @@ def test_runs_are_told_what_they_could_be_by_the_recorded_one_of_their_repeat(
     for name in ("sync-r1", "tail-r1", "tail-r2"):
         keep_run(tmp_path / name)
     found = {
-        f"{run.variant}-r{run.repeat}": run.ideal_step_s
+        f"{run.variant}-r{run.repeat}": run.ideal and run.ideal.step_s
         for run in measured(tmp_path, ["tail", "sync"], "sync")
     }
     assert found.keys() == {"sync-r1", "tail-r1", "tail-r2"}
     assert found["tail-r1"] == found["sync-r1"] == pytest.approx(3.6, rel=0.05)
     assert found["tail-r2"] is None
-    assert {run.ideal_step_s for run in measured(tmp_path, ["tail"])} == {None}
+    assert {run.ideal for run in measured(tmp_path, ["tail"])} == {None}
 
 
 def test_trained_tokens_a_second_are_of_all_repeats_together() -> None:
