@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
 from artifacts.tables import ResponseRow
 from tasks.simulation.draws import uniform
 from tasks.simulation.recorded import RecordedRun
-from tasks.simulation.reward_feed import QueuedFeed
-from tasks.simulation.reward_queue import RewardWorkers
-from tasks.simulation.reward_times import GivenTimes
+from tasks.simulation.recorded_feed import RecordedFeed
 from tasks.simulation.workloads import row_of
 
 
@@ -61,7 +59,6 @@ class RecordedWork:
     prompts: tuple[RecordedPrompt, ...]
     longest_tokens: int  # bound on a response, of the simulated run
     mean_excess: float  # expected tokens that a cut response still had to go
-    workers: RewardWorkers = field(default_factory=lambda: RewardWorkers(num_workers=1_000_000))
 
     def domains(self, num_rows: int) -> tuple[str, ...]:
         """The domain of every row of a data set of so many."""
@@ -76,13 +73,9 @@ class RecordedWork:
         seed."""
         return RecordedLengths(self, seed)
 
-    def feed(self, machine: Any, seed: int) -> QueuedFeed:  # Any: what was scored was scored there
+    def feed(self, machine: Any, seed: int) -> RecordedFeed:  # Any: it was scored there
         """Verdicts after the recorded seconds, which have the waiting for workers in them."""
-        return QueuedFeed(self, self.workers, seed)
-
-    def reward_of(self, prompt_id: str) -> GivenTimes:
-        """The recorded seconds of scoring, as a rule that looks them up."""
-        return GivenTimes(self.scored_s)
+        return RecordedFeed(self, seed)
 
     def scored_s(self, prompt_id: str, index: int, seed: int) -> float:
         """From a response's last token to its verdict; the mean of its siblings' where it has

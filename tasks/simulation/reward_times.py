@@ -14,7 +14,6 @@ out who waits for whom (`reward_queue`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -131,15 +130,4 @@ class JudgeTimes:
         return max(compute_s, copy_s * num_copied / self.num_layers)
 
 
-@dataclass(frozen=True, slots=True)
-class GivenTimes:
-    """Seconds that are known of every answer."""
-
-    of: Callable[[str, int, int], float]  # by prompt, index and seed
-
-    def seconds(self, answer: Answer, seed: int) -> float:
-        """Until its verdict."""
-        return self.of(answer.prompt_id, answer.index, seed)
-
-
-RewardTimes = RuleTimes | ProgramTimes | JudgeTimes | GivenTimes
+RewardTimes = RuleTimes | ProgramTimes | JudgeTimes

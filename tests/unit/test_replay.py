@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +195,24 @@ def test_verdicts_take_their_recorded_seconds() -> None:
     assert seconds["0/0", 0] == pytest.approx(0.07)
     # without a verdict of its own: the mean of all
     assert seconds["0/2", 0] == pytest.approx(0.06)
+
+
+def test_a_verdict_goes_on_when_its_round_is_over_and_another_answer_waits_for_its_own() -> None:
+    work = recorded_work(recorded())
+    first = replace(_generated("0/0", 0), finished_s=1.0)
+    another = replace(first, finished_s=2.0)  # to the same prompt, asked anew
+
+    async def told() -> list[float]:
+        feed = work.feed(None, seed=0)
+        await feed.publish([first])
+        await asyncio.sleep(0.03)
+        await feed.publish([first, another])
+        scores: list[Score] = []
+        while len(scores) < 3:
+            scores += await feed.scored(5.0)
+        return [score.finished_s for score in scores]
+
+    assert run_virtual(told()) == pytest.approx([0.07, 0.07, 0.03 + 0.07])
 
 
 def _generated(prompt_id: str, index: int) -> Generated:
