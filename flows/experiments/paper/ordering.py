@@ -57,13 +57,19 @@ def part_of(name: str, set_up: SetUp, seed: int, epoch_steps: int = EPOCH_STEPS)
     }
 
     def figures(played: Played) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for epoch, steps in (("first", slice(epoch_steps)), ("second", slice(epoch_steps, None))):
-            sync_s = step_seconds(played[SYNC][steps], set_up)
-            for setting, every in played.items():
-                taken_s = step_seconds(every[steps], set_up)
-                found[f"ordering/{name}/{setting}/{epoch}/step_s"] = taken_s
-                found[f"ordering/{name}/{setting}/{epoch}/over_sync"] = sync_s / taken_s
-        return found
+        return compared(f"ordering/{name}", played, set_up)
 
     return Part(name=f"ordering/{name}", cases=cases, figures=figures)
+
+
+def compared(name: str, played: Played, set_up: SetUp) -> dict[str, float]:
+    """Seconds of every setting in either epoch, of as many steps each, and `sync`'s over that."""
+    found: dict[str, float] = {}
+    middle = len(played[SYNC]) // 2
+    for epoch, steps in (("first", slice(middle)), ("second", slice(middle, None))):
+        sync_s = step_seconds(played[SYNC][steps], set_up)
+        for setting, every in played.items():
+            taken_s = step_seconds(every[steps], set_up)
+            found[f"{name}/{setting}/{epoch}/step_s"] = taken_s
+            found[f"{name}/{setting}/{epoch}/over_sync"] = sync_s / taken_s
+    return found
