@@ -107,8 +107,10 @@ def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, 
     """What that is for an engine, and for a rank of the learner."""
     engines = len(engine_members(config.cluster, config.engine.tensor_parallel_size))
     ranks = sum(spec.role == "learner" for spec in worker_specs(config.cluster))
-    under_way = times(1 + algebra.mean_lag, algebra.ordinary.launch_responses)
+    share = algebra.under_way * (1 + algebra.mean_lag)
+    under_way = times(share, algebra.ordinary.launch_responses)
     carried = ", with those that earlier rounds left" if algebra.is_off_policy else ""
+    carried += ", the others wait for their turn" if algebra.under_way < 1 else ""
     yield (
         "requests per engine",
         f"{math.ceil(under_way / engines)} on each of {engines}{carried}",

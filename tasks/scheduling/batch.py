@@ -74,6 +74,8 @@ class BatchAlgebra:
     # mean lag of trained groups in weight versions while their number is what bounds generation; 0
     # where every round trains or gives up all that it asks
     mean_lag: float = 0.0
+    # of what a round launches, the share that is asked at a time while the rest waits its turn
+    under_way: float = 1.0
     pauses: bool = False  # whether nothing is generated while a step trains all the same
     max_lag: int | None = 0  # of any token; None if there is no bound
     # of what the engines run when newer weights are loaded

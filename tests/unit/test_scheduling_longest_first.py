@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 from round_factories import Ended, make_engines, make_plan, plan_round, play, simulate_run
 
+from flows.commands.algebra_rows import algebra_rows
 from flows.commands.command_line import assemble
 from flows.config.run_config import RunConfig
 from tasks.engines.simulation.lengths import LengthModel
@@ -197,6 +198,12 @@ def test_what_runs_moves_to_where_there_is_less_to_do() -> None:
     assert not stay.migrated
     assert move.migrated
     assert answers_of(stay) == answers_of(move)
+
+
+def test_explain_says_how_many_an_engine_has_at_a_time() -> None:
+    values = assemble("tiny-sync", "", ["scheduling.kind=longest_first"])
+    rows = dict(algebra_rows(RunConfig.model_validate(values)))
+    assert rows["requests per engine"] == "32 on each of 2, the others wait for their turn"
 
 
 def test_it_is_refused_with_what_frees_devices_in_mid_round() -> None:

@@ -13,7 +13,6 @@ the siblings of a response.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Literal
 
@@ -58,6 +57,7 @@ class LongestFirstConfig(BaseModel):
         return BatchAlgebra(
             rounds=(round_shape(ORDERED, batch),),
             reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
+            under_way=self.under_way,
             streaming_needs=(
                 "a scheduling.kind that asks all of a round at once, got 'longest_first': what"
                 " waits for its turn would find its engine gone"
@@ -82,5 +82,4 @@ class LongestFirstConfig(BaseModel):
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
         """Everything launched is waited for, and most of it waits itself."""
         num_responses = len(plan.prompts) * plan.launch_per_prompt
-        most_under_way = math.ceil(round(self.under_way * num_responses, 6))
-        return LongestFirst(WaitForAll(plan), plan, most_under_way)
+        return LongestFirst(WaitForAll(plan), plan, times(self.under_way, num_responses))
