@@ -152,8 +152,8 @@ def read_manifest(store: Store) -> RunManifest:
         return RunManifest(prefect_flow_run_ids=flow_runs, changes=changes, **raw)
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"{where} must be the manifest of a run, got one without all of its fields ({error});"
-            " restore the file"
+            f"{where} must be the manifest of a run with the fields of this version, it has others"
+            f" ({error}); restore the file, or use the version that wrote it"
         ) from None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from artifacts.records import Generated, Score, pack, unpack
@@ -34,6 +34,7 @@ Result = TypeVar("Result")
 BUFFER = "sample-buffer"  # name of the sample buffer's actor
 TAKE_WAIT_S = 5.0  # longest single wait; an abort ends it at once
 PUT_WAIT_S = 120.0  # back-pressure may hold a producer this long
+MAX_TELLING = 8  # verdicts on their way to the buffer at the same time
 ABORT_S = 30.0  # nobody who ends waits longer for the others to hear of it
 ATTEMPTS = 1000  # rounds of one step in the buffer
 CAPACITIES: Mapping[Stage[Any], int] = {
@@ -175,15 +176,23 @@ class StreamPublications:
 
 @dataclass(frozen=True, slots=True)
 class StreamDelivery:
-    """The rollout as the reward stage sees it (`Delivery`)."""
+    """The rollout as the reward stage sees it (`Delivery`).
+
+    A call is a connection of its own, and verdicts come by the hundred: so many at a time would
+    leave the process no file to open.
+    """
 
     stream: SampleStream
+    _telling: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(MAX_TELLING), init=False
+    )
 
     async def arrived(self, wait_s: float) -> tuple[list[Generated], bool]:
         return await self.stream.take(GENERATED, max_items=256, wait_s=wait_s)
 
     async def tell(self, score: Score) -> None:
-        await self.stream.put(SCORED, [score])
+        async with self._telling:
+            await self.stream.put(SCORED, [score])
 
 
 def round_key(plan: StepPlan) -> RoundKey:

@@ -55,6 +55,10 @@ def flatten(
             yield f"{prefix}{name}", str(value)
 
 
+class ExperimentDeleted(ValueError):
+    """MLflow keeps the name of a deleted experiment, and takes no run for it."""
+
+
 class RunTracker:
     """Writes one MLflow run. `start` first; nothing after it ever raises because of MLflow."""
 
@@ -90,8 +94,8 @@ class RunTracker:
         """Create the run, or go on with `run_id`, whose parameters stay as they are, unless MLflow
         answers that it has no such run; returns the MLflow run id.
 
-        Raises ConnectionError when a new run cannot be created: a wrong URI is found before
-        training, not after it.
+        Raises ConnectionError when a new run cannot be created, ExperimentDeleted where that is
+        so: a wrong URI is found before training, not after it.
         """
         annotated = {**SOURCE_TAGS, **tags, NOTE_TAG: describe(tags), RUN_NAME_TAG: run_name}
         if git_sha is not None:
@@ -104,6 +108,8 @@ class RunTracker:
             self._client = open_client(self.uri)
             experiment_id = self._experiment(experiment)
             self.run_id = self._client.create_run(experiment_id, tags=annotated).info.run_id
+        except ExperimentDeleted:
+            raise
         except Exception as error:
             cure = "start the server, correct keep.tracking_uri, or leave it empty for a local file"
             raise ConnectionError(
@@ -184,6 +190,12 @@ class RunTracker:
     def _experiment(self, name: str) -> str:
         client = self._connected()
         if (found := client.get_experiment_by_name(name)) is not None:
+            if found.lifecycle_stage != "active":
+                raise ExperimentDeleted(
+                    f"keep.experiment must not be deleted, {name!r} is at {self.uri}; give another"
+                    f" one, or 'mlflow experiments restore -x {found.experiment_id}' with"
+                    " MLFLOW_TRACKING_URI set to that address"
+                )
             return str(found.experiment_id)
         database = sqlite_file(self.uri)
         location = (database.parent / "mlartifacts").as_uri() if database else None

@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 from artifacts.reports.mlflow_calls import MAX_PARAM_CHARS
 from artifacts.reports.mlflow_client import open_client
 from artifacts.reports.outbox import WAITING_SHARE, Outbox
-from artifacts.reports.tracking import NOTE_TAG, RunTracker, flatten
+from artifacts.reports.tracking import NOTE_TAG, ExperimentDeleted, RunTracker, flatten
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +225,15 @@ def test_a_new_run_without_a_server_fails_at_once_with_the_cure() -> None:
         ConnectionError, match=r"MLflow must answer at nowhere://x, .* correct keep.tracking_uri"
     ):
         started("nowhere://x")
+
+
+def test_a_deleted_experiment_is_told_with_what_restores_it(uri: str) -> None:
+    """MLflow has the name still, and refuses every run of it."""
+    client = open_client(uri)
+    number = client.create_experiment("gone")
+    client.delete_experiment(number)
+    with pytest.raises(ExperimentDeleted, match=f"another one, .*experiments restore -x {number}'"):
+        RunTracker(uri).start(experiment="gone", run_name="a-run", params={}, tags={})
 
 
 def test_nested_names_become_dotted() -> None:
