@@ -18,7 +18,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from distributed import performance_report
 from prefect import flow, runtime
 
 from artifacts import layout
@@ -26,6 +25,7 @@ from artifacts.records import WeightsRef
 from artifacts.reports.summary import RunSummary
 from flows.config.run_config import RunConfig
 from flows.course import EvaluationFlow, RunCourse, due
+from flows.dask_page import dask_page
 from flows.engine_layout import EngineLayouts
 from flows.evaluate import EvaluationReport, evaluate, evaluation_plan, recorded_evaluation
 from flows.hosts import check_hosts
@@ -74,7 +74,7 @@ async def train(config: RunConfig) -> RunSummary:
         stack.enter_context(telling_of_its_loss(client))
         page = run.local_report(layout.DASK_PAGE)
         if page is not None:
-            stack.enter_context(performance_report(filename=str(page)))
+            stack.enter_context(dask_page(client, page))
         specs, start_s = worker_specs(run.config.cluster), run.config.deadlines.start_s
         workers = [spec.name for spec in specs]
         await take_cluster(client, run.context.run_id, workers, start_s)
