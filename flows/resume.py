@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from artifacts.reports.tracking import flatten
+from flows.config.kept_config import kept_config
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
 
@@ -37,7 +38,7 @@ OF_THE_ATTEMPT = ("preset", "run_name", "resume")
 def resumed_config(given: RunConfig, started: Json) -> RunConfig:
     """The configuration to go on with. ValueError for a given field that must stay as the run was
     started."""
-    kept = RunConfig.model_validate(started).model_dump(mode="json", exclude={"resume"})
+    kept = kept_config(started).model_dump(mode="json", exclude={"resume"})
     asked = given.model_dump(mode="json", exclude_unset=True, exclude=set(OF_THE_ATTEMPT))
     wanted = overlay(kept, asked)
     for field, (before, after) in differences(kept, wanted).items():
@@ -54,7 +55,7 @@ def resumed_config(given: RunConfig, started: Json) -> RunConfig:
 
 def changes_of(started: Json, config: RunConfig, step: int) -> tuple[Mapping[str, str | int], ...]:
     """A record of every field that the configuration changes, from the step after this one on."""
-    kept = RunConfig.model_validate(started).model_dump(mode="json", exclude={"resume"})
+    kept = kept_config(started).model_dump(mode="json", exclude={"resume"})
     now = config.model_dump(mode="json", exclude={"resume"})
     return tuple(
         {"after_step": step, "field": field, "before": before, "after": after}

@@ -32,6 +32,7 @@ from artifacts.records import Generated, Prompt
 from artifacts.store import Store
 from flows.commands.command_line import sentence
 from flows.commands.named_run import run_store
+from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
 from tasks.environments.single_turn import render
 from tasks.learner.models import resolve_model
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as stack:
             store = run_store(options.run, options.root)
-            config = kept_config(store)
+            config = trained_config(store)
             bounds = bounds_of(options, config)
             first = next_questions(options, config, console)
             models = [
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def kept_config(store: Store) -> RunConfig:
+def trained_config(store: Store) -> RunConfig:
     """What the run was configured with. ValueError if it has no trained model yet."""
     manifest = read_manifest(store)
     if not store.exists(f"{layout.MODEL}/config.json"):
@@ -97,7 +98,7 @@ def kept_config(store: Store) -> RunConfig:
             f" {manifest.config.get('num_steps')} steps; wait for it, or resume it with"
             f" '{_resuming(store.url)}'"
         )
-    return RunConfig.model_validate(manifest.config)
+    return kept_config(manifest.config)
 
 
 def _resuming(url: str) -> str:
