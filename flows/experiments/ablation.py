@@ -38,7 +38,7 @@ from artifacts.reports.ablation_plot import VariantCurves, ablation_plot
 from artifacts.store import Store
 from flows.commands.demo import STOP_S, attended
 from flows.commands.local_stack import stop_on_signals
-from flows.config.run_config import RunConfig
+from flows.config.kept_config import kept_config
 from flows.experiments.ablation_figures import (
     STAGES,
     Line,
@@ -170,7 +170,7 @@ def is_finished(out: Path, job: Job) -> bool:
     store = Store.open(str(out)).child(job.run_name)
     if not store.exists(MANIFEST):
         return False
-    kept = RunConfig.model_validate(read_manifest(store).config)
+    kept = kept_config(read_manifest(store).config)
     if kept.model_copy(update={"keep": job.config.keep}) != job.config:
         raise ValueError(
             f"--out must be a new directory for another measurement, {store.url} has other"

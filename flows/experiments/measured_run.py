@@ -14,6 +14,7 @@ from artifacts.layout import MANIFEST, table_file
 from artifacts.records import Span
 from artifacts.reports.timeline import device_times
 from artifacts.store import Store
+from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
 from flows.experiments.ablation_figures import MeasuredRun
 from flows.experiments.ablation_variants import FEWEST_ASKED
@@ -37,29 +38,25 @@ def measured(out: Path, variants: Sequence[str], recorded: str = "") -> list[Mea
     known = {
         repeat: read_run(Store.open(str(folder)))
         for repeat, folder in of_repeat.items()
-        if measured_run(folder, recorded) is not None
+        if finished_config(Store.open(str(folder))) is not None
     }
     return [replace(run, ideal=_ideal(out, run, known.get(run.repeat))) for run in runs]
 
 
 def _ideal(out: Path, run: MeasuredRun, recorded: RecordedRun | None) -> Ideal | None:
-    if recorded is None:
-        return None
-    store = Store.open(str(out / f"{run.variant}-r{run.repeat}"))
-    return ideal_of(recorded, RunConfig.model_validate(read_manifest(store).config))
+    config = finished_config(Store.open(str(out / f"{run.variant}-r{run.repeat}")))
+    return ideal_of(recorded, config) if recorded is not None and config is not None else None
 
 
 def measured_run(folder: Path, variant: str) -> MeasuredRun | None:
     """What this run says; None if it is not finished."""
     store = Store.open(str(folder))
-    if not store.exists(MANIFEST):
+    config = finished_config(store)
+    if config is None:
         return None
-    committed, config = read_commits(store), read_manifest(store).config
-    num_steps = int(config["num_steps"])
-    if len(committed) < num_steps:
-        return None
-    steps = tuple(committed[:num_steps])
-    is_evaluated = config["evaluation"]["num_prompts"] > FEWEST_ASKED
+    num_steps = config.num_steps
+    steps = tuple(read_commits(store)[:num_steps])
+    is_evaluated = config.evaluation.num_prompts > FEWEST_ASKED
     heldout, questions = _heldout(store, num_steps) if is_evaluated else ({}, {})
     spans = [span for step in steps for span in _spans(store, step.step)]
     return MeasuredRun(
@@ -70,6 +67,14 @@ def measured_run(folder: Path, variant: str) -> MeasuredRun | None:
         heldout=heldout,
         questions=questions,
     )
+
+
+def finished_config(store: Store) -> RunConfig | None:
+    """What the run in this store was configured with; None if it has not all of its steps."""
+    if not store.exists(MANIFEST):
+        return None
+    config = kept_config(read_manifest(store).config)
+    return config if len(read_commits(store)) >= config.num_steps else None
 
 
 def idle_fraction(steps: Sequence[StepCommit], spans: Sequence[Span]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,20 +43,15 @@ SMALL = (
     f"batch.prompts_per_step={PROMPTS}",
     f"batch.responses_per_prompt={RESPONSES}",
 )
-Stages = Mapping[str, float]  # seconds of a step by stage
-NO_STAGES: Stages = {}
 
 SYNC = Line(name="sync", label="sync", over="")
 ONE = Line(name="async-one", label="α 1", over="sync")
 
 
-def commit(
-    step: int, started_s: float, finished_s: float, reward: float = 0.5, stages: Stages = NO_STAGES
-) -> StepCommit:
+def commit(step: int, started_s: float, finished_s: float, reward: float = 0.5) -> StepCommit:
     """A step that trains 100 tokens of two groups."""
     names = (*FIGURES.values(), *TIMES.values())
     figures = dict.fromkeys(names, 0.0) | {"reward/mean": reward, "ledger/trained_tokens": 100.0}
-    times = {**dict.fromkeys(STAGES, 0.0), **stages}
     return StepCommit(
         step=step,
         kind="sync",
@@ -65,7 +60,7 @@ def commit(
         seeds={},
         counters={"prompts_trained": 2 * step},
         metrics=figures,
-        timings=times | {"started_s": started_s, "finished_s": finished_s},
+        timings=dict.fromkeys(STAGES, 0.0) | {"started_s": started_s, "finished_s": finished_s},
         checkpoint=None,
     )
 
@@ -75,13 +70,12 @@ def run(
     repeat: int,
     seconds: Sequence[float],
     rewards: Sequence[float] = (),
-    stages: Stages = NO_STAGES,
 ) -> MeasuredRun:
     """Steps that follow each other."""
     rewards = rewards or [0.5] * len(seconds)
     ends = [sum(seconds[: place + 1]) for place in range(len(seconds))]
     steps = [
-        commit(place + 1, 100.0 + end - took, 100.0 + end, reward, stages)
+        commit(place + 1, 100.0 + end - took, 100.0 + end, reward)
         for place, (end, took, reward) in enumerate(zip(ends, seconds, rewards, strict=True))
     ]
     return MeasuredRun(variant=variant, repeat=repeat, steps=tuple(steps))
