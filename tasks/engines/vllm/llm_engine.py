@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from artifacts.models.importing import importing_transformers
 from tasks.engines.vllm.attention import allow_tiles
+from tasks.engines.vllm.unranked import leave_out_ranks
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -32,6 +33,7 @@ def build_llm_engine(arguments: dict[str, Any]) -> LLMEngine:  # Any: EngineArgs
         ) from None
     if on_cpu():
         allow_tiles(engine, arguments["dtype"])
+        leave_out_ranks(engine)
     return engine
 
 
