@@ -10,8 +10,10 @@ A run that DIR has already is not run again: stop whenever you like, and go on w
 command; --only-print runs nothing. Everything is started in the process group of this command. A
 first step is left out, simulated and real: it compiles and fills caches. Lengths are replayed by
 the place of a prompt in the run, so that what the model learns meanwhile is in them as far as the
-other configuration learns alike; the configurations ask the same questions with the same seeds. On
-a busy machine the figures say how busy it was.
+other configuration learns alike; the configurations ask the same questions with the same seeds.
+Machines change their speed: `decoding` and `training` are what this run's own responses and
+computed tokens took over what the recorded pace says of just these. A step that is predicted wrong
+by that much was predicted right for the machine as it had been.
 """
 
 from __future__ import annotations
@@ -29,7 +31,12 @@ from artifacts.layout import MANIFEST
 from artifacts.store import Store
 from flows.commands.command_line import assemble, sentence
 from flows.config.run_config import RunConfig
-from tasks.simulation.calibration import calibrated, pace_of
+from tasks.simulation.calibration import (
+    calibrated,
+    decode_drift,
+    pace_of,
+    train_s_per_token,
+)
 from tasks.simulation.figures import PlayedRun
 from tasks.simulation.plain import PlainMachine
 from tasks.simulation.recorded import RecordedRun, read_run
@@ -142,24 +149,32 @@ def lines(work: Measurement) -> Iterator[str]:
     yield (
         f"step_ms={1e3 * pace.step_s:.2f} per_sequence_ms={1e3 * pace.step_s_per_sequence:.3f}"
         f" prefill_ms_per_token={1e3 * pace.prefill_s_per_token:.3f} residual={pace.residual:.3f}"
-        f" train_ms_per_token={1e3 * machine.token_s:.3f} update_s={machine.updating_s:.2f}"
-        f" publish_s={machine.publishing_s:.2f}"
+        f" train_ms_per_computed_token={1e3 * machine.token_s:.3f}"
+        f" update_s={machine.updating_s:.2f} publish_s={machine.publishing_s:.2f}"
     )
     for name in work.configurations():
         if work.is_done(name):
             simulated = predicted(machine, recorded, work.config(name), work.num_steps).after(1)
             real = read_run(Store.open(str(work.folder(name)))).steps[1 : work.num_steps]
-            yield line(name, simulated, [step.metrics for step in real])
+            drifts = (decode_drift(pace, real), train_s_per_token(real) / machine.token_s)
+            yield line(name, simulated, [step.metrics for step in real], drifts)
 
 
-def line(name: str, simulated: PlayedRun, real: Sequence[Mapping[str, float]]) -> str:
-    """Predicted and measured means of one configuration."""
+def line(
+    name: str,
+    simulated: PlayedRun,
+    real: Sequence[Mapping[str, float]],
+    drifts: tuple[float, float],
+) -> str:
+    """Predicted and measured means of one configuration, and how the machine's speed had changed:
+    of decoding and of training."""
     told = [f"{name:<20}"]
     for figure, metric in FIGURES.items():
         measured = sum(step[metric] for step in real) / len(real)
         guess = simulated.mean(figure)
         told.append(f"{figure}={guess:.2f}/{measured:.2f} ({guess / measured:.2f})")
-    return " ".join(told)
+    decoding, training = drifts
+    return " ".join((*told, f"decoding={decoding:.2f} training={training:.2f}"))
 
 
 def _parser() -> argparse.ArgumentParser:

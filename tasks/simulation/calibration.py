@@ -1,7 +1,8 @@
 """The constants of a simulated machine, fitted to one recorded run of a real one.
 
     responses (submitted, first token, finished, tokens) ──▶ decode step against batch, prefill
-    metrics of steps                                     ──▶ training by the token, update, publish
+    metrics of steps                                     ──▶ training by the computed token, update,
+                                                             publish
                                                          ──▶ `PlainMachine`
 
 A response of n tokens takes n decode steps of `step_s + step_s_per_sequence x (others)` each, and
@@ -22,7 +23,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from artifacts.records import Fate, Generated
+from artifacts.records import Generated
 from tasks.cluster.roles import parse_role_map
 from tasks.simulation.plain import PlainMachine
 from tasks.simulation.recorded import RecordedRun, RecordedStep
@@ -82,7 +83,7 @@ def calibrated(run: RecordedRun) -> PlainMachine:
         device_tokens=engine["max_model_len"] * max_batch,
         weights_tokens=0,
         max_batch=max_batch,
-        token_s=train_s_per_token(steps, len(placed["learner"])),
+        token_s=train_s_per_token(steps),
         updating_s=_typical(steps, "time/update_s") + _typical(steps, "time/orchestration_s"),
         publishing_s=_typical(steps, "time/publish_s"),
     )
@@ -137,20 +138,24 @@ def engines_of(steps: Sequence[RecordedStep]) -> list[str]:
     return sorted({row.response.generated.engine for step in steps for row in step.rows})
 
 
-def train_s_per_token(steps: Sequence[RecordedStep], num_ranks: int) -> float:
-    """Seconds of one rank for a token of a trained group, its prompt counted once; the ranks work
-    side by side until the last is done. Groups whose rewards agree take nothing and count all the
-    same, as they do in the simulation."""
-    tokens = sum(map(trained_tokens, steps))
-    seconds = sum(step.metrics["time/train_s"] for step in steps)
-    return num_ranks * seconds / max(1, tokens)
+def decode_drift(pace: EnginePace, steps: Sequence[RecordedStep]) -> float:
+    """What the responses of these steps took, over what the pace says of them in the company that
+    they had: how much slower the machine decoded than when the pace was recorded."""
+    constants = np.array([pace.step_s, pace.step_s_per_sequence, pace.prefill_s_per_token])
+    periods = busy_periods(steps)
+    told_s = sum((np.array(_work(period, constants)) @ constants).sum() for period in periods)
+    took_s = sum(sequence.ends_s - sequence.begins_s for period in periods for sequence in period)
+    return float(took_s / told_s)
 
 
-def trained_tokens(step: RecordedStep) -> int:
-    """Of trained groups, their prompts counted once."""
-    rows = [row for row in step.rows if row.fate is Fate.TRAINED]
-    prompts = {row.prompt.prompt_id: len(row.prompt.token_ids) for row in rows}
-    return sum(prompts.values()) + sum(row.response.generated.num_sampled for row in rows)
+def train_s_per_token(steps: Sequence[RecordedStep]) -> float:
+    """Seconds of one rank for a token that it computed. Prompts that are shared are computed once,
+    groups without a gradient as a rule not at all, so trained tokens would not tell."""
+    busy_s, computed = (
+        sum(step.metrics[name] for step in steps)
+        for name in ("train/busy_s", "train/tokens_computed")
+    )
+    return busy_s / max(1.0, computed)
 
 
 def _typical(steps: Sequence[RecordedStep], figure: str) -> float:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from artifacts.records import Running, Span
 from tasks.learner.dealing import GroupPart
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.split import Split
-from tasks.learner.streaming import tokens_of
 from tasks.simulation.cluster import Cluster, device_names, spans_on
+from tasks.simulation.gradient_work import GradientWork, every_token
 from tasks.simulation.seams import MachineCosts
 
 ROW_TOKENS = 16_384  # of a full learner row
@@ -19,18 +19,18 @@ ROW_TOKENS = 16_384  # of a full learner row
 
 @dataclass(slots=True)
 class SimulatedRank:
-    """A learner rank that takes time by the token: each response once, the prompt of a part once
-    (`GradientRank`)."""
+    """A learner rank that takes time by the token that it computes (`GradientRank`)."""
 
     name: str
     devices: Sequence[str]  # that compute together
     s_per_token: float
     spans: list[Span]  # where it notes what it did
+    num_tokens: Callable[[Sequence[GroupPart]], int] = every_token  # that it computes
 
     async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
         clock = asyncio.get_running_loop().time
         start_s = clock()
-        num_tokens = sum(map(tokens_of, parts))
+        num_tokens = self.num_tokens(parts)
         await asyncio.sleep(self.s_per_token * num_tokens)
         self.spans += [
             Span(device=device, actor=self.name, kind="train", start_s=start_s, end_s=clock())
@@ -50,10 +50,14 @@ class Training:
     spans: Sequence[Span]  # of training, and of devices that went over to it
 
 
-def ranks_of(cluster: Cluster, machine: MachineCosts, spans: list[Span]) -> list[SimulatedRank]:
+def ranks_of(
+    cluster: Cluster, machine: MachineCosts, work: GradientWork, spans: list[Span]
+) -> list[SimulatedRank]:
     """The learner ranks of a cluster; what they do is noted among the spans."""
     return [
-        SimulatedRank(name, devices, machine.train_s_per_token() / len(devices), spans)
+        SimulatedRank(
+            name, devices, machine.train_s_per_token() / len(devices), spans, work.num_tokens
+        )
         for name, devices in cluster.placement.ranks.items()
     ]
 

@@ -101,10 +101,13 @@ class RankLearner:
         async def record(split: Split) -> None:
             splits.append(split)
 
-        ranks = ranks_of(self._cluster, self._run.machine, spans)
+        work = self._run.work.gradients(self._run.seed)
+        ranks = ranks_of(self._cluster, self._run.machine, work, spans)
         num_groups = self._run.batch.prompts_per_step
         async with asyncio.TaskGroup() as tasks:
-            made = StreamedAccumulation(ranks, tasks, num_groups, ROW_TOKENS, flat_costs=True)
+            made = StreamedAccumulation(
+                ranks, tasks, num_groups, ROW_TOKENS, flat_costs=work.flat_costs
+            )
             if self._run.stream_trainer.enabled:
                 for rank in range(len(ranks)):
                     made.free(rank)

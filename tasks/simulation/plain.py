@@ -13,6 +13,7 @@ from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.scheduling.parallelism import possible_sizes
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
+from tasks.simulation.gradient_work import EVERY_TOKEN, GradientWork
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -109,6 +110,9 @@ class PlainWorkload:
 
     def feed(self, machine: Any, seed: int) -> SimulatedFeed:  # Any: judges nothing
         return SimulatedFeed(self.rewards.model_copy(update={"seed": seed}))
+
+    def gradients(self, seed: int) -> GradientWork:
+        return EVERY_TOKEN
 
 
 def _point(size: int, batch: int, replica: SimulatedEngineConfig) -> ThroughputPoint:

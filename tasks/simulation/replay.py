@@ -5,21 +5,30 @@
 
 A recorded response has its recorded length, verdict and seconds of scoring again. What was not
 recorded (other indices, other seeds, further prompts) is drawn from the recorded responses of its
-prompt. A response that the bound or an abort cut is only known to be at least so long: where it may
-go on, it goes on by an exponential law whose mean is that of all lengths above the median, cut ones
-counted as what they are (the estimate of largest likelihood under censoring).
+prompt. A learner computes once what recorded sequences begin with alike, and groups of equal
+rewards only where the recorded one did. A response that the bound or an abort cut is only known to
+be at least so long: where it may go on, it goes on by an exponential law whose mean is that of all
+lengths above the median, cut ones counted as what they are (the estimate of largest likelihood
+under censoring).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from statistics import fmean, median
 from typing import Any
 
+from artifacts.records import Generated
+from artifacts.sampled import num_computed
 from artifacts.tables import ResponseRow
+from tasks.learner.dealing import GroupPart, has_equal_rewards
+from tasks.learner.learner_config import LearnerConfig
 from tasks.simulation.draws import uniform
+from tasks.simulation.gradient_work import GradientWork, PrefixTree
 from tasks.simulation.recorded import RecordedRun
 from tasks.simulation.recorded_feed import RecordedFeed
 from tasks.simulation.workloads import row_of
@@ -33,6 +42,8 @@ class RecordedResponse:
     is_cut: bool  # whether it would have gone on
     is_right: bool
     scored_s: float | None  # seconds from its last token to its verdict; None without one
+    num_computed: int  # tokens of prompt and response that a learner computed of it
+    place: int  # among the run's sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +70,8 @@ class RecordedWork:
     prompts: tuple[RecordedPrompt, ...]
     longest_tokens: int  # bound on a response, of the simulated run
     mean_excess: float  # expected tokens that a cut response still had to go
+    tree: PrefixTree  # of the sequences of all responses
+    flat_costs: bool  # whether the learner computed groups without a gradient
 
     def domains(self, num_rows: int) -> tuple[str, ...]:
         """The domain of every row of a data set of so many."""
@@ -76,6 +89,12 @@ class RecordedWork:
     def feed(self, machine: Any, seed: int) -> RecordedFeed:  # Any: it was scored there
         """Verdicts after the recorded seconds, which have the waiting for workers in them."""
         return RecordedFeed(self, seed)
+
+    def gradients(self, seed: int) -> GradientWork:
+        """Of a learner as the recorded one."""
+        return GradientWork(
+            flat_costs=self.flat_costs, num_tokens=partial(self._computed_tokens, seed)
+        )
 
     def scored_s(self, prompt_id: str, index: int, seed: int) -> float:
         """From a response's last token to its verdict; the mean of its siblings' where it has
@@ -96,6 +115,21 @@ class RecordedWork:
             further = uniform(seed, "goes on", prompt_id, noise, index)
             length += 1 - self.mean_excess * math.log(further)
         return max(1, round(min(length, self.longest_tokens + 1)))
+
+    def _computed_tokens(self, seed: int, parts: Sequence[GroupPart]) -> int:
+        costly = [part for part in parts if self.flat_costs or not has_equal_rewards(part.group)]
+        return self.tree.num_nodes(
+            self._taken(part.group.responses[place].generated, seed)
+            for part in costly
+            for place in part.places
+        )
+
+    def _taken(self, generated: Generated, seed: int) -> tuple[int, int]:
+        """Which sequence a response stands for, and how many of its tokens are computed: more or
+        fewer than recorded where the simulated one is longer or shorter."""
+        prompt = self._at(row_of(generated.prompt_id))
+        told = prompt.response(generated.index, seed, generated.prompt_id)
+        return told.place, told.num_computed + generated.num_sampled - told.num_tokens
 
     def _at(self, row: int) -> RecordedPrompt:
         if row < len(self.prompts):
@@ -125,13 +159,18 @@ def recorded_work(run: RecordedRun, longest_tokens: int = 0) -> RecordedWork:
             "a recorded run must have its responses to be played, got none; name one whose folder"
             " responses/ is still there"
         )
-    prompts = tuple(_prompt(of_prompt) for of_prompt in rows.values())
+    longest = [_furthest(of_prompt) for of_prompt in rows.values()]
+    sequences = [_computed(row) for of_prompt in longest for row in of_prompt.values()]
+    places = count()
+    prompts = tuple(_prompt(of_prompt, places) for of_prompt in longest)
     return RecordedWork(
         prompts=prompts,
         longest_tokens=longest_tokens or run.longest_tokens,
         mean_excess=mean_excess(
             [response for prompt in prompts for response in prompt.responses.values()]
         ),
+        tree=PrefixTree(sequences),
+        flat_costs=LearnerConfig.model_validate(run.config["learner"]).flat_groups_cost,
     )
 
 
@@ -157,28 +196,41 @@ def mean_excess(responses: Sequence[RecordedResponse]) -> float:
     return sum(response.num_tokens - middle for response in above) / max(1, num_ended)
 
 
-def _prompt(rows: Sequence[ResponseRow]) -> RecordedPrompt:
-    """Of several records of a response the one that came furthest counts."""
+def _furthest(rows: Sequence[ResponseRow]) -> dict[int, ResponseRow]:
+    """A prompt's responses by index: of several records the one that came furthest counts."""
     longest: dict[int, ResponseRow] = {}
     for row in rows:
         generated = row.response.generated
         known = longest.get(generated.index)
         if known is None or generated.num_sampled >= known.response.generated.num_sampled:
             longest[generated.index] = row
+    return longest
+
+
+def _prompt(rows: Mapping[int, ResponseRow], places: Iterator[int]) -> RecordedPrompt:
+    prompt = next(iter(rows.values())).prompt
     return RecordedPrompt(
-        domain=rows[0].prompt.domain,
-        num_tokens=len(rows[0].prompt.token_ids),
-        responses={index: _response(row) for index, row in longest.items()},
+        domain=prompt.domain,
+        num_tokens=len(prompt.token_ids),
+        responses={index: _response(row, next(places)) for index, row in rows.items()},
     )
 
 
-def _response(row: ResponseRow) -> RecordedResponse:
+def _computed(row: ResponseRow) -> tuple[int, ...]:
+    """What a learner computes of a response: all but what predicts nothing."""
+    generated = row.response.generated
+    return row.prompt.token_ids + generated.token_ids[: max(0, num_computed(generated) - 1)]
+
+
+def _response(row: ResponseRow, place: int) -> RecordedResponse:
     generated, score = row.response.generated, row.response.score
     return RecordedResponse(
         num_tokens=generated.num_sampled,
         is_cut=generated.finish_reason != "stop",
         is_right=score is not None and bool(score.reward),
         scored_s=max(0.0, score.finished_s - generated.finished_s) if score is not None else None,
+        num_computed=len(_computed(row)),
+        place=place,
     )
 
 

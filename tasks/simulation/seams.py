@@ -12,6 +12,7 @@ from tasks.engines.simulation.lengths import Lengths
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.rounds.records import ScoreFeed
 from tasks.scheduling.throughput import ThroughputProfile
+from tasks.simulation.gradient_work import GradientWork
 
 
 class MachineCosts(Protocol):
@@ -40,7 +41,8 @@ class MachineCosts(Protocol):
         ...
 
     def train_s_per_token(self) -> float:
-        """Seconds that one device takes to train a token: log-probabilities, forward, backward."""
+        """Seconds that one device takes to train a computed token: log-probabilities, forward,
+        backward."""
         ...
 
     def update_s(self) -> float:
@@ -82,4 +84,8 @@ class RunWork(Protocol):
 
     def feed(self, machine: Any, seed: int) -> ScoreFeed:  # Any: what its judge runs on
         """The reward stage of a run."""
+        ...
+
+    def gradients(self, seed: int) -> GradientWork:
+        """What its groups cost the learner."""
         ...

@@ -147,6 +147,7 @@ class _Player:
             prompts=prompts,
             recorded=self._carried,
             feed=self._feed,
+            gradients=run.work.gradients(run.seed),
             longest_tokens=run.work.longest_tokens,
             stream_trainer=run.stream_trainer,
             history=[tokens for held in self._history for tokens in held],

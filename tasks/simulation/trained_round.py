@@ -23,6 +23,7 @@ from tasks.rounds.records import RoundInputs, RoundResult, ScoreFeed
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
 from tasks.simulation.cluster import Cluster, spans_on
+from tasks.simulation.gradient_work import GradientWork
 from tasks.simulation.learner import ROW_TOKENS, Training, ranks_of
 from tasks.simulation.seams import MachineCosts
 from tasks.simulation.simulated_round import round_inputs
@@ -38,6 +39,7 @@ class RoundRules:
     prompts: Mapping[str, Prompt]  # of the plan's candidates
     recorded: Sequence[Response]  # what the round before carried
     feed: ScoreFeed
+    gradients: GradientWork
     longest_tokens: int
     stream_trainer: StreamTrainerConfig
     history: Sequence[int]  # lengths of earlier rounds, for projections
@@ -62,12 +64,16 @@ class TrainedRound:
         self._spans: list[Span] = []
         self._splits: list[Split] = []
         self._freed: set[str] = set()  # engines that have stopped
-        self._ranks = ranks_of(cluster, rules.machine, self._spans)
+        self._ranks = ranks_of(cluster, rules.machine, rules.gradients, self._spans)
 
     async def play(self) -> Trained:
         async with asyncio.TaskGroup() as tasks:
             accumulation = StreamedAccumulation(
-                self._ranks, tasks, self._rules.plan.accept_prompts, ROW_TOKENS, flat_costs=True
+                self._ranks,
+                tasks,
+                self._rules.plan.accept_prompts,
+                ROW_TOKENS,
+                flat_costs=self._rules.gradients.flat_costs,
             )
             result = await drive_round(self._inputs(accumulation))
             readings = await self._cluster.readings()

@@ -24,6 +24,7 @@ from typing import Any
 
 from tasks.engines.simulation.lengths import Lengths
 from tasks.simulation.draws import normal
+from tasks.simulation.gradient_work import EVERY_TOKEN, GradientWork
 from tasks.simulation.length_law import LengthLaw
 from tasks.simulation.reward_feed import Correctness, QueuedFeed
 from tasks.simulation.reward_queue import RewardWorkers
@@ -109,6 +110,10 @@ class Workload:
     def feed(self, machine: Any, seed: int) -> QueuedFeed:  # Any: its rewards have their own
         """The reward stage of a run."""
         return QueuedFeed(self, self.workers, seed)
+
+    def gradients(self, seed: int) -> GradientWork:
+        """Questions that have nothing in common, and a learner that computes every group."""
+        return EVERY_TOKEN
 
     def reward_of(self, prompt_id: str) -> RewardTimes:
         """What scores the responses to a prompt."""

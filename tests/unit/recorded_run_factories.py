@@ -22,6 +22,7 @@ CONFIG = RunConfig.model_validate(
         "batch": {"prompts_per_step": PROMPTS, "responses_per_prompt": RESPONSES},
     }
 )
+PROMPT_TOKENS = 12
 TOKEN_S = 0.01  # of a decode step, whatever the batch
 STEP_S = 4.0  # what each of its steps is said to have taken
 
@@ -43,12 +44,15 @@ def keep_run(folder: Path, has_tail: bool = True) -> Path:
     )
     for step in range(1, STEPS + 1):
         places = [(row, index) for row in range(PROMPTS) for index in range(RESPONSES)]
+        lengths = [_tokens(row, index) if has_tail else 60 for row, index in places]
         rows = [
-            _row(step, (step - 1) * PROMPTS + row, index, _tokens(row, index) if has_tail else 60)
-            for row, index in places
+            _row(step, (step - 1) * PROMPTS + row, index, num_tokens)
+            for (row, index), num_tokens in zip(places, lengths, strict=True)
         ]
         Journal(store).finalise(step, rows, [], [])
-        commit_step(store, _commit(step))
+        # the last token of a response predicts nothing
+        computed = PROMPTS * PROMPT_TOKENS + sum(lengths) - len(lengths)
+        commit_step(store, _commit(step, computed))
     return folder
 
 
@@ -60,7 +64,7 @@ def _tokens(row: int, index: int) -> int:
 def _row(step: int, row: int, index: int, num_tokens: int) -> ResponseRow:
     name, ends_s = f"0/{row}", 0.1 + TOKEN_S * num_tokens
     generated = make_generated(
-        token_ids=(1,) * num_tokens,
+        token_ids=(2 + index, *(1,) * (num_tokens - 1)),
         prompt_id=name,
         index=index,
         engine=f"engine-{row % 2}",
@@ -82,13 +86,18 @@ def _row(step: int, row: int, index: int, num_tokens: int) -> ResponseRow:
     return ResponseRow(
         step=step,
         kind="sync",
-        prompt=Prompt(prompt_id=name, domain="sum", token_ids=(1,) * 12, gold="", text=""),
+        prompt=Prompt(prompt_id=name, domain="sum", token_ids=_question(row), gold="", text=""),
         response=Response(generated=generated, score=score),
         fate=Fate.TRAINED,
     )
 
 
-def _commit(step: int) -> StepCommit:
+def _question(row: int) -> tuple[int, ...]:
+    """No two begin alike."""
+    return (2 + row, *(1,) * (PROMPT_TOKENS - 1))
+
+
+def _commit(step: int, computed: int) -> StepCommit:
     return StepCommit(
         step=step,
         kind="sync",
@@ -101,6 +110,8 @@ def _commit(step: int) -> StepCommit:
             "time/orchestration_s": 0.2,
             "time/publish_s": 0.1,
             "time/train_s": 2.0,
+            "train/busy_s": 4.0,
+            "train/tokens_computed": float(computed),
         },
         timings={"started_s": STEP_S * step, "finished_s": STEP_S * (step + 1)},
         checkpoint=None,

@@ -28,7 +28,7 @@ from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.simulation.recorded import RecordedRun, RecordedStep, read_run
 from tasks.simulation.replay import RecordedResponse, mean_excess, recorded_work, resampled
 
-CONFIG = {"sampling": {"max_response_tokens": 100}}
+CONFIG = {"sampling": {"max_response_tokens": 100}, "learner": {}}
 
 
 def row(
@@ -147,6 +147,8 @@ def test_the_mean_excess_is_that_of_an_exponential_law_of_which_half_is_cut() ->
             is_cut=bool(bound < length),
             is_right=True,
             scored_s=None,
+            num_computed=0,
+            place=0,
         )
         for length, bound in zip(lengths, cut_at, strict=True)
     ]
@@ -161,6 +163,8 @@ def test_the_mean_excess_is_known_where_most_responses_are_cut_at_the_bound() ->
             is_cut=length > 100,
             is_right=True,
             scored_s=0.0,
+            num_computed=0,
+            place=0,
         )
         for length in lengths
     ]
