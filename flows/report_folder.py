@@ -1,5 +1,6 @@
 """The report folder of a run: its page, written beside the steps and once more when the run is
 over, and what lies beside it at the end: plots and a summary. What is final goes to MLflow, too.
+Without `keep.report` nothing is drawn.
 
 A page takes a second of a core and more, and short steps would have little else to do: the first
 is due some time after the beginning, and others so that a small share of the time goes into them.
@@ -32,6 +33,7 @@ class ReportFolder:
     def __init__(self, run: OpenRun) -> None:
         self._run = run
         self._results = RunResults(run)
+        self._draws = run.config.keep.report
         self._drawing: asyncio.Task[None] | None = None
         # when the next page may be begun, by the monotonic clock
         self._due_s = time.monotonic() + FIRST_AFTER_S
@@ -40,7 +42,7 @@ class ReportFolder:
         """Begin to write the page as of now, beside the steps that follow, if it is time for
         one."""
         is_drawing = self._drawing is not None and not self._drawing.done()
-        if is_drawing or time.monotonic() < self._due_s:
+        if not self._draws or is_drawing or time.monotonic() < self._due_s:
             return
         await self.drawn()
         summary = self._results.summary(commits, evaluations, self._links())
@@ -68,8 +70,9 @@ class ReportFolder:
         """Everything, of a run that is over; model: where it was exported."""
         await self.drawn()
         summary = self._results.summary(commits, evaluations, {"model": model} | self._links())
-        drawn = await asyncio.to_thread(self._draw, commits, evaluations, answers, summary)
-        files = drawn | {"summary.md": markdown(summary).encode()}
+        files = {"summary.md": markdown(summary).encode()}
+        if self._draws:
+            files |= await asyncio.to_thread(self._draw, commits, evaluations, answers, summary)
         for name, data in files.items():
             self._run.store.write(layout.report_file(name), data)
             self._run.tracker.log_file(data, f"{layout.REPORT}/{name}")
@@ -99,9 +102,10 @@ class ReportFolder:
         return {layout.PAGE: page, **plots}
 
     def _links(self) -> dict[str, str]:
-        tracker, report = self._run.tracker, self._run.local_report(layout.PAGE)
+        tracker, page = self._run.tracker, self._run.local_report(layout.PAGE)
+        folder = f"{self._run.store.url}/{layout.REPORT}"
         links = {
-            "report": str(report) if report else f"{self._run.store.url}/{layout.REPORT}",
+            "report": str(page) if page and self._draws else folder,
             "MLflow": tracker.page or f"{tracker.uri} run {tracker.run_id}",
         }
         return links | dict(self._run.links)

@@ -39,6 +39,13 @@ class KeepConfig(BaseModel):
             " version; empty registers nothing. Needs log_model."
         ),
     )
+    report: bool = Field(
+        True,
+        description=(
+            "Whether the report has its page and pictures, which take seconds of a core; without"
+            " them it is a summary and figures."
+        ),
+    )
     checkpoint_every_steps: int = Field(
         10,
         ge=1,

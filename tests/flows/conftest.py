@@ -32,7 +32,9 @@ SMALL = (  # the tiny preset, small enough that a run is mostly its start
     "evaluation.responses_per_prompt=1",
     "cluster.dashboard_port=0",
     "keep.checkpoint_every_steps=1",
+    "keep.report=false",
 )
+DRAWN = "keep.report=true"  # for the tests that look at the page
 SIMULATED = (  # engines that answer the questions of the tiny preset and hold no model
     "engine.kind=simulated",
     "engine.says=chain_sums",

@@ -16,7 +16,7 @@ from artifacts.journal import Journal
 from artifacts.records import Fate
 from artifacts.reports.host_states import read_hosts
 from artifacts.store import Store
-from tests.flows.conftest import Launcher, wait_for, worker_of
+from tests.flows.conftest import DRAWN, Launcher, wait_for, worker_of
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -43,6 +43,7 @@ def test_a_killed_worker_of_environments_costs_no_episode(
     process = launcher.start(
         root,
         f'run_name="{run.name}"',
+        DRAWN,
         "sampling.max_response_tokens=32",
         'cluster.roles="rollout: 0-1, learner: 0-1, environment: 2"',
         f"environments.guess={SLOW}",

@@ -23,7 +23,7 @@ from mlflow import MlflowClient
 
 from flows.commands.local_stack import free_port
 from flows.experiments.network_hosts import network_hosts, why_not
-from tests.flows.conftest import ENDS_WITHIN_S, ROOT, SIMULATED, Launcher
+from tests.flows.conftest import DRAWN, ENDS_WITHIN_S, ROOT, SIMULATED, Launcher
 from tests.flows.train_origin import Train
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
@@ -85,7 +85,7 @@ def test_a_killed_guest_costs_no_response(launcher: Launcher, tmp_path: Path) ->
     process = launcher.start(
         tmp_path,
         *(*SIMULATED, SLOW, f"num_steps={STEPS}", f'run_name="{run.name}"'),
-        *("guests.enabled=true", f"cluster.scheduler_port={port}"),
+        *(DRAWN, "guests.enabled=true", f"cluster.scheduler_port={port}"),
     )
     address = f"tcp://127.0.0.1:{port}"
     try:
@@ -161,7 +161,7 @@ def test_a_guest_pulls_what_it_needs_and_a_stranger_gets_nothing(
     (token := tmp_path / "token").write_text(TOKEN)
     process = launcher.start(
         tmp_path,
-        *(*SIMULATED, SLOW, "num_steps=4", f'run_name="{run.name}"'),
+        *(*SIMULATED, DRAWN, SLOW, "num_steps=4", f'run_name="{run.name}"'),
         *("guests.enabled=true", f'guests.token_file="{token}"', f"cluster.scheduler_port={port}"),
         *("guests.weights.enabled=true", f"guests.weights.port={weight_port}"),
     )

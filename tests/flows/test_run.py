@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from artifacts.weights import digest, read_weights
-from tests.flows.conftest import WORKERS, Finished, Launcher
+from tests.flows.conftest import DRAWN, WORKERS, Finished, Launcher
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine]
 
@@ -24,7 +24,7 @@ def tail_batched(
 ) -> tuple[Finished, Path]:
     """Five steps: with four prompts over-provisioned to five, four short rounds and a long one."""
     root = tmp_path_factory.mktemp("runs")
-    finished = launcher.run_command(root, "num_steps=5", 'run_name="first"', preset="tiny")
+    finished = launcher.run_command(root, DRAWN, "num_steps=5", 'run_name="first"', preset="tiny")
     return finished, root
 
 
@@ -32,7 +32,9 @@ def test_a_run_ends_well_and_says_what_came_of_it(tail_batched: tuple[Finished, 
     finished, root = tail_batched
     assert finished.code == 0, finished.err
     assert "Held-out reward" in finished.out
-    assert (root / "first" / "report" / "summary.md").read_text().startswith("# first")
+    report = root / "first" / "report"
+    assert (report / "summary.md").read_text().startswith("# first")
+    assert (report / "index.html").exists()
 
 
 def test_the_terminal_has_rollflows_own_lines_alone_and_the_rest_is_logged(

@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 
 from flows.commands.local_stack import free_port
-from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher
+from tests.flows.conftest import DRAWN, ENDS_WITHIN_S, SIMULATED, Launcher
 from tests.flows.test_guest_runs import SLOW, commits, figure, guest, members, wait_until
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
@@ -42,7 +42,7 @@ def test_a_guest_takes_the_rest_of_a_round_while_the_devices_train(
     run, port = tmp_path / "seeded", free_port()
     process = launcher.start(
         tmp_path,
-        *(*SIMULATED, SLOW, f"num_steps={STEPS}", f'run_name="{run.name}"'),
+        *(*SIMULATED, DRAWN, SLOW, f"num_steps={STEPS}", f'run_name="{run.name}"'),
         f"cluster.scheduler_port={port}",
         preset=PRESET,
     )

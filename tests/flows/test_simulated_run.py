@@ -18,7 +18,15 @@ from mlflow import MlflowClient
 
 from artifacts.weights import read_weights
 from flows.commands import recommend
-from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Finished, Launcher, wait_for, worker_of
+from tests.flows.conftest import (
+    DRAWN,
+    ENDS_WITHIN_S,
+    SIMULATED,
+    Finished,
+    Launcher,
+    wait_for,
+    worker_of,
+)
 
 pytestmark = pytest.mark.flow
 
@@ -240,7 +248,7 @@ def mended(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Mend
     source.write_text(REWARD.format(calls=str(calls), mended=str(cure)))
     rewards = json.dumps({"*": {"kind": "custom", "path": f"{source}:reward"}})
     root, run = folder / "runs", folder / "runs" / "mended"
-    stopped = launcher.run(root, *SIMULATED, f"rewards={rewards}", 'run_name="mended"')
+    stopped = launcher.run(root, *SIMULATED, DRAWN, f"rewards={rewards}", 'run_name="mended"')
     committed = digests(run)
     cure.touch()
     resumed = launcher.run(root, resume="mended")

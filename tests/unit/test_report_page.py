@@ -211,6 +211,21 @@ async def test_short_steps_do_not_draw_a_page_each(
     assert [await is_drawn(after_s) for after_s in (next_s / 2, next_s / 2)] == [False, True]
 
 
+async def test_a_run_that_keeps_no_report_has_its_summary_alone(tmp_path: Path) -> None:
+    made = make_run(Store.open(str(tmp_path)), make_commit(1), num_steps=1, keep={"report": False})
+    evaluations = {0: make_evaluation({"heldout/0": 0.0})}
+    folder = ReportFolder(made)
+    folder._due_s = 0.0
+    await folder.redraw(made.commits, evaluations)
+    await folder.finish(made.commits, evaluations, read_answers(made.store, evaluations), "model")
+    report = made.local_report(layout.PAGE)
+    assert report
+    assert sorted(path.name for path in report.parent.iterdir()) == ["summary.md"]
+    summary = (report.parent / "summary.md").read_text()
+    assert str(report.parent) in summary
+    assert layout.PAGE not in summary
+
+
 def test_drawings_have_the_colours_of_the_page() -> None:
     drawing = canvas.svg(plots.reward_curve([1, 2], [0.1, 0.2], {}))
     assert drawing == canvas.svg(plots.reward_curve([1, 2], [0.1, 0.2], {}))
