@@ -45,8 +45,9 @@ def test_a_host_of_environments_that_falls_silent_costs_no_episode(
     root, run = tmp_path / "runs", tmp_path / "runs" / "far"
     with network_hosts(*FAR.values()) as hosts:
         far = {worker: partial(hosts.run_in, host) for worker, host in FAR.items()}
+        near = launcher.start_dask
         with joined_cluster(
-            launcher.environment, tmp_path / "dask", WORKERS, hosts.here, far=far
+            launcher.environment, tmp_path / "dask", WORKERS, hosts.here, near, far
         ) as cluster:
             address = f"cluster.scheduler_address={cluster.address}"
             process = launcher.start(
