@@ -31,6 +31,7 @@ from artifacts.layout import MANIFEST
 from artifacts.store import Store
 from flows.commands.command_line import assemble, sentence
 from flows.config.run_config import RunConfig
+from flows.played_config import played_run
 from tasks.simulation.calibration import (
     calibrated,
     decode_drift,
@@ -38,10 +39,9 @@ from tasks.simulation.calibration import (
     train_s_per_token,
 )
 from tasks.simulation.figures import PlayedRun
-from tasks.simulation.plain import PlainMachine
-from tasks.simulation.recorded import RecordedRun, read_run
+from tasks.simulation.recorded import read_run
 from tasks.simulation.replay import recorded_work
-from tasks.simulation.steps import SimulatedRun, play
+from tasks.simulation.steps import play
 
 RECORDED = "sync"  # the configuration that the machine is calibrated on
 SYNC = ("scheduling.kind=sync", "scheduling.dynamic_sampling=0")
@@ -119,28 +119,6 @@ def run_really(work: Measurement, name: str) -> None:
         raise RuntimeError(f"{name} ended with {code}, its words are in {log}")
 
 
-def predicted(
-    machine: PlainMachine, recorded: RecordedRun, config: RunConfig, num_steps: int
-) -> PlayedRun:
-    """The simulation of a configuration. ValueError for one in which devices have one role each."""
-    if config.cluster.roles.count(":") != 2 or not config.cluster.roles.startswith("rollout"):
-        raise ValueError(
-            "cluster.roles must have rollout and learner on the same devices, got"
-            f" {config.cluster.roles!r}; change it"
-        )
-    return play(
-        SimulatedRun(
-            machine=machine,
-            work=recorded_work(recorded, config.sampling.max_response_tokens),
-            policy=config.scheduling,
-            batch=config.batch,
-            num_steps=num_steps,
-            knows_profile=False,
-            stream_trainer=config.stream_trainer,
-        )
-    ).planned
-
-
 def lines(work: Measurement) -> Iterator[str]:
     """A line for every configuration that has been run."""
     recorded = read_run(Store.open(str(work.folder(RECORDED))))
@@ -154,7 +132,9 @@ def lines(work: Measurement) -> Iterator[str]:
     )
     for name in work.configurations():
         if work.is_done(name):
-            simulated = predicted(machine, recorded, work.config(name), work.num_steps).after(1)
+            config = work.config(name)
+            replayed = recorded_work(recorded, config.sampling.max_response_tokens)
+            simulated = play(played_run(config, machine, replayed, work.num_steps)).planned.after(1)
             real = read_run(Store.open(str(work.folder(name)))).steps[1 : work.num_steps]
             drifts = (decode_drift(pace, real), train_s_per_token(real) / machine.token_s)
             yield line(name, simulated, [step.metrics for step in real], drifts)

@@ -20,7 +20,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 
 from flows.commands.situation import Situation
 from flows.config.run_config import RunConfig
-from tasks.cluster.devices import device_map
+from flows.played_config import played_run
 from tasks.simulation.simulated_run import SimulatedRun
 from tasks.simulation.steps import play
 
@@ -98,18 +98,11 @@ def _run(config: RunConfig, draw: int, place: Situation) -> SimulatedRun:
     algebra = config.scheduling.algebra(config.batch)
     periods = math.ceil(FEWEST_STEPS / algebra.period_steps)
     num_steps = min(periods * algebra.period_steps, MOST_STEPS)
-    placed = device_map(config.cluster)
-    is_apart = set(placed["learner"]).isdisjoint(placed["rollout"])
-    return SimulatedRun(
-        machine=place.machine,
-        work=place.work(draw),
-        policy=config.scheduling,
-        batch=config.batch,
-        num_steps=num_steps + algebra.is_off_policy * WARM_UP,
-        tensor_parallel_size=config.engine.tensor_parallel_size,
-        knows_profile=False,
-        stream_trainer=config.stream_trainer,
-        learner_devices=len(placed["learner"]) if is_apart else 0,
+    return played_run(
+        config,
+        place.machine,
+        place.work(draw),
+        num_steps + algebra.is_off_policy * WARM_UP,
         devices_per_rank=place.group_size,
         seed=draw + 1,
     )

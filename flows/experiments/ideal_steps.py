@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from flows.config.run_config import RunConfig
-from tasks.cluster.devices import device_map
+from flows.played_config import played_run
 from tasks.simulation.calibration import calibrated, counted
 from tasks.simulation.recorded import RecordedRun
 from tasks.simulation.replay import recorded_work
-from tasks.simulation.simulated_run import SimulatedRun
 from tasks.simulation.steps import play
 
 
@@ -37,25 +36,17 @@ class Ideal:
 def ideal_of(recorded: RecordedRun, config: RunConfig) -> Ideal | None:
     """The steps of this configuration; None where they cannot be played. ValueError for records
     that tell no pace."""
-    placed = device_map(config.cluster)
-    trains_alone = set(placed["learner"]) - set(placed["rollout"])
-    if config.scheduling.algebra(config.batch).overlaps and not trains_alone:
-        return None
     steps = counted(recorded)
     update_s = median(step.metrics["time/update_s"] for step in steps)
-    played = play(
-        SimulatedRun(
-            machine=replace(calibrated(recorded), updating_s=update_s),
-            work=recorded_work(recorded, config.sampling.max_response_tokens),
-            policy=config.scheduling,
-            batch=config.batch,
-            num_steps=config.num_steps,
-            knows_profile=False,
-            stream_trainer=config.stream_trainer,
-            learner_devices=len(trains_alone),
-        )
+    run = played_run(
+        config,
+        replace(calibrated(recorded), updating_s=update_s),
+        recorded_work(recorded, config.sampling.max_response_tokens),
+        config.num_steps,
     )
-    planned = played.planned
+    if run.overlaps and run.placement.is_colocated:
+        return None
+    planned = play(run).planned
     taken_s = planned.steps[-1].end_s - planned.steps[0].start_s
     return Ideal(
         step_s=taken_s / len(planned.steps),
