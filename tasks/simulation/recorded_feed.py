@@ -21,8 +21,8 @@ from tasks.engines.mailbox import Mailbox
 class ScoredRecord(Protocol):
     """What was recorded of verdicts."""
 
-    def is_right(self, seed: int, prompt_id: str, index: int) -> bool:
-        """Whether a response that ends by itself is."""
+    def reward(self, seed: int, prompt_id: str, index: int, *, is_cut: bool) -> float:
+        """Of a response; is_cut: whether the bound on tokens ends it."""
         ...
 
     def scored_s(self, prompt_id: str, index: int, seed: int) -> float:
@@ -53,13 +53,14 @@ class RecordedFeed:
         return await self._scores.take(wait_s)
 
     def _score(self, response: Generated, started_s: float, finished_s: float) -> Score:
-        is_right = self._record.is_right(self._seed, response.prompt_id, response.index)
-        is_right = is_right and response.finish_reason != "length"
+        is_cut = response.finish_reason == "length"
+        name = response.prompt_id, response.index
+        reward = self._record.reward(self._seed, *name, is_cut=is_cut)
         return Score(
             prompt_id=response.prompt_id,
             index=response.index,
-            reward=float(is_right),
-            outcome=Outcome.OK if is_right else Outcome.WRONG,
+            reward=reward,
+            outcome=Outcome.OK if reward > 0 else Outcome.WRONG,
             detail="simulated",
             scorer="simulated",
             started_s=started_s,

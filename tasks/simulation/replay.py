@@ -40,7 +40,7 @@ class RecordedResponse:
 
     num_tokens: int
     is_cut: bool  # whether it would have gone on
-    is_right: bool
+    reward: float  # 0 without a verdict
     scored_s: float | None  # seconds from its last token to its verdict; None without one
     num_computed: int  # tokens of prompt and response that a learner computed of it
     place: int  # among the run's sequences
@@ -103,9 +103,10 @@ class RecordedWork:
         told = prompt.response(index, seed, prompt_id).scored_s
         return told if told is not None else _mean_scored_s([prompt], _mean_scored_s(self.prompts))
 
-    def is_right(self, seed: int, prompt_id: str, index: int) -> bool:
-        """As recorded."""
-        return self._at(row_of(prompt_id)).response(index, seed, prompt_id).is_right
+    def reward(self, seed: int, prompt_id: str, index: int, *, is_cut: bool) -> float:
+        """As recorded; 0 where only the bound that is played cuts the response."""
+        told = self._at(row_of(prompt_id)).response(index, seed, prompt_id)
+        return told.reward if told.is_cut or not is_cut else 0.0
 
     def num_tokens(self, prompt_id: str, index: int, seed: int, noise: int) -> int:
         """The length of a response, up to one token more than the bound, which cuts it."""
@@ -227,7 +228,7 @@ def _response(row: ResponseRow, place: int) -> RecordedResponse:
     return RecordedResponse(
         num_tokens=generated.num_sampled,
         is_cut=generated.finish_reason != "stop",
-        is_right=score is not None and bool(score.reward),
+        reward=score.reward or 0.0 if score is not None else 0.0,
         scored_s=max(0.0, score.finished_s - generated.finished_s) if score is not None else None,
         num_computed=len(_computed(row)),
         place=place,

@@ -95,8 +95,8 @@ def test_recorded_responses_come_again_in_the_order_in_which_prompts_were_asked(
     assert [work.prompt_tokens(f"0/{place}") for place in range(3)] == [7, 5, 9]
     assert [writer.tokens("0/0", index, noise=8) for index in range(2)] == [20, 30]
     assert writer.tokens("0/1", 0) == 40
-    assert work.is_right(0, "0/0", 0)
-    assert not work.is_right(0, "0/0", 1)
+    assert work.reward(0, "0/0", 0, is_cut=False) == 1.0
+    assert work.reward(0, "0/0", 1, is_cut=False) == 0.0
     assert work.domains(4) == ("add",) * 4
 
 
@@ -113,11 +113,14 @@ def test_other_indices_and_seeds_are_drawn_from_the_prompts_own_responses() -> N
 def test_what_is_drawn_has_the_length_and_the_verdict_of_the_same_response() -> None:
     work = recorded_work(recorded())
     drawn = {
-        (work.writer(1, seed).tokens("0/0", index, noise=5), work.is_right(seed, "0/0", index))
+        (
+            work.writer(1, seed).tokens("0/0", index, noise=5),
+            work.reward(seed, "0/0", index, is_cut=False),
+        )
         for seed in range(1, 20)
         for index in range(3)
     }
-    assert drawn == {(20, True), (30, False)}
+    assert drawn == {(20, 1.0), (30, 0.0)}
 
 
 def test_prompts_beyond_the_recorded_ones_are_any_of_them() -> None:
@@ -145,7 +148,7 @@ def test_the_mean_excess_is_that_of_an_exponential_law_of_which_half_is_cut() ->
         RecordedResponse(
             num_tokens=round(float(min(length, bound))),
             is_cut=bool(bound < length),
-            is_right=True,
+            reward=1.0,
             scored_s=None,
             num_computed=0,
             place=0,
@@ -161,7 +164,7 @@ def test_the_mean_excess_is_known_where_most_responses_are_cut_at_the_bound() ->
         RecordedResponse(
             num_tokens=min(100, round(length) + 1),
             is_cut=length > 100,
-            is_right=True,
+            reward=1.0,
             scored_s=0.0,
             num_computed=0,
             place=0,
@@ -199,6 +202,25 @@ def test_verdicts_take_their_recorded_seconds() -> None:
     assert seconds["0/0", 0] == pytest.approx(0.07)
     # without a verdict of its own: the mean of all
     assert seconds["0/2", 0] == pytest.approx(0.06)
+
+
+def test_rewards_come_again_as_they_were_recorded() -> None:
+    """Of a judge, say, or of a function that takes points off: groups are as alike as they were."""
+    rows = (row(7, 0, 20, reward=0.25), row(7, 1, 30, reward=-1.0), row(7, 2, 99, "length", -0.5))
+    steps = (RecordedStep(commit=committed(), rows=rows),)
+    work = recorded_work(RecordedRun(config=CONFIG, steps=steps))
+
+    async def told(reason: FinishReason) -> dict[int, float | None]:
+        feed, scores = work.feed(None, seed=0), list[Score]()
+        generated = (_generated("0/0", index) for index in range(3))
+        await feed.publish([replace(response, finish_reason=reason) for response in generated])
+        while len(scores) < 3:
+            scores += await feed.scored(5.0)
+        return {score.index: score.reward for score in scores}
+
+    assert run_virtual(told("stop")) == {0: 0.25, 1: -1.0, 2: -0.5}
+    # the bound is lower than the recorded one, or a response that was cut there goes on
+    assert run_virtual(told("length")) == {0: 0.0, 1: 0.0, 2: -0.5}
 
 
 def test_a_verdict_goes_on_when_its_round_is_over_and_another_answer_waits_for_its_own() -> None:
