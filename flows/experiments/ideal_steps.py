@@ -35,7 +35,7 @@ class Ideal:
 
 def ideal_of(recorded: RecordedRun, config: RunConfig) -> Ideal | None:
     """The steps of this configuration; None where they cannot be played. ValueError for records
-    that tell no pace."""
+    that tell no pace, and for roles that share some of their devices only."""
     steps = counted(recorded)
     update_s = median(step.metrics["time/update_s"] for step in steps)
     run = played_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,8 @@ from flows.experiments.ablation_variants import FEWEST_ASKED
 from flows.experiments.ideal_steps import Ideal, ideal_of
 from tasks.plan import EVALUATION
 from tasks.simulation.recorded import RecordedRun, read_run
+
+logger = logging.getLogger(__name__)
 
 HOST = "host"  # what coordinators work on: no device
 
@@ -44,8 +47,15 @@ def measured(out: Path, variants: Sequence[str], recorded: str = "") -> list[Mea
 
 
 def _ideal(out: Path, run: MeasuredRun, recorded: RecordedRun | None) -> Ideal | None:
+    """None also where the records tell no pace: what was measured is told all the same."""
     config = finished_config(Store.open(str(out / f"{run.variant}-r{run.repeat}")))
-    return ideal_of(recorded, config) if recorded is not None and config is not None else None
+    if recorded is None or config is None:
+        return None
+    try:
+        return ideal_of(recorded, config)
+    except ValueError as error:
+        logger.warning("%s-r%d at best cannot be told: %s", run.variant, run.repeat, error)
+        return None
 
 
 def measured_run(folder: Path, variant: str) -> MeasuredRun | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from recorded_run_factories import CONFIG, PROMPTS, RESPONSES, STEPS, keep_run
 
-from artifacts.commit import StepCommit, seconds_added
+from artifacts.commit import StepCommit, read_manifest, seconds_added, write_manifest
 from artifacts.records import Span, WeightsRef
 from artifacts.store import Store
 from flows.commands.command_line import assemble
+from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
 from flows.experiments.ablation import period_steps
 from flows.experiments.ablation_figures import (
@@ -173,6 +175,24 @@ def test_runs_are_told_what_they_could_be_by_the_recorded_one_of_their_repeat(
     assert found["tail-r1"] == found["sync-r1"] == pytest.approx(3.6, rel=0.05)
     assert found["tail-r2"] is None
     assert {run.ideal for run in measured(tmp_path, ["tail"])} == {None}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"engine": {"tensor_parallel_size": 2}},
+        {"cluster": {"num_devices": 3, "roles": "rollout: 0-1, learner: 1-2"}},
+    ],
+)
+def test_runs_that_cannot_be_played_are_told_without_what_they_could_be(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    for name in ("sync-r1", "tail-r1"):
+        store = Store.open(str(keep_run(tmp_path / name)))
+        manifest = read_manifest(store)
+        write_manifest(store, replace(manifest, config=overlay(manifest.config, fields)))
+    found = measured(tmp_path, ["sync", "tail"], "sync")
+    assert [(run.variant, run.ideal) for run in found] == [("sync", None), ("tail", None)]
 
 
 def test_trained_tokens_a_second_are_of_all_repeats_together() -> None:
