@@ -31,6 +31,7 @@ def played_run(
         tensor_parallel_size=config.engine.tensor_parallel_size,
         knows_profile=False,
         stream_trainer=config.stream_trainer,
+        balancing=config.balancing,
         learner_devices=_learner_devices(config.cluster),
         devices_per_rank=devices_per_rank,
         seed=seed,

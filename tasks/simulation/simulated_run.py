@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from artifacts.records import Prompt
+from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
 from tasks.scheduling.layout_planner import LayoutPlanner
@@ -42,6 +43,8 @@ class SimulatedRun:
     # whether the planner knows the machine's profile; else it follows the paper's rule alone
     knows_profile: bool = True
     stream_trainer: StreamTrainerConfig = field(default_factory=StreamTrainerConfig)
+    # how running responses are shared out, where a round moves them
+    balancing: BalancingConfig = field(default_factory=BalancingConfig)
     learner_devices: int = 0  # that train alone; 0: all devices generate and train (colocated)
     reserved_devices: int = 0  # that neither generate nor train: a judge's own
     devices_per_rank: int = 1  # that train together, as tensor-parallel learners do

@@ -150,6 +150,7 @@ class _Player:
             gradients=run.work.gradients(run.seed),
             longest_tokens=run.work.longest_tokens,
             stream_trainer=run.stream_trainer,
+            balancing=run.balancing,
             history=[tokens for held in self._history for tokens in held],
             seed=run.seed,
         )

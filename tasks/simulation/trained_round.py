@@ -20,6 +20,7 @@ from tasks.learner.split import Split
 from tasks.learner.streaming import StreamedAccumulation
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundInputs, RoundResult, ScoreFeed
+from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
 from tasks.simulation.cluster import Cluster, spans_on
@@ -42,6 +43,7 @@ class RoundRules:
     gradients: GradientWork
     longest_tokens: int
     stream_trainer: StreamTrainerConfig
+    balancing: BalancingConfig
     history: Sequence[int]  # lengths of earlier rounds, for projections
     seed: int
 
@@ -109,6 +111,7 @@ class TrainedRound:
             attempt=rules.plan.step,
             on_accept=accept,
             on_freed=free,
+            balancing=rules.balancing,
             stream_trainer=StreamTrainer(
                 rules.stream_trainer,
                 cluster.groups,

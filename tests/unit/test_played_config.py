@@ -6,8 +6,10 @@ import pytest
 
 from flows.config.run_config import RunConfig
 from flows.played_config import played_run
+from tasks.engines.simulation.lengths import LengthModel
 from tasks.simulation.plain import PlainMachine, PlainWorkload
 from tasks.simulation.simulated_run import SimulatedRun
+from tasks.simulation.steps import play
 
 
 def played(roles: str, num_devices: int = 3) -> SimulatedRun:
@@ -27,6 +29,26 @@ def test_devices_that_train_alone_are_no_engines() -> None:
     run = played("rollout: 0-1, learner: 2")
     assert not run.placement.is_colocated
     assert (list(run.placement.rollout), list(run.placement.learner)) == ([0, 1], [2])
+
+
+def test_running_responses_are_shared_out_as_the_configuration_says() -> None:
+    """Of a policy that moves them within the run's own engines."""
+    lengths = LengthModel(median_tokens=300, sigma=1.5)
+    machine, work = PlainMachine(num_devices=2), PlainWorkload(lengths=lengths)
+
+    def num_migrated(**balancing: object) -> int:
+        policy = {"kind": "longest_first", "under_way": 1.0}
+        config = RunConfig.model_validate(
+            {
+                "preset": "tiny-sync",
+                "scheduling": policy,
+                "balancing": {"look_s": 1.0, "threshold": 0.0, "keep_running": 0} | balancing,
+            }
+        )
+        return play(played_run(config, machine, work, num_steps=1)).steps[0].num_migrated
+
+    assert num_migrated() > 0
+    assert num_migrated(enabled=False) == 0
 
 
 def test_devices_of_which_some_do_both_are_refused() -> None:
