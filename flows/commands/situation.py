@@ -18,6 +18,7 @@ from typing import Any
 from artifacts.layout import MODEL
 from artifacts.store import Store
 from flows.commands.named_run import run_store
+from flows.config.kept_config import kept_config
 from flows.config.overlay import Values, overlay
 from flows.config.presets import preset_values
 from flows.config.run_config import RunConfig
@@ -66,6 +67,8 @@ def situation(options: Namespace) -> Situation:
     be."""
     store = run_store(options.run, options.root) if options.run else None
     run = read_run(store) if store is not None else None
+    if run is not None:
+        kept_config(run.config)  # one of another version is told as that
     asked = _asked(options, run)
     work, lengths = _lengths(asked, run)
     if run is not None and asked.device == RECORDED:

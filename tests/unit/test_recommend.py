@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from recorded_run_factories import CONFIG, STEP_S, keep_run
 
+from artifacts.commit import read_manifest, write_manifest
+from artifacts.store import Store
 from flows.commands.candidates import Candidate, others
 from flows.commands.command_line import assemble
 from flows.commands.draws import FEWEST_STEPS, MOST_STEPS, _run
@@ -247,6 +250,18 @@ def test_what_does_not_go_with_a_run_is_said(
 ) -> None:
     assert main(["--run", str(keep_run(tmp_path / "recorded")), *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_run_of_another_version_is_told_as_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = keep_run(tmp_path / "recorded")
+    store = Store.open(str(run))
+    manifest = read_manifest(store)
+    config = {**manifest.config, "learner": {**manifest.config["learner"], "turbo": True}}
+    write_manifest(store, replace(manifest, config=config))
+    assert main(["--run", str(run)]) == 2
+    assert "the run's manifest must have a configuration of this version" in capsys.readouterr().err
 
 
 def test_every_workload_can_be_asked_for_but_those_that_drift() -> None:
