@@ -43,7 +43,7 @@ def shared_files(context: RunContext, root: Path | None) -> list[SharedFile]:
             path=f"{context.model_path}/config.json",
             where="the model's folder",
             cure=SAME_MODEL,
-            roles=("rollout", "learner"),
+            roles=("control", "rollout", "learner"),  # the first renders prompts
         ),
     ]
     if context.judge_model_path:
@@ -52,12 +52,13 @@ def shared_files(context: RunContext, root: Path | None) -> list[SharedFile]:
             SharedFile(path=path, where="the judge's folder", cure=SAME_MODEL, roles=("judge",))
         )
     if root is not None:
+        writers = ("rollout",) if context.environments else ()  # of the turns of episodes
         files.append(
             SharedFile(
                 path=str(root / context.run_id / layout.MANIFEST),
                 where="keep.artifact_root",
                 cure="set it to a folder that all hosts share, or to an object store",
-                roles=("control", "learner"),
+                roles=("control", "learner", *writers),
             )
         )
     return files

@@ -4,14 +4,18 @@ told before anything is built there."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from distributed import Client
+from plan_factories import CONTEXT
 
+from flows.hosts import shared_files
 from tasks.cluster import host_checks
 from tasks.cluster.devices import ClusterConfig, worker_specs
 from tasks.cluster.host_checks import SharedFile, check_numbering, check_shared
+from tasks.environments.games.guess import GuessConfig
 
 SPECS = worker_specs(ClusterConfig())
 ADDRESSES = {spec.name: f"tcp://10.0.0.{place}:1" for place, spec in enumerate(SPECS)}
@@ -62,6 +66,19 @@ def test_a_worker_that_misses_what_it_uses_is_named_with_the_cure(tmp_path: Path
 def test_who_does_not_use_a_file_may_miss_it(tmp_path: Path) -> None:
     check_shared(Hosts({"control": str(tmp_path)}), SPECS, [weights_in(tmp_path)])
     check_shared(Hosts({}), SPECS, [weights_in(tmp_path)])
+
+
+def test_prompts_are_rendered_where_the_coordinators_are() -> None:
+    files = {file.where: file for file in shared_files(CONTEXT, Path("/runs"))}
+    assert files["the model's folder"].roles == ("control", "rollout", "learner")
+    assert files["keep.artifact_root"].roles == ("control", "learner")
+
+
+def test_engines_that_play_episodes_write_into_the_runs_folder() -> None:
+    playing = replace(CONTEXT, environments={"guess": GuessConfig()})
+    (*_, root) = shared_files(playing, Path("/runs"))
+    assert root.where == "keep.artifact_root"
+    assert "rollout" in root.roles
 
 
 class Machines:
