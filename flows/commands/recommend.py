@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from flows.config.overlay import Values
 
 DESCRIPTION = """\
-Play a model on simulated devices with every policy and placement that keeps it
-on policy, and say which one makes the shortest steps, what each other loses by,
+Play a model on simulated devices with policies and placements that keep it on
+policy, and say which one makes the shortest steps, what each other loses by,
 and how sure that is. --write keeps the answer for rollflow train --settings.
 Nothing is started.
 """

@@ -5,7 +5,7 @@
 
 A step lasts from the publication before its own to its own, so that the steps of a run make up its
 time. With the stream trainer a step trains its groups as they are accepted, once it is its turn.
-Leaves out the verdicts that a round takes over from the one before it: they begin again.
+Verdicts that a round takes over from the one before it begin again, but for recorded ones.
 """
 
 from __future__ import annotations
