@@ -24,7 +24,11 @@ class BalancingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(
-        True, description="Move running responses to guests and between engines beside guests."
+        True,
+        description=(
+            "Move running responses to guests and between engines beside guests, and among the"
+            " run's own where its policy says so (scheduling.moves_running)."
+        ),
     )
     look_s: float = Field(
         5.0,
