@@ -79,6 +79,8 @@ def test_what_an_earlier_epoch_took_is_known_from_the_start() -> None:
         *launches("p2", 0, 1),
     ]
     assert ordered(3, known=(70, 80, 90)).start() == [*launches("p2", 0, 1), *launches("p1", 0)]
+    everything = ordered(6, known=(70, 80, 90)).start()
+    assert everything == [launch for name in ("p2", "p1", "p0") for launch in launches(name, 0, 1)]
 
 
 def test_a_lost_response_waits_for_its_turn_again() -> None:

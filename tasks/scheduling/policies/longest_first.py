@@ -44,7 +44,10 @@ class LongestFirstConfig(BaseModel):
         0.5,
         gt=0,
         le=1,
-        description="Share of a step's responses that are asked at a time; 1 orders nothing.",
+        description=(
+            "Share of a step's responses that are asked at a time; 1 asks all at once, long prompts"
+            " first: an engine begins what it is asked in that order."
+        ),
     )
     moves_running: bool = Field(
         True,
