@@ -22,7 +22,7 @@ from itertools import count
 from statistics import fmean, median
 from typing import Any
 
-from artifacts.records import Generated
+from artifacts.records import Generated, Response
 from artifacts.sampled import num_computed
 from artifacts.tables import ResponseRow
 from tasks.learner.dealing import GroupPart, has_equal_rewards
@@ -163,7 +163,8 @@ def recorded_work(run: RecordedRun, longest_tokens: int = 0) -> RecordedWork:
     longest = [_furthest(of_prompt) for of_prompt in rows.values()]
     sequences = [_computed(row) for of_prompt in longest for row in of_prompt.values()]
     places = count()
-    prompts = tuple(_prompt(of_prompt, places) for of_prompt in longest)
+    began_s = {step.commit.step: step.commit.timings["started_s"] for step in run.steps}
+    prompts = tuple(_prompt(of_prompt, places, began_s) for of_prompt in longest)
     return RecordedWork(
         prompts=prompts,
         longest_tokens=longest_tokens or run.longest_tokens,
@@ -208,12 +209,17 @@ def _furthest(rows: Sequence[ResponseRow]) -> dict[int, ResponseRow]:
     return longest
 
 
-def _prompt(rows: Mapping[int, ResponseRow], places: Iterator[int]) -> RecordedPrompt:
+def _prompt(
+    rows: Mapping[int, ResponseRow], places: Iterator[int], began_s: Mapping[int, float]
+) -> RecordedPrompt:
+    """began_s: when each step did."""
     prompt = next(iter(rows.values())).prompt
     return RecordedPrompt(
         domain=prompt.domain,
         num_tokens=len(prompt.token_ids),
-        responses={index: _response(row, next(places)) for index, row in rows.items()},
+        responses={
+            index: _response(row, next(places), began_s[row.step]) for index, row in rows.items()
+        },
     )
 
 
@@ -223,16 +229,26 @@ def _computed(row: ResponseRow) -> tuple[int, ...]:
     return row.prompt.token_ids + generated.token_ids[: max(0, num_computed(generated) - 1)]
 
 
-def _response(row: ResponseRow, place: int) -> RecordedResponse:
+def _response(row: ResponseRow, place: int, began_s: float) -> RecordedResponse:
     generated, score = row.response.generated, row.response.score
     return RecordedResponse(
         num_tokens=generated.num_sampled,
         is_cut=generated.finish_reason != "stop",
         reward=score.reward or 0.0 if score is not None else 0.0,
-        scored_s=max(0.0, score.finished_s - generated.finished_s) if score is not None else None,
+        scored_s=_scored_s(row.response, began_s),
         num_computed=len(_computed(row)),
         place=place,
     )
+
+
+def _scored_s(response: Response, began_s: float) -> float | None:
+    """From its last token to its verdict. Of one that ended before its step began, and was scored
+    in that, the scoring alone: what lay between two rounds or two attempts is no wait for it."""
+    score, ended_s = response.score, response.generated.finished_s
+    if score is None:
+        return None
+    is_taken_over = ended_s < began_s <= score.started_s
+    return max(0.0, score.finished_s - (score.started_s if is_taken_over else ended_s))
 
 
 def _mean_scored_s(prompts: Sequence[RecordedPrompt], otherwise: float = 0.0) -> float:

@@ -144,7 +144,7 @@ def recorded_step(step: int, num_prompts: int = 8) -> RecordedStep:
         seeds={},
         counters={},
         metrics=TIMES,
-        timings={},
+        timings={"started_s": 0.0},
         checkpoint=None,
     )
     return RecordedStep(commit=commit, rows=tuple(rows))

@@ -80,7 +80,7 @@ def committed() -> StepCommit:
         seeds={},
         counters={},
         metrics={},
-        timings={},
+        timings={"started_s": 0.0},
         checkpoint=None,
     )
 
@@ -221,6 +221,23 @@ def test_rewards_come_again_as_they_were_recorded() -> None:
     assert run_virtual(told("stop")) == {0: 0.25, 1: -1.0, 2: -0.5}
     # the bound is lower than the recorded one, or a response that was cut there goes on
     assert run_virtual(told("length")) == {0: 0.0, 1: 0.0, 2: -0.5}
+
+
+def test_what_lay_between_two_rounds_is_no_wait_for_a_verdict() -> None:
+    """Of a run in turn, whose steps train before the next round has scored what it took over."""
+    first, second = row(7, 0, 20), row(7, 1, 30)  # over at 10 s
+    assert first.response.score is not None
+    here = replace(first.response.score, started_s=12.0, finished_s=12.5)
+    under_way = replace(first.response.score, index=1, started_s=10.1, finished_s=12.2)
+    rows = tuple(
+        replace(told, response=replace(told.response, score=score))
+        for told, score in ((first, here), (second, under_way))
+    )
+    commit = replace(committed(), timings={"started_s": 11.0})
+    run = RecordedRun(config=CONFIG, steps=(RecordedStep(commit=commit, rows=rows),))
+    work = recorded_work(run)
+    assert work.scored_s("0/0", 0, seed=0) == pytest.approx(0.5)
+    assert work.scored_s("0/0", 1, seed=0) == pytest.approx(2.2)
 
 
 def test_a_verdict_goes_on_when_its_round_is_over_and_another_answer_waits_for_its_own() -> None:
