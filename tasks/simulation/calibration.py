@@ -16,13 +16,14 @@ others (compilation, caches): it is left out of the fit.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 import numpy.typing as npt
 
+from artifacts.commit import seconds_added
 from artifacts.records import Generated
 from tasks.cluster.roles import parse_role_map
 from tasks.simulation.plain import PlainMachine
@@ -84,7 +85,7 @@ def calibrated(run: RecordedRun) -> PlainMachine:
         weights_tokens=0,
         max_batch=max_batch,
         token_s=train_s_per_token(steps),
-        updating_s=_typical(steps, "time/update_s") + _typical(steps, "time/orchestration_s"),
+        updating_s=_typical(steps, "time/update_s") + median(_overheads_s(run)[-len(steps) :]),
         publishing_s=_typical(steps, "time/publish_s"),
     )
 
@@ -156,6 +157,20 @@ def train_s_per_token(steps: Sequence[RecordedStep]) -> float:
         for name in ("train/busy_s", "train/tokens_computed")
     )
     return busy_s / max(1.0, computed)
+
+
+def _overheads_s(run: RecordedRun) -> list[float]:
+    """Orchestration of every step, as far as it added to the run: where steps overlap one waits
+    for its turn while others train, which is none."""
+    added = seconds_added([step.commit for step in run.steps])
+    return [
+        _overhead_s(step.metrics, added_s) for step, added_s in zip(run.steps, added, strict=True)
+    ]
+
+
+def _overhead_s(metrics: Mapping[str, float], added_s: float) -> float:
+    trained_s = sum(metrics[f"time/{stage}_s"] for stage in ("train", "update", "publish"))
+    return min(metrics["time/orchestration_s"], max(0.0, added_s - trained_s))
 
 
 def _typical(steps: Sequence[RecordedStep], figure: str) -> float:

@@ -144,7 +144,7 @@ def recorded_step(step: int, num_prompts: int = 8) -> RecordedStep:
         seeds={},
         counters={},
         metrics=TIMES,
-        timings={"started_s": 0.0},
+        timings={"started_s": 20.0 * step, "finished_s": 20.0 * step + 15.0},
         checkpoint=None,
     )
     return RecordedStep(commit=commit, rows=tuple(rows))
@@ -158,6 +158,25 @@ def test_a_calibrated_machine_has_the_constants_of_its_run() -> None:
     assert machine.updating_s == pytest.approx(1.0)
     assert machine.publishing_s == pytest.approx(0.3)
     assert machine.token_s == pytest.approx(9.0 / 3000)
+
+
+def test_what_a_step_waits_for_its_turn_is_no_part_of_an_update() -> None:
+    """Each begins 6 s before the one before it is over."""
+    figures = TIMES | {"time/orchestration_s": 7.0}
+    steps = [
+        replace(
+            recorded,
+            commit=replace(
+                recorded.commit,
+                metrics=figures,
+                timings={"started_s": 8.0 * step, "finished_s": 8.0 * step + 14.0},
+            ),
+        )
+        for step, recorded in enumerate(map(recorded_step, range(1, 4)))
+    ]
+    machine = calibrated(RecordedRun(config=CONFIG, steps=tuple(steps)))
+    # of the 8 s that it adds, 5.7 s are training, update and publication
+    assert machine.updating_s == pytest.approx(0.4 + 2.3)
 
 
 def test_devices_that_train_alone_are_devices_of_the_machine() -> None:
