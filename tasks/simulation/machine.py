@@ -40,6 +40,8 @@ class Machine:
     devices_per_host: int = 8
     training: Training = field(default_factory=Training)
     context_tokens: float = 1_000  # before a trained token, on average over tokens
+    draft_tokens: int = 0  # verified with a token of each sequence, where that is worth it
+    draft_yield: float = 1.0  # tokens that such a step brings a sequence on average
 
     def roofline(self, size: int) -> Roofline:
         """What a replica of this size takes."""
@@ -78,6 +80,8 @@ class Machine:
             kv_capacity_tokens=roofline.kv_tokens // size,
             kv_margin=KV_MARGIN,
             shares_prompts=True,
+            draft_tokens=self.draft_tokens,
+            draft_yield=self.draft_yield,
         )
 
     def profile(self, sizes: Sequence[int]) -> ThroughputProfile:

@@ -14,6 +14,7 @@ from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardCo
 from tasks.scheduling.parallelism import possible_sizes
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 from tasks.simulation.gradient_work import EVERY_TOKEN, GradientWork
+from tasks.simulation.workloads import blank_question
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -103,6 +104,9 @@ class PlainWorkload:
 
     def prompt_tokens(self, prompt_id: str) -> int:
         return self.num_prompt_tokens
+
+    def question(self, prompt_id: str) -> tuple[int, ...]:
+        return blank_question(prompt_id, self.prompt_tokens(prompt_id))
 
     def writer(self, step: int, seed: int) -> LengthModel:
         median = self.lengths.median_tokens * self.growth ** (step - 1)

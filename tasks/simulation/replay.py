@@ -51,7 +51,7 @@ class RecordedPrompt:
     """A prompt and its recorded responses, by index; at least one."""
 
     domain: str
-    num_tokens: int
+    token_ids: tuple[int, ...]
     responses: Mapping[int, RecordedResponse]
 
     def response(self, index: int, seed: int, prompt_id: str) -> RecordedResponse:
@@ -79,7 +79,11 @@ class RecordedWork:
 
     def prompt_tokens(self, prompt_id: str) -> int:
         """The length of a prompt."""
-        return self._at(row_of(prompt_id)).num_tokens
+        return len(self.question(prompt_id))
+
+    def question(self, prompt_id: str) -> tuple[int, ...]:
+        """As it was asked: groups are dealt to ranks by what their questions begin with."""
+        return self._at(row_of(prompt_id)).token_ids
 
     def writer(self, step: int, seed: int) -> RecordedLengths:
         """The lengths of the responses, in whatever step they are asked for; 0 is the recorded
@@ -216,7 +220,7 @@ def _prompt(
     prompt = next(iter(rows.values())).prompt
     return RecordedPrompt(
         domain=prompt.domain,
-        num_tokens=len(prompt.token_ids),
+        token_ids=prompt.token_ids,
         responses={
             index: _response(row, next(places), began_s[row.step]) for index, row in rows.items()
         },

@@ -78,6 +78,10 @@ class RunWork(Protocol):
         """The length of a prompt."""
         ...
 
+    def question(self, prompt_id: str) -> tuple[int, ...]:
+        """The tokens of a prompt."""
+        ...
+
     def writer(self, step: int, seed: int) -> Lengths:
         """The lengths of the responses of a step."""
         ...

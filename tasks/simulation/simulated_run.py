@@ -13,13 +13,11 @@ from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
 from tasks.scheduling.layout_planner import LayoutPlanner
 from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.policies.base import Policy
-from tasks.scheduling.queue_state import row_of
 from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.simulation.cluster import Placement
 from tasks.simulation.seams import MachineCosts, RunWork
 
 NUM_ROWS = 16_384  # of a data set of which no run here sees the end
-FIRST_TOKEN = 2  # of the prompt of the first row
 
 Prompts = Mapping[str, Prompt]
 Watch = Callable[[RoundPlan, RoundScheduler], RoundScheduler]
@@ -89,15 +87,12 @@ class SimulatedRun:
 
 
 def prompts_of(work: RunWork, refs: Iterable[PromptRef]) -> dict[str, Prompt]:
-    """Prompts by id that say nothing but their row, so that no two begin alike."""
+    """Prompts by id."""
     return {
         ref.prompt_id: Prompt(
             prompt_id=ref.prompt_id,
             domain=ref.domain,
-            token_ids=(
-                FIRST_TOKEN + row_of(ref),
-                *(1,) * (work.prompt_tokens(ref.prompt_id) - 1),
-            ),
+            token_ids=work.question(ref.prompt_id),
             gold="",
             text="",
         )

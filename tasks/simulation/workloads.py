@@ -31,6 +31,7 @@ from tasks.simulation.reward_queue import RewardWorkers
 from tasks.simulation.reward_times import JudgeTimes, ProgramTimes, RewardTimes, RuleTimes
 
 GOLDEN = (5**0.5 - 1) / 2  # its multiples fill an interval evenly
+FIRST_TOKEN = 2  # of the question of the first row
 LONGEST_PROMPT = 2048  # tokens; the published prompts' bound
 PROMPT_SIGMA = 0.4  # of the logarithm of a prompt's length
 
@@ -102,6 +103,9 @@ class Workload:
         spread = math.exp(PROMPT_SIGMA * normal(0, "prompt", row_of(prompt_id)))
         return max(1, min(LONGEST_PROMPT, round(self.part_of(prompt_id).prompt_tokens * spread)))
 
+    def question(self, prompt_id: str) -> tuple[int, ...]:
+        return blank_question(prompt_id, self.prompt_tokens(prompt_id))
+
     def writer(self, step: int, seed: int) -> Lengths:
         """The lengths of the responses of a step."""
         laws = {part.name: self.drift.at(part.lengths, step) for part in self.parts}
@@ -159,6 +163,11 @@ class DrawnLengths:
 def row_of(prompt_id: str) -> int:
     """The row of the data set in a prompt's id, which has the epoch before it."""
     return int(prompt_id.rpartition("/")[2])
+
+
+def blank_question(prompt_id: str, num_tokens: int) -> tuple[int, ...]:
+    """One that says nothing but its row, so that no two begin alike."""
+    return (FIRST_TOKEN + row_of(prompt_id), *(1,) * (num_tokens - 1))
 
 
 MATH = Domain(

@@ -181,7 +181,7 @@ def test_resampled_prompts_are_as_many_of_the_recorded_ones_drawn_anew() -> None
     assert {len(drawn.prompts) for drawn in draws} == {3}
     assert all(prompt in work.prompts for drawn in draws for prompt in drawn.prompts)
     assert resampled(work, 4) == resampled(work, 4)
-    tokens = [[prompt.num_tokens for prompt in drawn.prompts] for drawn in draws]
+    tokens = [[len(prompt.token_ids) for prompt in drawn.prompts] for drawn in draws]
     assert len({tuple(drawn) for drawn in tokens}) > 10
     assert {count for drawn in tokens for count in drawn} == {5, 7, 9}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from flows.experiments.paper.beyond import beyond
+from flows.experiments.paper.drafts import drafts
 from flows.experiments.paper.experiment import Experiment, Scale
 from flows.experiments.paper.flash import roll_flash
 from flows.experiments.paper.ordering import ordering
@@ -40,6 +41,7 @@ EXPERIMENTS: Mapping[str, Callable[[Scale], Experiment]] = {
     "beyond": beyond,
     "robust": robust,
     "ordering": ordering,
+    "drafts": drafts,
 }
 
 

@@ -9,7 +9,7 @@ fifth of a device's arithmetic (the paper: a rollout's use peaks at 80 %).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flows.experiments.paper.experiment import Observed, Scale
 from flows.experiments.paper.setups import DEVICE, SetUp
@@ -29,6 +29,7 @@ from tasks.simulation.steps import play
 from tasks.simulation.training_cost import Training
 
 MICRO_BATCH_TOKENS = 1_250  # one response to a micro-batch (the artifact), with its prompt
+DRAFT_TOKENS = 3  # verified with a token of each sequence, whatever they yield
 PACKED_TOKENS = ROW_TOKENS  # a full row to a micro-batch, as our learner packs them
 
 
@@ -62,7 +63,7 @@ class RollpackerCase:
     def run(self) -> SimulatedRun:
         set_up, variant = self.set_up, self.variant
         return SimulatedRun(
-            machine=machine_of(set_up, PACKED_TOKENS if variant.packs else MICRO_BATCH_TOKENS),
+            machine=self._machine,
             work=work_of(set_up, variant),
             policy=policy_of(variant.scheduling),
             batch=BatchConfig(
@@ -86,6 +87,14 @@ class RollpackerCase:
         return tuple(observed(step) for step in play(self.run).planned.steps)
 
     @property
+    def _machine(self) -> Machine:
+        rows = PACKED_TOKENS if self.variant.packs else MICRO_BATCH_TOKENS
+        machine = machine_of(self.set_up, rows)
+        if self.variant.draft_yield == 1:
+            return machine
+        return replace(machine, draft_tokens=DRAFT_TOKENS, draft_yield=self.variant.draft_yield)
+
+    @property
     def _parts(self) -> tuple[tuple[str, bool], ...]:
         variant = self.variant
         return (
@@ -106,6 +115,7 @@ class RollpackerCase:
             ),
             ("divided", variant.moves_running),
             ("packed", variant.packs),
+            (f"drafts that yield {variant.draft_yield:g} tokens a step", variant.draft_yield > 1),
             (
                 f"async ratio {variant.async_ratio:g} ({variant.at_update}),"
                 f" {variant.learner_share or 1:.0%} of the devices train",

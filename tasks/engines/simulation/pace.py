@@ -2,6 +2,10 @@
 
     step = fixed + sequences + max(weights, matrix products) + KV cache read
 
+With drafts a step may verify some tokens more of every sequence, each at the price of a sequence
+but for the cache, which is read once, and yields more than a token on average: that is done where
+it takes less for a token, which is where few sequences decode and nothing prefills.
+
 Every decoding sequence adds a token to the cache in each step, so that the sum over a run of steps
 between two events is a quadratic, which is solved for the time and for the number of steps. Without
 the last two terms a step depends on the batch alone. Pure.
@@ -33,6 +37,8 @@ class Pace:
     attention_share: float = 0.0
     kv_margin: float = 0.05  # share of the cache that stays free when a sequence is let in
     shares_prompts: bool = False  # whether the responses to a prompt keep it once
+    draft_tokens: int = 0  # proposed for every sequence of a step that has drafts
+    draft_yield: float = 1.0  # tokens that a sequence gains in such a step, on average
 
     def base_s(self, num_sequences: int, prefill_tokens: float) -> float:
         """Seconds of a step without what it reads of the cache."""
@@ -49,20 +55,29 @@ class Pace:
     ) -> float:
         """Seconds of so many steps; read_tokens: what the sequences have in the cache at first."""
         level = read_tokens + num_sequences * (steps - 1) / 2
-        per_step_s = self.base_s(num_sequences, prefill_tokens) + self.step_s_per_kv_token * level
-        return steps * per_step_s
+        base_s, token_s = self._price(num_sequences, read_tokens, prefill_tokens)
+        return steps * (base_s + token_s * level)
 
     def steps_in(
         self, seconds: float, num_sequences: int, read_tokens: float, prefill_tokens: float
     ) -> float:
         """The inverse of steps_s."""
-        curve = self.step_s_per_kv_token * num_sequences / 2
-        slope = (
-            self.base_s(num_sequences, prefill_tokens)
-            + self.step_s_per_kv_token * read_tokens
-            - curve
-        )
+        base_s, token_s = self._price(num_sequences, read_tokens, prefill_tokens)
+        curve = token_s * num_sequences / 2
+        slope = base_s + token_s * read_tokens - curve
         return 2 * seconds / (slope + math.sqrt(slope * slope + 4 * curve * seconds))
+
+    def _price(
+        self, num_sequences: int, read_tokens: float, prefill_tokens: float
+    ) -> tuple[float, float]:
+        """Of a token of every sequence, with what the cache holds now: seconds without what is read
+        of it, and for each token of it."""
+        plain = self.base_s(num_sequences, prefill_tokens), self.step_s_per_kv_token
+        if not self.draft_tokens or prefill_tokens:
+            return plain
+        verified_s = self.base_s(num_sequences * (1 + self.draft_tokens), 0)
+        drafted = verified_s / self.draft_yield, self.step_s_per_kv_token / self.draft_yield
+        return min(plain, drafted, key=lambda price: price[0] + price[1] * read_tokens)
 
     def prefill_work(self, num_tokens: float) -> float:
         """Tokens without attention that are as much work as prefilling so many."""

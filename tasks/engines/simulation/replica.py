@@ -15,9 +15,9 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from artifacts.new_tokens import News
 from artifacts.records import FinishReason, Request, Running, WeightsRef
@@ -107,6 +107,17 @@ class SimulatedEngineConfig(ReplicaConfig):
     shares_prompts: bool = Field(
         False, description="Whether responses to the same prompt keep and prefill it once."
     )
+    draft_tokens: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Tokens that a step may verify of every sequence beside the one that it decodes, where"
+            " that takes less for a token; 0 drafts nothing."
+        ),
+    )
+    draft_yield: float = Field(
+        1.0, ge=1, description="Tokens that a sequence gains on average in a step with drafts."
+    )
     takes_seeds: bool = Field(
         True,
         description=(
@@ -127,6 +138,15 @@ class SimulatedEngineConfig(ReplicaConfig):
     ramble_share: float = Field(
         0.08, ge=0, le=1, description="Share of such answers that go on past the last term."
     )
+
+    @model_validator(mode="after")
+    def _check_drafts(self) -> Self:
+        if self.draft_yield > 1 + self.draft_tokens:
+            raise ValueError(
+                "engine.draft_yield must be at most one token more than engine.draft_tokens, got"
+                f" {self.draft_yield:g} with {self.draft_tokens}; lower it, or draft more"
+            )
+        return self
 
     @property
     def kv_tokens(self) -> int:
@@ -149,6 +169,8 @@ class SimulatedEngineConfig(ReplicaConfig):
             attention_share=self.attention_share,
             kv_margin=self.kv_margin,
             shares_prompts=self.shares_prompts,
+            draft_tokens=self.draft_tokens,
+            draft_yield=self.draft_yield,
         )
 
     def writer(self, model_path: str) -> Writer:
