@@ -267,6 +267,12 @@ def test_a_root_is_named_as_sqlalchemy_reads_it(tmp_path: Path) -> None:
     assert sqlite_file(config.tracking_uri()) == root / "mlflow.db"
 
 
+def test_a_password_of_the_tracking_server_is_not_told() -> None:
+    told = refusal("keep.tracking_uri=http://me:secret@mlflow.example:5000")
+    assert "keep.tracking_uri: tracking_uri must hold no password" in told
+    assert "secret" not in told
+
+
 def test_a_root_in_the_home_folder_is_there_for_everybody() -> None:
     config = RunConfig.model_validate({"preset": "tiny", "keep": {"artifact_root": "~/runs"}})
     assert str(config.local_root()) == Store.open("~/runs").url == str(Path.home() / "runs")
