@@ -56,7 +56,7 @@ class FilesConfig(MappedConfig):
         ...,
         min_length=1,
         description=(
-            "The file: a path or an fsspec URL, with * and ? for several; .gz is unpacked."
+            "The file: a path or an fsspec URL, with * for several; .gz is unpacked."
         ),
     )
     format: Literal["by suffix", "parquet", "csv", "jsonl"] = Field(
