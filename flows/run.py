@@ -8,6 +8,7 @@ RunConfig -> artifact root writable? -> rows sound, and enough? -> model there? 
 from __future__ import annotations
 
 import logging
+import secrets
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -103,6 +104,12 @@ def effective_config(config: RunConfig) -> RunConfig:
     )
 
 
+def new_run_id(preset: str) -> str:
+    """By preset and time. Deployments begin runs in the same second, on several hosts as well,
+    where nothing but the name keeps them apart."""
+    return f"{preset}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
 @contextmanager
 def open_run(given: RunConfig) -> Iterator[OpenRun]:
     """Check, prepare, and record that the run has begun; its tracker and hand-over directory end
@@ -110,9 +117,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     root = Store.open(given.keep.artifact_root)
     root.check_writable()
     config = pinned(effective_config(given))
-    run_id = (
-        config.resume or config.run_name or f"{config.preset}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    )
+    run_id = config.resume or config.run_name or new_run_id(config.preset)
     store = root.child(run_id)
     if store.exists("manifest.json") and not config.resume:
         raise ValueError(

@@ -55,9 +55,7 @@ class FilesConfig(MappedConfig):
     path: str = Field(
         ...,
         min_length=1,
-        description=(
-            "The file: a path or an fsspec URL, with * and ? for several; .gz is unpacked."
-        ),
+        description=("The file: a path or an fsspec URL, with * for several; .gz is unpacked."),
     )
     format: Literal["by suffix", "parquet", "csv", "jsonl"] = Field(
         "by suffix", description="What the files are, where their suffix does not say it."

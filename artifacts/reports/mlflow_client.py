@@ -8,10 +8,12 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
+SQLITE = "sqlite:///"
 # MLflow's own defaults let one call to a dead server take minutes; a step must not wait for that.
 PATIENCE = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -45,14 +47,18 @@ def _make_tables(database: Path) -> None:
     database.parent.mkdir(parents=True, exist_ok=True)
     aside = database.with_name(f".{database.name}.{uuid.uuid4().hex}")
     try:
-        MlflowClient(tracking_uri=f"sqlite:///{aside}")
+        MlflowClient(tracking_uri=sqlite_uri(aside))
         with suppress(FileExistsError):  # another run was faster
             os.link(aside, database)
     finally:
         aside.unlink(missing_ok=True)
 
 
+def sqlite_uri(database: Path, scheme: str = "sqlite") -> str:
+    """The URI of a database. SQLAlchemy takes %41 in it for an A, and ? for its end."""
+    return f"{scheme}:///" + str(database).replace("%", "%25").replace("?", "%3F")
+
+
 def sqlite_file(uri: str) -> Path | None:
     """The database of a `sqlite:///` URI, else None."""
-    prefix = "sqlite:///"
-    return Path(uri.removeprefix(prefix)).resolve() if uri.startswith(prefix) else None
+    return Path(unquote(uri.removeprefix(SQLITE))).resolve() if uri.startswith(SQLITE) else None

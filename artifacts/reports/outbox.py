@@ -93,5 +93,8 @@ class Outbox:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; its type if it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of what an error says; its type if it says nothing. SQLAlchemy may say when
+    it happened before it says what."""
+    lines = str(error).strip().splitlines()
+    told = [line for line in lines if not line.startswith("(raised as a result of")]
+    return (told or [type(error).__name__])[0]

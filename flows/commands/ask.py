@@ -28,6 +28,7 @@ from artifacts import layout
 from artifacts.commit import read_manifest
 from artifacts.datasets.choice import load_dataset
 from artifacts.datasets.rows import Row, question_row
+from artifacts.models.choice import check_model
 from artifacts.records import Generated, Prompt
 from artifacts.store import Store
 from flows.commands.command_line import sentence
@@ -227,7 +228,7 @@ def opened(name: str, store: Store, config: RunConfig) -> Iterator[PlainModel]:
         else:
             directory = Path(scratch)
             store.download(layout.MODEL, directory)
-        yield PlainModel(directory, name)
+        yield PlainModel(check_model(directory), name)
 
 
 def _names(with_before: bool) -> tuple[str, ...]:

@@ -210,6 +210,9 @@ def check_environment_hosts() -> Iterator[Finding]:
         yield Finding(level="ok", what="environment hosts", found=found)
         return
     weaker, _ = asyncio.run(try_hosts(Isolation.LANDLOCK))
+    if weaker == reason:  # the walls are not to blame
+        yield Finding(level="note", what="environment hosts", found=f"none ({reason})")
+        return
     cure = "set episodes.hosts.isolation=landlock" if not weaker else CURES[Isolation.NAMESPACES]
     found = f"landlock only ({reason})" if not weaker else f"none ({reason}; landlock: {weaker})"
     yield Finding(level="note", what="environment hosts", found=found, cure=f"for episodes {cure}")

@@ -23,10 +23,12 @@ from pathlib import Path
 
 import certifi
 
+from artifacts.reports.mlflow_client import sqlite_uri
 from tasks.cluster.deaths import account
 
 AUTHORITY = "authority.pem"  # in Prefect's home
 CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+DATABASE = "PREFECT_API_DATABASE_CONNECTION_URL"
 LOOPBACK = "127.0.0.1"
 LOG_TAIL = 4000  # characters of a server's log that are looked at for its last words
 LAST_PORT = 65535
@@ -42,6 +44,7 @@ def prefect_environment(home: Path, port: int) -> dict[str, str]:
     HTTP, does not ask of them."""
     return {
         "PREFECT_HOME": str(home),
+        DATABASE: os.environ.get(DATABASE, sqlite_uri(home / "prefect.db", "sqlite+aiosqlite")),
         "PREFECT_API_SSL_CERT_FILE": str(home / AUTHORITY),
         "PREFECT_CLIENT_CSRF_SUPPORT_ENABLED": "false",
         "PREFECT_API_URL": f"http://{LOOPBACK}:{port}/api",

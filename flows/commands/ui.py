@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from artifacts.reports.mlflow_client import sqlite_uri
 from flows.commands.local_stack import (
     LOOPBACK,
     PREFECT_PORT,
@@ -80,7 +81,7 @@ def serve_pages(root: Path, prefect_port: int, mlflow_port: int, reports_port: i
         "mlflow",
         "ui",
         "--backend-store-uri",
-        f"sqlite:///{database}",
+        sqlite_uri(database),
         "--host",
         LOOPBACK,
         "--port",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -19,7 +20,10 @@ class KeepConfig(BaseModel):
     )
     tracking_uri: str = Field(
         "",
-        description="MLflow tracking URI; empty uses a SQLite file beside a local artifact root.",
+        description=(
+            "MLflow tracking URI, without a password; empty uses a SQLite file beside a local"
+            " artifact root."
+        ),
     )
     experiment: str = Field(
         "rollflow", min_length=1, description="MLflow experiment that the run appears in."
@@ -71,6 +75,18 @@ class KeepConfig(BaseModel):
     def _expanded(cls, folder: str) -> str:
         """A shell leaves --set keep.model_cache=~/models as it is."""
         return os.path.expanduser(folder)
+
+    @field_validator("tracking_uri")
+    @classmethod
+    def _without_password(cls, uri: str) -> str:
+        """The configuration is kept, shown and logged in many places."""
+        if urlsplit(uri).password:
+            raise ValueError(
+                "tracking_uri must hold no password, which everybody would read in manifest,"
+                " report, logs, Prefect and MLflow; leave it out, and set MLFLOW_TRACKING_USERNAME"
+                " and MLFLOW_TRACKING_PASSWORD for a server, PGPASSFILE for PostgreSQL"
+            )
+        return uri
 
     @model_validator(mode="after")
     def _check(self) -> Self:

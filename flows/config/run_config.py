@@ -28,6 +28,7 @@ from pydantic_core import CoreSchema
 from artifacts.datasets.choice import TaskConfig
 from artifacts.models.choice import ModelConfig
 from artifacts.prices import PriceConfig
+from artifacts.reports.mlflow_client import sqlite_uri
 from flows.config.consistency import check_parts
 from flows.config.evaluation import EvaluationConfig
 from flows.config.keep import KeepConfig
@@ -237,7 +238,7 @@ class RunConfig(BaseModel):
                 f" ({self.keep.artifact_root}); set it to an MLflow server or to"
                 " sqlite:///path/mlflow.db"
             )
-        return f"sqlite:///{root}/mlflow.db"
+        return sqlite_uri(root / "mlflow.db")
 
 
 def _check_finite(values: Mapping[str, Any], place: str = "") -> None:  # Any: values of fields

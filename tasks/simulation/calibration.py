@@ -153,8 +153,7 @@ def train_s_per_token(steps: Sequence[RecordedStep]) -> float:
     """Seconds of one rank for a token that it computed. Prompts that are shared are computed once,
     groups without a gradient as a rule not at all, so trained tokens would not tell."""
     busy_s, computed = (
-        sum(step.metrics[name] for step in steps)
-        for name in ("train/busy_s", "train/tokens_computed")
+        sum(_values(steps, figure)) for figure in ("train/busy_s", "train/tokens_computed")
     )
     return busy_s / max(1.0, computed)
 
@@ -174,7 +173,18 @@ def _overhead_s(metrics: Mapping[str, float], added_s: float) -> float:
 
 
 def _typical(steps: Sequence[RecordedStep], figure: str) -> float:
-    return median(step.metrics[figure] for step in steps)
+    return median(_values(steps, figure))
+
+
+def _values(steps: Sequence[RecordedStep], figure: str) -> list[float]:
+    """A figure of every step. ValueError where another version wrote a step without it."""
+    for step in steps:
+        if figure not in step.metrics:
+            raise ValueError(
+                f"a machine is calibrated by steps that have {figure}, step {step.commit.step} of"
+                " this run has none; record a run with this version, or name a --device"
+            )
+    return [step.metrics[figure] for step in steps]
 
 
 def _sequence(generated: Generated, prompt_tokens: int) -> Decoded:

@@ -116,6 +116,13 @@ def test_what_cannot_be_asked_is_one_sentence(
     assert words in capsys.readouterr().err
 
 
+def test_a_model_that_is_cut_off_is_named(run: OpenRun, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = run.store.local_path(f"{layout.MODEL}/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert ask.main(["run", "a1="]) == 2
+    assert f"hold whole weights, those of {weights.parent} are not" in capsys.readouterr().err
+
+
 def test_an_episode_of_a_task_is_no_question() -> None:
     config = RunConfig.model_validate({"preset": "tiny-agent"})
     with pytest.raises(ValueError, match="those of 'guess' are episodes of an environment"):

@@ -198,6 +198,16 @@ def test_replicas_of_several_devices_are_refused() -> None:
         calibrated(RecordedRun(config=config, steps=(recorded_step(1),)))
 
 
+@pytest.mark.parametrize("figure", ["train/busy_s", "train/tokens_computed", "time/update_s"])
+def test_a_run_whose_steps_lack_a_figure_is_refused(figure: str) -> None:
+    """Another version wrote it."""
+    step = recorded_step(3)
+    metrics = {name: value for name, value in TIMES.items() if name != figure}
+    older = replace(step, commit=replace(step.commit, metrics=metrics))
+    with pytest.raises(ValueError, match=f"have {figure}, step 3 of this run has none; record"):
+        calibrated(RecordedRun(config=CONFIG, steps=(older,)))
+
+
 def test_a_run_whose_tokens_take_no_time_is_refused() -> None:
     """Of one or two tokens each, that take as long as their prompts."""
     step = recorded_step(1)

@@ -12,9 +12,11 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from flows.commands import local_stack
 from flows.commands.local_stack import (
+    DATABASE,
     LOOPBACK,
     check_port,
     free_port,
@@ -96,6 +98,17 @@ def test_prefect_stays_inside_its_home_and_tells_nobody() -> None:
         "1",
     )
     assert all(isinstance(value, str) for value in settings.values())
+
+
+def test_prefects_data_base_is_in_its_home_and_may_be_the_users_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(DATABASE, raising=False)
+    home = Path("/runs/50%41 what?/.prefect")
+    url = make_url(prefect_environment(home, 1)[DATABASE])
+    assert (url.drivername, url.database) == ("sqlite+aiosqlite", str(home / "prefect.db"))
+    monkeypatch.setenv(DATABASE, "postgresql+asyncpg://host/db")
+    assert prefect_environment(home, 1)[DATABASE] == "postgresql+asyncpg://host/db"
 
 
 def test_a_log_level_of_the_users_own_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from flows.config.presets import preset_values
 from flows.config.run_config import RunConfig
-from flows.run import OpenRun, effective_config
+from flows.run import OpenRun, effective_config, new_run_id
 from flows.run_record import record_beginning
 from flows.train import evaluations_until
 from tasks import prompts
@@ -65,6 +65,10 @@ def started(root: Path, **values: object) -> None:
         mlflow_run_id=None,
     )
     write_manifest(Store.open(str(root)).child("run"), manifest)
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own() -> None:
+    assert new_run_id("tiny") != new_run_id("tiny")
 
 
 def resumed(root: Path, **given: object) -> RunConfig:

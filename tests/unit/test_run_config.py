@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
+from sqlalchemy.engine import make_url
 
+from artifacts.reports.mlflow_client import sqlite_file
 from artifacts.store import Store
 from flows.commands.command_line import assemble, sentence
 from flows.config.overlay import overlay
@@ -256,6 +258,19 @@ def test_a_remote_root_needs_a_tracking_uri() -> None:
         remote.tracking_uri()
     local = RunConfig.model_validate({"preset": "tiny", "keep": {"artifact_root": "/data/runs"}})
     assert local.tracking_uri() == "sqlite:////data/runs/mlflow.db"
+
+
+def test_a_root_is_named_as_sqlalchemy_reads_it(tmp_path: Path) -> None:
+    root = tmp_path / "50%41 what? ä=1"
+    config = RunConfig.model_validate({"preset": "tiny", "keep": {"artifact_root": str(root)}})
+    assert make_url(config.tracking_uri()).database == str(root / "mlflow.db")
+    assert sqlite_file(config.tracking_uri()) == root / "mlflow.db"
+
+
+def test_a_password_of_the_tracking_server_is_not_told() -> None:
+    told = refusal("keep.tracking_uri=http://me:secret@mlflow.example:5000")
+    assert "keep.tracking_uri: tracking_uri must hold no password" in told
+    assert "secret" not in told
 
 
 def test_a_root_in_the_home_folder_is_there_for_everybody() -> None:

@@ -13,7 +13,7 @@ from mlflow.tracking import MlflowClient
 
 from artifacts.reports.mlflow_calls import MAX_PARAM_CHARS
 from artifacts.reports.mlflow_client import open_client
-from artifacts.reports.outbox import WAITING_SHARE, Outbox
+from artifacts.reports.outbox import WAITING_SHARE, Outbox, first_line
 from artifacts.reports.tracking import NOTE_TAG, ExperimentDeleted, RunTracker, flatten
 
 
@@ -100,6 +100,12 @@ def test_of_runs_that_begin_at_once_each_finds_the_experiment(
     of = [client.get_run(tracker.run_id).info.experiment_id for tracker in (first, second)]
     assert of[0] == of[1]
     assert len(seen) == 3
+
+
+def test_a_data_base_that_may_not_be_written_is_told_as_that() -> None:
+    told = "(raised as a result of Query-invoked autoflush)\n(sqlite3) attempt to write a readonly"
+    assert first_line(RuntimeError(told)) == "(sqlite3) attempt to write a readonly"
+    assert first_line(RuntimeError("")) == "RuntimeError"
 
 
 def test_more_parameters_than_one_call_takes_all_arrive(uri: str) -> None:

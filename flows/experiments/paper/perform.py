@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from artifacts.reports.mlflow_client import sqlite_uri
 from artifacts.store import Store
 from flows.experiments.paper.experiment import Experiment, Scale
 from flows.experiments.paper.kept import keep, track
@@ -29,7 +30,7 @@ class Place:
                 f"an artifact root with MLflow must be a folder, got {self.artifact_root}; choose"
                 " one, or add --no-mlflow"
             )
-        return f"sqlite:///{Path(store.url).resolve()}/{DATABASE}"
+        return sqlite_uri(Path(store.url).resolve() / DATABASE)
 
 
 def figures_of(
