@@ -251,7 +251,7 @@ def mended(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Mend
     stopped = launcher.run(root, *SIMULATED, DRAWN, f"rewards={rewards}", 'run_name="mended"')
     committed = digests(run)
     cure.touch()
-    resumed = launcher.run(root, resume="mended")
+    resumed = launcher.run(root, DRAWN, resume="mended")
     return Mended(run=run, stopped=stopped, committed=committed, resumed=resumed)
 
 

@@ -159,6 +159,8 @@ class World:
         if isinstance(scheduler, AsynchronousScheduler):  # an earlier attempt may have heard more
             newest = Published(version=self._version)
             is_closed |= self._carry_out(scheduler.publish(newest), played)
+        for name in self._running.keys() - self._asked:  # as the driver aborts what nobody claims
+            del self._running[name]
         while not is_closed:
             if self._events:
                 decisions = scheduler.handle(self._events.popleft())
