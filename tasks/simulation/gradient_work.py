@@ -11,7 +11,7 @@ that a chat template wrote anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -39,20 +39,21 @@ EVERY_TOKEN = GradientWork(flat_costs=True, num_tokens=every_token)
 
 
 class PrefixTree:
-    """Sequences by their places, in the order of their tokens: then the tokens that two of them
-    begin with alike are the least that neighbours between them share."""
+    """Named sequences in the order of their tokens: then the tokens that two of them begin with
+    alike are the least that neighbours between them share."""
 
-    def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
-        order = sorted(range(len(sequences)), key=sequences.__getitem__)
-        ordered = [sequences[place] for place in order]
+    def __init__(self, sequences: Mapping[str, tuple[int, ...]]) -> None:
+        order = sorted(sequences, key=sequences.__getitem__)
+        ordered = [sequences[name] for name in order]
         shared = [shared_prefix(before, after) for before, after in pairwise(ordered)]
-        self._ranks = {place: rank for rank, place in enumerate(order)}
+        self.lengths = {name: len(sequence) for name, sequence in sequences.items()}
+        self._ranks = {name: rank for rank, name in enumerate(order)}
         self._shared = np.array([0, *shared, 0])  # of each and the one before it
 
-    def num_nodes(self, taken: Iterable[tuple[int, int]]) -> int:
-        """Nodes of the tree of these sequences, each a place and how many of its tokens are taken.
+    def num_nodes(self, taken: Iterable[tuple[str, int]]) -> int:
+        """Nodes of the tree of these sequences, each a name and how many of its tokens are taken.
         One that is taken twice stands for two that are as alike as it and its likest neighbour."""
-        ordered = sorted((self._ranks[place], length) for place, length in taken)
+        ordered = sorted((self._ranks[name], length) for name, length in taken)
         nodes = sum(length for _, length in ordered)
         for (before, length), (after, other) in pairwise(ordered):
             between = self._shared[before + 1 : after + 1]

@@ -15,10 +15,9 @@ under censoring).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from statistics import fmean, median
 from typing import Any
 
@@ -38,12 +37,11 @@ from tasks.simulation.workloads import row_of
 class RecordedResponse:
     """What is known of a response."""
 
+    name: str  # among the run's
     num_tokens: int
     is_cut: bool  # whether it would have gone on
     reward: float  # 0 without a verdict
     scored_s: float | None  # seconds from its last token to its verdict; None without one
-    num_computed: int  # tokens of prompt and response that a learner computed of it
-    place: int  # among the run's sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +68,7 @@ class RecordedWork:
     prompts: tuple[RecordedPrompt, ...]
     longest_tokens: int  # bound on a response, of the simulated run
     mean_excess: float  # expected tokens that a cut response still had to go
-    tree: PrefixTree  # of the sequences of all responses
+    tree: PrefixTree  # of what a learner computes of all responses
     flat_costs: bool  # whether the learner computed groups without a gradient
 
     def domains(self, num_rows: int) -> tuple[str, ...]:
@@ -129,12 +127,12 @@ class RecordedWork:
             for place in part.places
         )
 
-    def _taken(self, generated: Generated, seed: int) -> tuple[int, int]:
+    def _taken(self, generated: Generated, seed: int) -> tuple[str, int]:
         """Which sequence a response stands for, and how many of its tokens are computed: more or
         fewer than recorded where the simulated one is longer or shorter."""
         prompt = self._at(row_of(generated.prompt_id))
         told = prompt.response(generated.index, seed, generated.prompt_id)
-        return told.place, told.num_computed + generated.num_sampled - told.num_tokens
+        return told.name, self.tree.lengths[told.name] + generated.num_sampled - told.num_tokens
 
     def _at(self, row: int) -> RecordedPrompt:
         if row < len(self.prompts):
@@ -165,10 +163,13 @@ def recorded_work(run: RecordedRun, longest_tokens: int = 0) -> RecordedWork:
             " responses/ is still there"
         )
     longest = [_furthest(of_prompt) for of_prompt in rows.values()]
-    sequences = [_computed(row) for of_prompt in longest for row in of_prompt.values()]
-    places = count()
+    sequences = {
+        row.response.generated.response_id: _computed(row)
+        for of_prompt in longest
+        for row in of_prompt.values()
+    }
     began_s = {step.commit.step: step.commit.timings["started_s"] for step in run.steps}
-    prompts = tuple(_prompt(of_prompt, places, began_s) for of_prompt in longest)
+    prompts = tuple(_prompt(of_prompt, began_s) for of_prompt in longest)
     return RecordedWork(
         prompts=prompts,
         longest_tokens=longest_tokens or run.longest_tokens,
@@ -213,17 +214,13 @@ def _furthest(rows: Sequence[ResponseRow]) -> dict[int, ResponseRow]:
     return longest
 
 
-def _prompt(
-    rows: Mapping[int, ResponseRow], places: Iterator[int], began_s: Mapping[int, float]
-) -> RecordedPrompt:
+def _prompt(rows: Mapping[int, ResponseRow], began_s: Mapping[int, float]) -> RecordedPrompt:
     """began_s: when each step did."""
     prompt = next(iter(rows.values())).prompt
     return RecordedPrompt(
         domain=prompt.domain,
         token_ids=prompt.token_ids,
-        responses={
-            index: _response(row, next(places), began_s[row.step]) for index, row in rows.items()
-        },
+        responses={index: _response(row, began_s[row.step]) for index, row in rows.items()},
     )
 
 
@@ -233,15 +230,14 @@ def _computed(row: ResponseRow) -> tuple[int, ...]:
     return row.prompt.token_ids + generated.token_ids[: max(0, num_computed(generated) - 1)]
 
 
-def _response(row: ResponseRow, place: int, began_s: float) -> RecordedResponse:
+def _response(row: ResponseRow, began_s: float) -> RecordedResponse:
     generated, score = row.response.generated, row.response.score
     return RecordedResponse(
+        name=generated.response_id,
         num_tokens=generated.num_sampled,
         is_cut=generated.finish_reason != "stop",
         reward=score.reward or 0.0 if score is not None else 0.0,
         scored_s=_scored_s(row.response, began_s),
-        num_computed=len(_computed(row)),
-        place=place,
     )
 
 

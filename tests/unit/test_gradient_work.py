@@ -40,30 +40,35 @@ def sequences_of(seed: int, number: int = 40) -> list[tuple[int, ...]]:
     return [tuple(draws.choices((1, 2), k=draws.randrange(1, 12))) for _ in range(number)]
 
 
+def tree_of(sequences: Sequence[tuple[int, ...]]) -> PrefixTree:
+    """Of sequences that are named by their places."""
+    return PrefixTree({str(place): sequence for place, sequence in enumerate(sequences)})
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_nodes_are_those_that_a_learner_packs(seed: int) -> None:
     sequences = list(dict.fromkeys(sequences_of(seed)))
-    tree = PrefixTree(sequences)
+    tree = tree_of(sequences)
     draws = random.Random(seed)
     for size in (1, 2, 7, len(sequences)):
         places = draws.sample(range(len(sequences)), size)
         packed = pack_samples([sample(sequences[place]) for place in places])
-        taken = [(place, len(sequences[place])) for place in places]
+        taken = [(str(place), len(sequences[place])) for place in places]
         assert tree.num_nodes(taken) == len(packed.tokens)
     assert tree.num_nodes([]) == 0
 
 
 def test_a_sequence_that_is_cut_or_goes_on_shares_what_it_has() -> None:
-    tree = PrefixTree([(1, 2, 3, 4), (1, 2, 3, 5)])
-    assert tree.num_nodes([(0, 4), (1, 4)]) == 5
-    assert tree.num_nodes([(0, 2), (1, 4)]) == 4
-    assert tree.num_nodes([(0, 9), (1, 9)]) == 15
+    tree = tree_of([(1, 2, 3, 4), (1, 2, 3, 5)])
+    assert tree.num_nodes([("0", 4), ("1", 4)]) == 5
+    assert tree.num_nodes([("0", 2), ("1", 4)]) == 4
+    assert tree.num_nodes([("0", 9), ("1", 9)]) == 15
 
 
 def test_a_sequence_that_is_taken_twice_is_as_like_itself_as_its_likest_neighbour() -> None:
-    tree = PrefixTree([(1, 2, 3), (1, 2, 4), (9, 9, 9)])
-    assert tree.num_nodes([(0, 3), (0, 3)]) == 3 + 1
-    assert tree.num_nodes([(2, 3), (2, 3)]) == 3 + 3
+    tree = tree_of([(1, 2, 3), (1, 2, 4), (9, 9, 9)])
+    assert tree.num_nodes([("0", 3), ("0", 3)]) == 3 + 1
+    assert tree.num_nodes([("2", 3), ("2", 3)]) == 3 + 3
 
 
 def work(**learner: object) -> RecordedWork:

@@ -146,12 +146,11 @@ def test_the_mean_excess_is_that_of_an_exponential_law_of_which_half_is_cut() ->
     cut_at = draws.exponential(200.0, 20_000)
     responses = [
         RecordedResponse(
+            name="",
             num_tokens=round(float(min(length, bound))),
             is_cut=bool(bound < length),
             reward=1.0,
             scored_s=None,
-            num_computed=0,
-            place=0,
         )
         for length, bound in zip(lengths, cut_at, strict=True)
     ]
@@ -162,12 +161,11 @@ def test_the_mean_excess_is_known_where_most_responses_are_cut_at_the_bound() ->
     lengths = np.random.default_rng(4).exponential(200.0, 20_000)
     responses = [
         RecordedResponse(
+            name="",
             num_tokens=min(100, round(length) + 1),
             is_cut=length > 100,
             reward=1.0,
             scored_s=0.0,
-            num_computed=0,
-            place=0,
         )
         for length in lengths
     ]
