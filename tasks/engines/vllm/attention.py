@@ -17,17 +17,12 @@ sets up its own.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from tasks.engines.vllm.workers import Workers
 
 CPUINFO = Path("/proc/cpuinfo")
-
-
-class _Workers(Protocol):
-    """As much of vLLM's `LLM` and `LLMEngine` as reaches the process of every rank."""
-
-    def collective_rpc(self, method: Callable[[Any], bool]) -> list[bool]: ...  # Any: vLLM's worker
 
 
 def attention_path(machine: str = "", cpuinfo: Path = CPUINFO) -> str:
@@ -50,7 +45,7 @@ def may_use_tiles() -> bool:
     return not torch.cpu._is_amx_tile_supported() or torch.cpu._init_amx()
 
 
-def allow_tiles(workers: _Workers, dtype: str) -> None:
+def allow_tiles(workers: Workers, dtype: str) -> None:
     """Ask in every process of a CPU engine. Raises ValueError where the tiles are needed and
     refused."""
     granted = workers.collective_rpc(_in_worker)

@@ -17,24 +17,19 @@ state counts its tokens; `fused_gumbel_argmax` adds to row i Gumbel noise of (se
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from tasks.engines.noise import row_seeds
+from tasks.engines.vllm.workers import Workers
 
 SEED = "draw_seed"  # the name of a request's seed among its extra_args
 
 SeedArguments = Callable[[int], dict[str, Any]]  # Any: SamplingParams' arguments are of many types
 
 
-class _Workers(Protocol):
-    """As much of vLLM's `LLMEngine` as reaches every worker."""
-
-    def collective_rpc(self, method: Callable[[Any], bool]) -> list[bool]: ...  # Any: a worker
-
-
-def own_draws(workers: _Workers) -> SeedArguments:
+def own_draws(workers: Workers) -> SeedArguments:
     """Make every worker draw from the noise of the response.
 
     Returns how a request says its seed: arguments of SamplingParams.

@@ -12,17 +12,12 @@ Relied on, in vLLM 0.32, and guarded by `tests/engine/test_unranked.py`: the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
+
+from tasks.engines.vllm.workers import Workers
 
 
-class _Workers(Protocol):
-    """As much of vLLM's `LLMEngine` as reaches every worker."""
-
-    def collective_rpc(self, method: Callable[[Any], None]) -> list[None]: ...  # Any: a worker
-
-
-def leave_out_ranks(workers: _Workers) -> None:
+def leave_out_ranks(workers: Workers) -> None:
     """From now on no worker counts them: they are told as 0. For workers on CPUs, which run vLLM's
     first model runner."""
     workers.collective_rpc(_take_over)
