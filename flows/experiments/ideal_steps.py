@@ -15,11 +15,10 @@ other. Leaves out variants whose steps overlap on devices that both generate and
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from statistics import median
 
 from flows.config.run_config import RunConfig
 from flows.played_config import played_run
-from tasks.simulation.calibration import calibrated, counted
+from tasks.simulation.calibration import calibrated, counted, typical
 from tasks.simulation.recorded import RecordedRun
 from tasks.simulation.replay import recorded_work
 from tasks.simulation.steps import play
@@ -36,8 +35,7 @@ class Ideal:
 def ideal_of(recorded: RecordedRun, config: RunConfig) -> Ideal | None:
     """The steps of this configuration; None where they cannot be played. ValueError for records
     that tell no pace, and for roles that share some of their devices only."""
-    steps = counted(recorded)
-    update_s = median(step.metrics["time/update_s"] for step in steps)
+    update_s = typical(counted(recorded), "time/update_s")
     run = played_run(
         config,
         replace(calibrated(recorded), updating_s=update_s),

@@ -16,7 +16,7 @@ others (compilation, caches): it is left out of the fit.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -29,6 +29,7 @@ from tasks.cluster.roles import parse_role_map
 from tasks.simulation.plain import PlainMachine
 from tasks.simulation.recorded import RecordedRun, RecordedStep
 
+LEARNER_STAGES = ("train", "update", "publish")
 ROUNDS = 8  # of weighting: the constants no longer change in their fourth digit
 Floats = npt.NDArray[np.float64]
 
@@ -85,8 +86,8 @@ def calibrated(run: RecordedRun) -> PlainMachine:
         weights_tokens=0,
         max_batch=max_batch,
         token_s=train_s_per_token(steps),
-        updating_s=_typical(steps, "time/update_s") + median(_overheads_s(run)[-len(steps) :]),
-        publishing_s=_typical(steps, "time/publish_s"),
+        updating_s=typical(steps, "time/update_s") + median(_overheads_s(run)[-len(steps) :]),
+        publishing_s=typical(steps, "time/publish_s"),
     )
 
 
@@ -162,17 +163,16 @@ def _overheads_s(run: RecordedRun) -> list[float]:
     """Orchestration of every step, as far as it added to the run: where steps overlap one waits
     for its turn while others train, which is none."""
     added = seconds_added([step.commit for step in run.steps])
+    stages = zip(*(_values(run.steps, f"time/{name}_s") for name in LEARNER_STAGES), strict=True)
+    overheads = _values(run.steps, "time/orchestration_s")
     return [
-        _overhead_s(step.metrics, added_s) for step, added_s in zip(run.steps, added, strict=True)
+        min(overhead_s, max(0.0, added_s - sum(stages_s)))
+        for overhead_s, added_s, stages_s in zip(overheads, added, stages, strict=True)
     ]
 
 
-def _overhead_s(metrics: Mapping[str, float], added_s: float) -> float:
-    trained_s = sum(metrics[f"time/{stage}_s"] for stage in ("train", "update", "publish"))
-    return min(metrics["time/orchestration_s"], max(0.0, added_s - trained_s))
-
-
-def _typical(steps: Sequence[RecordedStep], figure: str) -> float:
+def typical(steps: Sequence[RecordedStep], figure: str) -> float:
+    """The median of a figure of steps. ValueError where one has none."""
     return median(_values(steps, figure))
 
 

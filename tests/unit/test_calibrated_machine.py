@@ -198,7 +198,9 @@ def test_replicas_of_several_devices_are_refused() -> None:
         calibrated(RecordedRun(config=config, steps=(recorded_step(1),)))
 
 
-@pytest.mark.parametrize("figure", ["train/busy_s", "train/tokens_computed", "time/update_s"])
+@pytest.mark.parametrize(
+    "figure", ["train/busy_s", "train/tokens_computed", "time/update_s", "time/orchestration_s"]
+)
 def test_a_run_whose_steps_lack_a_figure_is_refused(figure: str) -> None:
     """Another version wrote it."""
     step = recorded_step(3)
