@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 import psutil  # type: ignore[import-untyped]
+from pydantic import TypeAdapter
 
 from artifacts import layout
 from artifacts.store import Store
@@ -50,6 +51,9 @@ class RunStatus:
     pid: int  # process of the flow
     process_started_s: float  # when that process began, which tells it from a later one of its pid
     beat_s: float  # last sign of life, Unix seconds
+
+
+STATUS_OF = TypeAdapter(RunStatus)
 
 
 @contextmanager
@@ -84,9 +88,10 @@ def pulse(store: Store) -> Iterator[None]:
 
 
 def read_status(store: Store) -> RunStatus | None:
-    """How the run is, or None where no process ever said so."""
+    """How the run is, or None where no process ever said so. ValueError where the file is damaged
+    or of another version."""
     try:
-        told = RunStatus(**json.loads(store.read(layout.STATUS)))
+        told = STATUS_OF.validate_json(store.read(layout.STATUS))
     except FileNotFoundError:
         return None
     alive = is_alive(told.pid, told.process_started_s) if _is_here(told) else None
@@ -122,7 +127,7 @@ def _read_or_none(store: Store) -> RunStatus | None:
     """None also for one that is damaged, or of another version."""
     try:
         return read_status(store)
-    except (ValueError, TypeError):
+    except ValueError:
         return None
 
 

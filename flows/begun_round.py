@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from artifacts import layout
 from artifacts.store import Store
 from tasks.scheduling.events import RoundPlan
-from tasks.scheduling.queue_state import QueueState, row_of
+from tasks.scheduling.queue_state import QueueState
 
 PLAN_SCHEMA_VERSION = 1
 
@@ -52,7 +52,7 @@ def begun_round(
     if not store.exists(name):
         return None
     begun = _read(store, name)
-    asks_unfit = any(row_of(ref) in unfit for ref in begun.plan.candidates)
+    asks_unfit = any(ref.row in unfit for ref in begun.plan.candidates)
     is_over = step > num_steps and not begun.plan.is_drain
     is_closed = store.exists(layout.round_file(step))
     return begun if is_closed or not (asks_unfit or is_over) else None

@@ -24,7 +24,7 @@ from tasks.rewards.judges.tokens import QuestionEncoder
 from tasks.rewards.registry import Rewards, config_of
 from tasks.run_context import RunContext
 from tasks.scheduling.prompt_stream import row_at
-from tasks.scheduling.queue_state import QueueState, row_of
+from tasks.scheduling.queue_state import QueueState
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Examination:
         where they go round it."""
         num_rows, seed = len(self._dataset.rows), self._dataset.order_seed(self._run.seed)
         carried = (prompt.ref for prompt in state.carried)
-        self._examine(row_of(ref) for ref in (*state.queue, *state.skipped, *carried))
+        self._examine(ref.row for ref in (*state.queue, *state.skipped, *carried))
         num_fit = 0
         for place in range(state.num_drawn, state.num_drawn + num_rows):
             if num_fit == num_prompts:

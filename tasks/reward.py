@@ -23,7 +23,6 @@ from tasks.rewards.report import RewardReport
 from tasks.rewards.scoring import ScoringInputs, score_round
 from tasks.run_context import RunContext
 from tasks.sample_stream import SampleStream, StreamDelivery, aborting
-from tasks.scheduling.queue_state import row_of
 
 
 @task(
@@ -52,7 +51,7 @@ def scoring_inputs(plan: StepPlan) -> ScoringInputs:
     more: nothing of that comes to be scored."""
     run, asked = plan.run, plan.round.candidates
     if not plan.is_evaluation:
-        asked = tuple(ref for ref in asked if row_of(ref) not in run.unfit)
+        asked = tuple(ref for ref in asked if ref.row not in run.unfit)
     return ScoringInputs(
         plan=plan.round,
         is_evaluation=plan.is_evaluation,

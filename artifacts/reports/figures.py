@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from pydantic import TypeAdapter
+
 from artifacts import layout
 from artifacts.commit import StepCommit, seconds_added
 from artifacts.store import Store
@@ -37,6 +39,9 @@ class RunFigures:
         return {name: told[name] for name in COLUMNS if told[name] is not None}
 
 
+FIGURES_OF = TypeAdapter(RunFigures)
+
+
 def figures_of(
     num_steps: int, commits: Sequence[StepCommit], heldout: Mapping[int, float]
 ) -> RunFigures:
@@ -60,8 +65,9 @@ def write_figures(store: Store, figures: RunFigures) -> None:
 
 
 def read_figures(store: Store) -> RunFigures | None:
-    """What the run last said of itself, or None where it never did."""
+    """What the run last said of itself, or None where it never did. ValueError where the file is
+    damaged or of another version."""
     try:
-        return RunFigures(**json.loads(store.read(layout.report_file(layout.FIGURES))))
+        return FIGURES_OF.validate_json(store.read(layout.report_file(layout.FIGURES)))
     except FileNotFoundError:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,7 +35,7 @@ def measured(out: Path, variants: Sequence[str], recorded: str = "") -> list[Mea
     runs = [
         run
         for name in variants
-        for folder in sorted(out.glob(f"{name}-r*/"))
+        for folder in _folders(out, name)
         if (run := measured_run(folder, name)) is not None
     ]
     of_repeat = {run.repeat: out / f"{recorded}-r{run.repeat}" for run in runs if recorded}
@@ -44,6 +45,12 @@ def measured(out: Path, variants: Sequence[str], recorded: str = "") -> list[Mea
         if finished_config(Store.open(str(folder))) is not None
     }
     return [replace(run, ideal=_ideal(out, run, known.get(run.repeat))) for run in runs]
+
+
+def _folders(out: Path, variant: str) -> list[Path]:
+    """Those of its repeats; a copy that somebody named in some other way is none."""
+    own = re.compile(rf"{re.escape(variant)}-r\d+")
+    return sorted(folder for folder in out.glob("*/") if own.fullmatch(folder.name))
 
 
 def _ideal(out: Path, run: MeasuredRun, recorded: RecordedRun | None) -> Ideal | None:

@@ -22,6 +22,11 @@ class PromptRef:
     prompt_id: str  # its id
     domain: str  # its quota key
 
+    @property
+    def row(self) -> int:
+        """The dataset's row that it asks, behind the epoch in its id."""
+        return int(self.prompt_id.partition("/")[2])
+
 
 # --- events
 # --------------------------------------------------------------------------------------------------

@@ -163,18 +163,13 @@ def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueStat
 def without_unfit(state: QueueState, unfit: Collection[int]) -> QueueState:
     """The state without waiting prompts of these rows: what could be asked once cannot be any more
     in a resumed run that has less room."""
-    queue = tuple(ref for ref in state.queue if row_of(ref) not in unfit)
-    skipped = tuple(ref for ref in state.skipped if row_of(ref) not in unfit)
-    carried = tuple(prompt for prompt in state.carried if row_of(prompt.ref) not in unfit)
+    queue = tuple(ref for ref in state.queue if ref.row not in unfit)
+    skipped = tuple(ref for ref in state.skipped if ref.row not in unfit)
+    carried = tuple(prompt for prompt in state.carried if prompt.ref.row not in unfit)
     num_kept = len(queue) + len(skipped) + len(carried)
     num_lost = len(state.queue) + len(state.skipped) + len(state.carried) - num_kept
     num_unfit = state.num_unfit + num_lost
     return replace(state, queue=queue, skipped=skipped, carried=carried, num_unfit=num_unfit)
-
-
-def row_of(ref: PromptRef) -> int:
-    """The dataset's row that a prompt asks."""
-    return int(ref.prompt_id.partition("/")[2])
 
 
 def _deferrals(
@@ -193,7 +188,7 @@ def _answer_tokens(state: QueueState, plan: RoundPlan, end: RoundEnd) -> Mapping
     refs = (ref for ref in plan.candidates if ref.prompt_id in end.answer_tokens)
     return {
         **state.answer_tokens,
-        **{row_of(ref): end.answer_tokens[ref.prompt_id] for ref in refs},
+        **{ref.row: end.answer_tokens[ref.prompt_id] for ref in refs},
     }
 
 

@@ -4,6 +4,7 @@ out by hand."""
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -238,6 +239,7 @@ def test_what_is_finished_is_measured_and_drawn(tmp_path: Path) -> None:
     for repeat in (1, 2):
         keep(tmp_path, job_of("tiny", "sync", 2, repeat), 2)
     keep(tmp_path, job_of("tiny", "tail", 2, 1), 1)
+    shutil.copytree(tmp_path / "sync-r1", tmp_path / "sync-r1-old")  # somebody's copy
     runs = measured(tmp_path, ["sync", "tail"])
     assert [(one.variant, one.repeat, len(one.steps)) for one in runs] == [
         ("sync", 1, 2),

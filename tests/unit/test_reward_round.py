@@ -29,7 +29,6 @@ from tasks.rewards.report import RewardReport
 from tasks.rewards.scoring import score_round
 from tasks.sample_buffer import GENERATED, SCORED
 from tasks.sample_stream import StreamDelivery
-from tasks.scheduling.queue_state import row_of
 from tests.unit.judge_factories import make_generated, make_prompt
 from tests.unit.test_judged_round import opened_stream, round_over
 
@@ -183,6 +182,6 @@ def test_a_round_that_is_read_back_may_have_asked_what_does_not_fit_any_more(
     names = [ref.prompt_id for ref in plan.round.candidates]
     assert [*scoring_inputs(plan).prompts] == names
     cramped = plan.run.engine.model_copy(update={"max_model_len": 257})
-    rows = frozenset(map(row_of, plan.round.candidates))
+    rows = frozenset(ref.row for ref in plan.round.candidates)
     later = replace(plan, run=replace(plan.run, engine=cramped, unfit=rows))
     assert scoring_inputs(later).prompts == {}

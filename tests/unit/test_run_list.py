@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -186,6 +187,30 @@ def test_the_list_reads_any_store_and_leaves_out_what_is_no_run() -> None:
     assert "no sign of life" in line.why
     assert (line.reward_before, line.reward_after, line.step_s) == (0.25, None, 10.0)
     assert line.age_s == 3600.0
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (layout.STATUS, {"state": "sleeping"}),
+        (layout.STATUS, {"beat_s": None}),
+        (layout.report_file(layout.FIGURES), {"reward_before": "a quarter"}),
+    ],
+)
+def test_a_file_that_somebody_changed_hides_no_other_run(
+    name: str, values: dict[str, object], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    root = Store.open(str(tmp_path))
+    store = make_run(root).store
+    write_figures(store, figures_of(5, [], {0: 0.25}))
+    keep_status(store, TOLD)
+    shutil.copytree(tmp_path / "run", tmp_path / "changed")
+    changed = root.child("changed")
+    changed.write(name, json.dumps(json.loads(changed.read(name)) | values).encode())
+    assert runs.main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "run" in out
+    assert "changed" not in out
 
 
 def test_a_run_that_may_not_be_read_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

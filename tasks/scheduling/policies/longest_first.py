@@ -23,7 +23,6 @@ from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.longest_first import LongestFirst
 from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, Turn
 from tasks.scheduling.policies.sync import SyncConfig
-from tasks.scheduling.queue_state import row_of
 from tasks.scheduling.wait_for_all import WaitForAll
 
 ORDERED = "ordered"
@@ -73,7 +72,7 @@ class LongestFirstConfig(BaseModel):
         if plan is None:
             return None
         known = turn.state.answer_tokens
-        expected = tuple(known.get(row_of(ref), 0) for ref in plan.candidates)
+        expected = tuple(known.get(ref.row, 0) for ref in plan.candidates)
         return replace(
             plan,
             kind=ORDERED,
