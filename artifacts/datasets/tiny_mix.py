@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
-from artifacts.datasets.rows import Dataset, Message, Row, generate, pareto_size, question_row
+from artifacts.datasets.rows import (
+    Dataset,
+    Message,
+    Row,
+    belongs_to_heldout,
+    generate,
+    pareto_size,
+    question_row,
+)
 from artifacts.usual_fields import beside
 
 WORDS = (
@@ -71,6 +80,13 @@ class TinyMixConfig(BaseModel):
     heldout_prompts: int = Field(
         256, ge=0, description="Questions to evaluate on; none of them is trained."
     )
+    worked: bool = Field(
+        False,
+        description=(
+            "The golds of sums and stories to train on have the lines of their working before the"
+            " answer, for the reward 'worked_answer'. Held-out ones are answers alone."
+        ),
+    )
     add: Annotated[FamilyConfig, beside(USUAL["add"])] = Field(
         FamilyConfig.model_validate(USUAL["add"]),
         description="Sums of 2 or more terms from 1 to 9.",
@@ -111,14 +127,16 @@ def tiny_mix(config: TinyMixConfig, seed: int) -> Dataset:
         make, family = rng.choices(families, weights=weights)[0]
         while (row := make(rng, family)).text in _SHOWN:
             pass
-        return row
+        is_worked = config.worked and not belongs_to_heldout(row.text)
+        return row if is_worked else replace(row, gold=row.gold.rpartition("\n")[2])
 
     return generate("tiny_mix", draw, seed, config.num_prompts, config.heldout_prompts)
 
 
 def _add_row(rng: random.Random, family: FamilyConfig) -> Row:
     terms = [rng.randint(1, 9) for _ in range(pareto_size(rng, 2, family.max_size, family.alpha))]
-    return question_row("add", _add_question(terms), str(sum(terms)), _ADD_SHOTS)
+    gold = "\n".join([*_steps(terms[0], terms[1:]), str(sum(terms))])
+    return question_row("add", _add_question(terms), gold, _ADD_SHOTS)
 
 
 def _letters_row(rng: random.Random, family: FamilyConfig) -> Row:
@@ -140,7 +158,8 @@ def _story_row(rng: random.Random, family: FamilyConfig) -> Row:
         changes.append(change)
         total += change
     question = _story_question(rng.choice(NAMES), rng.choice(THINGS), start, changes)
-    return question_row("story", question, str(total), _STORY_SHOTS)
+    gold = "\n".join([*_steps(start, changes), str(total)])
+    return question_row("story", question, gold, _STORY_SHOTS)
 
 
 def _add_question(terms: Sequence[int]) -> str:
@@ -165,11 +184,15 @@ def _story_question(name: str, things: str, start: int, changes: Sequence[int]) 
 
 def _steps_answer(start: int, changes: Sequence[int]) -> str:
     """One line per step, then the answer."""
+    return "\n".join([*_steps(start, changes), f"Answer: {start + sum(changes)}"])
+
+
+def _steps(start: int, changes: Sequence[int]) -> list[str]:
     lines, total = [], start
     for change in changes:
         lines.append(f"{total} {'+' if change > 0 else '-'} {abs(change)} = {total + change}")
         total += change
-    return "\n".join([*lines, f"Answer: {total}"])
+    return lines
 
 
 def _shots(*pairs: tuple[str, str]) -> tuple[Message, ...]:

@@ -21,6 +21,7 @@ from tasks.rewards.custom import CustomConfig
 from tasks.rewards.episode import EpisodeRewardConfig
 from tasks.rewards.judges.reward import JudgeConfig
 from tasks.rewards.maths.math_answer import MathAnswerConfig
+from tasks.rewards.maths.worked_answer import WorkedAnswerConfig
 from tasks.rewards.programs.adaptive_timeout import (
     Anchor,
     TimeoutBook,
@@ -34,6 +35,7 @@ from tasks.rewards.service import ServiceConfig
 
 RewardConfig = Annotated[
     MathAnswerConfig  # mathematical answers, by value
+    | WorkedAnswerConfig  # the same, and the lines of their working
     | CodeTestsConfig  # programs, by their tests
     | ReasoningGymConfig  # reasoning-gym's own scorers
     | CustomConfig  # a function of the user's

@@ -103,6 +103,25 @@ def test_tiny_mix_golds_are_right_and_never_negative() -> None:
     assert all(int(row.gold) == answer(row) >= 0 for row in rows)
 
 
+def test_worked_golds_are_those_of_training_sums_and_stories() -> None:
+    """They lead from line to line to the answer; questions and held-out golds stay as they are."""
+    plain, worked = (load_dataset(TinyMixConfig(worked=worked), 1) for worked in (False, True))
+    assert worked.heldout == plain.heldout
+    for row, answered in zip(worked.rows, plain.rows, strict=True):
+        *lines, last = row.gold.split("\n")
+        assert (row.text, row.messages, last) == (answered.text, answered.messages, answered.gold)
+        if row.domain == "letters":
+            assert not lines
+            continue
+        total = int(re.findall(r"\d+", row.text)[0])
+        for line in lines:
+            before, sign, change, after = re.fullmatch(r"(\d+) ([+-]) (\d) = (\d+)", line).groups()  # type: ignore[union-attr]
+            assert int(before) == total
+            total += int(f"{sign}{change}")
+            assert int(after) == total
+        assert total == int(last)
+
+
 def test_tiny_mix_never_asks_one_of_its_own_examples() -> None:
     for row in load_dataset(TinyMixConfig(num_prompts=1000), 2).rows:
         assert row.text not in {message.content for message in row.messages[:-1]}
