@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flows.config.overlay import Values, overlay
-from flows.config.smollm2_presets import smollm2_sync
+from flows.config.smollm2_presets import smollm2_answers
 from flows.config.tiny_presets import tiny_sync
 
 
@@ -11,7 +11,7 @@ def agent() -> Values:
     """SmolLM2-135M-Instruct learns a game of several turns in a few minutes: guess a number from 1
     to 20 in five tries, told whether it is higher or lower."""
     return overlay(
-        smollm2_sync(),
+        smollm2_answers(),
         {
             "preset": "agent",
             "task": {"kind": "seeds", "domain": "guess"},
@@ -20,7 +20,7 @@ def agent() -> Values:
             "rewards": {"*": {"kind": "episode"}},
             # many numbers, each guessed by few: what one number rewards is noise for the others
             "batch": {"prompts_per_step": 16, "responses_per_prompt": 4},
-            "scheduling": {"dynamic_sampling": 0.0},
+            "scheduling": {"kind": "sync", "dynamic_sampling": 0.0},
             "sampling": {"max_response_tokens": 128},
             "engine": {"max_model_len": 512},
             "learner": {"optimizer": {"learning_rate": 5e-5}},

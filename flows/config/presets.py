@@ -18,6 +18,7 @@ from flows.config.smollm2_presets import (
     rollpacker,
     rollpacker_mixed,
     smollm2,
+    smollm2_answers,
     smollm2_async,
     smollm2_in_turn,
     smollm2_judged,
@@ -29,6 +30,7 @@ from flows.config.tiny_presets import tiny, tiny_async, tiny_judged, tiny_sync
 
 PRESETS: Mapping[str, Callable[[], Values]] = {
     "smollm2": smollm2,
+    "smollm2-answers": smollm2_answers,
     "smollm2-sync": smollm2_sync,
     "smollm2-async": smollm2_async,
     "smollm2-in-turn": smollm2_in_turn,

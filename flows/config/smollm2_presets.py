@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from flows.config.overlay import Values, overlay
 
+NUM_STEPS = 56  # of the main job
 
-def smollm2() -> Values:
-    """The main job: SmolLM2-135M-Instruct on tiny-mix with tail batching, two CPU cores."""
+
+def smollm2_answers() -> Values:
+    """The main job without its lessons: SmolLM2-135M-Instruct on tiny-mix, paid for right answers
+    alone, sampled at temperature 1."""
     return {
-        "preset": "smollm2",
+        "preset": "smollm2-answers",
         "num_steps": 30,
         "model": {"kind": "smollm2"},
         "task": {"kind": "tiny_mix"},
@@ -26,6 +29,45 @@ def smollm2() -> Values:
         "learner": {"optimizer": {"learning_rate": 2e-5, "warmup_steps": 2, "beta2": 0.95}},
         "cluster": {"device_kind": "cpu", "num_devices": 2, "roles": "rollout: 0-1, learner: 0-1"},
         "evaluation": {"num_prompts": 128, "responses_per_prompt": 2},
+    }
+
+
+def smollm2() -> Values:
+    """The main job: SmolLM2-135M-Instruct learns tiny-mix with tail batching on two CPU cores,
+    from longer questions to those of the task, paid for its working, too."""
+    lessons = [
+        {"num_prompts": 160, "task": _lesson(most_terms=6, most_changes=4, words=(0.5, 4))},
+        {"num_prompts": 240, "task": _lesson(most_terms=9, most_changes=6, words=(0.7, 7))},
+    ]
+    falling = {"learning_rate": 2.5e-5, "decay_steps": NUM_STEPS, "floor_fraction": 0.4}
+    return overlay(
+        smollm2_answers(),
+        {
+            "preset": "smollm2",
+            "num_steps": NUM_STEPS,
+            "task": {
+                "kind": "curriculum",
+                "stages": lessons,
+                "task": {"kind": "tiny_mix", "worked": True},
+            },
+            "rewards": {"*": {"kind": "worked_answer"}},
+            # of what is sampled at 1 most is noise, of which the first thing to learn is to be short
+            "sampling": {"temperature": 0.7, "max_response_tokens": 128},
+            "learner": {"temperature": 0.7, "optimizer": falling},
+        },
+    )
+
+
+def _lesson(most_terms: int, most_changes: int, words: tuple[float, int]) -> Values:
+    """Questions of several steps rather than one: a policy that meets one step most of the time
+    learns that one is enough. words: the weight of letter counts, and their most words."""
+    weight, most_words = words
+    return {
+        "kind": "tiny_mix",
+        "worked": True,
+        "add": {"max_size": most_terms, "alpha": 0.6},
+        "letters": {"max_size": most_words, "weight": weight},
+        "story": {"max_size": most_changes, "alpha": 0.5, "weight": 1.5},
     }
 
 
@@ -62,7 +104,7 @@ def smollm2_in_turn() -> Values:
 def tinycode() -> Values:
     """SmolLM2-135M-Instruct writes small functions, which are executed in a sandbox."""
     return overlay(
-        smollm2(),
+        smollm2_answers(),
         {
             "preset": "tinycode",
             "task": {"kind": "tinycode"},
@@ -80,7 +122,7 @@ def smollm2_mixed() -> Values:
         {"task": {"kind": "tinycode"}, "weight": 1.0, "heldout_weight": 1.0},
     ]
     return overlay(
-        smollm2(),
+        smollm2_answers(),
         {
             "preset": "smollm2-mixed",
             "task": {"kind": "mixture", "parts": parts},

@@ -42,7 +42,7 @@ COMPARISONS: Mapping[str, Comparison] = {
     "eta": Comparison(
         about="what tail batching is worth by eta on prompts and on responses (its periods differ:"
         " 45 steps are whole ones of all)",
-        preset="smollm2",
+        preset="smollm2-answers",
         variants=ETA,
         tables=(report,),
     ),
@@ -62,7 +62,7 @@ COMPARISONS: Mapping[str, Comparison] = {
     ),
     "service": Comparison(
         about="what they are worth where verdicts come from elsewhere, after a wait without work",
-        preset="smollm2",
+        preset="smollm2-answers",
         variants=SERVED,
         tables=(report, asynchrony_report),
         recorded="sync",

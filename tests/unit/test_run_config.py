@@ -355,8 +355,8 @@ def test_json_that_a_shell_has_unquoted_is_refused_with_another_way_to_say_it() 
 def test_a_field_that_is_set_leaves_those_beside_it_as_they_are() -> None:
     """Also where the part has other defaults than its class."""
     words = ["task.letters.weight=0", "learner.critic.optimizer.warmup_steps=3"]
-    config = RunConfig.model_validate(assemble("smollm2", "", words)).model_dump()
-    usual = RunConfig.model_validate({"preset": "smollm2"}).model_dump()
+    config = RunConfig.model_validate(assemble("smollm2-answers", "", words)).model_dump()
+    usual = RunConfig.model_validate({"preset": "smollm2-answers"}).model_dump()
     usual["task"]["letters"]["weight"] = 0
     usual["learner"]["critic"]["optimizer"]["warmup_steps"] = 3
     assert config == usual
