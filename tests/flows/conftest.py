@@ -21,6 +21,7 @@ import pytest
 from flows.commands.local_stack import free_port, prefect_server
 from flows.config.run_config import RunConfig
 from tasks.learner.models import resolve_model
+from tests.flows.prefect_tables import copy_tables, make_tables
 from tests.flows.train_origin import ROOT, Forked, Train, TrainOrigin
 
 SMALL = (  # the tiny preset, small enough that a run is mostly its start
@@ -203,16 +204,20 @@ def joined_cluster(
 @pytest.fixture(scope="session", autouse=True)
 def tiny_models(worker_id: str) -> None:
     """Made before the first run: a host may take minutes, and a run has its time for itself. Each
-    is made by one process, by another core where there are two."""
+    is made by one process, by another core where there are two; the one that is done first makes
+    Prefect's tables."""
     presets = ("tiny-sync", "tiny-agent")
     for preset in reversed(presets) if worker_id == "gw1" else presets:
         config = RunConfig.model_validate({"preset": preset})
         resolve_model(config.model, ROOT / config.keep.model_cache)
+        make_tables()
 
 
 @pytest.fixture(scope="session")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    with prefect_server(tmp_path_factory.mktemp("prefect"), free_port()) as environment:
+    root = tmp_path_factory.mktemp("prefect")
+    copy_tables(root)
+    with prefect_server(root, free_port()) as environment:
         HANDOVER.mkdir()
         origin = TrainOrigin(environment, HANDOVER)
         try:

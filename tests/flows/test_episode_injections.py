@@ -13,6 +13,7 @@ import pytest
 from flows.experiments.episode_injections import VICTIMS
 from flows.experiments.injections import drawn
 from tests.flows.conftest import ROOT
+from tests.flows.prefect_tables import copy_tables
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -29,8 +30,10 @@ def test_a_run_of_which_everything_is_killed_once_loses_nothing(tmp_path: Path) 
     injections = drawn(SEED, COUNT, VICTIMS)
     assert {name for injection in injections for name in injection.victims} == set(VICTIMS)
     figures = tmp_path / "figures.json"
+    copy_tables(tmp_path)
     command = [sys.executable, "-m", "flows.experiments.episode_injections", "--steps", "12"]
     command += ["--seed", str(SEED), "--count", str(COUNT), "--json", str(figures)]
+    command += ["--out", str(tmp_path)]
     for setting in SMALL:
         command += ["--set", setting]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
