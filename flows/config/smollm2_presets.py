@@ -51,7 +51,7 @@ def smollm2() -> Values:
                 "task": {"kind": "tiny_mix", "worked": True},
             },
             "rewards": {"*": {"kind": "worked_answer"}},
-            # of what is sampled at 1 most is noise, of which the first thing to learn is to be short
+            # most of what is sampled at 1 is noise, of which it learns first of all to be short
             "sampling": {"temperature": 0.7, "max_response_tokens": 128},
             "learner": {"temperature": 0.7, "optimizer": falling},
         },
