@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  PRESET=smollm2|tiny|...  the run of demo and explain ($(BIN)/rollflow explain --list)"
-	@echo "  TEST_PROCESSES=2         how many processes share out the files of test"
+	@echo "  TEST_PROCESSES=2         how many processes share out mypy and the files of test"
 	@echo "  $(BIN)/rollflow --help   the same and more, without make"
 
 $(READY): requirements/cpu.txt pyproject.toml
@@ -47,8 +47,7 @@ ui: $(READY) ## serve the Prefect, MLflow and Dask pages of what was run
 
 # whole files go to the process that is free, in the order that tests/conftest.py gives them; a thread
 # for each process, because threads that wait for a core of their neighbours spin
-test: $(READY) ## ruff, mypy and the whole test suite
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+test: lint ## ruff, mypy and the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		--durations=12 $(ARGS)
 
@@ -56,7 +55,7 @@ unit: $(READY) ## the tests that take seconds
 	$(BIN)/python -m pytest tests/unit tests/properties tests/test_layers.py $(ARGS)
 
 lint: $(READY) ## ruff and mypy
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy --num-workers $(TEST_PROCESSES)
 
 doctor: $(READY) ## check this machine, and say what to do
 	$(BIN)/rollflow doctor
