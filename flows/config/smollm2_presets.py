@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from flows.config.overlay import Values, overlay
 
-NUM_STEPS = 56  # of the main job
-
 
 def smollm2_answers() -> Values:
     """The main job without its lessons: SmolLM2-135M-Instruct on tiny-mix, paid for right answers
@@ -39,12 +37,12 @@ def smollm2() -> Values:
         {"num_prompts": 160, "task": _lesson(most_terms=6, most_changes=4, words=(0.5, 4))},
         {"num_prompts": 240, "task": _lesson(most_terms=9, most_changes=6, words=(0.7, 7))},
     ]
-    falling = {"learning_rate": 2.5e-5, "decay_steps": NUM_STEPS, "floor_fraction": 0.4}
+    falling = {"learning_rate": 2.5e-5, "decay_steps": 56, "floor_fraction": 0.4}
     return overlay(
         smollm2_answers(),
         {
             "preset": "smollm2",
-            "num_steps": NUM_STEPS,
+            "num_steps": 64,
             "task": {
                 "kind": "curriculum",
                 "stages": lessons,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 
 from artifacts.new_tokens import News, NewTokens, parted
 from artifacts.records import Generated, Request
@@ -87,14 +88,14 @@ class TurnDesk:
         batch, self._outbox = self._outbox, []
         if batch:
             self._note_inside(batch)
-            sending = asyncio.create_task(self._guarded(self._engine.submit(batch)))
+            sending = asyncio.create_task(self._guarded(partial(self._engine.submit, batch)))
             self._sending.add(sending)
             sending.add_done_callback(self._sending.discard)
 
     def _note_inside(self, requests: Sequence[Request]) -> None:
         self._inside.update(request.response_id for request in requests)
         if self._collecting is None and self._inside:
-            self._collecting = asyncio.create_task(self._guarded(self._collect()))
+            self._collecting = asyncio.create_task(self._guarded(self._collect))
 
     async def _collect(self) -> None:
         while self._inside:
@@ -119,10 +120,11 @@ class TurnDesk:
         elif not answer.done():
             answer.set_result(generated)
 
-    async def _guarded(self, call: Coroutine[None, None, None]) -> None:
-        """Whatever goes wrong here, no episode could go on."""
+    async def _guarded(self, call: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Whatever goes wrong here, no episode could go on. Called only if the task begins: a
+        coroutine that waits in a cancelled one is never awaited, which Python warns of."""
         try:
-            await call
+            await call()
         except EngineLost as error:
             self._lose(error)
         except Exception as error:

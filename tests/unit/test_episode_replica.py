@@ -4,6 +4,8 @@ comes back is one response, however it is stopped, moved or broken off."""
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -17,6 +19,7 @@ from episode_factories import (
     TOKEN_S,
     LocalHosts,
     Stage,
+    Watched,
     episode,
     on_stage,
 )
@@ -29,7 +32,9 @@ from artifacts.new_tokens import NewTokens, parted
 from artifacts.records import Fate, Generated, Request, Running, VersionSpan, WeightsRef
 from artifacts.turn_log import TurnLog, read_turns
 from tasks.engines.base import EngineLost
+from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.environments.base import EnvironmentFailed, Transition
+from tasks.environments.turn_desk import TurnDesk
 from tasks.scheduling.ledger import account_tokens
 
 NEWER = WeightsRef(version=4, path="", digest="")
@@ -675,3 +680,23 @@ def test_every_submitted_response_comes_back_once_whatever_happens(
         assert (await stage.replica.stats()).progress == {}
 
     on_stage(play, LocalHosts(step_s=step_s), pace=PACE.model_copy(update={"max_batch": slots}))
+
+
+@pytest.mark.parametrize("ticks", range(6))
+def test_a_desk_that_is_closed_at_any_moment_leaves_no_coroutine_behind(ticks: int) -> None:
+    """Python warns of one that is never awaited, whenever it comes to collect it."""
+
+    async def run() -> None:
+        desk = TurnDesk(Watched(), hand_on=pytest.fail, lose=pytest.fail)
+        asked = asyncio.create_task(desk.turn(make_request()))
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        await desk.clear()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run_virtual(run())
+        gc.collect()
+    assert [str(each.message) for each in told if "never awaited" in str(each.message)] == []
