@@ -16,15 +16,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
-from artifacts.datasets.rows import (
-    Dataset,
-    Message,
-    Row,
-    belongs_to_heldout,
-    generate,
-    pareto_size,
-    question_row,
-)
+from artifacts.datasets.rows import Dataset, Message, Row, generate, pareto_size, question_row
 from artifacts.usual_fields import beside
 
 WORDS = (
@@ -127,16 +119,21 @@ def tiny_mix(config: TinyMixConfig, seed: int) -> Dataset:
         make, family = rng.choices(families, weights=weights)[0]
         while (row := make(rng, family)).text in _SHOWN:
             pass
-        is_worked = config.worked and not belongs_to_heldout(row.text)
-        return row if is_worked else replace(row, gold=row.gold.rpartition("\n")[2])
+        return row
 
-    return generate("tiny_mix", draw, seed, config.num_prompts, config.heldout_prompts)
+    drawn = generate("tiny_mix", draw, seed, config.num_prompts, config.heldout_prompts)
+    rows = drawn.rows if config.worked else _answers_alone(drawn.rows)
+    return replace(drawn, rows=rows, heldout=_answers_alone(drawn.heldout))
+
+
+def _answers_alone(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Without the working in their golds."""
+    return tuple(replace(row, gold=row.gold.rpartition("\n")[2]) for row in rows)
 
 
 def _add_row(rng: random.Random, family: FamilyConfig) -> Row:
     terms = [rng.randint(1, 9) for _ in range(pareto_size(rng, 2, family.max_size, family.alpha))]
-    gold = "\n".join([*_steps(terms[0], terms[1:]), str(sum(terms))])
-    return question_row("add", _add_question(terms), gold, _ADD_SHOTS)
+    return question_row("add", _add_question(terms), _worked(terms[0], terms[1:]), _ADD_SHOTS)
 
 
 def _letters_row(rng: random.Random, family: FamilyConfig) -> Row:
@@ -158,8 +155,7 @@ def _story_row(rng: random.Random, family: FamilyConfig) -> Row:
         changes.append(change)
         total += change
     question = _story_question(rng.choice(NAMES), rng.choice(THINGS), start, changes)
-    gold = "\n".join([*_steps(start, changes), str(total)])
-    return question_row("story", question, gold, _STORY_SHOTS)
+    return question_row("story", question, _worked(start, changes), _STORY_SHOTS)
 
 
 def _add_question(terms: Sequence[int]) -> str:
@@ -182,17 +178,13 @@ def _story_question(name: str, things: str, start: int, changes: Sequence[int]) 
     return f"{name} has {start} {things}. {told} How many {things} does {name} have now?"
 
 
-def _steps_answer(start: int, changes: Sequence[int]) -> str:
+def _worked(start: int, changes: Sequence[int], before_answer: str = "") -> str:
     """One line per step, then the answer."""
-    return "\n".join([*_steps(start, changes), f"Answer: {start + sum(changes)}"])
-
-
-def _steps(start: int, changes: Sequence[int]) -> list[str]:
     lines, total = [], start
     for change in changes:
         lines.append(f"{total} {'+' if change > 0 else '-'} {abs(change)} = {total + change}")
         total += change
-    return lines
+    return "\n".join([*lines, f"{before_answer}{total}"])
 
 
 def _shots(*pairs: tuple[str, str]) -> tuple[Message, ...]:
@@ -205,7 +197,7 @@ def _shots(*pairs: tuple[str, str]) -> tuple[Message, ...]:
 
 _ADD_SHOTS = _shots(
     *(
-        (_add_question(t), _steps_answer(t[0], t[1:]))
+        (_add_question(t), _worked(t[0], t[1:], "Answer: "))
         for t in ((3, 5), (2, 4, 1, 3), (9, 4), (6, 1, 2))
     )
 )
@@ -222,7 +214,7 @@ _STORIES: tuple[tuple[str, str, int, tuple[int, ...]], ...] = (
     ("Dan", "shells", 7, (-2,)),
 )
 _STORY_SHOTS = _shots(
-    *((_story_question(*story), _steps_answer(story[2], story[3])) for story in _STORIES)
+    *((_story_question(*story), _worked(story[2], story[3], "Answer: ")) for story in _STORIES)
 )
 _SHOWN = {
     message.content for message in (*_ADD_SHOTS, *_LETTERS_SHOTS, *_STORY_SHOTS)

@@ -20,7 +20,7 @@ def agent() -> Values:
             "rewards": {"*": {"kind": "episode"}},
             # many numbers, each guessed by few: what one number rewards is noise for the others
             "batch": {"prompts_per_step": 16, "responses_per_prompt": 4},
-            "scheduling": {"kind": "sync", "dynamic_sampling": 0.0},
+            "scheduling": {"kind": "sync"},
             "sampling": {"max_response_tokens": 128},
             "engine": {"max_model_len": 512},
             "learner": {"optimizer": {"learning_rate": 5e-5}},
