@@ -139,17 +139,7 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[PackedBatc
     bound gets a row of its own.
     """
     computed = [(sample.computed, sample) for sample in samples]
-    computed.sort(
-        key=lambda pair: (
-            pair[0],
-            pair[1].prompt,
-            pair[1].response,
-            pair[1].places,
-            pair[1].behaviour,
-            pair[1].advantages,
-            pair[1].reward,
-        ),
-    )
+    computed.sort(key=lambda pair: (pair[0], _all_fields(pair[1])))
     rows: list[list[Sample]] = []
     filled = max_tokens + 1
     previous: tuple[int, ...] = ()
@@ -162,6 +152,21 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[PackedBatc
         filled += added
         previous = sequences[-1]
     return [pack_samples(row) for row in rows]
+
+
+def _all_fields(sample: Sample) -> tuple[object, ...]:
+    """Everything that a sample has, so that only equal samples keep the order that they came in."""
+    return (
+        sample.prompt,
+        sample.response,
+        tuple((places.start, places.stop) for places in sample.sampled),
+        sample.behaviour,
+        sample.advantages,
+        sample.reward,
+        sample.weight,
+        tuple((span.version, span.num_tokens) for span in sample.versions),
+        sample.restarts,
+    )
 
 
 def _num_added(previous: tuple[int, ...], sequences: Sequence[tuple[int, ...]]) -> int:

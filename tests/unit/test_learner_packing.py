@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import torch
 from hypothesis import example, given
@@ -112,6 +113,19 @@ def test_query_blocks_hold_every_visible_key_once(
 
 
 @example([sample((0,), (0,)), sample((0,), (1,)), sample((0,), (0, 0))], 1, random.Random(0))
+@example(
+    [
+        sample((0,), (0,), (range(0), range(0), range(1))),
+        sample((0,), (0,), (range(0), range(1), range(1, 1))),
+    ],
+    1,
+    random.Random(1),
+)
+@example(
+    [sample((0,), (0,)), replace(sample((0,), (0,)), weight=0.5)],
+    1,
+    random.Random(1),
+)
 @given(SAMPLES, st.integers(1, 40), st.randoms())
 def test_micro_batches_depend_on_the_set_of_samples_only(
     samples: list[Sample], max_tokens: int, rng: random.Random
