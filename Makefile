@@ -1,6 +1,6 @@
 # Everything runs in one environment, made on first use: .venv beside this file.
 PYTHON ?= python3
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  PRESET=smollm2|tiny|...  the run of demo and explain ($(BIN)/rollflow explain --list)"
-	@echo "  TEST_PROCESSES=2         how many processes share out mypy and the files of test"
+	@echo "  TEST_PROCESSES=3         how many processes share out mypy and the files of test"
 	@echo "  $(BIN)/rollflow --help   the same and more, without make"
 
 $(READY): requirements/cpu.txt pyproject.toml
