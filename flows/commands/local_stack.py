@@ -8,6 +8,7 @@ Leaves out which servers a command needs (flows.commands.demo, flows.commands.ui
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,8 @@ DATABASE = "PREFECT_API_DATABASE_CONNECTION_URL"
 LOOPBACK = "127.0.0.1"
 LOG_TAIL = 4000  # characters of a server's log that are looked at for its last words
 LAST_PORT = 65535
+SERVER_PORTS = range(20_000, 32_768)  # below those that Linux gives to outgoing connections
+NUM_TRIES = 100
 PREFECT_PORT = 4200
 SERVER_LOG = Path(".prefect") / "server.log"  # below the artifact root
 POLL_S = 0.2
@@ -76,11 +79,17 @@ def keep_one_authority(home: Path) -> None:
 
 
 def free_port() -> int:
-    """A port nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port nobody listens on at this moment, and that no outgoing connection gets before it is
+    taken: those have the ports that a system gives to whoever names none."""
+    draws = random.SystemRandom()  # processes that were forked from one draw apart
+    for port in draws.sample(SERVER_PORTS, NUM_TRIES):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
+    raise OSError(
+        f"one of {NUM_TRIES} ports in {SERVER_PORTS.start} to {SERVER_PORTS.stop - 1} must be free,"
+        " all are in use; end what listens there"
+    )
 
 
 def check_port(port: int, what: str, cure: str) -> None:

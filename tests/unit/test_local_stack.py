@@ -50,6 +50,13 @@ def test_a_free_port_passes() -> None:
     check_port(free_port(), "the pages", "take another")
 
 
+def test_a_free_port_is_none_that_a_connection_may_get_first() -> None:
+    """Or a server that is started on it finds it taken."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        assert free_port() < listener.getsockname()[1]
+    assert len({free_port() for _ in range(10)}) > 1, "processes must not all take the same"
+
+
 @pytest.mark.parametrize("port", [-1, 0, 70_000])
 def test_a_port_that_there_is_not_is_refused(port: int) -> None:
     with pytest.raises(ValueError, match=f"of the pages must be 1 to 65535, got {port}; choose"):
