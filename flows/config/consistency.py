@@ -25,7 +25,6 @@ def check_parts(config: Parts) -> None:
     _check_lengths(config)
     _check_distribution(config)
     _check_sleep(config)
-    _check_drafts(config)
     _check_stream_trainer(config)
     _check_updates(config)
     _check_shards(config)
@@ -86,16 +85,6 @@ def _check_sleep(config: Parts) -> None:
         raise ValueError(
             "engine.sleep_mode needs GPUs that rollout and learner share, "
             f"got device_kind {kind!r} with roles {config.cluster.roles!r}; leave it out"
-        )
-
-
-def _check_drafts(config: Parts) -> None:
-    """Real engines verify on CPUs alone."""
-    engine, kind = config.engine, config.cluster.device_kind
-    if engine.verify_deferred and engine.kind == "vllm" and kind != "cpu":
-        raise ValueError(
-            f"engine.verify_deferred must be false on {kind} devices, got true: there vLLM computes"
-            " prompts otherwise; leave it out"
         )
 
 

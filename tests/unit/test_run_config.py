@@ -242,9 +242,6 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
     assert "engine.sleep_mode needs GPUs that rollout and learner share" in refusal(
         "engine.sleep_mode=true"
     )
-    assert "engine.verify_deferred must be false on cuda devices, got true" in refusal(
-        "engine.verify_deferred=true", "cluster.device_kind=cuda"
-    )
     assert "sampling.top_p must be 1, got 0.9" in refusal("sampling.top_p=0.9")
     values = assemble("tiny", "", ["sampling.temperature=0.7", "learner.temperature=0.7"])
     assert RunConfig.model_validate(values).learner.temperature == 0.7
