@@ -161,9 +161,8 @@ GENERATED = (
     _field("submitted_s", pa.float64()),
     _field("first_token_s", pa.float64()),
     _field("finished_s", pa.float64()),
-    # files of earlier runs lack these two columns
+    # files of earlier runs lack the column
     _field("attempt", pa.int64(), value=lambda cell: cell or 0),
-    _field("num_verified", pa.int32(), value=lambda cell: cell or 0),
     # null for a response of one turn; files of earlier runs lack the column
     _field(
         "episode",

@@ -11,7 +11,7 @@ few milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from artifacts import layout
 from artifacts.records import Group, Span
@@ -51,22 +51,22 @@ class Journal:
                 continue  # another writer, or the run before a restart, took this number
             return name
 
-    def read(self, step: int, prompts: Collection[str] | None = None) -> list[ResponseRow]:
-        """Every recorded response of a step once, or every one to these prompts (ids), by first
-        appearance; the finalised table if there is one, else the parts.
+    def read(self, step: int) -> list[ResponseRow]:
+        """Every recorded response of a step once, by first appearance; the finalised table if there
+        is one, else the parts.
 
         Of several records of a response the scored one wins over the unscored, then the later over
         the earlier: rollout and reward append on their own, so a score can be on disk before the
         batch that its response was generated in.
         """
-
-        def parse(data: bytes) -> list[ResponseRow]:
-            return responses_from_parquet(data, prompts)
-
         final = layout.table_file("responses", step)
         if self._store.exists(final):
-            return self._store.parsed(final, parse)
-        return _latest(row for part in self._parts(step) for row in self._store.parsed(part, parse))
+            return self._store.parsed(final, responses_from_parquet)
+        return _latest(
+            row
+            for part in self._parts(step)
+            for row in self._store.parsed(part, responses_from_parquet)
+        )
 
     def finalise(
         self, step: int, rows: Sequence[ResponseRow], groups: Sequence[Group], spans: Sequence[Span]

@@ -116,9 +116,6 @@ class Request:
     kept_tokens: tuple[int, ...] = ()  # tokens generated elsewhere before this submission
     kept_logprobs: tuple[float, ...] = ()  # their behaviour log-probabilities
     kept_versions: tuple[VersionSpan, ...] = ()  # the weight versions that sampled them
-    # tokens that other weights drew for it with the same noise: an engine may verify them instead
-    # of decoding, which changes nothing about what is drawn
-    draft_tokens: tuple[int, ...] = ()
     attempt: int = 0  # which attempt at which round asks; its response says the same
     oldest_version: int = 0  # of the weights that may generate it
     environment: str = ""  # the domain whose environment answers; empty for a single turn
@@ -168,7 +165,6 @@ class Generated:
     finished_s: float  # when its last token came
     attempt: int = 0  # the attempt that asked for it, as the request had it
     episode: Episode | None = None  # its turns; None for a response of a single one
-    num_verified: int = 0  # of its tokens, those that a draft had
 
     @property
     def response_id(self) -> str:

@@ -12,12 +12,11 @@ of their metadata. Leaves out the columns themselves (`columns`) and where the b
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from artifacts.columns import (
@@ -59,11 +58,8 @@ def responses_to_parquet(step: int, rows: Sequence[ResponseRow]) -> bytes:
     return _to_parquet("responses", step, [_response_cells(row) for row in rows])
 
 
-def responses_from_parquet(
-    data: bytes, prompts: Collection[str] | None = None
-) -> list[ResponseRow]:
-    """The rows of such a file, or those that answer one of these prompts (ids)."""
-    step, cells = _from_parquet("responses", data, prompts)
+def responses_from_parquet(data: bytes) -> list[ResponseRow]:
+    step, cells = _from_parquet("responses", data)
     return [_response_row(step, row) for row in cells]
 
 
@@ -121,10 +117,7 @@ def _leaf_paths(fields: Iterable[pa.Field], above: str = "") -> list[str]:
     return paths
 
 
-def _from_parquet(
-    name: TableName, data: bytes, prompts: Collection[str] | None = None
-) -> tuple[int, list[Row]]:
-    """prompts: whose rows alone are wanted; what is left out costs no Python."""
+def _from_parquet(name: TableName, data: bytes) -> tuple[int, list[Row]]:
     table = pq.ParquetFile(io.BytesIO(data)).read()
     metadata = table.schema.metadata or {}
     found = metadata.get(TABLE_KEY, b"nothing").decode()
@@ -135,8 +128,6 @@ def _from_parquet(
             f"the file must hold {want}, got {found!r} version {version}; read it with the code"
             " that wrote it"
         )
-    if prompts is not None:
-        table = table.filter(pc.field("prompt_id").isin([*prompts]))
     return int(metadata[STEP_KEY]), cast("list[Row]", table.to_pylist())
 
 

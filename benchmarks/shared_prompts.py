@@ -44,7 +44,7 @@ def main() -> None:
     times: dict[bool, list[float]] = {True: [], False: []}
     for pair in range(options.pairs):
         for shares in (True, False) if pair % 2 else (False, True):
-            core._siblings.can_share = shares
+            core._siblings._can_share = shares
             seconds, num_tokens = _measure(core, same)
             times[shares].append(seconds)
             print(f"pair={pair} {shares=} cpu_s={seconds:.2f} tokens={num_tokens}", flush=True)

@@ -21,7 +21,6 @@ from artifacts.records import Group, Prompt, prompt_of
 from artifacts.tables import ResponseRow
 from tasks.begun_responses import begun_responses, written_tokens
 from tasks.cluster.actors import ActorLost
-from tasks.deferred_drafts import drafts_of
 from tasks.engines.askers import Asker
 from tasks.engines.base import EngineLost, EngineStats
 from tasks.learner.reward_moments import compared_with, record_moments
@@ -145,7 +144,6 @@ def round_inputs(
         publications=StreamPublications(stream) if plan.overlaps else None,
         guests=guests_of(plan.run, stream, asker_of(plan)),
         begun=begun_responses(plan),
-        drafts=drafts_of(plan),
         report_tokens=plan.run.engine.report_tokens,
     )
 

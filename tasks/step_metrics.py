@@ -92,7 +92,6 @@ def _rollout_metrics(report: StepReport) -> dict[str, float]:
         "rollout/response_tokens_mean": sum(lengths) / len(lengths),
         "rollout/response_tokens_max": float(max(lengths)),
         "rollout/migrated_responses": float(rollout.num_migrated),
-        "rollout/verified_tokens": float(rollout.num_verified),
         "rollout/freed_learners": float(len(rollout.freed)),
         "rollout/interrupted_responses": float(rollout.num_interrupted),
         **_lost_tokens(rollout),

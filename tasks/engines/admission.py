@@ -32,7 +32,7 @@ def check_request(request: Request, max_model_len: int, vocabulary: int) -> None
             f"kept tokens need a log-probability and a version each, {name} keeps {num_kept}; take"
             " all three from one Generated"
         )
-    tokens = (*request.prompt_tokens, *request.kept_tokens, *request.draft_tokens)
+    tokens = (*request.prompt_tokens, *request.kept_tokens)
     if min(tokens) < 0 or max(tokens) >= vocabulary:
         raise ValueError(
             f"token ids must be in 0..{vocabulary - 1}, {name} has {min(tokens)}..{max(tokens)};"

@@ -136,15 +136,6 @@ class ReplicaConfig(BaseModel):
         ),
     )
 
-    verify_deferred: bool = Field(
-        default=False,
-        description=(
-            "Whether a response of a deferred prompt that is asked again is verified along the"
-            " tokens that it had when it was given up, as far as today's weights draw them, instead"
-            " of being decoded anew."
-        ),
-    )
-
     @property
     def imports(self) -> tuple[str, ...]:
         """Modules that take long to import and that only processes with a replica need."""

@@ -90,7 +90,6 @@ class Migration:
             kept_logprobs=kept.logprobs,
             kept_versions=kept.versions,
             kept_episode=kept.episode,
-            draft_tokens=(),
         )
 
     def freed(self, is_empty: Callable[[str], bool]) -> list[ScaleDown]:

@@ -120,9 +120,6 @@ class RoundInputs:
     balancing: BalancingConfig = field(default_factory=BalancingConfig)
     # what was written down of responses that this attempt or one before it began, by response id
     begun: Callable[[], Awaitable[Mapping[str, Generated]]] = _nothing_begun
-    # what responses of deferred prompts had when they were given up, by response id: engines may
-    # verify it instead of decoding
-    drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     report_tokens: int = 0  # steps between two reports of an engine; 0 where none tells anything
     # writes down what engines tell of running responses, as `begun` finds it
     on_told: Callable[[Sequence[NewTokens]], None] = _forget
@@ -164,7 +161,6 @@ class RoundInputs:
             top_p=self.sampling.top_p,
             # without the step: a deferred prompt draws as it did before
             seed=derive_seed(self.seed, prompt_id, index),
-            draft_tokens=self.drafts.get(response_id(prompt_id, index), ()),
             attempt=self.attempt,
             environment=prompt.domain if is_episode else "",
             episode_seed=prompt.episode_seed or 0,

@@ -50,7 +50,6 @@ class RolloutReport:
     finished_s: float  # last response
     kv_usage_max: float = 0.0  # the fullest that an engine's KV cache was in this round, 0..1
     num_migrated: int = 0  # responses that went on in another engine
-    num_verified: int = 0  # sampled tokens that were verified along a draft instead of decoded
     freed: tuple[str, ...] = ()  # learners whose devices were freed in mid-round
     reward_waits: tuple[Interval, ...] = ()  # when it waited for verdicts alone
     carried: tuple[Carry, ...] = ()  # prompts for the next round, in its order
@@ -104,7 +103,6 @@ def round_report(
         kv_usage_max=max((reading.kv_usage_max for reading in readings), default=0.0),
         spans=rollout_spans(result, {**devices, **result.joined}),
         num_migrated=len(result.migrated),
-        num_verified=sum(response.num_verified for response in result.generated),
         freed=result.freed,
         reward_waits=reward_waits(result),
         carried=result.carried,

@@ -42,9 +42,6 @@ class Machine:
     context_tokens: float = 1_000  # before a trained token, on average over tokens
     draft_tokens: int = 0  # verified with a token of each sequence, where that is worth it
     draft_yield: float = 1.0  # tokens that such a step brings a sequence on average
-    # probability of each token of a deferred response that it is not drawn again, where what it had
-    # is verified; 1 decodes all of it anew
-    draft_divergence: float = 1.0
 
     def roofline(self, size: int) -> Roofline:
         """What a replica of this size takes."""
@@ -85,8 +82,6 @@ class Machine:
             shares_prompts=True,
             draft_tokens=self.draft_tokens,
             draft_yield=self.draft_yield,
-            verify_deferred=self.draft_divergence < 1,
-            draft_divergence=self.draft_divergence,
         )
 
     def profile(self, sizes: Sequence[int]) -> ThroughputProfile:

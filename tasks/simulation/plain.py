@@ -44,8 +44,6 @@ class PlainMachine:
     publishing_s: float = 0.0
     rebuilding_s: float = 0.0
     freeing_s: float = 0.0
-    # probability of each token of a deferred response that it is not drawn again; 1: not verified
-    draft_divergence: float = 1.0
 
     def sizes(self, num_devices: int, largest: int) -> tuple[int, ...]:
         return possible_sizes(
@@ -59,8 +57,6 @@ class PlainMachine:
             prefill_s_per_token=self.prefill_s_per_token / size,
             kv_capacity_tokens=size * self.device_tokens - self.weights_tokens,
             max_batch=self.max_batch,
-            verify_deferred=self.draft_divergence < 1,
-            draft_divergence=self.draft_divergence,
         )
 
     def profile(self, sizes: Sequence[int]) -> ThroughputProfile:

@@ -19,7 +19,6 @@ from collections import deque
 
 from artifacts.records import Response, Span
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.rounds.drafts import Drafts, drafts_after
 from tasks.rounds.report import RolloutReport, round_report
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.layout_planner import expected_demand, seen_demand
@@ -67,7 +66,6 @@ class _Player:
         self._planner = PlannerState()
         self._state = QueueState()
         self._carried: tuple[Response, ...] = ()  # by the last round, to be gone on with
-        self._drafts: Drafts = {}  # what deferred prompts had
         self._history: deque[tuple[int, ...]] = deque(maxlen=HISTORY_ROUNDS)
         self._clock = asyncio.get_running_loop().time
 
@@ -102,7 +100,6 @@ class _Player:
         published = await update_and_publish(cluster, self._run.machine, plan.step)
         self._remember(plan, report, prompts)
         self._carried = trained.result.carried_responses
-        self._drafts = drafts_after(self._drafts, trained.result)
         record = RoundRecord(
             plan=plan,
             report=report,
@@ -149,7 +146,6 @@ class _Player:
             scheduler=run.watch(plan, run.policy.scheduler(plan)),
             prompts=prompts,
             recorded=self._carried,
-            drafts=self._drafts,
             feed=self._feed,
             gradients=run.work.gradients(run.seed),
             longest_tokens=run.work.longest_tokens,

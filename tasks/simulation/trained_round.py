@@ -18,7 +18,6 @@ from artifacts.records import Group, Prompt, Response, Span
 from tasks.engines.base import EngineStats
 from tasks.learner.split import Split
 from tasks.learner.streaming import StreamedAccumulation
-from tasks.rounds.drafts import Drafts
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundInputs, RoundResult, ScoreFeed
 from tasks.scheduling.balancing import BalancingConfig
@@ -40,7 +39,6 @@ class RoundRules:
     scheduler: RoundScheduler  # fresh
     prompts: Mapping[str, Prompt]  # of the plan's candidates
     recorded: Sequence[Response]  # what the round before carried
-    drafts: Drafts  # of deferred prompts
     feed: ScoreFeed
     gradients: GradientWork
     longest_tokens: int
@@ -108,7 +106,6 @@ class TrainedRound:
             rules.longest_tokens,
             prompts=rules.prompts,
             recorded=rules.recorded,
-            drafts=rules.drafts,
             feed=rules.feed,
             seed=rules.seed,
             attempt=rules.plan.step,

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from flows.experiments.paper.drafts import RIVAL_LINES, YIELDS, yielding
+from flows.experiments.paper.drafts import YIELDS, lines_of, part_of
 from flows.experiments.paper.setups import BY_MODEL
-from flows.experiments.paper.varied_line import lines_of, part_of
 from tasks.engines.simulation.pace import Pace
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 
@@ -56,10 +55,10 @@ def test_a_step_yields_no_more_than_it_verifies() -> None:
 
 def test_every_line_is_played_with_every_yield_and_is_the_faster_the_more_it_yields() -> None:
     small = replace(BY_MODEL["7B"], prompts=8, responses=2, num_devices=4, tasks=("math",))
-    line = lines_of(small, RIVAL_LINES)["rollpacker"]
-    part = part_of("drafts/7B/rollpacker", small, line, yielding, YIELDS, seed=0)
+    line = lines_of(small)["rollpacker"]
+    part = part_of("drafts/7B/rollpacker", small, line, seed=0)
     found = part.figures({name: case.play() for name, case in part.cases.items()})
     assert found["drafts/7B/rollpacker/1/vs_rollpacker"] == 1
-    gains = [found[f"drafts/7B/rollpacker/{drafted}/over_plain"] for drafted in YIELDS]
+    gains = [found[f"drafts/7B/rollpacker/{drafted:g}/over_plain"] for drafted in YIELDS]
     assert gains == sorted(gains)
     assert gains[-1] > 1.2

@@ -13,7 +13,6 @@ from flows.experiments.paper.polyrl import polyrl
 from flows.experiments.paper.rewards import figure_13
 from flows.experiments.paper.robust import robust
 from flows.experiments.paper.rollout_rounds import curves, figure_6, figure_10, figure_11
-from flows.experiments.paper.verified import verified
 from flows.experiments.paper.whole_steps import (
     figure_4,
     figure_14,
@@ -43,7 +42,6 @@ EXPERIMENTS: Mapping[str, Callable[[Scale], Experiment]] = {
     "robust": robust,
     "ordering": ordering,
     "drafts": drafts,
-    "verified": verified,
 }
 
 

@@ -89,13 +89,10 @@ class RollpackerCase:
     @property
     def _machine(self) -> Machine:
         rows = PACKED_TOKENS if self.variant.packs else MICRO_BATCH_TOKENS
-        variant = self.variant
-        return replace(
-            machine_of(self.set_up, rows),
-            draft_tokens=DRAFT_TOKENS if variant.draft_yield > 1 else 0,
-            draft_yield=variant.draft_yield,
-            draft_divergence=variant.draft_divergence,
-        )
+        machine = machine_of(self.set_up, rows)
+        if self.variant.draft_yield == 1:
+            return machine
+        return replace(machine, draft_tokens=DRAFT_TOKENS, draft_yield=self.variant.draft_yield)
 
     @property
     def _parts(self) -> tuple[tuple[str, bool], ...]:
@@ -119,10 +116,6 @@ class RollpackerCase:
             ("divided", variant.moves_running),
             ("packed", variant.packs),
             (f"drafts that yield {variant.draft_yield:g} tokens a step", variant.draft_yield > 1),
-            (
-                f"verifies, {variant.draft_divergence:.2g} of the tokens differ",
-                variant.draft_divergence < 1,
-            ),
             (
                 f"async ratio {variant.async_ratio:g} ({variant.at_update}),"
                 f" {variant.learner_share or 1:.0%} of the devices train",

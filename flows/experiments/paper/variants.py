@@ -38,9 +38,6 @@ class Variant:
     under_way: float = 0.0
     moves_running: bool = False  # whether what runs goes on wherever there is less to do
     draft_yield: float = 1.0  # tokens of a step with drafts, where few decode; 1: no drafts
-    # probability of each token of a deferred response that it is not drawn again, where what it had
-    # is verified; 1 decodes all of it anew
-    draft_divergence: float = 1.0
     packs: bool = False  # whether the learner fills its rows, or has one response to each
     async_ratio: float = 0.0  # steps that generation may be ahead: more than 0 is off-policy
     extra_lag: int = 0  # steps more that a group which takes long may be passed over

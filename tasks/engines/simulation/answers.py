@@ -3,8 +3,6 @@ a response, written by its writer."""
 
 from __future__ import annotations
 
-import math
-import random
 from dataclasses import dataclass
 
 from artifacts.new_tokens import NewTokens
@@ -12,7 +10,6 @@ from artifacts.records import FinishReason, Generated, Request
 from artifacts.version_spans import split_spans
 from tasks.engines.simulation.decoding import Decoding
 from tasks.engines.simulation.writers import Writer
-from tasks.scheduling.seeds import derive_seed
 
 # of every token, nats: there is no distribution that it was drawn from, and a learner that has seen
 # such answers gives them about as much
@@ -26,44 +23,20 @@ class Answers:
     engine: str  # name of the replica
     writer: Writer  # who writes them
     epoch_s: float  # the zero of that clock in the times of the records
-    # probability that a draft's token is not drawn again; None where drafts are not looked at
-    divergence: float | None = None
 
     def begin(self, request: Request, noise: int, now_s: float) -> Decoding:
         """The request as it waits to be decoded, to its bound or to where its writer ends."""
         length = self.writer.num_tokens(request, noise)
-        target_tokens = min(length, request.max_new_tokens)
-        num_kept = len(request.kept_tokens)
-        num_drafted = self._num_drafted(request, target_tokens)
-        num_verified = self._num_verified(request, num_drafted)
         return Decoding(
             request=request,
             noise=noise,
-            target_tokens=target_tokens,
+            target_tokens=min(length, request.max_new_tokens),
             reason="length" if length > request.max_new_tokens else "stop",
             submitted_s=now_s,
-            num_settled=float(num_kept + num_verified),
-            num_told=num_kept,
+            num_settled=float(len(request.kept_tokens)),
+            num_told=len(request.kept_tokens),
             spans=request.kept_versions,
-            num_verified=num_verified,
-            num_refused=num_drafted - num_verified,
         )
-
-    def _num_drafted(self, request: Request, target_tokens: int) -> int:
-        """Tokens of the draft that are read: the last of a response is drawn anyway, after it."""
-        if self.divergence is None or request.kept_tokens:
-            return 0
-        return max(0, min(len(request.draft_tokens), target_tokens - 1))
-
-    def _num_verified(self, request: Request, num_drafted: int) -> int:
-        """Those up to the first that is not drawn again."""
-        if not (num_drafted and self.divergence):
-            return num_drafted
-        if self.divergence == 1:
-            return 0
-        draws = random.Random(derive_seed(request.seed, "draft", request.attempt))
-        num_alike = math.log(1 - draws.random()) / math.log(1 - self.divergence)
-        return min(num_drafted, int(num_alike))
 
     def tell(self, sequence: Decoding, version: int, now_s: float) -> NewTokens:
         """Its tokens since it was told of last; version: of those since the last load."""
@@ -108,5 +81,4 @@ class Answers:
             first_token_s=self.epoch_s + first_token_s,
             finished_s=self.epoch_s + now_s,
             attempt=request.attempt,
-            num_verified=sequence.num_verified,
         )

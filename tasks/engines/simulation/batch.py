@@ -61,7 +61,6 @@ class DecodingBatch:
 
     def add(self, sequence: Decoding) -> None:
         self._waiting[sequence] = None
-        self.tokens_generated += sequence.num_verified
 
     def remove(self, sequence: Decoding) -> None:
         if sequence in self._running:
@@ -129,9 +128,7 @@ class DecodingBatch:
         return self._stall_s + self._steps_s(self._steps_to_event())
 
     def _admit(self, sequence: Decoding) -> None:
-        num_missing = self._cache.missing_tokens(sequence) + sequence.num_refused
-        sequence.num_refused = 0
-        work = self._pace.prefill_work(num_missing)
+        work = self._pace.prefill_work(self._cache.missing_tokens(sequence))
         self._running[sequence] = next(self._admissions)
         self._cache.enter(sequence)
         if self._pace.chunk_tokens and work:

@@ -32,8 +32,6 @@ class Decoding:
     num_settled: float  # tokens that it had when it last began or stopped to decode
     spans: tuple[VersionSpan, ...]  # of the tokens up to the last load
     num_told: int  # tokens that were kept or reported
-    num_verified: int = 0  # tokens that it has from its draft
-    num_refused: int = 0  # tokens of the draft beyond them, which are prefilled once all the same
     first_token_s: float | None = None
     count: StepCount | None = None  # of the batch that it decodes in; None while it does not
     began_steps: float = 0.0  # that count when it began

@@ -118,15 +118,6 @@ class SimulatedEngineConfig(ReplicaConfig):
     draft_yield: float = Field(
         1.0, ge=1, description="Tokens that a sequence gains on average in a step with drafts."
     )
-    draft_divergence: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description=(
-            "Probability of each token of a deferred response that it is not the one that it had,"
-            " where those are verified (verify_deferred); the rest is decoded."
-        ),
-    )
     takes_seeds: bool = Field(
         True,
         description=(
@@ -219,10 +210,7 @@ class SimulatedEngine(Replica):
         self._config = config
         self._version = version
         self._answers = Answers(
-            engine=name,
-            writer=writer or config.writer(model_path=""),
-            epoch_s=epoch_s,
-            divergence=config.draft_divergence if config.verify_deferred else None,
+            engine=name, writer=writer or config.writer(model_path=""), epoch_s=epoch_s
         )
         self._batch = DecodingBatch(config.pace, config.report_tokens)
         # what is in the batch, by response id: two attempts at one may meet here

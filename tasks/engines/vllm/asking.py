@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from artifacts.records import Request
-from tasks.engines.vllm.verifying import DRAFT_FROM
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -35,31 +34,6 @@ def response_params(
         **seed,
         stop_token_ids=list(stop_ids),
         logprobs=0,
-        flat_logprobs=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
-
-
-def draft_params(
-    request: Request,
-    seed: Mapping[str, Any],  # Any: vLLM's arguments are of many types
-    *,
-    shares_prompt: bool,
-) -> SamplingParams:
-    """What is drawn along the request's draft, and the token after it; shares_prompt: whether what
-    is before the draft may come from the cache (`siblings` keeps the rest out of it)."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return SamplingParams(
-        max_tokens=1,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        extra_args={**seed["extra_args"], DRAFT_FROM: len(request.prompt_tokens)},
-        logprobs=0,
-        prompt_logprobs=0,
-        skip_reading_prefix_cache=not shares_prompt,
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,

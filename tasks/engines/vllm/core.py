@@ -3,9 +3,8 @@ no asyncio, no deadlines.
 
     submit ─▶ add ─▶ (wait for a sibling, or for a load) ─▶ live ─▶ step ... step ─▶ Generated
 
-A response is one vLLM request, and before it one for its draft if it has any (`verifying`):
-`asking` says how it is asked, `live` what is known of it inside, `siblings` whom it waits for.
-`attesting` says what weights are loaded, `gauges` how busy it is.
+A response is one vLLM request: `asking` says how it is asked, `live` what is known of it inside,
+`siblings` whom it waits for. `attesting` says what weights are loaded, `gauges` how busy it is.
 vLLM is imported only when a core is built (`engine.build_core`), after pinning. What is relied on
 here, in vLLM 0.32: `LLMEngine` with its engine core in process and the batches it has computed
 ahead, and its scheduler (KV usage, the queue of what runs; a request that runs and is not scheduled
@@ -22,7 +21,7 @@ from artifacts.new_tokens import News, NewTokens
 from artifacts.records import FinishReason, Generated, Request, Running, WeightsRef
 from tasks.engines.admission import check_request
 from tasks.engines.base import Attestation, EngineStats
-from tasks.engines.vllm.asking import draft_params, enter, response_params
+from tasks.engines.vllm.asking import enter, response_params
 from tasks.engines.vllm.attesting import (
     PROBE,
     agreed,
@@ -35,7 +34,6 @@ from tasks.engines.vllm.draws import own_draws
 from tasks.engines.vllm.gauges import Gauges
 from tasks.engines.vllm.live import Live
 from tasks.engines.vllm.siblings import Siblings, Waiting
-from tasks.engines.vllm.verifying import as_verified, draft_of, verify_drafts
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -52,10 +50,8 @@ class VllmCore:
         name: str,
         version: int,
         report_tokens: int = 0,
-        verifies: bool = False,
     ) -> None:
-        """report_tokens: steps between two reports of new tokens; 0 for none. verifies: whether
-        drafts are; else they are not looked at."""
+        """report_tokens: steps between two reports of new tokens; 0 for none."""
         self._engine = engine
         self._tokenizer = tokenizer  # Any: transformers' tokenizers have no useful common type
         self._stop_ids = stop_ids
@@ -66,9 +62,6 @@ class VllmCore:
         self._gauges = Gauges()
         self._asleep = False
         self._seed_arguments = own_draws(engine)
-        self._verifies = verifies
-        if verifies:
-            verify_drafts(engine)
         self._siblings = Siblings(self._scheduler)
         self._holds_new = False
         self._held: list[Waiting] = []  # until the next load
@@ -119,11 +112,10 @@ class VllmCore:
         self._holds_new = True
         begun = {request.request_id for request in self._scheduler.running}
         for live in [*self._live.values()]:
-            has_begun = live.new_tokens or live.scheduled.request_id in begun
-            if live.draft or not has_begun:
+            if not live.new_tokens and live.scheduled.request_id not in begun:
                 self._engine.abort_request([live.internal_id], internal=True)
                 self._forget(live)
-                self._held.append(Waiting(request=live.asked, submitted_s=live.submitted_s))
+                self._held.append(Waiting(request=live.request, submitted_s=live.submitted_s))
         self._held += self._siblings.take_all()
 
     def abort(self, response_ids: Sequence[str]) -> list[Generated]:
@@ -238,54 +230,21 @@ class VllmCore:
         return self._engine.engine_core.engine_core.scheduler
 
     def _begin(self, request: Request, submitted_s: float) -> None:
-        """Have vLLM take the request, or first its draft."""
-        draft = draft_of(request, self._stop_ids) if self._verifies else ()
-        seed = self._seed_arguments(request.seed)
-        if draft:
-            params = draft_params(request, seed, shares_prompt=self._siblings.can_share)
-        else:
-            params = response_params(request, self._stop_ids, seed)
-        self._enter(request, params, submitted_s, draft)
-
-    def _enter(
-        self, request: Request, params: Any, submitted_s: float, draft: tuple[int, ...] = ()
-    ) -> Live:
-        """Any: vLLM's SamplingParams."""
-        tokens = [*request.prompt_tokens, *request.kept_tokens, *draft]
+        """Have vLLM take the request."""
+        tokens = [*request.prompt_tokens, *request.kept_tokens]
+        params = response_params(request, self._stop_ids, self._seed_arguments(request.seed))
         internal_id = enter(self._engine, request.response_id, tokens, params, self._siblings.salt)
         live = Live(
             request=request,
-            asked=request,
             internal_id=internal_id,
             state=self._engine.output_processor.request_states[internal_id],
             scheduled=self._scheduler.requests[internal_id],
             submitted_s=submitted_s,
             spans=request.kept_versions,
-            num_told=len(request.kept_tokens),
-            draft=draft,
         )
         self._live[request.response_id] = live
         self._without_token.append(live)
         self._siblings.enter(live.scheduled)
-        return live
-
-    def _go_on(self, live: Live, output: Any) -> list[Generated]:  # Any: vLLM's output
-        """The draft is verified: decode from there, unless the response is over with it."""
-        self._forget(live)
-        self._gauges.note_end(live)
-        known, num_verified = as_verified(live.request, live.draft, output, self._version)
-        self._gauges.note_drawn(len(known.kept_tokens))
-        is_stopped = known.kept_tokens[-1] in self._stop_ids
-        if is_stopped or len(known.kept_tokens) == known.max_new_tokens:
-            live.request, live.spans, live.num_verified = known, known.kept_versions, num_verified
-            reason: FinishReason = "stop" if is_stopped else "length"
-            now_s = time.time()
-            return [live.generated(reason, self._version, self._name, self._tokenizer, now_s)]
-        params = response_params(known, self._stop_ids, self._seed_arguments(known.seed))
-        following = self._enter(known, params, live.submitted_s)
-        following.asked, following.num_told = live.asked, live.num_told
-        following.first_token_s, following.num_verified = live.first_token_s, num_verified
-        return []
 
     def _take_in(self, request: Request, submitted_s: float) -> None:
         """Begin it, or have it wait for the next load or for a sibling."""
@@ -328,19 +287,16 @@ class VllmCore:
             if live.state.is_prefilling:
                 waiting.append(live)
             else:
-                live.first_token_s = live.first_token_s or now_s
+                live.first_token_s = now_s
         self._without_token = waiting
 
     def _finished(self, outputs: Sequence[Any]) -> list[Generated]:  # Any: vLLM's outputs
         """The responses that ended in a step."""
-        done: list[Generated] = []
-        for output in filter(lambda output: output.finished, outputs):
-            live = self._live[output.request_id]
-            if live.draft:
-                done += self._go_on(live, output)
-            else:
-                done.append(self._finish(output.request_id, output.outputs[0].finish_reason))
-        return done
+        return [
+            self._finish(output.request_id, output.outputs[0].finish_reason)
+            for output in outputs
+            if output.finished
+        ]
 
     def _report(self) -> list[NewTokens]:
         """What has come since the last report, if enough steps have passed: each gives a response

@@ -283,13 +283,7 @@ def build_core(
     engine = build_llm_engine(config.vllm_arguments(model_path, seed, on_cpu=on_cpu()))
     stop_ids = read_stop_ids(model_path, tokenizer) if may_stop else ()
     core = VllmCore(
-        engine,
-        tokenizer,
-        stop_ids,
-        name,
-        version=0,
-        report_tokens=config.report_tokens,
-        verifies=config.verify_deferred,
+        engine, tokenizer, stop_ids, name, version=0, report_tokens=config.report_tokens
     )
     core.warm_up()
     return core

@@ -27,10 +27,6 @@ class Gauges:
         self._num_tokens += len(live.new_tokens)
         self._num_preemptions += live.num_preemptions
 
-    def note_drawn(self, num_tokens: int) -> None:
-        """So many tokens were drawn along a draft."""
-        self._num_tokens += num_tokens
-
     def note_load(self, running: Iterable[Live]) -> None:
         """Weights are loaded; what runs has been preempted for them, which does not count."""
         self._num_preemptions = 0

@@ -21,29 +21,20 @@ class Live:
     """A request inside vLLM, with vLLM's own two records of it."""
 
     request: Request
-    asked: Request  # as it came, without what has been verified of it
     internal_id: str
     state: Any  # vllm RequestState: tokens and log-probabilities so far
     scheduled: Any  # vllm Request: preemptions
     submitted_s: float  # Unix seconds
     spans: tuple[VersionSpan, ...]  # of the tokens up to the last load
     preemptions_before: int = 0  # up to the last load
-    num_told: int  # of its tokens, those that whoever asked has, kept ones included
-    draft: tuple[int, ...] = ()  # that are being verified; nothing is decoded meanwhile
-    num_verified: int = 0  # of its kept tokens, those that were
     first_token_s: float = 0.0  # Unix seconds; 0 before it
+    num_told: int = 0  # new tokens that were reported
 
     @property
     def new_tokens(self) -> Sequence[int]:
-        """Decoded here: all but the kept ones, and none while a draft is verified."""
+        """Generated here: all but the kept ones."""
         tokens: Sequence[int] = self.state.detokenizer.output_token_ids
-        return () if self.draft else tokens
-
-    @property
-    def new_logprobs(self) -> Sequence[float]:
-        """Theirs."""
-        logprobs: Sequence[float] = self.state.logprobs_processor.logprobs.logprobs
-        return () if self.draft else logprobs
+        return tokens
 
     @property
     def num_tokens(self) -> int:
@@ -53,7 +44,7 @@ class Live:
     @property
     def has_news(self) -> bool:
         """Whether it has tokens that were not reported."""
-        return self.num_tokens > self.num_told
+        return len(self.new_tokens) > self.num_told
 
     @property
     def num_preemptions(self) -> int:
@@ -72,15 +63,16 @@ class Live:
     def tell(self, version: int, engine: str, now_s: float) -> NewTokens:
         """Its tokens since the last report, which is now (Unix seconds)."""
         request = self.request
-        num_before, self.num_told = self.num_told, self.num_tokens
+        begin, self.num_told = self.num_told, len(self.new_tokens)
+        num_before = len(request.kept_tokens) + begin
         return NewTokens(
             prompt_id=request.prompt_id,
             index=request.index,
             attempt=request.attempt,
             engine=engine,
             num_before=num_before,
-            token_ids=(*request.kept_tokens, *self.new_tokens)[num_before:],
-            logprobs=(*request.kept_logprobs, *self.new_logprobs)[num_before:],
+            token_ids=tuple(self.new_tokens[begin:]),
+            logprobs=tuple(self.state.logprobs_processor.logprobs.logprobs[begin:]),
             versions=split_spans(self.spans_with(version), num_before)[1],
             submitted_s=self.submitted_s,
             first_token_s=self.first_token_s or now_s,
@@ -102,7 +94,7 @@ class Live:
             prompt_id=request.prompt_id,
             index=request.index,
             token_ids=tokens,
-            logprobs=(*request.kept_logprobs, *self.new_logprobs),
+            logprobs=(*request.kept_logprobs, *self.state.logprobs_processor.logprobs.logprobs),
             versions=self.spans_with(version),
             finish_reason=reason,
             text=tokenizer.decode(tokens, skip_special_tokens=True),
@@ -111,5 +103,4 @@ class Live:
             first_token_s=self.first_token_s or now_s,
             finished_s=now_s,
             attempt=request.attempt,
-            num_verified=self.num_verified,
         )

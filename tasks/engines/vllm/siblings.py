@@ -7,7 +7,6 @@ vLLM shares computed prefixes in whole blocks, so each sibling would compute aga
 has in a last, half-filled block: on CPUs, where a block has 32 tokens, about 16 tokens a response.
 A copy costs next to nothing. No draw changes: its noise belongs to the response. What other
 weights computed is not shared: requests carry a cache salt, which changes when such blocks stay.
-A response with a draft (`verifying`) shares the whole blocks of its prompt, and waits for nobody.
 
 Off where it was not tried or gains nothing: on GPUs (a few tokens of a prefill are nothing there),
 without prefix caching, and for models whose layers do not keep every token.
@@ -27,7 +26,6 @@ from typing import Any
 
 from artifacts.records import Request
 from tasks.engines.vllm.llm_engine import on_cpu
-from tasks.engines.vllm.verifying import draft_from
 
 # Any: vLLM's scheduler, requests and blocks
 
@@ -52,14 +50,14 @@ class Siblings:
     """Who waits for whom, and what vLLM's scheduler is told of it."""
 
     def __init__(self, scheduler: Any) -> None:
-        self.can_share = _can_share(scheduler)
+        self._can_share = _can_share(scheduler)
         # vLLM's cache salt of all that enters from now on; what has another is never shared with it
         self.salt: str | None = None
         self._inside: dict[Key, list[Any]] = {}  # vLLM's requests, oldest first
         self._waiting: list[Waiting] = []
         self._blocks = scheduler.kv_cache_manager
         self._whole_blocks = self._blocks.get_computed_blocks
-        if self.can_share:
+        if self._can_share:
             self._blocks.get_computed_blocks = self._computed_blocks
 
     @property
@@ -97,12 +95,12 @@ class Siblings:
 
     def enter(self, request: Any) -> None:
         """vLLM has this request now, and has not begun it."""
-        if self.can_share and draft_from(request.sampling_params) is None:
+        if self._can_share:
             self._inside.setdefault(_key(request), []).append(request)
 
     def leave(self, request: Any) -> None:
         """The request is over."""
-        if self.can_share and draft_from(request.sampling_params) is None:
+        if self._can_share:
             key = _key(request)
             self._inside[key].remove(request)
             if not self._inside[key]:
@@ -117,17 +115,11 @@ class Siblings:
         """The blocks that the request need not compute, how many of its tokens they hold, and
         vLLM's mark of a prefix that it would have liked to find."""
         blocks, num_tokens, mark = self._whole_blocks(request)
-        (manager,) = self._blocks.coordinator.single_type_managers
-        draft = draft_from(request.sampling_params)
-        if draft is not None:  # the logits in all of its places are needed
-            (found,) = blocks.blocks
-            kept = found[: (draft - 1) // manager.block_size]
-            num_tokens = len(kept) * manager.block_size
-            return self._blocks.create_kv_cache_blocks((kept,)), num_tokens, mark
         num_shared = request.num_prompt_tokens - 1  # the logits of the last token are needed
         source = self._source(request, num_shared)
         if source is None:
             return blocks, num_tokens, mark
+        (manager,) = self._blocks.coordinator.single_type_managers
         place, num_started = divmod(num_shared, manager.block_size)
         (found,) = blocks.blocks
         if not num_started or len(found) != place:
