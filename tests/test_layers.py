@@ -1,11 +1,13 @@
 """The structure holds: imports point one way and in no circle, only flows and task files know
-Prefect, only a policy knows which policy it is, every config field has a reader."""
+Prefect, only a policy knows which policy it is, every config field has a reader.
+
+A test is a rule: when it fails it names every file that breaks it, and with what."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from graphlib import TopologicalSorter
 from itertools import chain
@@ -75,10 +77,27 @@ FORBIDDEN_STEMS = {
 CONFIGS = {"BaseModel", "ReplicaConfig", "EnvironmentSettings", "GameConfig", "StyledGameConfig"}
 
 
+def name_of(path: Path) -> str:
+    """The path of a file as a person would give it."""
+    return str(path.relative_to(ROOT))
+
+
+def broken(
+    rule: Callable[[Path], Sequence[str]], paths: Sequence[Path] = SOURCES
+) -> Mapping[str, Sequence[str]]:
+    """What breaks a rule, by file."""
+    return {name_of(path): found for path in paths if (found := rule(path))}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 @cache
 def nodes_of(path: Path) -> tuple[ast.AST, ...]:
     """All that a file is made of."""
-    return tuple(ast.walk(ast.parse(path.read_text())))
+    return tuple(ast.walk(tree_of(path)))
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -89,11 +108,12 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_down(path: Path) -> None:
-    room = path.relative_to(ROOT).parts[0]
-    ours = {name.split(".")[0] for name in imports(path)} & set(BELOW)
-    assert ours <= BELOW[room]
+def test_imports_point_down() -> None:
+    def upwards(path: Path) -> list[str]:
+        ours = {name.split(".")[0] for name in imports(path)} & set(BELOW)
+        return sorted(ours - BELOW[path.relative_to(ROOT).parts[0]])
+
+    assert not broken(upwards)
 
 
 def room_of(path: Path) -> str:
@@ -121,24 +141,27 @@ def file_of(module: str) -> Path | None:
     return path if path in KNOWN else None
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_room_imports_one_above_it(path: Path) -> None:
-    height = ROOMS.index(room_of(path))
-    above = {
-        str(other.relative_to(ROOT))
-        for other in imported_files(path)
-        if ROOMS.index(room_of(other)) > height
-    }
-    assert not above
+def test_no_room_imports_one_above_it() -> None:
+    def height(path: Path) -> int:
+        return ROOMS.index(room_of(path))
+
+    def above(path: Path) -> list[str]:
+        others = imported_files(path)
+        return sorted(name_of(other) for other in others if height(other) > height(path))
+
+    assert not broken(above)
 
 
 @pytest.mark.parametrize(("below", "above"), INNER_ROOMS)
 def test_an_inner_room_knows_nothing_of_the_one_above_it(below: str, above: str) -> None:
     sources = [path for path in SOURCES if ROOT / below in path.parents]
     assert sources
-    for path in sources:
-        known = {str(other.relative_to(ROOT)) for other in imported_files(path)}
-        assert not {name for name in known if name.startswith(f"{above}/")}, path
+
+    def known(path: Path) -> list[str]:
+        names = map(name_of, imported_files(path))
+        return sorted(name for name in names if name.startswith(f"{above}/"))
+
+    assert not broken(known, sources)
 
 
 def test_files_import_each_other_in_no_circle() -> None:
@@ -146,9 +169,9 @@ def test_files_import_each_other_in_no_circle() -> None:
     list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
-def compared_words(tree: ast.AST) -> Iterator[str]:
+def compared_words(path: Path) -> Iterator[str]:
     """Texts that a file compares something with."""
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         asked: list[ast.expr] = []
         if isinstance(node, ast.Compare):
             asked = [node.left, *node.comparators]
@@ -159,35 +182,37 @@ def compared_words(tree: ast.AST) -> Iterator[str]:
                 yield part.value
 
 
-def tables(tree: ast.AST) -> Iterator[set[object]]:
+def tables(path: Path) -> Iterator[set[object]]:
     """The constant keys of every mapping that a file spells out."""
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Dict):
             yield {key.value for key in node.keys if isinstance(key, ast.Constant)}
 
 
-def imported_names(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imported_names(path: Path) -> Iterator[str]:
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom):
             yield from (alias.name for alias in node.names)
 
 
-OUTSIDE = [path for path in SOURCES if POLICIES_ROOM not in path.parents]
+def test_nobody_asks_which_policy_runs() -> None:
+    def asked(path: Path) -> list[str]:
+        known = {policy.__name__ for policy in POLICIES} & set(imported_names(path))
+        told = [POLICY_WORDS & keys for keys in tables(path)]
+        by_table = chain.from_iterable(words for words in told if len(words) > 1)
+        return sorted({*known, *(POLICY_WORDS & set(compared_words(path))), *by_table})
+
+    outside = [path for path in SOURCES if POLICIES_ROOM not in path.parents]
+    assert not broken(asked, outside)
 
 
-@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nobody_asks_which_policy_runs(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert not {policy.__name__ for policy in POLICIES} & set(imported_names(tree))
-    assert not POLICY_WORDS & set(compared_words(tree))
-    assert not [keys for keys in tables(tree) if len(POLICY_WORDS & keys) > 1]
+def test_only_flows_and_task_files_import_prefect() -> None:
+    def known(path: Path) -> list[str]:
+        parts = path.relative_to(ROOT).parts
+        may = parts[0] == "flows" or (parts[0] == "tasks" and len(parts) == 2)
+        return [] if may else [name for name in imports(path) if name.startswith("prefect")]
 
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_flows_and_task_files_import_prefect(path: Path) -> None:
-    parts = path.relative_to(ROOT).parts
-    may = parts[0] == "flows" or (parts[0] == "tasks" and len(parts) == 2)
-    assert may or not any(name.split(".")[0].startswith("prefect") for name in imports(path))
+    assert not broken(known)
 
 
 def unguarded_imports(node: ast.AST) -> Iterator[str]:
@@ -205,16 +230,19 @@ def unguarded_imports(node: ast.AST) -> Iterator[str]:
         yield from unguarded_imports(child)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_one_thread_at_a_time_imports_transformers(path: Path) -> None:
-    if path != ROOT / "artifacts" / "models" / "importing.py":
-        names = unguarded_imports(ast.parse(path.read_text()))
-        assert not [name for name in names if name.split(".")[0] == "transformers"]
+def test_one_thread_at_a_time_imports_transformers() -> None:
+    def unguarded(path: Path) -> list[str]:
+        if "transformers" not in path.read_text():
+            return []
+        names = unguarded_imports(tree_of(path))
+        return [name for name in names if name.split(".")[0] == "transformers"]
+
+    guard = ROOT / "artifacts" / "models" / "importing.py"
+    assert not broken(unguarded, [path for path in SOURCES if path != guard])
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_names_say_something_and_shadow_nothing(path: Path) -> None:
-    assert path.stem not in FORBIDDEN_STEMS
+def test_names_say_something_and_shadow_nothing() -> None:
+    assert not [name_of(path) for path in SOURCES if path.stem in FORBIDDEN_STEMS]
 
 
 def config_fields() -> Iterator[tuple[str, str, str]]:
@@ -230,12 +258,12 @@ def config_fields() -> Iterator[tuple[str, str, str]]:
                         and isinstance(item.target, ast.Name)
                         and item.target.id != "kind"
                     ):
-                        yield str(path.relative_to(ROOT)), node.name, item.target.id
+                        yield name_of(path), node.name, item.target.id
 
 
-@pytest.mark.parametrize(("file", "owner", "field"), list(config_fields()), ids=lambda value: value)
-def test_every_config_field_is_read(file: str, owner: str, field: str) -> None:
-    readers = re.compile(rf"\.{field}\b(?!\s*=[^=])")
-    assert any(readers.search(path.read_text()) for path in SOURCES), (
-        f"{owner}.{field} of {file} has no reader"
-    )
+def test_every_config_field_is_read() -> None:
+    read = re.compile(r"\.(\w+)\b(?!\s*=[^=])")
+    names = {name for path in SOURCES for name in read.findall(path.read_text())}
+    fields = list(config_fields())
+    assert len(fields) > 100, "configurations were not found"
+    assert not [field for field in fields if field[-1] not in names]
