@@ -29,8 +29,9 @@ from pathlib import Path
 from artifacts.commit import read_commits
 from artifacts.layout import MANIFEST
 from artifacts.store import Store
-from flows.commands.command_line import assemble, sentence
+from flows.commands.command_line import assemble
 from flows.config.run_config import RunConfig
+from flows.config.sentence import sentence
 from flows.played_config import played_run
 from tasks.simulation.calibration import (
     calibrated,

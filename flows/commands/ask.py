@@ -31,10 +31,10 @@ from artifacts.datasets.rows import Row, question_row
 from artifacts.models.choice import check_model
 from artifacts.records import Generated, Prompt
 from artifacts.store import Store
-from flows.commands.command_line import sentence
 from flows.commands.named_run import run_store
 from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
+from flows.config.sentence import sentence
 from tasks.environments.single_turn import render
 from tasks.learner.models import resolve_model
 from tasks.rewards.judges.reward import judge_of

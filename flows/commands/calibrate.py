@@ -22,9 +22,10 @@ from rich.table import Table
 
 from artifacts.models.choice import check_model
 from artifacts.reports.throughput_plot import throughput_plot
-from flows.commands.command_line import assemble, sentence
+from flows.commands.command_line import assemble
 from flows.commands.options import add_configuration
 from flows.config.run_config import RunConfig
+from flows.config.sentence import sentence
 from flows.engine_layout import sizes_of
 from tasks.cluster.deaths import manner
 from tasks.cluster.devices import engine_members, worker_specs

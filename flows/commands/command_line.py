@@ -1,5 +1,4 @@
-"""What the commands share: presets and --set assignments made into one mapping, and errors made
-into one sentence."""
+"""What the commands share: presets and --set assignments made into one mapping."""
 
 from __future__ import annotations
 
@@ -8,10 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from flows.commands.options import PRESET
-from flows.config.fields import as_written, takes_text_only
+from flows.config.fields import takes_text_only
 from flows.config.overlay import overlay
 from flows.config.settings_file import read_settings
 
@@ -91,24 +88,3 @@ def _value(text: str, is_text: bool) -> Any:  # Any: parsed JSON
         return text
     # run_name=2026 is a name
     return text if is_text and isinstance(value, bool | int | float | list | dict) else value
-
-
-def sentence(error: object) -> str:
-    """An error as one line; of a configuration every fault with the field it is in."""
-    if isinstance(error, ValidationError):
-        return "; ".join(
-            _fault(fault["loc"], fault["msg"], fault["type"], fault.get("input"))
-            for fault in error.errors()
-        )
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _fault(place: tuple[int | str, ...], message: str, kind: str, given: object) -> str:
-    field = as_written(place)
-    if kind == "extra_forbidden":
-        return (
-            f"{field} must be a known field, it is not one; 'rollflow explain --fields' lists them"
-        )
-    if kind == "value_error":
-        return f"{field + ': ' if field else ''}{message.removeprefix('Value error, ')}"
-    return f"{field} is wrong: {message[0].lower()}{message[1:]}, got {given!r}; correct it"

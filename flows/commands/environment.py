@@ -21,7 +21,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from artifacts.printable import printable
-from flows.commands.command_line import assign, sentence
+from flows.commands.command_line import assign
+from flows.config.sentence import sentence
 from tasks.environments.base import EnvironmentSettings
 from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.conformance.report import ConformanceReport

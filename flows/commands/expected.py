@@ -18,11 +18,11 @@ from itertools import islice
 from statistics import fmean, stdev
 
 from flows.commands.candidates import Candidate, others, plain
-from flows.commands.command_line import sentence
 from flows.commands.draws import Drawn, draw_all, players
 from flows.commands.situation import Situation
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
+from flows.config.sentence import sentence
 from tasks.cluster.roles import num_environment_workers, parse_role_map
 from tasks.scheduling.policies.multilevel import levels_within
 

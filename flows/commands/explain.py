@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.commands.algebra_rows import algebra_rows
-from flows.commands.command_line import assemble, sentence
+from flows.commands.command_line import assemble
 from flows.commands.field_rows import field_rows
 from flows.commands.options import add_configuration
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
+from flows.config.sentence import sentence
 from tasks.cluster.devices import worker_specs
 
 

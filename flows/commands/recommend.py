@@ -95,9 +95,9 @@ def _workloads() -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, 2 with one sentence where nothing can be recommended, 130 when interrupted."""
-    from flows.commands.command_line import sentence
     from flows.commands.expected import compared
     from flows.commands.situation import situation
+    from flows.config.sentence import sentence
 
     options = parser().parse_args(argv)
     try:

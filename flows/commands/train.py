@@ -80,8 +80,9 @@ def stop_when_hung_up() -> None:
 def trained(options: Namespace, output: Output) -> int:
     """The exit status of the run; 2, with one sentence on the terminal, where a user can mend what
     went wrong."""
-    from flows.commands.command_line import assemble, sentence
+    from flows.commands.command_line import assemble
     from flows.config.run_config import RunConfig
+    from flows.config.sentence import sentence
 
     try:
         config = RunConfig.model_validate(

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flows.config.run_config import RunConfig
+from flows.config.sentence import sentence
 
 
 def kept_config(kept: Mapping[str, Any]) -> RunConfig:  # Any: JSON values
@@ -16,9 +17,7 @@ def kept_config(kept: Mapping[str, Any]) -> RunConfig:  # Any: JSON values
     try:
         return RunConfig.model_validate(kept)
     except ValidationError as error:
-        faults = [(".".join(map(str, fault["loc"])), fault["msg"]) for fault in error.errors()]
-        told = "; ".join(f"{name}: {message}" if name else message for name, message in faults)
         raise ValueError(
             "the run's manifest must have a configuration of this version, it has another one"
-            f" ({told}); use the version that wrote it"
+            f" ({sentence(error)}); use the version that wrote it"
         ) from None

@@ -10,8 +10,9 @@ from round_factories import make_engines, make_plan, plan_round, play
 
 from artifacts.records import Generated, Response, Score
 from flows.commands.algebra_rows import algebra_rows
-from flows.commands.command_line import assemble, sentence
+from flows.commands.command_line import assemble
 from flows.config.run_config import RunConfig
+from flows.config.sentence import sentence
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
