@@ -19,7 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flows.commands.local_stack import free_port, prefect_server
+from flows.commands.local_stack import prefect_server
+from tasks.cluster.ports import free_port
 
 SMALL = (
     "num_steps=2",

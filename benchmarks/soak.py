@@ -31,7 +31,8 @@ from rich.table import Table
 
 from artifacts import layout
 from artifacts.reports.canvas import legend_beside, new_figure, png
-from flows.commands.local_stack import free_port, prefect_server
+from flows.commands.local_stack import prefect_server
+from tasks.cluster.ports import free_port
 
 SAMPLE_EVERY_S = 5.0
 WARM_UP = 0.1  # share of the steps in which memory may still grow

@@ -23,13 +23,13 @@ from subprocess import Popen, TimeoutExpired
 from flows.commands.local_stack import (
     PREFECT_PORT,
     StartingServer,
-    free_port,
     starting_prefect_server,
     stop_on_signals,
 )
 from flows.commands.options import add_configuration, add_resume, folder
 from flows.output import FLOW_LOG
 from tasks.cluster.deaths import account
+from tasks.cluster.ports import free_port
 
 ROOT = Path("runs")
 STOP_S = 60.0  # how long a run may take to stop after Ctrl-C

@@ -15,8 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from flows.commands.local_stack import LOOPBACK, PREFECT_PORT
+from flows.commands.local_stack import PREFECT_PORT
 from flows.commands.ui import MLFLOW_PORT
+from tasks.cluster.ports import LOOPBACK
 from tasks.engines.vllm.attention import attention_path, may_use_tiles
 from tasks.environments.hosts.self_test import try_hosts
 from tasks.environments.processes.config import HostConfig

@@ -8,7 +8,6 @@ Leaves out which servers a command needs (flows.commands.demo, flows.commands.ui
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -17,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,15 +25,13 @@ import certifi
 
 from artifacts.reports.mlflow_client import sqlite_uri
 from tasks.cluster.deaths import account
+from tasks.cluster.ports import LOOPBACK
 
 AUTHORITY = "authority.pem"  # in Prefect's home
 CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 DATABASE = "PREFECT_API_DATABASE_CONNECTION_URL"
-LOOPBACK = "127.0.0.1"
 LOG_TAIL = 4000  # characters of a server's log that are looked at for its last words
 LAST_PORT = 65535
-SERVER_PORTS = range(20_000, 32_768)  # below those that Linux gives to outgoing connections
-NUM_TRIES = 100
 PREFECT_PORT = 4200
 SERVER_LOG = Path(".prefect") / "server.log"  # below the artifact root
 POLL_S = 0.2
@@ -76,20 +73,6 @@ def keep_one_authority(home: Path) -> None:
     text = Path(certifi.where()).read_text()
     begin, end = text.index(CERTIFICATE_BEGINS), text.index(CERTIFICATE_ENDS)
     (home / AUTHORITY).write_text(f"{text[begin:end]}{CERTIFICATE_ENDS}\n")
-
-
-def free_port() -> int:
-    """A port nobody listens on at this moment, and that no outgoing connection gets before it is
-    taken: those have the ports that a system gives to whoever names none."""
-    draws = random.SystemRandom()  # processes that were forked from one draw apart
-    for port in draws.sample(SERVER_PORTS, NUM_TRIES):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind((LOOPBACK, port))
-            return port
-    raise OSError(
-        f"one of {NUM_TRIES} ports in {SERVER_PORTS.start} to {SERVER_PORTS.stop - 1} must be free,"
-        " all are in use; end what listens there"
-    )
 
 
 def check_port(port: int, what: str, cure: str) -> None:

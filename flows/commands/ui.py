@@ -12,17 +12,16 @@ from pathlib import Path
 
 from artifacts.reports.mlflow_client import sqlite_uri
 from flows.commands.local_stack import (
-    LOOPBACK,
     PREFECT_PORT,
     check_port,
     check_running,
-    free_port,
     prefect_server,
     server_process,
     stop_on_signals,
     wait_until_served,
 )
 from flows.commands.options import folder
+from tasks.cluster.ports import LOOPBACK, free_port
 
 MLFLOW_PORT = 5000
 REPORTS_PORT = 8788

@@ -26,12 +26,13 @@ from artifacts.layout import TOKENS
 from artifacts.reports.members import present_workers, read_members
 from artifacts.store import Store
 from artifacts.token_log import read_tokens
-from flows.commands.local_stack import free_port, prefect_server, stop_on_signals
+from flows.commands.local_stack import prefect_server, stop_on_signals
 from flows.experiments.course_figures import Played, figures_of, tell, what_is_wrong
 from flows.experiments.descendants import adopt_orphans
 from flows.experiments.guest_park import GuestPark, Place, guest_park
 from flows.experiments.injected_run import InjectedRun, RunOrder
 from flows.experiments.injection_command import add_run_options, artifact_root
+from tasks.cluster.ports import free_port
 
 PLACES = 2
 POLL_S = 0.2

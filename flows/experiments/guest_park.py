@@ -25,9 +25,9 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
-from flows.commands.local_stack import free_port
 from flows.experiments.network_hosts import NetworkHosts, NetworkRefused, network_hosts
 from tasks.cluster.guest_process import LOST
+from tasks.cluster.ports import free_port
 from tasks.weights.weight_config import LOOPBACK
 
 LONGEST_PAUSE_S = 20.0  # before an empty place is filled again

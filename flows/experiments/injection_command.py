@@ -15,12 +15,13 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
-from flows.commands.local_stack import free_port, prefect_server, stop_on_signals
+from flows.commands.local_stack import prefect_server, stop_on_signals
 from flows.experiments.descendants import adopt_orphans
 from flows.experiments.injected_run import InjectedRun, RunOrder
 from flows.experiments.injection_figures import figures_of, tell, wrong_in
 from flows.experiments.injections import LONGEST_WAIT_S, Victim, drawn
 from flows.experiments.injector import Injector, Told
+from tasks.cluster.ports import free_port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ runs twice cannot update twice.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from artifacts.records import WeightsRef, pack, unpack
 from artifacts.weights import reuse
 from tasks.cluster.actors import Remote
 from tasks.cluster.dask_cluster import pin_process
+from tasks.cluster.ports import LOOPBACK, free_port
 from tasks.engines.base import Attestation
 from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import LearnerConfig
@@ -29,7 +29,6 @@ from tasks.learner.ranks import reach_ranks_by
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.trainer import LearnerRank
 
-LOOPBACK = "127.0.0.1"
 RENDEZVOUS_S = 30.0  # a rank that does nothing else finds a free port
 KEPT_VERSIONS = 2  # handed-over files that are there at once
 JOINED_WITHIN_S = 10.0  # what a call to join may take beyond the deadline of the group itself
@@ -77,9 +76,7 @@ class LearnerActor:
     async def rendezvous(self) -> str:
         """A torch.distributed init method on a free port of this worker's host; asked of rank 0."""
         host = _own_host()
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return f"tcp://{host}:{probe.getsockname()[1]}"
+        return f"tcp://{host}:{free_port(host)}"
 
     def join(self, init_method: str, deadline_s: float) -> None:
         """Enter the group of all ranks. Collective."""

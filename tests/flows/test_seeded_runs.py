@@ -11,7 +11,7 @@ import duckdb
 import pytest
 from mlflow import MlflowClient
 
-from flows.commands.local_stack import free_port
+from tasks.cluster.ports import free_port
 from tests.flows.conftest import DRAWN, ENDS_WITHIN_S, SIMULATED, Launcher
 from tests.flows.test_guest_runs import SLOW, commits, figure, guest, members, wait_until
 

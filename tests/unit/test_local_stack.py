@@ -17,14 +17,13 @@ from sqlalchemy.engine import make_url
 from flows.commands import local_stack
 from flows.commands.local_stack import (
     DATABASE,
-    LOOPBACK,
     check_port,
-    free_port,
     prefect_environment,
     wait_until_served,
 )
 from flows.commands.train import stop_when_hung_up
 from flows.commands.ui import main
+from tasks.cluster.ports import LOOPBACK, free_port
 
 
 def test_clients_of_the_server_read_one_authority_and_ask_for_no_token(
