@@ -127,6 +127,7 @@ def lines(work: Measurement) -> Iterator[str]:
     pace = pace_of(recorded)
     yield (
         f"step_ms={1e3 * pace.step_s:.2f} per_sequence_ms={1e3 * pace.step_s_per_sequence:.3f}"
+        f" exponent={pace.sequence_exponent}"
         f" prefill_ms_per_token={1e3 * pace.prefill_s_per_token:.3f} residual={pace.residual:.3f}"
         f" train_ms_per_computed_token={1e3 * machine.token_s:.3f}"
         f" update_s={machine.updating_s:.2f} publish_s={machine.publishing_s:.2f}"

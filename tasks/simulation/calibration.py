@@ -5,12 +5,14 @@
                                                              publish
                                                          ──▶ `PlainMachine`
 
-A response of n tokens takes n decode steps of `step_s + step_s_per_sequence x (others)` each, and
-the prefill that its engine does meanwhile: linear in the three constants, which are those of least
-squares over all responses. How many others there were comes from the engine's own record, every
-interval weighted by the steps that fit into it, which takes a few rounds because the weights depend
-on the constants. Leaves out preemption, the length of contexts, and what a first step costs beyond
-others (compilation, caches): it is left out of the fit.
+A response of n tokens takes n decode steps of `step_s + step_s_per_sequence x others ^ exponent`
+each, and the prefill that its engine does meanwhile, of a prompt once where the engine keeps
+prefixes: linear in the three constants, which are those of least squares over all responses, for
+every exponent of a list, of which the one that fits best stays. How many others there were comes
+from the engine's own record, every interval weighted by the steps that fit into it, which takes a
+few rounds because the weights depend on the constants. Leaves out preemption, the length of
+contexts, and what a first step costs beyond others (compilation, caches): it is left out of the
+fit.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ import numpy as np
 import numpy.typing as npt
 
 from artifacts.commit import seconds_added
-from artifacts.records import Generated
+from artifacts.tables import ResponseRow
 from tasks.cluster.roles import parse_role_map
 from tasks.simulation.plain import PlainMachine
 from tasks.simulation.recorded import RecordedRun, RecordedStep
 
 LEARNER_STAGES = ("train", "update", "publish")
 ROUNDS = 8  # of weighting: the constants no longer change in their fourth digit
+# of the others of a batch; a processor's matrix products are the better used the larger it is
+EXPONENTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 Floats = npt.NDArray[np.float64]
 
 
@@ -39,8 +43,10 @@ class EnginePace:
     """What decoding and prefilling cost a replica."""
 
     step_s: float  # of a decode step of one sequence
-    step_s_per_sequence: float  # that each further sequence adds
+    step_s_per_sequence: float  # that the first further sequence adds
+    sequence_exponent: float  # and the others as a power of their number
     prefill_s_per_token: float  # that prefilling a prompt token holds up the batch
+    shares_prompts: bool  # whether the responses to a prompt prefill it once
     residual: float  # mean absolute error of a response's seconds, as a share of their mean
 
 
@@ -81,7 +87,9 @@ def calibrated(run: RecordedRun) -> PlainMachine:
         weights_s=0.0,
         exchange_s=0.0,
         step_s_per_sequence=pace.step_s_per_sequence,
+        sequence_exponent=pace.sequence_exponent,
         prefill_s_per_token=pace.prefill_s_per_token,
+        shares_prompts=pace.shares_prompts,
         device_tokens=engine["max_model_len"] * max_batch,
         weights_tokens=0,
         max_batch=max_batch,
@@ -93,7 +101,10 @@ def calibrated(run: RecordedRun) -> PlainMachine:
 
 def pace_of(run: RecordedRun) -> EnginePace:
     """What its engines' decoding and prefilling cost."""
-    return engine_pace(busy_periods(counted(run)))
+    engine = run.config["engine"]
+    # a simulated engine has another name for it
+    shares_prompts = bool(engine.get("prefix_caching", engine.get("shares_prompts", False)))
+    return engine_pace(busy_periods(counted(run), shares_prompts), shares_prompts)
 
 
 def counted(run: RecordedRun) -> Sequence[RecordedStep]:
@@ -101,35 +112,20 @@ def counted(run: RecordedRun) -> Sequence[RecordedStep]:
     return run.steps[1:] or run.steps
 
 
-def engine_pace(periods: Sequence[Sequence[Decoded]]) -> EnginePace:
-    """The constants of a replica from what it decoded, each period together. ValueError for
-    nothing."""
-    sequences = [sequence for period in periods for sequence in period]
-    if not sequences:
+def engine_pace(periods: Sequence[Sequence[Decoded]], shares_prompts: bool = False) -> EnginePace:
+    """The constants of a replica from what it decoded, each period together; shares_prompts: how
+    the prompt tokens of these were counted. ValueError for nothing."""
+    if not any(periods):
         raise ValueError("a pace needs responses that ended by themselves, got none")
-    seconds = np.array([sequence.ends_s - sequence.begins_s for sequence in sequences])
-    pace = np.array([1.0, 0.0, 0.0])
-    for _ in range(ROUNDS):
-        rows = [row for period in periods for row in _work(period, pace)]
-        pace = _least_squares(np.array(rows), seconds)
-    errors = np.abs(np.array(rows) @ pace - seconds)
-    return EnginePace(
-        step_s=float(pace[0]),
-        step_s_per_sequence=float(pace[1]),
-        prefill_s_per_token=float(pace[2]),
-        residual=float(errors.mean() / seconds.mean()),
-    )
+    paces = [_pace_by(exponent, periods, shares_prompts) for exponent in EXPONENTS]
+    return min(paces, key=lambda pace: _squares(pace, periods))
 
 
-def busy_periods(steps: Sequence[RecordedStep]) -> list[list[Decoded]]:
-    """What every engine decoded in every step; aborted responses count as long as they were
-    there."""
+def busy_periods(steps: Sequence[RecordedStep], shares_prompts: bool) -> list[list[Decoded]]:
+    """What every engine decoded in every step; aborted responses count as long as they were there.
+    shares_prompts: whether only the first response of a prompt has its tokens to prefill."""
     return [
-        [
-            _sequence(row.response.generated, len(row.prompt.token_ids))
-            for row in step.rows
-            if row.response.generated.engine == engine and row.response.generated.token_ids
-        ]
+        _decoded([row for row in step.rows if _is_of(engine, row)], shares_prompts)
         for step in steps
         for engine in engines_of([step])
     ]
@@ -143,11 +139,8 @@ def engines_of(steps: Sequence[RecordedStep]) -> list[str]:
 def decode_drift(pace: EnginePace, steps: Sequence[RecordedStep]) -> float:
     """What the responses of these steps took, over what the pace says of them in the company that
     they had: how much slower the machine decoded than when the pace was recorded."""
-    constants = np.array([pace.step_s, pace.step_s_per_sequence, pace.prefill_s_per_token])
-    periods = busy_periods(steps)
-    told_s = sum((np.array(_work(period, constants)) @ constants).sum() for period in periods)
-    took_s = sum(sequence.ends_s - sequence.begins_s for period in periods for sequence in period)
-    return float(took_s / told_s)
+    periods = busy_periods(steps, pace.shares_prompts)
+    return float(_seconds(periods).sum() / _told(pace, periods).sum())
 
 
 def train_s_per_token(steps: Sequence[RecordedStep]) -> float:
@@ -187,21 +180,79 @@ def _values(steps: Sequence[RecordedStep], figure: str) -> list[float]:
     return [step.metrics[figure] for step in steps]
 
 
-def _sequence(generated: Generated, prompt_tokens: int) -> Decoded:
-    return Decoded(
-        begins_s=generated.submitted_s,
-        decodes_s=generated.first_token_s,
-        ends_s=generated.finished_s,
-        num_tokens=generated.num_sampled,
-        prompt_tokens=prompt_tokens,
+def _is_of(engine: str, row: ResponseRow) -> bool:
+    generated = row.response.generated
+    return generated.engine == engine and bool(generated.token_ids)
+
+
+def _decoded(rows: Sequence[ResponseRow], shares_prompts: bool) -> list[Decoded]:
+    """Of one engine in one step."""
+    prefilled: set[str] = set()
+    found: list[Decoded] = []
+    for row in sorted(rows, key=lambda row: row.response.generated.submitted_s):
+        generated, prompt = row.response.generated, row.prompt
+        is_kept = shares_prompts and prompt.prompt_id in prefilled
+        prefilled.add(prompt.prompt_id)
+        found.append(
+            Decoded(
+                begins_s=generated.submitted_s,
+                decodes_s=generated.first_token_s,
+                ends_s=generated.finished_s,
+                num_tokens=generated.num_sampled,
+                prompt_tokens=0 if is_kept else len(prompt.token_ids),
+            )
+        )
+    return found
+
+
+def _pace_by(
+    exponent: float, periods: Sequence[Sequence[Decoded]], shares_prompts: bool
+) -> EnginePace:
+    """The pace of least squares with this exponent."""
+    seconds = _seconds(periods)
+    constants = np.array([1.0, 0.0, 0.0])
+    for _ in range(ROUNDS):
+        rows = _rows(periods, constants, exponent)
+        constants = _least_squares(rows, seconds)
+    errors = np.abs(rows @ constants - seconds)
+    return EnginePace(
+        step_s=float(constants[0]),
+        step_s_per_sequence=float(constants[1]),
+        sequence_exponent=exponent,
+        prefill_s_per_token=float(constants[2]),
+        shares_prompts=shares_prompts,
+        residual=float(errors.mean() / seconds.mean()),
     )
 
 
-def _work(period: Sequence[Decoded], pace: Floats) -> list[tuple[float, float, float]]:
-    """Of every sequence: its steps, the other sequences of them all, and the prompt tokens that its
-    engine prefilled while it was there."""
+def _squares(pace: EnginePace, periods: Sequence[Sequence[Decoded]]) -> float:
+    """What least squares make small."""
+    return float(((_told(pace, periods) - _seconds(periods)) ** 2).sum())
+
+
+def _told(pace: EnginePace, periods: Sequence[Sequence[Decoded]]) -> Floats:
+    """Seconds of every sequence, by the pace."""
+    constants = np.array([pace.step_s, pace.step_s_per_sequence, pace.prefill_s_per_token])
+    told: Floats = _rows(periods, constants, pace.sequence_exponent) @ constants
+    return told
+
+
+def _seconds(periods: Sequence[Sequence[Decoded]]) -> Floats:
+    """Of every sequence, as recorded."""
+    return np.array([one.ends_s - one.begins_s for period in periods for one in period])
+
+
+def _rows(periods: Sequence[Sequence[Decoded]], constants: Floats, exponent: float) -> Floats:
+    return np.array([row for period in periods for row in _work(period, constants, exponent)])
+
+
+def _work(
+    period: Sequence[Decoded], pace: Floats, exponent: float
+) -> list[tuple[float, float, float]]:
+    """Of every sequence: its steps, the others of each to the exponent, and the prompt tokens that
+    its engine prefilled while it was there."""
     changes = sorted({when for one in period for when in (one.decodes_s, one.ends_s)})
-    others = _others(period, changes)
+    others = _others(period, changes) ** exponent
     step_s = np.maximum(1e-9, pace[0] + pace[1] * others)
     steps = np.diff(changes) / step_s
     steps_before = np.concatenate([[0.0], np.cumsum(steps)])

@@ -35,7 +35,9 @@ class PlainMachine:
     weights_s: float = 0.005  # of a decode step: one device reads the weights
     exchange_s: float = 0.0035  # of a decode step, for each doubling of the size
     step_s_per_sequence: float = 0.0001  # of one device
+    sequence_exponent: float = 1.0  # how these seconds grow with the others of a batch
     prefill_s_per_token: float = 0.00005  # of one device
+    shares_prompts: bool = False  # whether the responses to a prompt prefill it once
     device_tokens: int = 425_000  # tokens whose KV would fill a device
     weights_tokens: int = 25_000  # tokens whose KV would take the room of the weights
     max_batch: int = 256
@@ -54,7 +56,9 @@ class PlainMachine:
         return SimulatedEngineConfig(
             step_s=self.fixed_s + self.weights_s / size + self.exchange_s * math.log2(size),
             step_s_per_sequence=self.step_s_per_sequence / size,
+            sequence_exponent=self.sequence_exponent,
             prefill_s_per_token=self.prefill_s_per_token / size,
+            shares_prompts=self.shares_prompts,
             kv_capacity_tokens=size * self.device_tokens - self.weights_tokens,
             max_batch=self.max_batch,
         )
@@ -120,7 +124,7 @@ class PlainWorkload:
 
 
 def _point(size: int, batch: int, replica: SimulatedEngineConfig) -> ThroughputPoint:
-    step_s = replica.step_s + replica.step_s_per_sequence * (batch - 1)
+    step_s = replica.pace.base_s(batch, 0)
     return ThroughputPoint(
         size=size,
         batch=batch,

@@ -57,9 +57,11 @@ TIMES = {
 }
 
 
-async def decoded(waves: int, seed: int = 0, num_requests: int = 24) -> list[Decoded]:
+async def decoded(
+    waves: int, seed: int = 0, num_requests: int = 24, known: SimulatedEngineConfig = KNOWN
+) -> list[Decoded]:
     """What an engine of known speed makes of requests that come in waves."""
-    engine = SimulatedEngine("engine-0", KNOWN, writer=BlankWriter(KNOWN.lengths))
+    engine = SimulatedEngine("engine-0", known, writer=BlankWriter(known.lengths))
     draws, done = random.Random(seed), list[Generated]()
     asked_tokens: dict[str, int] = {}
     for wave in range(waves):
@@ -96,6 +98,28 @@ def test_the_pace_of_a_known_engine_is_found(waves: int) -> None:
     assert pace.step_s_per_sequence == pytest.approx(KNOWN.step_s_per_sequence, rel=0.05)
     assert pace.prefill_s_per_token == pytest.approx(KNOWN.prefill_s_per_token, rel=0.1)
     assert pace.residual < 0.02
+
+
+@pytest.mark.parametrize("exponent", [0.6, 0.8])
+def test_a_batch_that_adds_less_the_larger_it_is_is_told_as_that(exponent: float) -> None:
+    known = KNOWN.model_copy(update={"step_s_per_sequence": 0.01, "sequence_exponent": exponent})
+    pace = engine_pace([run_virtual(decoded(1, seed, known=known)) for seed in range(6)])
+    assert pace.sequence_exponent == exponent
+    assert pace.step_s == pytest.approx(known.step_s, rel=0.05)
+    assert pace.step_s_per_sequence == pytest.approx(0.01, rel=0.05)
+
+
+def test_a_prompt_that_an_engine_keeps_is_prefilled_once() -> None:
+    """Its responses after the first take as long as if it had no token."""
+    engine = CONFIG["engine"]
+    steps = tuple(map(recorded_step, range(1, 4)))
+    alone, kept = (
+        calibrated(RecordedRun(config=CONFIG | {"engine": engine | says}, steps=steps))
+        for says in ({}, {"prefix_caching": True})
+    )
+    assert not alone.engine(1).shares_prompts
+    assert kept.engine(1).shares_prompts
+    assert kept.prefill_s_per_token > 2 * alone.prefill_s_per_token
 
 
 def test_responses_that_never_share_an_engine_tell_nothing_of_others() -> None:

@@ -22,12 +22,13 @@ class Pace:
     """The speed and room of a replica."""
 
     step_s: float  # seconds of a decode step of one sequence
-    step_s_per_sequence: float  # seconds that each further sequence adds to it
+    step_s_per_sequence: float  # seconds that the first further sequence adds to it
     # seconds that prefilling a token holds up the batch, beside its matrix products where steps
     # are shared
     prefill_s_per_token: float
     max_batch: int  # sequences that decode at the same time
     kv_tokens: int  # tokens, prompts included, that fit the KV cache
+    sequence_exponent: float = 1.0  # how those of all others grow with their number
     step_s_per_kv_token: float = 0.0  # seconds that each token of the cache adds to a decode step
     weights_s: float = 0.0  # seconds in which the weights are read, the least of matrix products
     matrix_s_per_token: float = 0.0  # seconds of the matrix products of a token
@@ -43,9 +44,10 @@ class Pace:
     def base_s(self, num_sequences: int, prefill_tokens: float) -> float:
         """Seconds of a step without what it reads of the cache."""
         matrix_s = self.matrix_s_per_token * (num_sequences + prefill_tokens)
+        others: float = max(0, num_sequences - 1) ** self.sequence_exponent
         return (
             self.step_s
-            + self.step_s_per_sequence * max(0, num_sequences - 1)
+            + self.step_s_per_sequence * others
             + max(self.weights_s, matrix_s)
             + (self.prefill_s_per_token * prefill_tokens if self.chunk_tokens else 0.0)
         )

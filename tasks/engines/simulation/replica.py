@@ -53,6 +53,15 @@ class SimulatedEngineConfig(ReplicaConfig):
     step_s_per_sequence: float = Field(
         0.0001, ge=0, description="Seconds that each further sequence adds to a decode step."
     )
+    sequence_exponent: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description=(
+            "Power of the number of further sequences that their seconds grow with: below 1 where"
+            " each adds less than the one before."
+        ),
+    )
     prefill_s_per_token: float = Field(
         0.00005, ge=0, description="Seconds that prefilling one token holds up the batch."
     )
@@ -159,6 +168,7 @@ class SimulatedEngineConfig(ReplicaConfig):
         return Pace(
             step_s=self.step_s,
             step_s_per_sequence=self.step_s_per_sequence,
+            sequence_exponent=self.sequence_exponent,
             prefill_s_per_token=self.prefill_s_per_token,
             max_batch=self.max_batch,
             kv_tokens=self.kv_tokens,
