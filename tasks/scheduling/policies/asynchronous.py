@@ -61,7 +61,7 @@ class AsynchronousConfig(BaseModel):
         description=(
             "Weight versions by which a token may lag beyond that bound. The mean lag stays the"
             " ratio; a group that takes long is passed over for what is complete first, for so many"
-            " more steps."
+            " more steps. Nothing with 'train_anyway', which has no bound."
         ),
     )
     at_deadline: AtDeadline = Field(
