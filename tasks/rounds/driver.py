@@ -83,6 +83,7 @@ class _Round:
                 await self._publish()
                 await self._listen()
                 await self._answer_events()
+            await self._generation.finish_freeing()
         except BaseException:
             await self._stop()
             raise
@@ -126,6 +127,7 @@ class _Round:
         """After a failure: leave the engines idle, for the next attempt asks them for the same
         responses."""
         self._generation.close()
+        await self._generation.stop_freeing(STOP_S)
         self._sources.only_engines(STOP_S)
         self._dispatch.come_back()
         try:
@@ -144,6 +146,7 @@ class _Round:
         are_verdicts_due = self._arrivals.num_unscored > 0 and not self._is_closed
         look_in_s = self._generation.look_in_s
         heard = await self._sources.hear(verdicts=are_verdicts_due, most_s=look_in_s)
+        self._generation.check_freed()
         await self._generation.give_up(heard.lost)
         await self._generation.hear(heard.guests)
         await self._generation.balance(heard.moves)

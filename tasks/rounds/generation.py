@@ -46,6 +46,8 @@ class Generation:
         self.freed_s: list[float] = []  # when each of these was free, seconds of the round
         self.is_closed = False  # whether the round has all that it wants
         self.joined: dict[str, tuple[str, ...]] = {}  # devices of every guest, by its name
+        # devices that go over to training, each by itself: the round goes on meanwhile
+        self._freeing: list[asyncio.Task[None]] = []
         self._inputs = inputs
         self._dispatch = dispatch
         self._tell = tell
@@ -236,7 +238,7 @@ class Generation:
             if response not in moving:
                 self._tell(Lost(prompt_id=response.prompt_id, index=response.index))
         for decision in self._migration.freed(lambda name: not self._dispatch.num_running(name)):
-            await self._free(decision)
+            self._freeing.append(asyncio.create_task(self._free(decision)))
         self._dispatch.dismiss()
 
     async def give_up(self, engines: Mapping[str, EngineLost]) -> None:
@@ -293,6 +295,25 @@ class Generation:
         await self._inputs.on_freed(decision)
         self.freed += decision.learners
         self.freed_s += [self.elapsed_s] * len(decision.learners)
+
+    def check_freed(self) -> None:
+        """Raise what a device could not be freed for, if there is such."""
+        for freeing in self._freeing:
+            if freeing.done():
+                freeing.result()
+
+    async def finish_freeing(self) -> None:
+        """Wait until all devices that are being freed are; raises what one could not be freed
+        for."""
+        await asyncio.gather(*self._freeing)
+
+    async def stop_freeing(self, within_s: float) -> None:
+        """After a failure: none is being freed any more, whatever comes of it."""
+        if self._freeing:
+            _, late = await asyncio.wait(self._freeing, timeout=within_s)
+            for freeing in late:
+                freeing.cancel()
+            await asyncio.gather(*self._freeing, return_exceptions=True)
 
     # --- at the end ----------------------------------------------------------------------------
 

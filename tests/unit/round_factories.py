@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -178,6 +179,7 @@ async def play(
     accepted: list[Group] | None = None,
     trainer: FreesDevices | None = None,
     freed: list[ScaleDown] | None = None,
+    free_s: float = 0.0,
     attempt: int = 0,
     policy: Policy | None = None,
     guests: Guests | None = None,
@@ -197,6 +199,7 @@ async def play(
             accepted.append(group)
 
     async def free(decision: ScaleDown) -> None:
+        await asyncio.sleep(free_s)
         if freed is not None:
             freed.append(decision)
 

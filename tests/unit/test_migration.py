@@ -97,6 +97,51 @@ def test_a_freed_engine_s_responses_go_on_elsewhere_with_what_they_have(plan: Ro
         assert joined.logprobs[: len(part.logprobs)] == part.logprobs
 
 
+def test_a_round_goes_on_while_devices_go_over_to_training() -> None:
+    """Each takes 5 s for it, all at the same time: nothing that the round hears waits for them."""
+    num_engines, free_s = 6, 5.0
+    freed: list[ScaleDown] = []
+
+    async def work(seconds: float) -> RoundResult:
+        return await play(
+            SYNC,
+            make_engines(num_engines),
+            trainer=make_trainer(SYNC, num_engines),
+            freed=freed,
+            free_s=seconds,
+        )
+
+    at_once = run_virtual(work(0.0))
+    assert len(at_once.freed) == num_engines - 1
+    freed.clear()
+    slow = run_virtual(work(free_s))
+    assert slow.took_s == pytest.approx(at_once.took_s + free_s, abs=free_s)
+    assert {name for decision in freed for name in decision.learners} == set(slow.freed)
+    assert set(slow.freed) == set(at_once.freed)
+    assert [(s.finished_s, s.prompt_id, s.index) for s in slow.scores] == [
+        (s.finished_s, s.prompt_id, s.index) for s in at_once.scores
+    ]
+
+
+def test_a_device_that_cannot_be_freed_fails_the_round() -> None:
+    class Broken(list[ScaleDown]):
+        def append(self, decision: ScaleDown) -> None:
+            raise RuntimeError(f"{decision.engines[0]} does not rest")
+
+    async def work() -> RoundResult:
+        engines = make_engines(3)
+        try:
+            return await play(
+                SYNC, engines, trainer=make_trainer(SYNC, 3), freed=Broken(), free_s=0.1
+            )
+        finally:
+            for engine in engines:
+                assert (await engine.stats()).progress == {}
+
+    with pytest.raises(RuntimeError, match="does not rest"):
+        run_virtual(work())
+
+
 def test_no_token_is_computed_twice_or_lost() -> None:
     async def work() -> tuple[int, float]:
         engines = make_engines(3)
