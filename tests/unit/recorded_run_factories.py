@@ -67,7 +67,7 @@ def _row(step: int, row: int, index: int, num_tokens: int) -> ResponseRow:
         token_ids=(2 + index, *(1,) * (num_tokens - 1)),
         prompt_id=name,
         index=index,
-        engine=f"engine-{row % 2}",
+        engine=f"engine-{index % 2}",  # siblings are shared out, as by the router
         submitted_s=0.0,
         first_token_s=0.1,
         finished_s=ends_s,
