@@ -51,6 +51,9 @@ POLICIES: dict[str, Policy] = {
     "sync, scored last": SyncConfig(reward_timing="after_rollout"),
     "sync, dynamic sampling": SyncConfig(dynamic_sampling=1.0),
     "tail batching": TailBatchingConfig(response_overprovision=1.25),
+    "tail batching, scored last": TailBatchingConfig(
+        response_overprovision=1.25, reward_timing="after_rollout"
+    ),
     "tail batching, prompts alone": TailBatchingConfig(prompt_overprovision=1.5),
     "tail batching, dynamic sampling": TailBatchingConfig(
         response_overprovision=1.125, dynamic_sampling=1.0

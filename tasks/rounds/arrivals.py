@@ -105,12 +105,18 @@ class Arrivals:
         match decision:
             case Defer(prompt_id=prompt_id):
                 self._deferred.append(prompt_id)
+                self._forget_held(prompt_id)
             case Drop(prompt_id=prompt_id):
                 self._dropped.append(prompt_id)
+                self._forget_held(prompt_id)
             case Filter(prompt_id=prompt_id):
                 self._filtered.append(prompt_id)
             case Carry():
                 self._carried.append(decision)
+
+    def _forget_held(self, prompt_id: str) -> None:
+        """Nobody needs verdicts on a prompt that is not trained."""
+        self._held = [generated for generated in self._held if generated.prompt_id != prompt_id]
 
     def describe(self) -> str:
         """One sentence for the deadline's error message: what has come so far."""

@@ -51,10 +51,10 @@ class GroupProgress:
         """Start this many further responses, under indices not used before."""
         return self.go_on(range(self._next_index, self._next_index + num_responses))
 
-    def go_on(self, indices: Sequence[int]) -> list[Launch]:
-        """Start these responses, which are all that an earlier round has left of the group; those
-        that may follow get larger indices."""
-        self._next_index = max(indices) + 1
+    def go_on(self, indices: Sequence[int], num_used: int = 0) -> list[Launch]:
+        """Start these responses, which are all that is left of the group; those that may follow get
+        larger indices, and none of so many that were used before."""
+        self._next_index = max(num_used, max(indices) + 1)
         self._running.update(dict.fromkeys(indices))
         return [self._launched(index) for index in indices]
 

@@ -8,7 +8,7 @@
 What decides is what decides in a real run: the policy and its schedulers, the driver and its
 router, the stream trainer, the dealing of groups, the parallelism planner, the queue of prompts.
 Engines, rewards, learners, updates and publications take the time that the machine and the work say
-(`seams`) and compute nothing. When rewards begin is the policy's (`reward_timing` of `sync`).
+(`seams`) and compute nothing. When rewards begin is the policy's (`reward_timing`).
 Deterministic by seed. Leaves out workers that come and go, and processes.
 """
 

@@ -64,6 +64,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         prompt_overprovision=draw(st.sampled_from([1.0, 1.25, 1.5, 3.0])),
         response_overprovision=draw(st.sampled_from([1.1, 1.5])),
         dynamic_sampling=dynamic_sampling,
+        reward_timing=draw(st.sampled_from(["per_response", "per_response", "after_rollout"]))
+        if not dynamic_sampling
+        else "per_response",
     )
     multilevel = MultilevelBatchingConfig(
         prompt_overprovision=draw(st.sampled_from([1.25, 1.5, 3.0])),

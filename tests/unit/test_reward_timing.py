@@ -20,6 +20,7 @@ from tasks.rounds.records import RoundResult
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState
 
 PER_RESPONSE = make_plan(domains=("a",) * 4, accept_per_prompt=4)
@@ -128,10 +129,80 @@ def refusal(*assignments: str) -> str:
     return sentence(caught.value)
 
 
-def test_tail_batching_has_no_choice_because_its_short_rounds_close_by_verdicts() -> None:
-    assert "scheduling.reward_timing must be a known field" in refusal(
-        "scheduling.reward_timing=after_rollout"
-    )
+SHORT_LAST = replace(
+    make_plan(
+        "short", domains=("a",) * 6, accept_prompts=4, launch_per_prompt=4, accept_per_prompt=3
+    ),
+    scores_last=True,
+)
+
+
+def test_a_short_round_that_scores_last_scores_what_it_has_chosen_and_nothing_else() -> None:
+    result, feed = watched(SHORT_LAST)
+    assert (feed.running, feed.handed) == ([0], [12])
+    assert len(result.groups) == 4
+    assert len(result.deferred) == 2
+    assert {len(group.responses) for group in result.groups} == {3}
+
+
+def test_it_keeps_the_groups_and_responses_that_are_generated_first() -> None:
+    result, _ = watched(SHORT_LAST)
+    kept = [one.generated for group in result.groups for one in group.responses]
+    last_s = max(one.finished_s for one in kept)
+    late = [one for one in result.generated if one.prompt_id in result.deferred]
+    for prompt in result.deferred:
+        ended = [one for one in late if one.prompt_id == prompt and one.finish_reason != "aborted"]
+        assert sum(one.finished_s < last_s for one in ended) < 3
+    for group in result.groups:
+        names = {one.generated.response_id for one in group.responses}
+        of_prompt = [one for one in result.generated if one.prompt_id == group.prompt.prompt_id]
+        others = [one for one in of_prompt if one.response_id not in names]
+        assert all(one.finish_reason == "aborted" for one in others)
+
+
+@pytest.mark.parametrize("infra_share", [0.3, 0.8])
+def test_what_it_has_chosen_is_generated_anew_where_a_verdict_fails(infra_share: float) -> None:
+    result, feed = watched(SHORT_LAST, SimulatedRewardConfig(infra_share=infra_share, seed=3))
+    assert set(feed.running) == {0}
+    assert len(feed.handed) > 1
+    assert len(result.groups) + len(result.dropped) == 4
+    assert len(result.deferred) == 2
+    generated = [one.response_id for one in result.generated]
+    assert len(set(generated)) == len(generated)
+
+
+def test_it_goes_on_from_the_responses_and_verdicts_of_an_earlier_attempt() -> None:
+    first, _ = watched(SHORT_LAST)
+    scores = {(score.prompt_id, score.index): score for score in first.scores}
+    whole = [one for one in first.generated if one.finish_reason != "aborted"]
+    recorded = [
+        Response(generated=one, score=scores.get((one.prompt_id, one.index)) if place % 2 else None)
+        for place, one in enumerate(whole)
+    ]
+    result, feed = watched(SHORT_LAST, recorded=recorded)
+    assert set(result.accepted) == set(first.accepted)
+    known = sum(one.score is not None for one in recorded)
+    assert sum(feed.handed) == 12 - known
+
+
+def test_tail_batching_is_planned_as_configured_in_every_round() -> None:
+    policy = TailBatchingConfig(reward_timing="after_rollout", prompt_overprovision=2)
+    assert policy.algebra(BATCH).scores_last
+    queue = tuple(make_plan(domains=("a",) * 3).prompts)
+    for state, step in (
+        (QueueState(), 1),
+        (QueueState(queue=queue), 1),
+        (QueueState(queue=queue), 9),
+    ):
+        plan = plan_round(state, BATCH, policy, domains=("a",) * 8, seed=0, step=step, num_steps=8)
+        assert plan is not None
+        assert plan.scores_last
+    assert not TailBatchingConfig().algebra(BATCH).scores_last
+
+
+def test_groups_are_not_filtered_where_their_rewards_come_last() -> None:
+    told = refusal("scheduling.reward_timing=after_rollout", "scheduling.dynamic_sampling=1")
+    assert "dynamic_sampling must be 0 where tail batching scores after the rollout" in told
 
 
 def test_the_stream_trainer_needs_verdicts_while_the_rollout_runs() -> None:

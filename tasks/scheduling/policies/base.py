@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
@@ -27,6 +27,17 @@ from tasks.scheduling.queue_state import QueueState
 DYNAMIC_SAMPLING = (
     "Further prompts that a round may ask in place of groups whose rewards all agree, per prompt"
     " that it trains (dynamic sampling); 0 trains such groups as they are."
+)
+
+RewardTiming = Literal["per_response", "after_rollout"]
+REWARD_TIMING = (
+    "When responses are scored: each as it finishes, or all once nothing generates any more, to"
+    " compare with."
+)
+# why no device can be freed then
+STREAMING_NEEDS_VERDICTS = (
+    "scheduling.reward_timing 'per_response', got 'after_rollout': no group would be accepted while"
+    " engines generate"
 )
 
 RESPONSE_OVERPROVISION = (

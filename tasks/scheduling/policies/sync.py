@@ -11,7 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, round_shape, times
 from tasks.scheduling.events import RoundPlan, RoundScheduler
-from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, Turn
+from tasks.scheduling.policies.base import (
+    DYNAMIC_SAMPLING,
+    REWARD_TIMING,
+    STREAMING_NEEDS_VERDICTS,
+    RewardTiming,
+    Turn,
+)
 from tasks.scheduling.wait_for_all import WaitForAll
 
 SYNC = "sync"
@@ -24,14 +30,7 @@ class SyncConfig(BaseModel):
 
     kind: Literal["sync"] = Field("sync", description="Synchronous steps without speculation.")
     dynamic_sampling: float = Field(0.0, ge=0, le=16, description=DYNAMIC_SAMPLING)
-    reward_timing: Literal["per_response", "after_rollout"] = Field(
-        "per_response",
-        description=(
-            "When responses are scored: each as it finishes, or all once nothing generates any"
-            " more, to compare with; tail batching has no such choice, its short rounds close by"
-            " verdicts."
-        ),
-    )
+    reward_timing: RewardTiming = Field("per_response", description=REWARD_TIMING)
 
     def algebra(self, batch: BatchConfig) -> BatchAlgebra:
         """One kind of round, which launches what it keeps."""
@@ -40,12 +39,7 @@ class SyncConfig(BaseModel):
             rounds=(round_shape(SYNC, batch),),
             reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
             scores_last=is_timed_last,
-            streaming_needs=(
-                "scheduling.reward_timing 'per_response', got 'after_rollout': no group would be"
-                " accepted while engines generate"
-                if is_timed_last
-                else ""
-            ),
+            streaming_needs=STREAMING_NEEDS_VERDICTS if is_timed_last else "",
         )
 
     def plan_round(self, turn: Turn) -> RoundPlan | None:

@@ -5,13 +5,15 @@ over the prompts that they gave up on.
     fewer ──▶ short round: eta_P*P0 new prompts x eta_R*R0 responses, the first P0 x R0 are kept
     steps over ──▶ drain: what is left in the queue, in rounds of about the same size
 
-`short_round` has the rules by which a short round chooses. Long rounds and drains choose nothing:
+`short_round` has the rules by which a short round chooses, `scored_last` how it does without
+verdicts. Long rounds and drains choose nothing:
 all that they launch is waited for (`wait_for_all`).
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -21,9 +23,13 @@ from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import (
     DYNAMIC_SAMPLING,
     RESPONSE_OVERPROVISION,
+    REWARD_TIMING,
+    STREAMING_NEEDS_VERDICTS,
+    RewardTiming,
     Turn,
 )
 from tasks.scheduling.policies.queue_rounds import LONG, SHORT, drain_round, queue_round
+from tasks.scheduling.scored_last import ScoredLast
 from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 
@@ -47,6 +53,13 @@ class TailBatchingConfig(BaseModel):
     )
     response_overprovision: float = Field(1.0, ge=1, le=4, description=RESPONSE_OVERPROVISION)
     dynamic_sampling: float = Field(0.0, ge=0, le=16, description=DYNAMIC_SAMPLING)
+    reward_timing: RewardTiming = Field(
+        "per_response",
+        description=(
+            f"{REWARD_TIMING} A short round then keeps the first to be generated, where it"
+            " otherwise keeps the first to be scored."
+        ),
+    )
     drain: bool = Field(
         True,
         description=(
@@ -63,6 +76,16 @@ class TailBatchingConfig(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _filters_by_verdicts(self) -> Self:
+        if self._scores_last and self.dynamic_sampling:
+            raise ValueError(
+                "dynamic_sampling must be 0 where tail batching scores after the rollout, got"
+                f" {self.dynamic_sampling:g}; leave it out, or set scheduling.reward_timing to"
+                " 'per_response'"
+            )
+        return self
+
     def algebra(self, batch: BatchConfig) -> BatchAlgebra:
         """Short and long rounds in the ratio 1/(eta_P - 1); short ones alone if nothing is ever
         deferred."""
@@ -75,11 +98,28 @@ class TailBatchingConfig(BaseModel):
             rounds=rounds,
             reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
             max_drain_steps=math.ceil(longest_queue / short.accept_prompts) if self.drain else 0,
+            scores_last=self._scores_last,
+            streaming_needs=STREAMING_NEEDS_VERDICTS if self._scores_last else "",
         )
 
     def plan_round(self, turn: Turn) -> RoundPlan | None:
         """A long round as soon as the queue can fill one, else a short one; after the last step the
         drain."""
+        plan = self._planned(turn)
+        return replace(plan, scores_last=self._scores_last) if plan is not None else None
+
+    def scheduler(self, plan: RoundPlan) -> RoundScheduler:
+        """Short rounds choose, the others wait for all."""
+        if plan.kind != SHORT:
+            return WaitForAll(plan)
+        choosing = ShortRoundScheduler(plan)
+        return ScoredLast(choosing, plan) if plan.scores_last else choosing
+
+    @property
+    def _scores_last(self) -> bool:
+        return self.reward_timing == "after_rollout"
+
+    def _planned(self, turn: Turn) -> RoundPlan | None:
         if turn.is_after_last:
             queue = turn.state.queue
             return drain_round(turn, queue) if self.drain and queue else None
@@ -91,10 +131,6 @@ class TailBatchingConfig(BaseModel):
         short = self._short(turn.batch)
         turn.check_rows(short.launch_prompts)
         return queue_round(turn, short, (), num_reserve, chooses=True)
-
-    def scheduler(self, plan: RoundPlan) -> RoundScheduler:
-        """Short rounds choose, the others wait for all."""
-        return ShortRoundScheduler(plan) if plan.kind == SHORT else WaitForAll(plan)
 
     def _short(self, batch: BatchConfig) -> RoundShape:
         num_launched = times(self.prompt_overprovision, batch.prompts_per_step)
