@@ -50,7 +50,7 @@ VARIANTS: Mapping[str, Variant] = {
         settings=(*SYNC, "scheduling.reward_timing=after_rollout", *FIXED),
     ),
     "tail": Variant(
-        label="+ tail batching, whose acceptance needs rewards per response",
+        label="+ tail batching, rewards per response",
         over="sync",
         settings=(*TAIL, *FIXED),
     ),

@@ -19,7 +19,14 @@ from flows.experiments.paper.experiment import (
 )
 from flows.experiments.paper.rollpacker_case import case_of
 from flows.experiments.paper.setups import ALL_TASKS, BY_MODEL, STREAMED
-from flows.experiments.paper.variants import CUMULATIVE, OVERLAP, STREAM, SYNC, TAIL, Variant
+from flows.experiments.paper.variants import (
+    CUMULATIVE,
+    OVERLAP,
+    STREAM,
+    SYNC,
+    TAIL_ALONE,
+    Variant,
+)
 
 STAGES = ("rollout", "reward", "train")
 SCALED_DEVICES = (16, 32, 64, 128)
@@ -106,7 +113,7 @@ def figure_4(scale: Scale) -> Experiment:
     """Where a period of tail batching goes: all shares of it together are 1."""
     set_up = replace(BY_MODEL["14B"], tasks=("code",))
     part = Part(
-        name="fig4", cases={"steps": case_of(set_up, TAIL, scale)}, figures=_shares_of_period
+        name="fig4", cases={"steps": case_of(set_up, TAIL_ALONE, scale)}, figures=_shares_of_period
     )
     return Experiment(
         name="fig4",
