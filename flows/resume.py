@@ -3,7 +3,9 @@ beside `resume` whatever may change.
 
 What may not change decides what has been learned and recorded: model, seed, task, rewards, batch,
 scheduling, learner, devices. A replay would come to other weights, or the stream of prompts to
-other questions.
+other questions. How many prompts later rounds ask beyond those that they keep, and in how many
+levels, changes neither: a round that was begun is kept as it was planned, and replays read what
+was recorded.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ CHANGEABLE = (  # fields, or groups of fields, that may stand in a run's way
     "cluster.scheduler_address", "cluster.scheduler_host", "cluster.scheduler_port",
     "cluster.dashboard_port", "cluster.start_deadline_s",
     "cluster.coordinator_slots",
+    "scheduling.prompt_overprovision", "scheduling.num_levels",
     "planner", "stream_trainer", "seeding", "balancing", "gate", "guests", "deadlines", "keep",
     "prices",
 )  # fmt: skip
