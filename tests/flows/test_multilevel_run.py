@@ -52,7 +52,7 @@ def test_a_run_goes_on_with_another_eta_and_fewer_levels(
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     num_begun = len(plans_of(run))
-    changes = ("scheduling.prompt_overprovision=1.5", "scheduling.num_levels=2")
+    changes = (MULTILEVEL[0], "scheduling.prompt_overprovision=1.5", "scheduling.num_levels=2")
     resumed = launcher.run(tmp_path, *changes, "num_steps=8", resume=run.name)
     assert resumed.code == 0, resumed.err
     plans = plans_of(run)
