@@ -86,6 +86,9 @@ class Played:
         return [self.plan.step - 1 - version for version in self.accepted.values()]
 
 
+MOST_FAILURES = 20  # of a round; without a bound a long one would be begun anew for minutes
+
+
 class World:
     """What engines, rewards and the learner do, in an order that is drawn."""
 
@@ -101,6 +104,7 @@ class World:
         self._asked: set[Name] = set()  # by this attempt at the round
         self._wanted: dict[str, tuple[int, ...]] = {}  # responses of complete carried groups
         self._version = 0
+        self._num_failures = 0  # of the attempts at a round
 
     def play(self) -> Iterator[Played]:
         state, step = QueueState(), 1
@@ -124,11 +128,13 @@ class World:
         return self._scenario.policy.plan_round(turn)
 
     def _play_round(self, plan: RoundPlan, before: QueueState) -> Played:
+        self._num_failures = 0
         while True:
             played = Played(plan=plan, state=before)
             scheduler = self._scenario.policy.scheduler(plan)
             if self._go_on(scheduler, played):
                 break
+            self._num_failures += 1
             self._recover(plan.step)
         carried = {carry.prompt_id for carry in played.carried}
         self._wanted = {carry.prompt_id: carry.indices for carry in played.carried if carry.indices}
@@ -152,6 +158,9 @@ class World:
         if self._version < step - 1 and self._random.random() < 0.5:
             self._version += 1
 
+    def _fails(self, share: float) -> bool:
+        return self._num_failures < MOST_FAILURES and self._random.random() < share
+
     def _go_on(self, scheduler: RoundScheduler, played: Played) -> bool:
         """Whether the round came to its end."""
         self._asked.clear()
@@ -164,9 +173,9 @@ class World:
         while not is_closed:
             if self._events:
                 decisions = scheduler.handle(self._events.popleft())
-            elif self._random.random() < self._scenario.kill_share:
+            elif self._fails(self._scenario.kill_share):
                 return False
-            elif self._random.random() < self._scenario.death_share:
+            elif self._fails(self._scenario.death_share):
                 self._die()
                 continue
             elif not self._alive:
