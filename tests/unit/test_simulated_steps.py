@@ -100,6 +100,25 @@ def test_a_longer_bound_is_never_faster(policy: Policy) -> None:
     assert seconds == sorted(seconds)
 
 
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_more_devices_are_never_slower(policy: Policy, streams: bool) -> None:
+    """Not even where each takes its time to go over to training."""
+    taken_s = [
+        play(
+            make_run(
+                policy=policy,
+                batch=BatchConfig(prompts_per_step=32, responses_per_prompt=4),
+                machine=replace(MACHINE, num_devices=num_devices, freeing_s=2.0),
+                stream_trainer=StreamTrainerConfig(enabled=streams),
+            )
+        ).mean("step_s")
+        for num_devices in (4, 16, 64)
+    ]
+    for fewer_s, more_s in pairwise(taken_s):
+        assert more_s < 1.02 * fewer_s, taken_s
+
+
 def test_more_memory_is_never_slower() -> None:
     rooms = (2_100, 4_000, 8_000, 100_000)
     machines = [replace(MACHINE, device_tokens=2_000 + room) for room in rooms]
