@@ -38,8 +38,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Json]:
 
 def test_every_size_policy_and_placement_is_played(answers: list[Json]) -> None:
     settings = [json.dumps(answer["settings"], sort_keys=True) for answer in answers]
-    # sizes 1, 2 and 4; at the best of them a learner apart, and four etas and three levels, with
-    # streaming and without: of four prompts 1.125 and 1.25 launch the same
+    # sizes 1, 2 and 4; at the best of them a learner apart, and four etas and rounds of levels,
+    # with streaming and without: of four prompts 1.125 and 1.25 launch the same
     assert len(set(settings)) == len(settings) >= 3 + 1 + 1 + 2 * 4
     assert all(len(answer["step_s"]) == 2 and min(answer["step_s"]) > 0 for answer in answers)
     assert {answer["settings"]["scheduling"]["kind"] for answer in answers} == {

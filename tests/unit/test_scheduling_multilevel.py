@@ -134,7 +134,8 @@ def test_a_level_more_than_there_can_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cap_tokens", "levels"), [(64, 3), (8192, 3), (16384, 4), (32768, 4), (1 << 30, 4)]
+    ("cap_tokens", "levels"),
+    [(64, 2), (8192, 2), (11_000, 2), (12_000, 3), (16384, 3), (32768, 4), (1 << 30, 4)],
 )
 def test_a_higher_bound_gets_a_level_more(cap_tokens: int, levels: int) -> None:
     assert levels_within(cap_tokens) == levels

@@ -91,7 +91,8 @@ def ours(set_up: SetUp, *, packs: bool = True) -> Contender:
     thirds of the others of the second, and so on; the last one has a single round."""
     levels = levels_within(set_up.cap_tokens)
     return Contender(
-        variant=replace(OURS, num_levels=levels, packs=packs), num_steps=3 ** (levels - 1)
+        variant=replace(OURS, num_levels=levels, packs=packs),
+        num_steps=max(HORIZON, 3 ** (levels - 1)),
     )
 
 

@@ -3,7 +3,7 @@
     robust/<lengths>/<setting>/step_s   seconds for as many prompts as a step trains
                                of_best  the shortest of the settings over that
 
-The settings are ours (four levels of rounds with eta 1.5), two levels with as much, and nothing
+The settings are ours (three levels of rounds with eta 1.5), two levels with as much, and nothing
 put off, all else equal: packed rows, planner by lengths, stream trainer, no response in vain.
 Whoever keeps one of them whatever the lengths are has `of_best` of what knowing them would give.
 The planner goes by the lengths of rounds that are over: where they drift, each round is planned by
@@ -22,7 +22,7 @@ from flows.experiments.paper.rollpacker_case import RollpackerCase
 from flows.experiments.paper.setups import BY_MODEL, SetUp
 from flows.experiments.paper.variants import Variant
 
-NUM_STEPS = 54  # two periods of ours, and lengths have time to drift
+NUM_STEPS = 54  # six periods of ours, and lengths have time to drift
 OURS = ours(BY_MODEL["14B"]).variant
 SETTINGS: Mapping[str, Variant] = {
     "ours": OURS,

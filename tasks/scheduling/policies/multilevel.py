@@ -33,14 +33,16 @@ from tasks.scheduling.wait_for_all import WaitForAll
 
 MIDDLE = "middle"  # rounds between the first level and the last
 LEVEL_ETA = 1.5  # over-provisioning with which the longest kept response doubles by the level
-LONG_TOKENS = 2**13.5  # a bound that is as many times 8k as 16k is times it
+FEWEST_LEVELS, MOST_LEVELS = 2, 4  # that suit any bound
+SHORT_TOKENS = 2**13  # a bound that the second level comes near
 
 
 def levels_within(cap_tokens: int) -> int:
-    """Levels that suit responses of at most so many tokens with `LEVEL_ETA`: 3 for 8k, 4 for 16k.
-    One too many makes two kinds of rounds that reach the bound; a fifth has its first long round
-    after 80 others, and gains 1 % at 32k (docs/experiments.md)."""
-    return 3 if cap_tokens < LONG_TOKENS else 4
+    """Levels that suit responses of at most so many tokens with `LEVEL_ETA`: 2 for 8k, 3 for 16k
+    and 4 for 32k. One too many makes two kinds of rounds that come near the bound; a fifth has its
+    first long round after 80 others, and gains 1 % at 32k (docs/experiments.md)."""
+    levels = FEWEST_LEVELS + round(math.log2(cap_tokens / SHORT_TOKENS))
+    return min(MOST_LEVELS, max(FEWEST_LEVELS, levels))
 
 
 class MultilevelBatchingConfig(BaseModel):
