@@ -40,12 +40,15 @@ def test_runs_are_whole_periods_or_steps_that_defer_nothing(contender: Contender
     assert contender.num_steps % period == 0
 
 
-@pytest.mark.parametrize("name", BY_MODEL)
-def test_ours_plays_a_period_and_has_a_level_more_above_8k(name: str) -> None:
+@pytest.mark.parametrize(("name", "levels"), [("7B", 2), ("14B", 3), ("32B", 4)])
+def test_ours_plays_whole_periods_and_has_a_level_more_with_each_doubling_of_the_bound(
+    name: str, levels: int
+) -> None:
     contender = contenders(BY_MODEL[name])["ours"]
     algebra = policy_of(contender.variant.scheduling).algebra(BATCH)
-    assert contender.variant.num_levels == (3 if name == "7B" else 4)
-    assert contender.num_steps == algebra.period_steps
+    assert contender.variant.num_levels == levels
+    assert contender.num_steps == max(9, algebra.period_steps)
+    assert contender.num_steps % algebra.period_steps == 0
 
 
 def test_what_is_ours_asks_for_no_response_more_than_it_trains() -> None:
