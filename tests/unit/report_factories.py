@@ -131,7 +131,7 @@ def make_run(root: Store, *commits: StepCommit, **values: object) -> OpenRun:
         config=config,
         context=CONTEXT,
         store=store,
-        tracker=RunTracker(""),
+        tracker=RunTracker(f"sqlite:///{root.local_path('mlflow.db')}"),
         commits=commits,
         links={"prefect.flow_run_url": "http://localhost:4200/f1"},
     )
