@@ -127,11 +127,12 @@ def make_run(root: Store, *commits: StepCommit, **values: object) -> OpenRun:
         Journal(store).finalise(
             commit.step, _of_step(commit.step, make_row("0/1", "3", 1.0)), (), spans
         )
+    tracked = f"sqlite:///{root.local_path('mlflow.db')}" if root.is_local else ""
     return OpenRun(
         config=config,
         context=CONTEXT,
         store=store,
-        tracker=RunTracker(f"sqlite:///{root.local_path('mlflow.db')}"),
+        tracker=RunTracker(tracked),
         commits=commits,
         links={"prefect.flow_run_url": "http://localhost:4200/f1"},
     )
