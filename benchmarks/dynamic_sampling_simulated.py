@@ -29,13 +29,12 @@ from tasks.rounds.driver import drive_round
 from tasks.rounds.figures import ledger_of, rollout_spans
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.batch import BatchConfig
-from tasks.scheduling.events import RoundPlan, RoundScheduler
+from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.policies.base import Policy, Turn
 from tasks.scheduling.policies.queue_rounds import SHORT
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState
-from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 from tasks.simulation.simulated_round import (
     SimulatedRound,
@@ -143,7 +142,10 @@ async def _play_run(
         return policy.plan_round(turn)
 
     async def play(plan: RoundPlan) -> RoundResult:
-        scheduler = policy.scheduler(plan) if early else _late(plan)
+        scheduler = policy.scheduler(plan)
+        # short rounds ask nothing early as it is, the others none where verdicts come last
+        if not early and plan.kind != SHORT:
+            scheduler = WaitForAll(replace(plan, scores_last=True))
         feed = SimulatedFeed(machine.reward.model_copy(update={"seed": seed}))
         inputs = round_inputs(
             plan, scheduler, engines, machine.max_response_tokens, seed=seed, feed=feed
@@ -155,12 +157,6 @@ async def _play_run(
         rounds.append(played)
         await load_version(engines, played.plan.step)
     return rounds
-
-
-def _late(plan: RoundPlan) -> RoundScheduler:
-    """Who decides without asking anything early, as where no verdict comes before the end."""
-    last = replace(plan, scores_last=True)
-    return ShortRoundScheduler(last) if plan.kind == SHORT else WaitForAll(last)
 
 
 def show(rows: Sequence[tuple[str, str, Measured, Measured]], console: Console) -> None:

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from statistics import median
 
 import numpy as np
@@ -46,8 +47,8 @@ class EnginePace:
     step_s_per_sequence: float  # that the first further sequence adds
     sequence_exponent: float  # and the others as a power of their number
     prefill_s_per_token: float  # that prefilling a prompt token holds up the batch
-    shares_prompts: bool  # whether the responses to a prompt prefill it once
     residual: float  # mean absolute error of a response's seconds, as a share of their mean
+    shares_prompts: bool = False  # whether the responses to a prompt prefill it once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,8 @@ def pace_of(run: RecordedRun) -> EnginePace:
     engine = run.config["engine"]
     # a simulated engine has another name for it
     shares_prompts = bool(engine.get("prefix_caching", engine.get("shares_prompts", False)))
-    return engine_pace(busy_periods(counted(run), shares_prompts), shares_prompts)
+    pace = engine_pace(busy_periods(counted(run), shares_prompts))
+    return replace(pace, shares_prompts=shares_prompts)
 
 
 def counted(run: RecordedRun) -> Sequence[RecordedStep]:
@@ -112,13 +114,13 @@ def counted(run: RecordedRun) -> Sequence[RecordedStep]:
     return run.steps[1:] or run.steps
 
 
-def engine_pace(periods: Sequence[Sequence[Decoded]], shares_prompts: bool = False) -> EnginePace:
-    """The constants of a replica from what it decoded, each period together; shares_prompts: how
-    the prompt tokens of these were counted. ValueError for nothing."""
+def engine_pace(periods: Sequence[Sequence[Decoded]]) -> EnginePace:
+    """The constants of a replica from what it decoded, each period together. ValueError for
+    nothing."""
     if not any(periods):
         raise ValueError("a pace needs responses that ended by themselves, got none")
-    paces = [_pace_by(exponent, periods, shares_prompts) for exponent in EXPONENTS]
-    return min(paces, key=lambda pace: _squares(pace, periods))
+    fits = [_fit(exponent, periods) for exponent in EXPONENTS]
+    return min(fits, key=itemgetter(0))[1]
 
 
 def busy_periods(steps: Sequence[RecordedStep], shares_prompts: bool) -> list[list[Decoded]]:
@@ -205,29 +207,22 @@ def _decoded(rows: Sequence[ResponseRow], shares_prompts: bool) -> list[Decoded]
     return found
 
 
-def _pace_by(
-    exponent: float, periods: Sequence[Sequence[Decoded]], shares_prompts: bool
-) -> EnginePace:
-    """The pace of least squares with this exponent."""
+def _fit(exponent: float, periods: Sequence[Sequence[Decoded]]) -> tuple[float, EnginePace]:
+    """The pace of least squares with this exponent, and their sum before it."""
     seconds = _seconds(periods)
     constants = np.array([1.0, 0.0, 0.0])
     for _ in range(ROUNDS):
         rows = _rows(periods, constants, exponent)
         constants = _least_squares(rows, seconds)
     errors = np.abs(rows @ constants - seconds)
-    return EnginePace(
+    pace = EnginePace(
         step_s=float(constants[0]),
         step_s_per_sequence=float(constants[1]),
         sequence_exponent=exponent,
         prefill_s_per_token=float(constants[2]),
-        shares_prompts=shares_prompts,
         residual=float(errors.mean() / seconds.mean()),
     )
-
-
-def _squares(pace: EnginePace, periods: Sequence[Sequence[Decoded]]) -> float:
-    """What least squares make small."""
-    return float(((_told(pace, periods) - _seconds(periods)) ** 2).sum())
+    return float((errors**2).sum()), pace
 
 
 def _told(pace: EnginePace, periods: Sequence[Sequence[Decoded]]) -> Floats:

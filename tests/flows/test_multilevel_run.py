@@ -28,11 +28,7 @@ MULTILEVEL = (
 def test_prompts_that_were_deferred_twice_outlive_the_flow(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    run = tmp_path / "multilevel"
-    process = launcher.start(tmp_path, *SIMULATED, *MULTILEVEL, f'run_name="{run.name}"')
-    wait_for(run / "steps" / "00003.json", process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    run = killed_run(launcher, tmp_path)
     resumed = launcher.run(tmp_path, f"num_steps={NUM_STEPS}", resume=run.name)
     assert resumed.code == 0, resumed.err
     plans = plans_of(run)
@@ -46,11 +42,7 @@ def test_a_run_goes_on_with_another_eta_and_fewer_levels(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     """What was put off under the rules before is trained under those after, once."""
-    run = tmp_path / "changed"
-    process = launcher.start(tmp_path, *SIMULATED, *MULTILEVEL, f'run_name="{run.name}"')
-    wait_for(run / "steps" / "00003.json", process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    run = killed_run(launcher, tmp_path)
     num_begun = len(plans_of(run))
     changes = (MULTILEVEL[0], "scheduling.prompt_overprovision=1.5", "scheduling.num_levels=2")
     resumed = launcher.run(tmp_path, *changes, "num_steps=8", resume=run.name)
@@ -61,6 +53,16 @@ def test_a_run_goes_on_with_another_eta_and_fewer_levels(
     later = [plan for plan in plans[num_begun:] if plan["kind"] != "drain"]
     assert {plan["kind"] for plan in later} == {"short", "long"}
     assert num_trained_once(run, plans) >= 4 * 8
+
+
+def killed_run(launcher: Launcher, root: Path) -> Path:
+    """A run whose flow is killed after three of its steps."""
+    run = root / "multilevel"
+    process = launcher.start(root, *SIMULATED, *MULTILEVEL, f'run_name="{run.name}"')
+    wait_for(run / "steps" / "00003.json", process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    return run
 
 
 def plans_of(run: Path) -> list[Any]:

@@ -6,8 +6,8 @@ over the prompts that they gave up on.
     steps over ──▶ drain: what is left in the queue, in rounds of about the same size
 
 `short_round` has the rules by which a short round chooses, `scored_last` how it does without
-verdicts. Long rounds and drains choose nothing:
-all that they launch is waited for (`wait_for_all`).
+verdicts. Long rounds and drains choose nothing: all that they launch is waited for
+(`wait_for_all`).
 """
 
 from __future__ import annotations
