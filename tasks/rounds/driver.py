@@ -83,7 +83,7 @@ class _Round:
                 await self._publish()
                 await self._listen()
                 await self._answer_events()
-            await self._generation.finish_freeing()
+            await self._generation.freeing.finish()
         except BaseException:
             await self._stop()
             raise
@@ -93,8 +93,8 @@ class _Round:
         generation = self._generation
         return replace(
             self._arrivals.result(generation.unfinished, generation.moved),
-            freed=tuple(generation.freed),
-            freed_s=tuple(generation.freed_s),
+            freed=tuple(generation.freeing.learners),
+            freed_s=tuple(generation.freeing.freed_s),
             took_s=generation.elapsed_s,
             in_flight=self._dispatch.in_flight,
             awaited_weights_s=self._sources.awaited_weights_s,
@@ -127,7 +127,7 @@ class _Round:
         """After a failure: leave the engines idle, for the next attempt asks them for the same
         responses."""
         self._generation.close()
-        await self._generation.stop_freeing(STOP_S)
+        await self._generation.freeing.stop(STOP_S)
         self._sources.only_engines(STOP_S)
         self._dispatch.come_back()
         try:
@@ -146,7 +146,7 @@ class _Round:
         are_verdicts_due = self._arrivals.num_unscored > 0 and not self._is_closed
         look_in_s = self._generation.look_in_s
         heard = await self._sources.hear(verdicts=are_verdicts_due, most_s=look_in_s)
-        self._generation.check_freed()
+        self._generation.freeing.check()
         await self._generation.give_up(heard.lost)
         await self._generation.hear(heard.guests)
         await self._generation.balance(heard.moves)

@@ -21,6 +21,7 @@ from artifacts.new_tokens import NewTokens
 from artifacts.records import Generated, prompt_of, response_id
 from tasks.engines.base import EngineLost
 from tasks.rounds.dispatch import Dispatch
+from tasks.rounds.freeing import Freeing
 from tasks.rounds.guests import EngineGone, EngineJoined, EngineLeaving, GuestNews
 from tasks.rounds.migration import Migration
 from tasks.rounds.readings import read_engines
@@ -29,7 +30,7 @@ from tasks.rounds.reports import Reports
 from tasks.scheduling.balancing import Move
 from tasks.scheduling.events import Launch, Lost
 from tasks.scheduling.seeding import TIMER_S
-from tasks.scheduling.stream_training import Moment, Reading, ScaleDown
+from tasks.scheduling.stream_training import Moment, Reading
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +43,9 @@ class Generation:
     def __init__(
         self, inputs: RoundInputs, dispatch: Dispatch, tell: Callable[[Lost], None]
     ) -> None:
-        self.freed: list[str] = []  # learners whose devices the round freed, in this order
-        self.freed_s: list[float] = []  # when each of these was free, seconds of the round
+        self.freeing = Freeing(inputs.on_freed, lambda: self.elapsed_s)
         self.is_closed = False  # whether the round has all that it wants
         self.joined: dict[str, tuple[str, ...]] = {}  # devices of every guest, by its name
-        # devices that go over to training, each by itself: the round goes on meanwhile
-        self._freeing: list[asyncio.Task[None]] = []
         self._inputs = inputs
         self._dispatch = dispatch
         self._tell = tell
@@ -64,7 +62,7 @@ class Generation:
         the responses that an earlier attempt or round has begun, and adopt what the round before
         left on its engines."""
         for decision in self._inputs.stream_trainer.start():
-            await self._free(decision)
+            await self.freeing.free(decision)
         if self._inputs.guests is not None:
             await self.hear(await self._inputs.guests.news(0.0))
         recorded = {each.generated.response_id: each.generated for each in self._inputs.recorded}
@@ -238,7 +236,7 @@ class Generation:
             if response not in moving:
                 self._tell(Lost(prompt_id=response.prompt_id, index=response.index))
         for decision in self._migration.freed(lambda name: not self._dispatch.num_running(name)):
-            self._freeing.append(asyncio.create_task(self._free(decision)))
+            self.freeing.begin(decision)
         self._dispatch.dismiss()
 
     async def give_up(self, engines: Mapping[str, EngineLost]) -> None:
@@ -289,31 +287,6 @@ class Generation:
         for found in (begun[name] for name in sorted(names) if name in begun):
             if self._inputs.goes_on_with(found):
                 self._migration.find(found)
-
-    async def _free(self, decision: ScaleDown) -> None:
-        """These engines are empty: the learners on their devices may begin."""
-        await self._inputs.on_freed(decision)
-        self.freed += decision.learners
-        self.freed_s += [self.elapsed_s] * len(decision.learners)
-
-    def check_freed(self) -> None:
-        """Raise what a device could not be freed for, if there is such."""
-        for freeing in self._freeing:
-            if freeing.done():
-                freeing.result()
-
-    async def finish_freeing(self) -> None:
-        """Wait until all devices that are being freed are; raises what one could not be freed
-        for."""
-        await asyncio.gather(*self._freeing)
-
-    async def stop_freeing(self, within_s: float) -> None:
-        """After a failure: none is being freed any more, whatever comes of it."""
-        if self._freeing:
-            _, late = await asyncio.wait(self._freeing, timeout=within_s)
-            for freeing in late:
-                freeing.cancel()
-            await asyncio.gather(*self._freeing, return_exceptions=True)
 
     # --- at the end ----------------------------------------------------------------------------
 
