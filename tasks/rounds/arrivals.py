@@ -126,8 +126,9 @@ class Arrivals:
 
     def result(self, kept: Iterable[Generated], migrated: Iterable[Generated]) -> RoundResult:
         """What the round brings home; `kept`: partial responses that nobody went on with."""
-        unasked = (response.generated for response in self._recorded.values())
+        unasked = self._recorded
         home = self._generated | {generated.response_id: generated for generated in kept}
+        home |= {name: response.generated for name, response in unasked.items()}
         carried = {decision.prompt_id: decision for decision in self._carried}
         later = {
             name: generated
@@ -135,19 +136,20 @@ class Arrivals:
             if generated.prompt_id in carried and self._is_of_use(generated, carried)
         }
         scores = self._scores
+        scored = {name: response.score for name, response in unasked.items()} | scores
         return RoundResult(
             groups=tuple(self._groups),
             deferred=tuple(self._deferred),
             dropped=tuple(self._dropped),
             filtered=tuple(self._filtered),
             late=tuple(self._late),
-            generated=(*(each for name, each in home.items() if name not in later), *unasked),
+            generated=tuple(each for name, each in home.items() if name not in later),
             migrated=tuple(migrated),
             scores=tuple(score for name, score in scores.items() if name not in later),
             stale_tokens=self._stale_tokens,
             carried=tuple(self._carried),
             carried_responses=tuple(
-                Response(generated=generated, score=scores.get(name))
+                Response(generated=generated, score=scored.get(name))
                 for name, generated in later.items()
             ),
         )

@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from artifacts.records import Running, response_id
@@ -44,6 +44,25 @@ class Scenario:
     train_s: float
     leaves_running: bool
     losses_s: tuple[float, ...]  # when engines die; one more than that lives on
+
+
+# a complete group that is carried a second time before its responses are handed to the round again
+CARRIED_TWICE = Scenario(
+    policy=AsynchronousConfig(async_ratio=1.5),
+    batch=BatchConfig(prompts_per_step=3, responses_per_prompt=2),
+    num_steps=5,
+    lengths=LengthModel(median_tokens=60, sigma=0, seed=5963),
+    reward=SimulatedRewardConfig(infra_share=0.1, ok_share=0.5, seed=5963),
+    train_s=0.1,
+    leaves_running=False,
+    losses_s=(),
+)
+# one that is not complete, and carried again before the response is asked for that replaced another
+REPLACED_AND_CARRIED_TWICE = replace(
+    CARRIED_TWICE,
+    batch=BatchConfig(prompts_per_step=3, responses_per_prompt=3),
+    lengths=LengthModel(median_tokens=60, sigma=1, seed=5963),
+)
 
 
 @st.composite
@@ -125,6 +144,8 @@ def test_every_prompt_is_decided_once_and_nothing_is_left(scenario: Scenario) ->
 
 @few
 @given(scenarios())
+@example(CARRIED_TWICE)
+@example(REPLACED_AND_CARRIED_TWICE)
 def test_every_token_is_booked_once_in_the_round_that_decides(scenario: Scenario) -> None:
     rounds = run(scenario)
     whole: Counter[str] = Counter()
