@@ -157,7 +157,8 @@ class Arrivals:
     def _is_of_use(self, generated: Generated, carried: Mapping[str, Carry]) -> bool:
         """Whether the next round can do something with a response of a carried prompt: it is whole,
         or has tokens that newer weights may go on from, and its prompt is not complete without
-        it."""
+        it. Whole ones stay until their prompt is decided, asked for or not: a later round may ask
+        for them, and books them once."""
         is_whole = generated.finish_reason != "aborted"
         has_begun = bool(generated.token_ids) or generated.episode is not None
         may_go_on = self._mixes_versions and not carried[generated.prompt_id].indices

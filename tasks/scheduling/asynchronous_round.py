@@ -55,8 +55,6 @@ class _Undecided:
     version: int  # the newest that every engine had when it was dispatched
     deadline: int  # the last step that may train it
     is_due: bool  # whether it must be trained by its deadline, so that a slot is kept for it
-    # the responses that it will be trained on, if an earlier round completed it
-    indices: tuple[int, ...]
 
 
 class AsynchronousScheduler:
@@ -136,7 +134,6 @@ class AsynchronousScheduler:
             version=dispatched.version,
             deadline=self._admission.deadline(dispatched.version),
             is_due=self._at_deadline == "wait" or waits_for,
-            indices=dispatched.indices,
         )
         self._undecided[group.ref.prompt_id] = undecided
         self._counts[undecided.deadline, undecided.is_due] += 1
@@ -224,6 +221,5 @@ class AsynchronousScheduler:
         if is_late and self._at_deadline == "park":
             return [*undecided.group.close(), Defer(prompt_id=name, is_late=True)]
         assert not (is_late and undecided.is_due), "what is due is trained before the round closes"
-        is_complete = name in self._complete
-        indices = undecided.group.accepted_indices() if is_complete else undecided.indices
+        indices = undecided.group.accepted_indices() if name in self._complete else ()
         return [Carry(prompt_id=name, version=undecided.version, indices=indices)]

@@ -46,7 +46,8 @@ class Scenario:
     losses_s: tuple[float, ...]  # when engines die; one more than that lives on
 
 
-# a complete group that is carried a second time before its responses are handed to the round again
+# a group that was complete when it was carried, and is carried again before the round hears of it:
+# the response whose verdict failed is not asked for between
 CARRIED_TWICE = Scenario(
     policy=AsynchronousConfig(async_ratio=1.5),
     batch=BatchConfig(prompts_per_step=3, responses_per_prompt=2),
@@ -57,7 +58,7 @@ CARRIED_TWICE = Scenario(
     leaves_running=False,
     losses_s=(),
 )
-# one that is not complete, and carried again before the response is asked for that replaced another
+# one that is not complete: the response that replaced another is not asked for between
 REPLACED_AND_CARRIED_TWICE = replace(
     CARRIED_TWICE,
     batch=BatchConfig(prompts_per_step=3, responses_per_prompt=3),
