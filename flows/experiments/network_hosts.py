@@ -43,6 +43,7 @@ class NetworkHosts:
         self._mark = f"{PREFIX}{os.getpid()}"
         self._numbers = {name: number for number, name in enumerate(names, start=2)}
         self._rate_mbit = rate_mbit
+        self._started: list[subprocess.Popen[Any]] = []
         high, low = divmod(os.getpid() % (NETS * 256), 256)
         self._net = f"10.{FIRST_NET + high}.{low}"
         self.here = f"{self._net}.1"  # address of this machine for the hosts
@@ -55,7 +56,15 @@ class NetworkHosts:
         """Start a process there; its id is the command's own. Any: options and streams of
         subprocess.Popen."""
         inside = ("ip", "netns", "exec", self._outside(host), *command)
-        return subprocess.Popen(inside, **options)
+        process = subprocess.Popen(inside, **options)
+        self._started.append(process)
+        return process
+
+    def end_started(self) -> None:
+        """Kill what was started, even what has not entered its namespace yet, where `remove` finds
+        no more than has."""
+        for process in self._started:
+            process.kill()
 
     def cut(self, host: str) -> None:
         """Let nothing through between the host and all others. Both ends still have their link."""
@@ -116,6 +125,7 @@ def network_hosts(*names: str, rate_mbit: float | None = None) -> Iterator[Netwo
         hosts.make()
         yield hosts
     finally:
+        hosts.end_started()
         remove(f"{PREFIX}{os.getpid()}")
 
 
