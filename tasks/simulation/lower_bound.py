@@ -7,9 +7,11 @@ latency   A step trains on responses that its own weights generated, so that it 
           longest response alone in the fastest engine, and to train that. Summed over steps this is
           least when groups of about the same length share a step.
 work      Devices are busy generating and training. A decode step of n responses costs its
-          replica's devices all of it, so that large batches are cheap; but no more responses can
-          run at the same time than a step trains. Any price on running responses gives a bound
-          (Lagrangian duality); the best of some is taken.
+          replica's devices all of it, so that large batches are cheap, but slow: tokens of one
+          response come one after the other, and the longest has little time for each. So the
+          responses of a step have a price of running each, the longest the highest, and a batch of
+          them is weighed by what it costs and how long it makes them run (Lagrangian duality: any
+          prices give a bound). Where positions are reached by few groups, they share steps.
 
 What it leaves out makes it smaller, never larger: prefills, verdicts, the room of KV caches,
 and whatever is generated and not trained. It bounds steps one after the other on colocated
@@ -22,13 +24,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from tasks.engines.simulation.pace import Pace
 from tasks.scheduling.seeds import derive_seed
 from tasks.simulation.figures import TrainedGroup
 from tasks.simulation.simulated_run import SimulatedRun
 
 # prices of a running response that are tried, in devices; 0 is none
-PRICES = (0.0, *(2.0**exponent for exponent in range(-12, 5)))
+PRICES = np.array([0.0, *(2.0 ** (exponent / 4) for exponent in range(-56, 29))])
+MOST_TURNS = 50  # of looking for the best prices; any give a bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,25 +127,58 @@ def _path_s(resources: Resources, group: TrainedGroup) -> float:
 
 
 def _work_s(resources: Resources, groups: Sequence[TrainedGroup], prompts_per_step: int) -> float:
-    """Device-seconds over devices. With a price on running responses both sides of
-    `device-seconds <= devices x T` get `price x (running-seconds <= most running x T)`."""
-    most_running = prompts_per_step * max(len(group.response_tokens) for group in groups)
-    num_tokens = sum(sum(group.response_tokens) for group in groups)
+    """Device-seconds over devices. `device-seconds <= devices x T`, and the response of a rank runs
+    no longer than all steps together: `its running seconds <= T`. The latter, times its price, is
+    added for every rank; the prices that give most are found turn by turn (Dinkelbach's method)."""
+    num_tokens = _tokens_by_rank(groups, prompts_per_step)
+    token_s = _token_s(resources, len(num_tokens))
     other_s = _reading_s(resources, groups) + _training_s(resources, groups)
-    return max(
-        (num_tokens * _token_s(resources, price, most_running) + other_s)
-        / (resources.num_devices + price * most_running)
-        for price in PRICES
-    )
+    found_s = 0.0
+    for _ in range(MOST_TURNS):
+        chosen = np.argmax(np.outer(num_tokens, token_s) - found_s * PRICES, axis=1)
+        spent_s = float(num_tokens @ token_s[chosen]) + other_s
+        better_s = spent_s / (resources.num_devices + float(PRICES[chosen].sum()))
+        if better_s <= found_s:
+            break
+        found_s = better_s
+    return found_s
 
 
-def _token_s(resources: Resources, price: float, most_running: int) -> float:
-    """Least device-seconds of a decoded token without its attention, at the best size and batch."""
-    return min(
-        pace.base_s(batch, 0) * (size / batch + price)
+def _tokens_by_rank(
+    groups: Sequence[TrainedGroup], prompts_per_step: int
+) -> npt.NDArray[np.float64]:
+    """How many tokens the longest response of a step has, the second longest, and so on, all steps
+    together: as few as the longer ones can have when groups are dealt to steps.
+
+    So many responses of a step are longer than a position as its groups have together. Where the
+    groups that have most of them share steps, fewest ranks reach it: for every position by itself,
+    which is less than any steps can do for all of them.
+    """
+    most = max(len(group.response_tokens) for group in groups)
+    lengths = np.zeros((len(groups), most), dtype=np.int64)
+    for row, group in enumerate(groups):
+        lengths[row, : len(group.response_tokens)] = sorted(group.response_tokens, reverse=True)
+    positions = np.arange(lengths.max())
+    # groups with a first, a second, ... response that is longer
+    longer = [
+        len(groups) - np.searchsorted(np.sort(each), positions, "right") for each in lengths.T
+    ]
+    ends = range(0, len(groups) + prompts_per_step, prompts_per_step)
+    before = [np.minimum(end, longer).sum(axis=0) for end in ends]
+    counts = np.bincount(np.diff(before, axis=0).ravel(), minlength=prompts_per_step * most + 1)
+    return counts[:0:-1].cumsum()[::-1].astype(np.float64)
+
+
+def _token_s(resources: Resources, most_running: int) -> npt.NDArray[np.float64]:
+    """By price, the least device-seconds of a decoded token without its attention and the price of
+    its seconds, at the best size and batch."""
+    steps = [
+        (pace.base_s(batch, 0), size / batch)
         for size, pace in resources.paces.items()
         for batch in range(1, min(most_running, pace.max_batch) + 1)
-    )
+    ]
+    step_s, share = np.array(steps).T
+    return np.array([np.min(step_s * (share + price)) for price in PRICES])
 
 
 def _reading_s(resources: Resources, groups: Sequence[TrainedGroup]) -> float:

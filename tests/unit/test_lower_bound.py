@@ -57,7 +57,31 @@ def test_no_more_responses_run_than_a_step_trains() -> None:
     """Two at a time on two devices: nothing is gained by the batch of four."""
     bound = lower_bound(RESOURCES, [group(100)] * 20, prompts_per_step=2)
     assert bound.work_s == pytest.approx(10 * 100 * 0.01, rel=0.02)
-    assert bound.work_s <= bound.latency_s
+    assert bound.work_s <= bound.latency_s * (1 + 1e-9)
+
+
+def test_a_long_response_waits_for_short_ones_beside_it() -> None:
+    """One device: a hundred steps of two responses, and 900 of the long one."""
+    alone = replace(RESOURCES, num_devices=1)
+    bound = lower_bound(alone, [group(1000, 100)], prompts_per_step=1)
+    assert bound.work_s == pytest.approx(100 * 0.011 + 900 * 0.01, rel=1e-3)
+    assert bound.latency_s < bound.work_s <= 100 * 0.011 + 900 * 0.01
+
+
+def test_equal_lengths_take_as_long_as_their_batches() -> None:
+    """Eight on two devices are four on each: smaller batches leave too much to the other."""
+    bound = lower_bound(RESOURCES, [group(*[500] * 8)], prompts_per_step=1)
+    assert bound.work_s == pytest.approx(500 * (0.01 + 3 * 0.001), rel=0.01)
+
+
+def test_long_responses_of_different_groups_share_a_step() -> None:
+    """Of each rank no more tokens than in the best steps: those of the two long groups together."""
+    together = [group(1000, 10), group(1000, 10), group(10, 10), group(10, 10)]
+    apart = [group(1000, 1000), group(10, 10), group(10, 10), group(10, 10)]
+    few = replace(RESOURCES, num_devices=1)
+    shared = lower_bound(few, together, prompts_per_step=2)
+    assert shared.work_s == pytest.approx(990 * 0.011 + 20 * 0.013, rel=0.01)
+    assert shared.work_s == pytest.approx(lower_bound(few, apart, 2).work_s, rel=0.01)
 
 
 def test_training_and_generating_share_the_devices() -> None:
