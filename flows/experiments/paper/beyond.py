@@ -32,12 +32,15 @@ from flows.experiments.paper.setups import BY_MODEL, SetUp
 from flows.experiments.paper.variants import OVERLAP, REWARD, STREAM, SYNC, Variant
 from tasks.scheduling.policies.multilevel import LEVEL_ETA, levels_within
 from tasks.simulation.lower_bound import lower_bound, needed_groups, resources_of
+from tasks.simulation.simulated_run import NUM_ROWS
 
 HORIZON = 9  # steps
 PERIOD = 5  # steps: four short rounds and a long one
 UNBIASED = replace(STREAM, eta_r=1.0)  # RollPacker without the factor that favours short answers
 # a round keeps the faster two thirds of its prompts; see `ours` for the number of levels
 OURS = replace(UNBIASED, eta_p=LEVEL_ETA, plans_by_lengths=True, stream_rule="devices", packs=True)
+# no scheduler for real runs: rounds of prompts that are known to take about as long, none given up
+KNOWN = replace(OURS, eta_p=1.0, knows_lengths=True)
 # generation and training on halves of the devices, one step apart, with RollPacker's rewards:
 # off-policy, and nothing put off
 ASYNCHRONOUS = replace(REWARD, eta_p=1.0, eta_r=1.0, async_ratio=1.0, learner_share=0.5)
@@ -62,6 +65,10 @@ class Contender:
 
     variant: Variant
     num_steps: int  # planned ones: whole periods, so that its queue is empty at the end
+
+    def num_rows(self, set_up: SetUp) -> int:
+        """Of the data set. Who knows lengths has all of them in order."""
+        return self.num_steps * set_up.prompts if self.variant.knows_lengths else NUM_ROWS
 
 
 ROLLPACKER = "rollpacker"
@@ -102,6 +109,7 @@ def contenders(set_up: SetUp) -> dict[str, Contender]:
         **RIVALS,
         "ours_unpacked": ours(set_up, packs=False),
         "ours": ours(set_up),
+        "known": replace(ours(set_up), variant=KNOWN),
         "ours_in_turn": Contender(variant=OURS_IN_TURN, num_steps=HORIZON),
     }
 
@@ -165,7 +173,11 @@ def part_of(name: str, set_up: SetUp, contender: Contender, scale: Scale) -> Par
 
 def _case(set_up: SetUp, contender: Contender, seed: int) -> RollpackerCase:
     return RollpackerCase(
-        set_up=set_up, variant=contender.variant, num_steps=contender.num_steps, seed=seed
+        set_up=set_up,
+        variant=contender.variant,
+        num_steps=contender.num_steps,
+        seed=seed,
+        num_rows=contender.num_rows(set_up),
     )
 
 

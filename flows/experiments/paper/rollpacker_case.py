@@ -21,8 +21,10 @@ from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.simulation.figures import PlayedStep
 from tasks.simulation.hardware import DEVICES
+from tasks.simulation.known_lengths import ShortestFirst
 from tasks.simulation.learner import ROW_TOKENS
 from tasks.simulation.machine import Machine
+from tasks.simulation.seams import RunWork
 from tasks.simulation.shapes import MODELS
 from tasks.simulation.simulated_run import NUM_ROWS, SimulatedRun
 from tasks.simulation.steps import play
@@ -64,7 +66,7 @@ class RollpackerCase:
         set_up, variant = self.set_up, self.variant
         return SimulatedRun(
             machine=self._machine,
-            work=work_of(set_up, variant),
+            work=self._work,
             policy=policy_of(variant.scheduling),
             batch=BatchConfig(
                 prompts_per_step=set_up.prompts, responses_per_prompt=set_up.responses
@@ -85,6 +87,18 @@ class RollpackerCase:
 
     def play(self) -> tuple[Observed, ...]:
         return tuple(observed(step) for step in play(self.run).planned.steps)
+
+    @property
+    def _work(self) -> RunWork:
+        work = work_of(self.set_up, self.variant)
+        if not self.variant.knows_lengths:
+            return work
+        return ShortestFirst(
+            work=work,
+            num_rows=self.num_rows,
+            num_responses=self.set_up.responses,
+            seed=self.seed,
+        )
 
     @property
     def _machine(self) -> Machine:
@@ -114,6 +128,7 @@ class RollpackerCase:
                 0 < variant.under_way < 1,
             ),
             ("divided", variant.moves_running),
+            ("lengths known", variant.knows_lengths),
             ("packed", variant.packs),
             (f"drafts that yield {variant.draft_yield:g} tokens a step", variant.draft_yield > 1),
             (

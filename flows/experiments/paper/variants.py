@@ -37,6 +37,7 @@ class Variant:
     # responses under way at a time, as a share of the step's, those of long prompts first; 0: all
     # are asked at once, in no order
     under_way: float = 0.0
+    knows_lengths: bool = False  # whether prompts come in the order of their longest answer
     moves_running: bool = False  # whether what runs goes on wherever there is less to do
     draft_yield: float = 1.0  # tokens of a step with drafts, where few decode; 1: no drafts
     packs: bool = False  # whether the learner fills its rows, or has one response to each
