@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,12 @@ from flows import reporter
 from flows.prefect_pages import PrefectLost, telling_of_prefects_loss
 from flows.reporter import TABLE_STEPS, RunReporter
 from tasks.guests.book import GuestBook
+
+
+@pytest.fixture(autouse=True)
+def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run whose store is remote tracks into the directory that it is started in."""
+    monkeypatch.chdir(tmp_path)
 
 
 def teller_of(root: str, monkeypatch: pytest.MonkeyPatch, table: Any) -> RunReporter:
