@@ -1,13 +1,17 @@
 """Writes that are refused, as one sentence for the user: which file, why, and what to do.
 
-A full disk says so without a path, an object store in words of its protocol's packages.
+A full disk says so without a path, safetensors in words alone, an object store in words of its
+protocol's packages.
 """
 
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from safetensors import SafetensorError
 
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -26,13 +30,12 @@ def explained(where: str, num_bytes: int, setting: str = "artifact_root") -> Ite
     except FileExistsError:
         raise
     except Exception as error:
-        if "://" not in where and not isinstance(error, OSError):
+        if "://" not in where and not isinstance(error, OSError | SafetensorError):
             raise
         sentence = _sentence(error, where, num_bytes, setting)
         if sentence is None:
             raise
-        number = getattr(error, "errno", None)
-        raise StoreError(*filter(None, (number, sentence))) from error
+        raise StoreError(*filter(None, (_number(error), sentence))) from error
 
 
 def reason_of(error: Exception) -> str:
@@ -40,9 +43,17 @@ def reason_of(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
+def _number(error: Exception) -> int | None:
+    """The operating system's, which safetensors has in its words."""
+    if isinstance(error, SafetensorError):
+        told = re.search(r"\(os error (\d+)\)", str(error))
+        return int(told[1]) if told else None
+    return getattr(error, "errno", None)
+
+
 def _sentence(error: Exception, where: str, num_bytes: int, setting: str) -> str | None:
     """What a failed write means; None where the error says it itself."""
-    number = getattr(error, "errno", None)
+    number = _number(error)
     if number in FULL_ERRNOS:
         return (
             f"disk full: {where} needs {num_bytes} bytes; free space or set {setting} to"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from artifacts.models.importing import building_model, importing_transformers
+from artifacts.models.saving import save_model
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -63,9 +64,7 @@ def convert_smollm2(target: Path, report: Report) -> None:
             f"{gguf.name} must come with a chat template, it has none; reinstall {PACKAGE}"
         )
     report(f"smollm2: writing bf16 weights ({time.monotonic() - started_s:.0f} s so far)")
-    fresh = _unquantised(loaded)
-    fresh.save_pretrained(target)
-    tokenizer.save_pretrained(target)
+    save_model(_unquantised(loaded), tokenizer, target)
     report(f"smollm2: converted in {time.monotonic() - started_s:.0f} s")
 
 

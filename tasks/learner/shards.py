@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -43,10 +43,7 @@ def save_shard(path: str, step: int, optimizer: ShardedAdamW, shapes: Shapes, ra
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     with explained(str(target), num_bytes, setting="artifact_root or keep.weights_dir"):
         directory.mkdir(parents=True, exist_ok=True)
-        try:
-            save_file(tensors, aside, metadata={"header": json.dumps(header)})
-        except SafetensorError as error:  # it has a full disk's in words alone
-            raise OSError(str(error)) from error
+        save_file(tensors, aside, metadata={"header": json.dumps(header)})
         os.replace(aside, target)
 
 

@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
 from artifacts.models.choice import TinyConfig
 from artifacts.models.importing import building_model, importing_transformers
+from artifacts.models.saving import save_model
 from tasks.learner.demonstrations import Draw, Example, demonstrations_of
 from tasks.learner.muon import Muon
 
@@ -44,8 +45,7 @@ def build_tiny_model(config: TinyConfig, target: Path, report: Report) -> None:
     """Train the model and write it, in bf16, with its tokenizer into the directory `target`."""
     tokenizer = character_tokenizer()
     model = warm_up(config, tokenizer, report)
-    model.to(torch.bfloat16).save_pretrained(target)
-    tokenizer.save_pretrained(target)
+    save_model(model.to(torch.bfloat16), tokenizer, target)
 
 
 def warm_up(

@@ -3,6 +3,7 @@ repeats to the bit."""
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import re
@@ -18,6 +19,7 @@ import pytest
 import torch
 from plan_factories import CONTEXT
 from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -34,7 +36,9 @@ from artifacts.models.choice import (
     cache_name,
     check_model,
 )
+from artifacts.models.saving import save_model
 from artifacts.records import WeightsRef
+from artifacts.refused_writes import StoreError
 from tasks.durable import export_model
 from tasks.learner.demonstrations import demonstrations_of
 from tasks.learner.models import present_model, resolve_model
@@ -301,3 +305,20 @@ def test_what_is_exported_has_the_trained_weights_and_no_others(tmp_path: Path) 
     names = {"config.json", "tokenizer.json", "LICENSE", "model.safetensors"}
     assert {file.name for file in exported.iterdir()} == names
     assert load_file(exported / "model.safetensors")["a"].tolist() == [0, 0]
+
+
+def test_a_model_that_does_not_fit_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors has the operating system's error in its words alone."""
+
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    model = torch.nn.Linear(3, 5, bias=False)
+    monkeypatch.setattr(model, "save_pretrained", full, raising=False)
+    with pytest.raises(
+        StoreError, match=r"disk full: .*/made needs 60 bytes; .* set keep\.model_cache to another"
+    ) as raised:
+        save_model(model, character_tokenizer(), tmp_path / "made")
+    assert raised.value.errno == errno.ENOSPC
