@@ -1,6 +1,8 @@
 """Settings of all tests: a property is judged by its examples, not by how long a loaded machine
 takes for one of them; and which files are begun first where processes share them out."""
 
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ settings.register_profile("thorough", deadline=None, max_examples=10_000)
 settings.load_profile("rollflow")
 
 TESTS = Path(__file__).parent
+NEEDED_BYTES = 1_000_000_000  # models and runs of the whole suite: 0.9 GB where nothing is cached
 # a minute or more each, so that none is begun last
 SLOW = (
     "flows/test_recovery.py",
@@ -38,6 +41,18 @@ SLOW = (
 )
 PLACES = {TESTS / name: place for place, name in enumerate(SLOW)}
 assert all(path.is_file() for path in PLACES), "SLOW names a file that is not there"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A disk that is full after ten minutes fails tests that have nothing to do with it."""
+    for path in (Path.cwd(), Path(tempfile.gettempdir())):
+        free = shutil.disk_usage(path).free
+        if free < NEEDED_BYTES:
+            pytest.exit(
+                f"the tests need {NEEDED_BYTES / 1e9:g} GB of disk, {free / 1e9:.1f} GB are free at"
+                f" {path}; free some, or set TMPDIR to another disk",
+                returncode=pytest.ExitCode.USAGE_ERROR,
+            )
 
 
 def pytest_report_header() -> str:
