@@ -13,7 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from artifacts.commit import read_manifest
 from artifacts.reports.tracking import flatten
+from artifacts.store import Store
+from flows.config.keep import KeepConfig
 from flows.config.kept_config import kept_config
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
@@ -36,6 +39,37 @@ CHANGEABLE = (  # fields, or groups of fields, that may stand in a run's way
 )  # fmt: skip
 # they say which run is meant, and change nothing in it
 OF_THE_ATTEMPT = ("preset", "run_name", "resume")
+
+
+def config_at_start(artifact_root: str, run_id: str) -> Json:
+    """What the run has in its manifest. ValueError where there is none."""
+    if "/" in run_id or run_id == "..":
+        raise ValueError(
+            f"resume must be the name of a run under {artifact_root}, got {run_id!r}; give the name"
+            " of its folder alone, and where that lies as --root of 'rollflow demo' or"
+            " keep.artifact_root"
+        )
+    return read_manifest(Store.open(artifact_root).child(run_id)).config
+
+
+def beside_resume(given: Json) -> Json:
+    """Values for RunConfig with the kind of every part that they change of the run that they
+    resume, if they resume one: a setting of its scheduling need not name that."""
+    run_id, keep = given.get("resume"), given.get("keep", {})
+    if not (run_id and isinstance(run_id, str) and isinstance(keep, Mapping)):
+        return given
+    root = str(keep.get("artifact_root", KeepConfig().artifact_root))
+    return _with_kinds(given, config_at_start(root, run_id))
+
+
+def _with_kinds(given: Json, started: Json) -> Json:
+    kinds = {"kind": started["kind"]} if "kind" in started else {}
+    below = {
+        name: _with_kinds(value, started[name])
+        for name, value in given.items()
+        if isinstance(value, Mapping) and isinstance(started.get(name), Mapping)
+    }
+    return {**kinds, **given, **below}
 
 
 def resumed_config(given: RunConfig, started: Json) -> RunConfig:

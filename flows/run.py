@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from artifacts.commit import StepCommit, read_commits, read_manifest
+from artifacts.commit import StepCommit, read_commits
 from artifacts.handover import handover_directory
 from artifacts.layout import LOGS, PLANS, ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
@@ -27,7 +27,7 @@ from flows.config.guest_rules import weight_server_of
 from flows.config.pinning import pinned
 from flows.config.run_config import RunConfig
 from flows.output import say
-from flows.resume import resumed_config
+from flows.resume import config_at_start, resumed_config
 from flows.run_record import links_of, record_beginning
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.fitting import Examination, check_prompts
@@ -93,15 +93,7 @@ def effective_config(config: RunConfig) -> RunConfig:
     in it."""
     if not config.resume:
         return config
-    if "/" in config.resume or config.resume == "..":
-        raise ValueError(
-            f"resume must be the name of a run under {config.keep.artifact_root}, got"
-            f" {config.resume!r}; give the name of its folder alone, and where that lies as --root"
-            " of 'rollflow demo' or keep.artifact_root"
-        )
-    return resumed_config(
-        config, read_manifest(Store.open(config.keep.artifact_root).child(config.resume)).config
-    )
+    return resumed_config(config, config_at_start(config.keep.artifact_root, config.resume))
 
 
 def new_run_id(preset: str) -> str:

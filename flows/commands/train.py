@@ -83,11 +83,11 @@ def trained(options: Namespace, output: Output) -> int:
     from flows.commands.command_line import assemble
     from flows.config.run_config import RunConfig
     from flows.config.sentence import sentence
+    from flows.resume import beside_resume
 
     try:
-        config = RunConfig.model_validate(
-            assemble(options.preset, options.resume, options.set, options.settings)
-        )
+        given = assemble(options.preset, options.resume, options.set, options.settings)
+        config = RunConfig.model_validate(beside_resume(given))
         from flows.prefect_pages import telling_of_prefects_loss
         from flows.train import prepare_workers, train
 

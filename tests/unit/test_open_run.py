@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from plan_factories import CONTEXT
+from pydantic import ValidationError
 
 from artifacts import layout
 from artifacts.commit import RunManifest, read_manifest, write_manifest
@@ -14,11 +15,13 @@ from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from flows.config.presets import preset_values
 from flows.config.run_config import RunConfig
+from flows.resume import beside_resume
 from flows.run import OpenRun, effective_config, new_run_id
 from flows.run_record import record_beginning
 from flows.train import evaluations_until
 from tasks import prompts
 from tasks.plan import EVALUATION
+from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
 
 
 def opened(root: Path, every_steps: int, *recorded: int) -> OpenRun:
@@ -130,6 +133,34 @@ def test_what_stands_in_a_runs_way_may_be_changed_and_is_checked_with_the_rest(
         ValueError, match=r"max_response_tokens must leave room .* \(100\), got 128"
     ):
         resumed(tmp_path, engine={"max_model_len": 100})
+
+
+def test_a_setting_beside_resume_is_one_of_the_runs_own_kind(tmp_path: Path) -> None:
+    """The main job, which counts where no preset is named, has rounds of another kind."""
+    started(tmp_path, scheduling={"kind": "multilevel_batching", "prompt_overprovision": 1.5})
+    given = {
+        "preset": "smollm2",
+        "resume": "run",
+        "keep": {"artifact_root": str(tmp_path)},
+        "scheduling": {"num_levels": 2},
+    }
+    with pytest.raises(ValidationError):
+        RunConfig.model_validate(given)
+    config = effective_config(RunConfig.model_validate(beside_resume(given)))
+    assert config.scheduling == MultilevelBatchingConfig(prompt_overprovision=1.5, num_levels=2)
+    other = given | {"scheduling": {"kind": "sync"}}
+    with pytest.raises(ValueError, match=r"scheduling\.kind must stay .*multilevel_batching"):
+        effective_config(RunConfig.model_validate(beside_resume(other)))
+
+
+@pytest.mark.parametrize("given", [{"num_steps": 3}, {"resume": 7}, {"resume": "run", "keep": 1}])
+def test_values_that_resume_no_run_are_left_to_the_configuration(given: dict[str, object]) -> None:
+    assert beside_resume(given) == given
+
+
+def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must hold a run"):
+        beside_resume({"resume": "run", "keep": {"artifact_root": str(tmp_path)}})
 
 
 @pytest.mark.parametrize(
