@@ -42,6 +42,12 @@ NOTE_TAG = "mlflow.note.content"
 RUN_NAME_TAG = "mlflow.runName"
 SOURCE_TAGS = {"mlflow.source.name": "flows/train.py", "mlflow.source.type": "LOCAL"}
 GIT_TAG = "mlflow.source.git.commit"
+CURE = "start the server, correct keep.tracking_uri, or leave it empty for a local file"
+REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED")  # MLflow's names for 401 and 403
+PASSWORD_CURE = (
+    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, to those"
+    " of a user that it lets in"
+)
 
 
 def flatten(
@@ -111,9 +117,10 @@ class RunTracker:
         except ExperimentDeleted:
             raise
         except Exception as error:
-            cure = "start the server, correct keep.tracking_uri, or leave it empty for a local file"
+            told = first_line(error)
+            cure = PASSWORD_CURE if getattr(error, "error_code", "") in REFUSALS else CURE
             raise ConnectionError(
-                f"MLflow must answer at {self.uri}, got {first_line(error)}; {cure}"
+                f"MLflow must answer at {self.uri}, got {told}; {cure}"
             ) from error
         self._outbox.put("the parameters", lambda: self._send(send_params, dict(flatten(params))))
         self._outbox.put("the view of runs", lambda: send_view(self._connected(), experiment_id))

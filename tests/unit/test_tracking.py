@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -231,6 +233,28 @@ def test_a_new_run_without_a_server_fails_at_once_with_the_cure() -> None:
         ConnectionError, match=r"MLflow must answer at nowhere://x, .* correct keep.tracking_uri"
     ):
         started("nowhere://x")
+
+
+def test_a_server_that_wants_a_password_is_told_with_the_variables_for_it() -> None:
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(401)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(
+                ConnectionError, match=r"got .* 401 .*; set MLFLOW_TRACKING_USERNAME and MLFLOW_"
+            ):
+                started(f"http://127.0.0.1:{server.server_port}")
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_deleted_experiment_is_told_with_what_restores_it(uri: str) -> None:
