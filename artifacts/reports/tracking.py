@@ -117,10 +117,9 @@ class RunTracker:
         except ExperimentDeleted:
             raise
         except Exception as error:
-            told = first_line(error)
             cure = PASSWORD_CURE if getattr(error, "error_code", "") in REFUSALS else CURE
             raise ConnectionError(
-                f"MLflow must answer at {self.uri}, got {told}; {cure}"
+                f"MLflow must answer at {self.uri}, got {first_line(error)}; {cure}"
             ) from error
         self._outbox.put("the parameters", lambda: self._send(send_params, dict(flatten(params))))
         self._outbox.put("the view of runs", lambda: send_view(self._connected(), experiment_id))

@@ -32,7 +32,6 @@ from flows.experiments.paper.setups import BY_MODEL, SetUp
 from flows.experiments.paper.variants import OVERLAP, REWARD, STREAM, SYNC, Variant
 from tasks.scheduling.policies.multilevel import LEVEL_ETA, levels_within
 from tasks.simulation.lower_bound import lower_bound, needed_groups, resources_of
-from tasks.simulation.simulated_run import NUM_ROWS
 
 HORIZON = 9  # steps
 PERIOD = 5  # steps: four short rounds and a long one
@@ -65,10 +64,6 @@ class Contender:
 
     variant: Variant
     num_steps: int  # planned ones: whole periods, so that its queue is empty at the end
-
-    def num_rows(self, set_up: SetUp) -> int:
-        """Of the data set. Who knows lengths has all of them in order."""
-        return self.num_steps * set_up.prompts if self.variant.knows_lengths else NUM_ROWS
 
 
 ROLLPACKER = "rollpacker"
@@ -173,11 +168,7 @@ def part_of(name: str, set_up: SetUp, contender: Contender, scale: Scale) -> Par
 
 def _case(set_up: SetUp, contender: Contender, seed: int) -> RollpackerCase:
     return RollpackerCase(
-        set_up=set_up,
-        variant=contender.variant,
-        num_steps=contender.num_steps,
-        seed=seed,
-        num_rows=contender.num_rows(set_up),
+        set_up=set_up, variant=contender.variant, num_steps=contender.num_steps, seed=seed
     )
 
 

@@ -82,11 +82,17 @@ class RollpackerCase:
             reserved_devices=reserved_devices(set_up, variant),
             devices_per_rank=math.prod(set_up.train_sizes),
             seed=self.seed,
-            num_rows=self.num_rows,
+            num_rows=self._asked_rows,
         )
 
     def play(self) -> tuple[Observed, ...]:
         return tuple(observed(step) for step in play(self.run).planned.steps)
+
+    @property
+    def _asked_rows(self) -> int:
+        """Who knows lengths has the rows of all steps in order, and no others."""
+        known = self.num_steps * self.set_up.prompts
+        return known if self.variant.knows_lengths else self.num_rows
 
     @property
     def _work(self) -> RunWork:
@@ -95,7 +101,7 @@ class RollpackerCase:
             return work
         return ShortestFirst(
             work=work,
-            num_rows=self.num_rows,
+            num_rows=self._asked_rows,
             num_responses=self.set_up.responses,
             seed=self.seed,
         )
