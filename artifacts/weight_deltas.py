@@ -4,7 +4,7 @@
 
 Between two updates most high bytes (sign, exponent) stay and low bytes change little, so that each
 kind by itself compresses better than the two in turn. Leaves out when it pays
-(`benchmarks.weight_deltas`) and whether the result is right: the shard's BLAKE3 says so.
+(docs/elastic.md has figures) and whether the result is right: the shard's BLAKE3 says so.
 """
 
 from __future__ import annotations

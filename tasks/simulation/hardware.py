@@ -186,7 +186,7 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
     "host_s_per_sequence": {
         "core": "assumed: bookkeeping in Python",
         "": "calibrated: RollPacker, figure 11, a mean rollout of 47 s with both factors, beside"
-        " the others at 7B/8k (benchmarks/length_calibration.py)",
+        " the others at 7B/8k (`length_calibration` of commit 2c4c821)",
     },
     "process_s": {
         "core": "assumed",

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from artifacts.models.character_tokenizer import character_tokenizer
-from artifacts.records import Generated, Request
+from artifacts.records import Generated, Prompt, Request, Score
 from artifacts.turn_log import TurnLog
+from tasks.engines.mailbox import Mailbox
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.environments.base import Environment, EnvironmentFailed, EnvironmentSettings, Transition
@@ -19,6 +20,7 @@ from tasks.environments.bridge import make_bridge
 from tasks.environments.episode_config import EpisodeConfig
 from tasks.environments.episode_replica import EpisodeReplica
 from tasks.environments.games.guess import GuessConfig
+from tasks.rewards.episode import EpisodeReward, EpisodeRewardConfig
 
 Result = TypeVar("Result")
 
@@ -48,6 +50,24 @@ class GuessWriter:
         is_long = draws.random() < 0.2
         said = "1" * 9 if is_long else str(draws.randint(100, 999))
         return (*TOKENIZER.encode(said), EOS)
+
+
+class EpisodeFeed:
+    """Scores finished episodes at once, by the reward `episode`."""
+
+    def __init__(self) -> None:
+        self._reward = EpisodeReward(EpisodeRewardConfig())
+        self._scores = Mailbox[Score]()
+
+    async def publish(self, generated: Sequence[Generated]) -> None:
+        for response in generated:
+            prompt = Prompt(
+                prompt_id=response.prompt_id, domain="guess", token_ids=(), gold="", text=""
+            )
+            self._scores.put(self._reward.score(prompt, response))
+
+    async def scored(self, wait_s: float) -> list[Score]:
+        return await self._scores.take(wait_s)
 
 
 @dataclass

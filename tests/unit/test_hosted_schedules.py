@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pytest
-from episode_factories import EOS, GAME, PACE, TOKENIZER, GuessWriter
+from episode_factories import EOS, GAME, PACE, TOKENIZER, EpisodeFeed, GuessWriter
 
 from artifacts.records import Prompt
 from artifacts.sampled import sampled_versions
-from benchmarks.episode_rounds import EpisodeFeed
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.environments.bridge import make_bridge
 from tasks.environments.delayed import DelayedConfig
