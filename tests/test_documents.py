@@ -21,7 +21,7 @@ PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     + [page for folder in ("docs", "deployments") for page in (ROOT / folder).glob("*.md")]
 )
-ROOMS = "artifacts|benchmarks|deployments|docs|examples|flows|requirements|tasks|tests"
+ROOMS = "artifacts|deployments|docs|examples|flows|requirements|research|tasks|tests"
 PLACEHOLDER = "NAME"
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

@@ -181,7 +181,7 @@ def why(found: tuple[Expected, ...]) -> Iterator[str]:
     if best.candidate.response_eta > 1:
         yield (
             "eta on responses keeps those that finish first: trained answers are shorter than"
-            " launched ones (python -m benchmarks.acceptance_bias tells by how much)"
+            " launched ones (python -m research.benchmarks.acceptance_bias tells by how much)"
         )
     if best.candidate.async_ratio:
         yield "it is off-policy: what its staleness costs in reward is not in these seconds"

@@ -12,7 +12,7 @@ from importlib import import_module
 
 from artifacts.judgements import Question
 from artifacts.models.choice import PathConfig
-from benchmarks.bare_llm import bare_llm
+from research.benchmarks.bare_llm import bare_llm
 from tasks.engines.vllm.cores import pin_this_thread
 from tasks.engines.vllm.engine import VllmEngineConfig, build_core
 from tasks.rewards.judges.engine import JudgeEngine, JudgeEngineConfig

@@ -1,5 +1,5 @@
 """Architectures with windows, scaled embeddings, scaled logits, two kinds of layers and experts go
-through engine and sync gate; `python -m benchmarks.architectures` tries all of them."""
+through engine and sync gate; `python -m research.benchmarks.architectures` tries all of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.architectures import TOLERANCE_NATS, save_models, through_engine_and_gate
+from research.benchmarks.architectures import TOLERANCE_NATS, save_models, through_engine_and_gate
 from tests.engine.conftest import Slot
 
 pytestmark = [

@@ -22,7 +22,7 @@ SLOW = "engine.step_s=0.03"  # of a token: a round takes some seconds
 def test_a_run_whose_guests_come_and_go_loses_nothing(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     copy_tables(tmp_path)
-    command = [sys.executable, "-m", "flows.experiments.elastic_injections", "--steps", "14"]
+    command = [sys.executable, "-m", "research.kills.elastic_injections", "--steps", "14"]
     command += ["--seed", str(SEED), "--count", str(COUNT), "--json", str(figures)]
     command += ["--within", "60", "--out", str(tmp_path)]
     for setting in (*SIMULATED, SLOW):

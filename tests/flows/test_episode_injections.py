@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.experiments.episode_injections import VICTIMS
-from flows.experiments.injections import drawn
+from research.kills.episode_injections import VICTIMS
+from research.kills.injections import drawn
 from tests.flows.conftest import ROOT
 from tests.flows.prefect_tables import copy_tables
 
@@ -31,7 +31,7 @@ def test_a_run_of_which_everything_is_killed_once_loses_nothing(tmp_path: Path) 
     assert {name for injection in injections for name in injection.victims} == set(VICTIMS)
     figures = tmp_path / "figures.json"
     copy_tables(tmp_path)
-    command = [sys.executable, "-m", "flows.experiments.episode_injections", "--steps", "12"]
+    command = [sys.executable, "-m", "research.kills.episode_injections", "--steps", "12"]
     command += ["--seed", str(SEED), "--count", str(COUNT), "--json", str(figures)]
     command += ["--out", str(tmp_path)]
     for setting in SMALL:

@@ -14,7 +14,7 @@ from artifacts.journal import Journal
 from artifacts.records import Fate
 from artifacts.reports.host_states import read_hosts
 from artifacts.store import Store
-from flows.experiments.network_hosts import network_hosts, why_not
+from research.kills.network_hosts import network_hosts, why_not
 from tests.flows.conftest import ENDS_WITHIN_S, Launcher, joined_cluster, wait_for
 
 NO_HOSTS = why_not()

@@ -21,7 +21,7 @@ import duckdb
 import pytest
 from mlflow import MlflowClient
 
-from flows.experiments.network_hosts import network_hosts, why_not
+from research.kills.network_hosts import network_hosts, why_not
 from tasks.cluster.ports import free_port
 from tests.flows.conftest import DRAWN, ENDS_WITHIN_S, ROOT, SIMULATED, Launcher
 from tests.flows.train_origin import Train

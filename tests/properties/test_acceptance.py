@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from round_factories import ENGINE, make_engines, simulate_run
 
-from benchmarks.acceptance_simulated import Simulation, Variant, main, measure
+from research.benchmarks.acceptance_simulated import Simulation, Variant, main, measure
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual

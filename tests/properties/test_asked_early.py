@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from round_factories import make_plan
 
 from artifacts.records import Outcome
-from benchmarks.dynamic_sampling_simulated import MACHINES, POLICIES, main, measure
+from research.benchmarks.dynamic_sampling_simulated import MACHINES, POLICIES, main, measure
 from tasks.scheduling.events import (
     Abort,
     AcceptGroup,

@@ -16,8 +16,8 @@ from artifacts.records import WeightsRef
 from artifacts.reports.ablation_plot import ablation_plot
 from artifacts.store import Store
 from flows.config.run_config import RunConfig
-from flows.experiments.ablation import curves, is_finished
-from flows.experiments.ablation_figures import (
+from research.ablations.ablation import curves, is_finished
+from research.ablations.ablation_figures import (
     FIGURES,
     STAGES,
     Line,
@@ -28,9 +28,9 @@ from flows.experiments.ablation_figures import (
     trained_groups,
     trained_tokens,
 )
-from flows.experiments.ablation_variants import VARIANTS, Job, job_of, plan
-from flows.experiments.level_variants import LEVELS
-from flows.experiments.measured_run import measured
+from research.ablations.ablation_variants import VARIANTS, Job, job_of, plan
+from research.ablations.level_variants import LEVELS
+from research.ablations.measured_run import measured
 
 SYNC = Line(name="sync", label="plain", over="")
 TAIL = Line(name="tail", label="+ tail batching", over="sync")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from learner_factories import ALONE, VOCABULARY, naive_logp, naive_model, random_groups
 
-from benchmarks.tiny_architectures import ARCHITECTURES, save_tiny
+from research.benchmarks.tiny_architectures import ARCHITECTURES, save_tiny
 from tasks.learner import tree_attention
 from tasks.learner.advantage import GrpoAdvantage
 from tasks.learner.architecture import check_architecture

@@ -16,8 +16,8 @@ from artifacts.store import Store
 from flows.commands.command_line import assemble
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
-from flows.experiments.ablation import period_steps
-from flows.experiments.ablation_figures import (
+from research.ablations.ablation import period_steps
+from research.ablations.ablation_figures import (
     FIGURES,
     STAGES,
     TIMES,
@@ -25,18 +25,18 @@ from flows.experiments.ablation_figures import (
     MeasuredRun,
     block_costs,
 )
-from flows.experiments.ablation_variants import VARIANTS, job_of, plan
-from flows.experiments.asynchrony_figures import (
+from research.ablations.ablation_variants import VARIANTS, job_of, plan
+from research.ablations.asynchrony_figures import (
     asynchrony_report,
     at_best,
     equal_time_rewards,
     reward_until,
     tokens_per_s,
 )
-from flows.experiments.asynchrony_variants import ASYNCHRONY, SERVED
-from flows.experiments.comparisons import COMPARISONS
-from flows.experiments.ideal_steps import Ideal, ideal_of
-from flows.experiments.measured_run import idle_fraction, measured
+from research.ablations.asynchrony_variants import ASYNCHRONY, SERVED
+from research.ablations.comparisons import COMPARISONS
+from research.ablations.ideal_steps import Ideal, ideal_of
+from research.ablations.measured_run import idle_fraction, measured
 from tasks.simulation.recorded import read_run
 
 # the configuration of a recorded run, for other schedules

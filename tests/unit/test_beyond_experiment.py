@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from flows.experiments.paper.beyond import (
+from research.ablations.policies import policy_of
+from research.paper.beyond import (
     HORIZON,
     ROLLPACKER,
     BoundCase,
@@ -15,10 +16,9 @@ from flows.experiments.paper.beyond import (
     contenders,
     part_of,
 )
-from flows.experiments.paper.experiment import Observed, Scale
-from flows.experiments.paper.rollpacker_case import RollpackerCase
-from flows.experiments.paper.setups import BY_MODEL
-from flows.experiments.policies import policy_of
+from research.paper.experiment import Observed, Scale
+from research.paper.rollpacker_case import RollpackerCase
+from research.paper.setups import BY_MODEL
 from tasks.scheduling.batch import BatchConfig
 
 BATCH = BatchConfig(prompts_per_step=128, responses_per_prompt=8)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from flows.experiments.paper.drafts import YIELDS, lines_of, part_of
-from flows.experiments.paper.setups import BY_MODEL
+from research.paper.drafts import YIELDS, lines_of, part_of
+from research.paper.setups import BY_MODEL
 from tasks.engines.simulation.pace import Pace
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 

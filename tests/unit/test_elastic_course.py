@@ -15,10 +15,10 @@ from artifacts.records import VersionSpan
 from artifacts.reports.members import MemberLine, keep_members
 from artifacts.store import Store
 from artifacts.token_log import TokenLog
-from flows.experiments.course_figures import what_is_wrong
-from flows.experiments.elastic_course import CUT_S, Course
-from flows.experiments.guest_park import GuestPark, Place
-from flows.experiments.injected_run import InjectedRun
+from research.ablations.course_figures import what_is_wrong
+from research.ablations.elastic_course import CUT_S, Course
+from research.kills.guest_park import GuestPark, Place
+from research.kills.injected_run import InjectedRun
 
 
 class Park:

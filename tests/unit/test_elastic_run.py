@@ -9,11 +9,11 @@ import pytest
 
 from artifacts.prices import PriceConfig
 from artifacts.reports.holding import Window, held_seconds
-from flows.experiments.spot.elastic_run import PRICES, ElasticRun, play
-from flows.experiments.spot.elastic_shapes import Shape
-from flows.experiments.spot.elastic_variants import VARIANTS
-from flows.experiments.spot.spot_traces import SEGMENTS, Change, mean_workers, read_trace, steady
-from flows.experiments.spot.spot_workers import SPOT
+from research.spot.elastic_run import PRICES, ElasticRun, play
+from research.spot.elastic_shapes import Shape
+from research.spot.elastic_variants import VARIANTS
+from research.spot.spot_traces import SEGMENTS, Change, mean_workers, read_trace, steady
+from research.spot.spot_workers import SPOT
 from tasks.engines.simulation.lengths import LengthModel
 
 SMALL = Shape(

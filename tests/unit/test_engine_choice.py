@@ -76,7 +76,7 @@ def test_nobody_else_asks_which_engine_it_is() -> None:
     """Configurations of one kind are named where they are defined, where their kind is listed, by
     what belongs to vLLM alone, and by what plays on simulated machines."""
     names = {"VllmEngineConfig", "SimulatedEngineConfig"}
-    played = ("tasks/simulation/", "flows/experiments/")
+    played = ("tasks/simulation/", "research/")
     allowed = ("tasks/engines/", "tasks/rewards/judges/engine.py", *played)
     rooms = [ROOT / room for room in ("flows", "tasks", "artifacts")]
     sources = [path for room in rooms for path in room.rglob("*.py")]

@@ -8,7 +8,7 @@ import sys
 import pytest
 from card_factories import ROOT, a_trainer, ended
 
-from flows.experiments.network_hosts import network_hosts, why_not
+from research.kills.network_hosts import network_hosts, why_not
 from tasks.cluster.guest_card import read_card
 
 REASON = why_not()

@@ -11,8 +11,8 @@ from typing import cast
 
 import pytest
 
-from flows.experiments.guest_park import LOOK_S, RATE_MBIT, GuestPark, Place
-from flows.experiments.network_hosts import NetworkHosts
+from research.kills.guest_park import LOOK_S, RATE_MBIT, GuestPark, Place
+from research.kills.network_hosts import NetworkHosts
 
 NAMES = ["guest-0", "guest-1"]
 

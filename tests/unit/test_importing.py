@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from artifacts.models.character_tokenizer import character_tokenizer
-from benchmarks.tiny_architectures import save_tiny
+from research.benchmarks.tiny_architectures import save_tiny
 from tasks.engines.model_files import read_tokenizer
 
 MANY_THREADS = """

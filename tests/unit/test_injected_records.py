@@ -18,7 +18,7 @@ from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from flows.begun_round import BegunRound, keep_round
 from flows.config.run_config import RunConfig
-from flows.experiments.injected_records import Findings, examine
+from research.kills.injected_records import Findings, examine
 from tasks.rounds.report import RolloutReport, close_round
 from tasks.scheduling.events import PromptRef, RoundPlan
 from tasks.scheduling.queue_state import QueueState

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.experiments.descendants import (
+from research.kills.descendants import (
     PR_SET_CHILD_SUBREAPER,
     adopt_orphans,
     descendants,
@@ -22,8 +22,8 @@ from flows.experiments.descendants import (
     reap,
     worker_name,
 )
-from flows.experiments.injected_run import InjectedRun, RunOrder
-from flows.experiments.injections import AT_ONCE, LONGEST_WAIT_S, Injection, Victim, drawn, found
+from research.kills.injected_run import InjectedRun, RunOrder
+from research.kills.injections import AT_ONCE, LONGEST_WAIT_S, Injection, Victim, drawn, found
 
 SLEEP = "import time; print(flush=True); time.sleep(600)"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}])"

@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.experiments import injection_watch, injector
-from flows.experiments.descendants import PR_SET_CHILD_SUBREAPER, adopt_orphans, is_alive
-from flows.experiments.injected_records import Findings
-from flows.experiments.injected_run import InjectedRun, RunOrder
-from flows.experiments.injections import Injection, Victim
-from flows.experiments.injector import Injector, Told
+from research.kills import injection_watch, injector
+from research.kills.descendants import PR_SET_CHILD_SUBREAPER, adopt_orphans, is_alive
+from research.kills.injected_records import Findings
+from research.kills.injected_run import InjectedRun, RunOrder
+from research.kills.injections import Injection, Victim
+from research.kills.injector import Injector, Told
 
 NUM_STEPS = 6
 STEPS = """

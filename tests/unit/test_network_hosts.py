@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.experiments import network_hosts as module
-from flows.experiments.network_hosts import NetworkRefused, namespaces, network_hosts, why_not
+from research.kills import network_hosts as module
+from research.kills.network_hosts import NetworkRefused, namespaces, network_hosts, why_not
 
 REASON = why_not()
 of_hosts = pytest.mark.skipif(bool(REASON), reason=REASON or "hosts can be made")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flows.experiments.paper.ordering import SETTINGS, part_of
-from flows.experiments.paper.setups import BY_MODEL
+from research.paper.ordering import SETTINGS, part_of
+from research.paper.setups import BY_MODEL
 
 
 def test_orders_train_what_synchronous_steps_train_and_know_an_epoch_more_in_the_second() -> None:

@@ -16,7 +16,7 @@ from round_factories import ENGINE
 
 from artifacts.records import Generated, Request, Response, Running, Score
 from artifacts.token_log import TokenLog, read_tokens
-from benchmarks import asynchronous_simulated
+from research.benchmarks import asynchronous_simulated
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual

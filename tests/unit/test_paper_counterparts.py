@@ -12,10 +12,10 @@ import pytest
 from artifacts.commit import RunManifest, StepCommit, commit_step, write_manifest
 from artifacts.records import WeightsRef
 from artifacts.store import Store
-from flows.experiments import ablation, elastic_course
-from flows.experiments.comparisons import COMPARISONS
-from flows.experiments.eta_variants import ETA
-from flows.experiments.paper.counterparts import (
+from research.ablations import ablation, elastic_course
+from research.ablations.comparisons import COMPARISONS
+from research.ablations.eta_variants import ETA
+from research.paper.counterparts import (
     COUNTERPARTS,
     Order,
     Wanted,
@@ -24,8 +24,8 @@ from flows.experiments.paper.counterparts import (
     has_counterpart,
     orders,
 )
-from flows.experiments.paper.real import course_figures, figures_of, run_command
-from flows.experiments.paper.registry import EXPERIMENTS
+from research.paper.real import course_figures, figures_of, run_command
+from research.paper.registry import EXPERIMENTS
 
 OF_DEPLOYMENTS = ("table2", "rlhfuse", "fig10", "fig11", "fig13", "table3", "table4", "polyrl")
 

@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts.store import Store
-from flows.experiments.paper import command, registry
-from flows.experiments.paper.compared import lines_of, unit_of
-from flows.experiments.paper.experiment import Experiment, Observed, Part, Scale, is_chosen
-from flows.experiments.paper.playing import play_cases
-from flows.experiments.paper.published import PUBLISHED
-from flows.experiments.paper.registry import EXPERIMENTS, chosen
-from flows.experiments.paper.rollpacker_case import case_of
-from flows.experiments.paper.setups import BY_MODEL
-from flows.experiments.paper.variants import STREAM, SYNC, TAIL, Variant
+from research.paper import command, registry
+from research.paper.compared import lines_of, unit_of
+from research.paper.experiment import Experiment, Observed, Part, Scale, is_chosen
+from research.paper.playing import play_cases
+from research.paper.published import PUBLISHED
+from research.paper.registry import EXPERIMENTS, chosen
+from research.paper.rollpacker_case import case_of
+from research.paper.setups import BY_MODEL
+from research.paper.variants import STREAM, SYNC, TAIL, Variant
 
 MODELS, CAPS, KINDS = ("7B", "14B", "32B"), ("8k", "16k", "32k"), ("short", "long")
 SCALE = Scale(periods=1)

@@ -14,7 +14,7 @@ ROOMS = ("artifacts", "flows", "tasks")
 SCHEDULING = ("tasks/scheduling/", "tasks/rounds/")  # who decides, and who carries it out
 EXPERIMENTS = sorted(
     path
-    for folder in ("flows/experiments/paper", "tasks/simulation")
+    for folder in ("research/paper", "tasks/simulation")
     for path in (ROOT / folder).rglob("*.py")
 )
 REAL = [ROOT / "flows" / "train.py", *sorted((ROOT / "flows" / "commands").glob("*.py"))]

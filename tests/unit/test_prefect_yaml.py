@@ -13,8 +13,8 @@ from prefect import Flow
 from flows.config.presets import PRESETS
 from flows.config.run_config import PRESET_VARIABLE, RunConfig
 from flows.elastic_worker import ElasticWorkerConfig
-from flows.experiments.paper.flow import PaperConfig
-from flows.experiments.paper.registry import chosen
+from research.paper.flow import PaperConfig
+from research.paper.registry import chosen
 
 Json = dict[str, Any]  # Any: YAML values
 FILE: Json = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())

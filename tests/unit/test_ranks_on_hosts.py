@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 
-from flows.experiments.network_hosts import network_hosts, why_not
+from research.kills.network_hosts import network_hosts, why_not
 from tasks.learner.ranks import reach_ranks_by
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from record_factories import make_generated
 
 from artifacts.records import Generated, Outcome, Prompt, Score
-from flows.experiments.verdict_service import Verdicts, verdict_service, wait_s
+from research.ablations.verdict_service import Verdicts, verdict_service, wait_s
 from tasks.rewards.pool import RewardPool
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.service import ServiceConfig

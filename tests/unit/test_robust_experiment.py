@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from flows.experiments.paper.experiment import Observed, Scale
-from flows.experiments.paper.robust import NUM_STEPS, SET_UPS, SETTINGS, part_of, robust
-from flows.experiments.paper.setups import BY_MODEL, Lengths
-from flows.experiments.paper.variants import Variant
-from flows.experiments.paper.workload import work_of
-from flows.experiments.policies import policy_of
+from research.ablations.policies import policy_of
+from research.paper.experiment import Observed, Scale
+from research.paper.robust import NUM_STEPS, SET_UPS, SETTINGS, part_of, robust
+from research.paper.setups import BY_MODEL, Lengths
+from research.paper.variants import Variant
+from research.paper.workload import work_of
 from tasks.scheduling.batch import BatchConfig
 
 BATCH = BatchConfig(prompts_per_step=128, responses_per_prompt=8)

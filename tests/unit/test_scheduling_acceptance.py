@@ -12,7 +12,7 @@ from artifacts.journal import Journal
 from artifacts.records import Fate, Response, response_id
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
-from benchmarks.acceptance_bias import choices, clustered_mean, main, parts, read_rounds
+from research.benchmarks.acceptance_bias import choices, clustered_mean, main, parts, read_rounds
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.acceptance import Launched, acceptance_figures
 from tasks.scheduling.batch import BatchConfig

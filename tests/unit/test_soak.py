@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.soak import Readings, drift_rows, memory_rows, slope
+from research.benchmarks.soak import Readings, drift_rows, memory_rows, slope
 
 
 def test_the_slope_is_the_growth_in_a_hundred_steps() -> None:

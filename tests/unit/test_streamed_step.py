@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.stream_trainer_simulated import counted, synchronous, with_training
+from research.benchmarks.stream_trainer_simulated import counted, synchronous, with_training
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig

@@ -14,8 +14,8 @@ import pytest
 
 from artifacts.records import Running, WeightsRef
 from artifacts.weights import fingerprints
-from benchmarks.tiny_architectures import save_tiny
-from benchmarks.update_and_publication import (
+from research.benchmarks.tiny_architectures import save_tiny
+from research.benchmarks.update_and_publication import (
     Parts,
     ServedEngine,
     main,

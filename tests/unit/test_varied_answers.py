@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.hostile_answers import HOSTILE
-from benchmarks.reward_throughput import judge
-from benchmarks.varied_answers import KINDS, varied_answers
+from research.benchmarks.hostile_answers import HOSTILE
+from research.benchmarks.reward_throughput import judge
+from research.benchmarks.varied_answers import KINDS, varied_answers
 from tasks.rewards.maths.equivalence import TwoStageReader, compare, latex2sympy2
 from tasks.rewards.maths.math_answer import MathAnswer, MathAnswerConfig
 

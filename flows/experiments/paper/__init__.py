@@ -1,1 +1,0 @@
-"""The papers' experiments on simulated machines: `python -m flows.experiments.paper`."""

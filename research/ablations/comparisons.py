@@ -1,0 +1,77 @@
+"""What can be compared: lists of variants, and the tables that are made of their runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from research.ablations.ablation_figures import Line, MeasuredRun, report
+from research.ablations.ablation_variants import VARIANTS, Variant
+from research.ablations.asynchrony_figures import asynchrony_report
+from research.ablations.asynchrony_variants import ASYNCHRONY, SERVED
+from research.ablations.eta_variants import ETA
+from research.ablations.guest_variants import OPEN
+from research.ablations.level_variants import LEVELS
+from research.ablations.verdict_service import verdict_service
+
+Tables = Callable[[Sequence[Line], Sequence[MeasuredRun], int], str]  # of lines, runs and period
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Variants of one preset."""
+
+    about: str  # what a reader learns of it
+    preset: str  # what the variants change, unless another is asked for
+    variants: Mapping[str, Variant]  # by name, in the order of the tables
+    tables: tuple[Tables, ...]  # Markdown each
+    # the variant whose records tell what every other could be at best; empty tells nothing
+    recorded: str = ""
+    # what is there while a run goes on
+    beside: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+COMPARISONS: Mapping[str, Comparison] = {
+    "rollpacker": Comparison(
+        about="what each of RollPacker's parts is worth",
+        preset="smollm2-mixed",
+        variants=VARIANTS,
+        tables=(report,),
+    ),
+    "eta": Comparison(
+        about="what tail batching is worth by eta on prompts and on responses (its periods differ:"
+        " 45 steps are whole ones of all)",
+        preset="smollm2-answers",
+        variants=ETA,
+        tables=(report,),
+    ),
+    "levels": Comparison(
+        about="what rounds of three levels are worth beside tail batching (20 steps are whole"
+        " periods of all)",
+        preset="smollm2-mixed",
+        variants=LEVELS,
+        tables=(report,),
+    ),
+    "asynchrony": Comparison(
+        about="what rounds that overlap the training are worth, and could be at best",
+        preset="smollm2-mixed",
+        variants=ASYNCHRONY,
+        tables=(report, asynchrony_report),
+        recorded="sync",
+    ),
+    "service": Comparison(
+        about="what they are worth where verdicts come from elsewhere, after a wait without work",
+        preset="smollm2-answers",
+        variants=SERVED,
+        tables=(report, asynchrony_report),
+        recorded="sync",
+        beside=verdict_service,
+    ),
+    "guests": Comparison(
+        about="what being open to guests costs a run to which none comes",
+        preset="tiny-elastic",
+        variants=OPEN,
+        tables=(report,),
+    ),
+}

@@ -1,0 +1,33 @@
+"""The variants that say what a run pays for being open to guests while none comes, as what they
+change of one preset. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from research.ablations.ablation_variants import Variant
+
+CLOSED = ("guests.enabled=false", "seeding.enabled=false", "cluster.scheduler_port=0")
+
+OPEN: Mapping[str, Variant] = {
+    "colocated": Variant(
+        label="colocated: no guests, no token reports",
+        over="",
+        settings=(*CLOSED, "engine.report_tokens=0"),
+    ),
+    "reports": Variant(
+        label="+ token reports",
+        over="colocated",
+        settings=(*CLOSED, "engine.report_tokens=32"),
+    ),
+    "open": Variant(
+        label="+ open to guests, with seeding; none comes",
+        over="reports",
+        settings=(
+            "guests.enabled=true",
+            "seeding.enabled=true",
+            "cluster.scheduler_port=0",
+            "engine.report_tokens=32",
+        ),
+    ),
+}

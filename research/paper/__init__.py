@@ -1,0 +1,1 @@
+"""The papers' experiments on simulated machines: `python -m research.paper`."""

@@ -1,0 +1,114 @@
+"""Our figures beside the published ones: rows for a terminal, a page and Parquet, and a picture."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from artifacts.reports.canvas import DOTS_PER_INCH, FAINT, INK, legend, plain, png
+from research.ablations.ablation_figures import markdown_table
+from research.paper.experiment import Experiment
+from research.paper.published import PUBLISHED, Published
+
+HEAD = ("figure", "ours", "published", "ratio", "source")
+BAR = 0.36  # of the distance of two figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A figure of ours, and its counterpart where the paper's is known."""
+
+    name: str
+    ours: float
+    published: Published | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over the published one."""
+        return self.ours / self.published.value if self.published else None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        if self.published is None or self.ratio is None:
+            return self.name, number(self.ours), "", "", ""
+        published = number(self.published.value)
+        return self.name, number(self.ours), published, f"{self.ratio:.2f}", self.published.source
+
+
+def lines_of(figures: Mapping[str, float]) -> list[Line]:
+    """In the order of the figures."""
+    return [
+        Line(name=name, ours=ours, published=PUBLISHED.get(name)) for name, ours in figures.items()
+    ]
+
+
+def number(value: float) -> str:
+    """Three significant digits, and all of those before the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def table_of(lines: Iterable[Line]) -> Table:
+    table = Table(*HEAD)
+    for line in lines:
+        table.add_row(*line.cells)
+    return table
+
+
+def markdown_of(experiment: Experiment, figures: Mapping[str, float]) -> str:
+    """The table of an experiment, for a page."""
+    rows = [line.cells for line in lines_of(figures)]
+    return f"### {experiment.name}: {experiment.about}\n\n{markdown_table(HEAD, rows)}\n"
+
+
+def unit_of(name: str, otherwise: str) -> str:
+    """What a figure of this name is counted in."""
+    endings = {"_s": "seconds", "_share": "share", "max_tokens": "tokens", "preemptions": "count"}
+    return next((unit for ending, unit in endings.items() if name.endswith(ending)), otherwise)
+
+
+def picture(title: str, lines: Sequence[Line], unit: str) -> bytes:
+    """A bar for each figure, the published one beside it; a panel for each unit."""
+    panels: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        panels[unit_of(line.name, unit)].append(line)
+    longest = max(len(panel) for panel in panels.values())
+    figure = Figure(
+        figsize=(7.0 * len(panels), 1.2 + 0.3 * longest), dpi=DOTS_PER_INCH, layout="constrained"
+    )
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for pane, (counted, panel) in zip(axes, panels.items(), strict=True):
+        _draw(pane, panel, counted)
+    return png(figure)
+
+
+def _draw(axes: Axes, lines: Sequence[Line], unit: str) -> None:
+    places = range(len(lines))
+    axes.barh(
+        [place - BAR / 2 for place in places],
+        [line.ours for line in lines],
+        height=BAR,
+        color="#4477aa",
+        label="ours, simulated",
+    )
+    known = [(place, line.published.value) for place, line in enumerate(lines) if line.published]
+    if known:
+        below, values = zip(*known, strict=True)
+        axes.barh(
+            [place + BAR / 2 for place in below],
+            values,
+            height=BAR,
+            color=FAINT,
+            label="published",
+        )
+    axes.set_yticks(list(places), [line.name for line in lines])
+    axes.invert_yaxis()
+    axes.set_xlabel(unit)
+    plain(axes)
+    axes.tick_params(labelsize=7)
+    legend(axes)

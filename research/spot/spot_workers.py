@@ -1,0 +1,202 @@
+"""Spot workers of a trace, as rounds on a virtual clock see them.
+
+    trace ─▶ +1: builds ─▶ has the weights ─▶ EngineJoined ─▶ requests ─▶ ... next version, again
+          └▶ -1: EngineLeaving ─▶ notice ─▶ EngineGone: the oldest worker, whatever it does
+
+A worker is paid for from its start to its end, built or not. Leaves out who plays the rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from artifacts.records import WeightsRef
+from artifacts.reports.holding import Held
+from research.spot.elastic_shapes import Shape
+from research.spot.spot_traces import Trace
+from tasks.engines.mailbox import Mailbox
+from tasks.engines.simulation.replica import SimulatedEngine
+from tasks.rounds.guests import EngineGone, EngineJoined, EngineLeaving, GuestNews
+
+SPOT = "spot"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Worker:
+    """One worker from its start to its end."""
+
+    engine: SimulatedEngine
+    devices: tuple[str, ...]
+    started_s: float
+    is_built: bool = False
+    version: int | None = None  # the weights that it has
+    ended_s: float | None = None
+    getting_ready: asyncio.Task[None] | None = None
+
+
+class SpotWorkers:
+    """Those that are there; tells the round that is open (`Guests`)."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        trace: Trace,
+        *,
+        seed: int,
+        most: int,
+        notice_s: float,
+        joins_mid_step: bool,
+        starts_built: bool,
+    ) -> None:
+        """most: workers that are held at a time, whatever the trace offers. joins_mid_step: whether
+        a worker takes part as soon as it has weights, or from the next step on. starts_built:
+        whether those of time 0 are ready by then."""
+        self.num_changes = 0  # since the beginning
+        self._shape, self._trace, self._seed = shape, trace, seed
+        self._most, self._notice_s = most, notice_s
+        self._joins_mid_step, self._starts_built = joins_mid_step, starts_built
+        self.num_offered = 0  # by the trace
+        self._present: list[Worker] = []  # the oldest first
+        self._ever: list[Worker] = []
+        self._version = 0
+        self._news: Mailbox[GuestNews] | None = None
+
+    @property
+    def num_ready(self) -> int:
+        """Workers that are built."""
+        return sum(worker.is_built for worker in self._present)
+
+    async def follow(self) -> None:
+        """Workers come and go as the trace has it."""
+        for change in self._trace:
+            await asyncio.sleep(change.time_s - self._now())
+            for _ in range(abs(change.change)):
+                self.num_offered = max(0, self.num_offered + (1 if change.change > 0 else -1))
+                if change.change < 0 and self._present:
+                    self._take_away(self._present[0])
+                self._fill()
+
+    def hold_at_most(self, most: int) -> None:
+        """From now on start no more than so many; those that are there may stay."""
+        self._most = most
+        self._fill()
+
+    def let_go(self) -> None:
+        """Between two steps: those go that came last, if there are more than are to be held."""
+        for worker in self._present[self._most :]:
+            self.num_changes += 1
+            worker.ended_s = self._now()
+            self._stop(worker)
+        del self._present[self._most :]
+
+    async def news(self, wait_s: float) -> list[GuestNews]:
+        """What the open round is to hear (`Guests`)."""
+        assert self._news is not None, "a round is open"
+        return await self._news.take(wait_s)
+
+    async def give_up(self, name: str, reason: str) -> None:
+        """These workers die for good, and are told of; one that lives has answered."""
+
+    def open_round(self) -> None:
+        """A round begins; it hears first of those that have its weights."""
+        self._news = Mailbox()
+        for worker in self._present:
+            self._tell_joined(worker)
+
+    def close_round(self) -> None:
+        self._news = None
+
+    async def publish(self, version: int) -> None:
+        """Every built worker takes this version over: beside the next step, or before it where
+        nobody joins in mid-step."""
+        self._version = version
+        built = [worker for worker in self._present if worker.is_built]
+        for worker in built:
+            self._begin(worker, self._pull(worker))
+        if not self._joins_mid_step and built:
+            await asyncio.wait([worker.getting_ready for worker in built if worker.getting_ready])
+
+    def held(self, until_s: float) -> list[Held]:
+        """What was paid for up to now, device by device."""
+        return [
+            Held(
+                device=device,
+                price_class=SPOT,
+                start_s=worker.started_s,
+                end_s=until_s if worker.ended_s is None else worker.ended_s,
+            )
+            for worker in self._ever
+            for device in worker.devices
+        ]
+
+    def close(self) -> None:
+        for worker in self._present:
+            self._stop(worker)
+
+    def _fill(self) -> None:
+        while len(self._present) < min(self.num_offered, self._most):
+            self.num_changes += 1
+            name = f"spot-{len(self._ever)}"
+            worker = Worker(
+                engine=self._shape.replica(name, self._seed),
+                devices=tuple(f"{name}:{gpu}" for gpu in range(self._shape.gpus)),
+                started_s=self._now(),
+            )
+            self._present.append(worker)
+            self._ever.append(worker)
+            is_ready = self._starts_built and self._now() == 0
+            self._begin(worker, self._build(worker, 0.0 if is_ready else self._shape.build_s))
+
+    async def _build(self, worker: Worker, build_s: float) -> None:
+        await asyncio.sleep(build_s)
+        worker.is_built = True
+        self.num_changes += 1
+        if self._joins_mid_step or not build_s:
+            await self._pull(worker)
+
+    async def _pull(self, worker: Worker) -> None:
+        version = self._version
+        await asyncio.sleep(self._shape.transfer_s)
+        await worker.engine.load_weights(WeightsRef(version=version, path="", digest=""), probes=())
+        worker.version = version
+        if self._joins_mid_step:
+            self._tell_joined(worker)
+
+    def _tell_joined(self, worker: Worker) -> None:
+        if self._news is not None and worker.version == self._version:
+            joined = EngineJoined(
+                engine=worker.engine,
+                devices=worker.devices,
+                version=self._version,
+                most_running=self._shape.engine(self._seed).max_batch,
+            )
+            self._news.put(joined)
+
+    def _take_away(self, worker: Worker) -> None:
+        """With notice it still answers for a while; without, it does not."""
+        self.num_changes += 1
+        self._present.remove(worker)
+        worker.ended_s = self._now() + self._notice_s
+        if self._notice_s:
+            self._tell(EngineLeaving(name=worker.engine.name))
+        asyncio.get_running_loop().call_at(worker.ended_s, self._stop, worker)
+
+    def _stop(self, worker: Worker) -> None:
+        if worker.getting_ready is not None:
+            worker.getting_ready.cancel()
+        worker.engine.fail()
+        self._tell(EngineGone(name=worker.engine.name, reason="its machine was taken away"))
+
+    def _tell(self, news: GuestNews) -> None:
+        if self._news is not None:
+            self._news.put(news)
+
+    def _begin(self, worker: Worker, work: object) -> None:
+        if worker.getting_ready is not None:
+            worker.getting_ready.cancel()
+        assert asyncio.iscoroutine(work)
+        worker.getting_ready = asyncio.create_task(work)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
