@@ -13,10 +13,10 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test unit lint doctor explain bench clean
+.PHONY: help demo ui test research-test unit lint doctor explain clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  PRESET=smollm2|tiny|...  the run of demo and explain ($(BIN)/rollflow explain --list)"
 	@echo "  TEST_PROCESSES=3         how many processes share out mypy and the files of test"
 	@echo "  $(BIN)/rollflow --help   the same and more, without make"
@@ -47,9 +47,14 @@ ui: $(READY) ## serve the Prefect, MLflow and Dask pages of what was run
 
 # whole files go to the process that is free, in the order that tests/conftest.py gives them; a thread
 # for each process, because threads that wait for a core of their neighbours spin
-test: lint ## ruff, mypy and the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-		--durations=12 $(ARGS)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+	--durations=12
+
+test: lint ## ruff, mypy and the tests of the product
+	$(PYTEST) $(ARGS)
+
+research-test: $(READY) ## the tests of research/: benchmarks, ablations, the papers' experiments
+	$(PYTEST) tests/research $(ARGS)
 
 unit: $(READY) ## the tests that take seconds
 	$(BIN)/python -m pytest tests/unit tests/properties tests/test_layers.py $(ARGS)
