@@ -25,13 +25,13 @@ from flows.seeding_windows import SeedingWindows
 from flows.step_records import StepRecords
 from flows.steps import Planned, Played
 from tasks.durable import save_checkpoint
-from tasks.fleet import Fleet
 from tasks.learner.reports import check_updates
-from tasks.plan import StepPlan
-from tasks.prompts import dataset_of
-from tasks.report import StepReport
+from tasks.metrics.report import StepReport
 from tasks.rounds.report import RolloutReport
-from tasks.sample_stream import round_key
+from tasks.run.fleet import Fleet
+from tasks.run.plan import StepPlan
+from tasks.run.prompts import dataset_of
+from tasks.run.sample_stream import round_key
 from tasks.scheduling.policies.base import Turn
 from tasks.scheduling.queue_state import QueueState, finish_round, without_unfit
 

@@ -4,7 +4,7 @@
                                                 ─▶ refused, scheduler gone, killed: failed
     cancelled, or SIGTERM for the machine ─▶ the guest is drained
 
-Leaves out the guest itself (`tasks.cluster.guest_process`).
+Leaves out the guest itself (`tasks.elastic.guest_process`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.cluster.deaths import manner
-from tasks.cluster.guest_defaults import GRACE_S, LEASE_S, PRICE_CLASS
+from tasks.elastic.guest_defaults import GRACE_S, LEASE_S, PRICE_CLASS
 
 DRAIN_S = 20.0  # Prefect kills a cancelled flow after 30 s
 CLOSES_WITHIN_S = 8.0  # a guest that has drained is gone by then

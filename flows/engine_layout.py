@@ -17,8 +17,8 @@ from flows.config.run_config import RunConfig
 from flows.run import OpenRun
 from tasks.cluster.devices import device_map, engine_members
 from tasks.engines.model_files import read_head_counts
-from tasks.fleet import Fleet
-from tasks.report import StepReport
+from tasks.metrics.report import StepReport
+from tasks.run.fleet import Fleet
 from tasks.scheduling.layout_planner import LayoutPlanner, expected_demand, seen_demand
 from tasks.scheduling.parallelism import PlannerState, RoundReading, possible_sizes
 from tasks.scheduling.throughput import Demand, ThroughputProfile

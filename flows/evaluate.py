@@ -22,13 +22,13 @@ from artifacts.records import WeightsRef
 from flows.rl_step import SLOT, all_results
 from flows.run import OpenRun
 from flows.task_results import result_of
-from tasks.begun_responses import drop_begun
-from tasks.plan import StepPlan, journal_of, store_of
-from tasks.prompts import heldout_refs
 from tasks.reward import score_responses
 from tasks.rollout import run_rollout
 from tasks.rounds.report import read_round
-from tasks.run_context import RunContext
+from tasks.run.begun_responses import drop_begun
+from tasks.run.plan import StepPlan, journal_of, store_of
+from tasks.run.prompts import heldout_refs
+from tasks.run.run_context import RunContext
 from tasks.scheduling.events import RoundPlan
 
 

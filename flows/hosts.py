@@ -12,7 +12,7 @@ from artifacts.handover import OWNER
 from flows.run import OpenRun
 from tasks.cluster.devices import worker_specs
 from tasks.cluster.host_checks import SharedFile, check_numbering, check_shared
-from tasks.run_context import RunContext
+from tasks.run.run_context import RunContext
 
 SAME_MODEL = "put the model there under the same path, or set keep.model_cache to a shared folder"
 

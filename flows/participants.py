@@ -18,11 +18,11 @@ from artifacts.reports.members import member_rows, members_told
 from artifacts.reports.seeding_told import seeding_told
 from flows.prefect_pages import shown
 from flows.run import OpenRun
+from tasks.elastic.book import GuestBook
+from tasks.elastic.hiring_told import hiring_told
 from tasks.environments.hosts.bulletin import told_states
-from tasks.guests.book import GuestBook
-from tasks.hiring_told import hiring_told
+from tasks.metrics.step_cost import own_dollars_per_h
 from tasks.progress import artifact_key
-from tasks.step_cost import own_dollars_per_h
 
 Figures = Sequence[Mapping[str, float]]  # the metrics of every committed step
 

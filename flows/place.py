@@ -13,7 +13,7 @@ from typing import Any
 
 from flows.task_results import result_of
 from tasks.rounds.report import RolloutReport
-from tasks.sample_buffer import RoundAborted
+from tasks.run.sample_buffer import RoundAborted
 
 
 class Place:

@@ -21,8 +21,8 @@ from flows.run import OpenRun
 from tasks.cluster.actors import ActorLost
 from tasks.durable import restore_policy
 from tasks.engines.base import EngineLost
-from tasks.fleet import Fleet
 from tasks.learner.ranks import PeerLost
+from tasks.run.fleet import Fleet
 
 logger = logging.getLogger(__name__)
 

@@ -38,13 +38,13 @@ from flows.prefect_pages import shown
 from flows.report_folder import ReportFolder
 from flows.run import OpenRun
 from flows.terminal import TerminalView
-from tasks.alarm import alarms_of
-from tasks.begun_responses import drop_begun
-from tasks.guests.book import GuestBook
+from tasks.elastic.book import GuestBook
 from tasks.learner.reports import REASONS, skipped_of
+from tasks.metrics.alarm import alarms_of
+from tasks.metrics.report import StepReport
 from tasks.progress import artifact_key, progress_key
-from tasks.report import StepReport
 from tasks.rounds.filling import Filling
+from tasks.run.begun_responses import drop_begun
 
 TABLE_COLUMNS = (
     "reward/mean",

@@ -38,8 +38,8 @@ from flows.config.run_config import RunConfig
 from flows.heldout_answers import Evaluations, HeldoutAnswers
 from flows.resume import OF_THE_ATTEMPT, differences
 from flows.run import OpenRun
-from tasks.alarm import alarms_of
-from tasks.report import STAGES
+from tasks.metrics.alarm import alarms_of
+from tasks.metrics.report import STAGES
 
 TIMELINE = "timeline_"  # what the names of timelines begin with
 

@@ -28,11 +28,11 @@ from prefect import flow
 from flows.place import Place
 from flows.task_results import result_of
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
-from tasks.plan import StepPlan
-from tasks.report import StepReport
+from tasks.metrics.report import StepReport
 from tasks.reward import score_responses
 from tasks.rollout import run_rollout
-from tasks.sample_buffer import RoundAborted
+from tasks.run.plan import StepPlan
+from tasks.run.sample_buffer import RoundAborted
 from tasks.train import accumulate_gradients, publish_weights, update_policy
 
 SLOT = {"coordinator": 1}

@@ -30,18 +30,18 @@ from flows.output import say
 from flows.resume import config_at_start, resumed_config
 from flows.run_record import links_of, record_beginning
 from tasks.cluster.devices import engine_members, worker_specs
-from tasks.fitting import Examination, check_prompts
-from tasks.guest_admission import check_token
 from tasks.learner.architecture import check_architecture, read_config
-from tasks.learner.models import resolve_model
-from tasks.plan import EVALUATION
-from tasks.prompts import beginning_of, heldout_refs, prompts_of, task_dataset
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import Rewards, build_rewards
-from tasks.run_context import RunContext
+from tasks.run.fitting import Examination, check_prompts
+from tasks.run.guest_admission import check_token
+from tasks.run.plan import EVALUATION
+from tasks.run.prompts import beginning_of, heldout_refs, prompts_of, task_dataset
+from tasks.run.run_context import RunContext
 from tasks.scheduling.batch import times
 from tasks.scheduling.policies.base import Turn
 from tasks.scheduling.queue_state import QueueState, without_unfit
+from tasks.tiny_models.models import resolve_model
 
 logger = logging.getLogger(__name__)
 

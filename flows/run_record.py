@@ -27,7 +27,7 @@ from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from flows.config.run_config import RunConfig
 from flows.resume import changes_of
-from tasks.prompts import task_dataset
+from tasks.run.prompts import task_dataset
 
 logger = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from artifacts.seed_windows import read_windows, write_windows
 from artifacts.store import Store
 from flows.results import described
 from flows.run import OpenRun
-from tasks.cluster.member_events import Guest
-from tasks.report import StepReport
+from tasks.elastic.member_events import Guest
+from tasks.metrics.report import StepReport
+from tasks.metrics.seeding_times import seeding_figures, seeding_times
 from tasks.scheduling.seeding import PlannedWindow, Seeding, SeedingTimes, after_step
-from tasks.seeding_times import seeding_figures, seeding_times
 
 logger = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from artifacts.commit import StepCommit
 from artifacts.journal import Journal
 from artifacts.tables import ResponseRow
 from flows.run import OpenRun
-from tasks.guests.book import GuestBook
-from tasks.report import StepReport, stage_times
+from tasks.elastic.book import GuestBook
+from tasks.metrics.report import StepReport, stage_times
+from tasks.metrics.step_cost import cost_metrics
+from tasks.metrics.step_metrics import episode_metrics, running_totals, step_metrics
+from tasks.metrics.trained_lengths import lengths_so_far
 from tasks.rewards.programs.adaptive_timeout import Anchor, merged, to_record
 from tasks.rewards.registry import timeouts_of
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
-from tasks.step_cost import cost_metrics
-from tasks.step_metrics import episode_metrics, running_totals, step_metrics
-from tasks.trained_lengths import lengths_so_far
 
 
 class StepRecords:

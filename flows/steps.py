@@ -27,11 +27,11 @@ from typing import Any, Protocol
 
 from artifacts.records import WeightsRef
 from flows.place import Place
-from tasks.plan import StepPlan
-from tasks.report import StepReport
+from tasks.metrics.report import StepReport
 from tasks.rounds.records import InFlight
 from tasks.rounds.report import RolloutReport
-from tasks.sample_buffer import RoundAborted
+from tasks.run.plan import StepPlan
+from tasks.run.sample_buffer import RoundAborted
 from tasks.scheduling.queue_state import QueueState
 
 logger = logging.getLogger(__name__)

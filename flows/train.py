@@ -44,12 +44,12 @@ from tasks.cluster.devices import worker_specs
 from tasks.cluster.ownership import take_cluster, telling_of_its_loss
 from tasks.durable import export_model
 from tasks.engines.loading import load_all
-from tasks.fleet import Fleet
-from tasks.guest_admission import worker_line
-from tasks.remotes import engines_of
-from tasks.sample_stream import round_key
+from tasks.run.fleet import Fleet
+from tasks.run.guest_admission import worker_line
+from tasks.run.remotes import engines_of
+from tasks.run.sample_stream import round_key
 
-WORKER_IMPORTS = "tasks.worker_imports"  # by name: the flow itself has no use for it
+WORKER_IMPORTS = "flows.worker_imports"  # by name: the flow itself has no use for it
 
 
 @flow(name="train", flow_run_name="train-{config.preset}", description=__doc__)

@@ -20,8 +20,8 @@ from artifacts.checkpoint import Checkpoints
 from artifacts.records import WeightsRef
 from tasks.learner.replay import check_digest, replay_training, versions_of
 from tasks.learner.stage_reports import PublishReport
-from tasks.remotes import learners_of, rest_engines
-from tasks.run_context import RunContext
+from tasks.run.remotes import learners_of, rest_engines
+from tasks.run.run_context import RunContext
 from tasks.train import publish
 
 # of files of weights, in whatever format

@@ -17,9 +17,9 @@ from prefect.artifacts import ProgressArtifact, aupdate_progress_artifact
 from prefect.client.orchestration import get_client as prefect_client
 
 from artifacts.records import Generated, Group
-from tasks.lag import lag_of
-from tasks.plan import StepPlan
 from tasks.rounds.filling import Filling, WatchedScheduler
+from tasks.run.plan import StepPlan
+from tasks.scheduling.lag import lag_of
 
 PROGRESS_EVERY_S = 2.0
 FIRST_AFTER_S = 0.5  # the engines have got their first requests by then, and come first

@@ -13,16 +13,16 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from artifacts.commit import read_commits
-from tasks.judging import desk_of
-from tasks.plan import StepPlan, journal_of
-from tasks.prompts import prompts_of
 from tasks.rewards.judges.reward import judge_of
 from tasks.rewards.pool import RewardPool, pool_of
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook, from_record
 from tasks.rewards.report import RewardReport
 from tasks.rewards.scoring import ScoringInputs, score_round
-from tasks.run_context import RunContext
-from tasks.sample_stream import SampleStream, StreamDelivery, aborting
+from tasks.run.judging import desk_of
+from tasks.run.plan import StepPlan, journal_of
+from tasks.run.prompts import prompts_of
+from tasks.run.run_context import RunContext
+from tasks.run.sample_stream import SampleStream, StreamDelivery, aborting
 
 
 @task(

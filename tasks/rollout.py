@@ -19,17 +19,12 @@ from prefect.cache_policies import NO_CACHE
 
 from artifacts.records import Group, Prompt, prompt_of
 from artifacts.tables import ResponseRow
-from tasks.begun_responses import begun_responses, written_tokens
 from tasks.cluster.actors import ActorLost
 from tasks.engines.askers import Asker
 from tasks.engines.base import EngineLost, EngineStats
 from tasks.learner.reward_moments import compared_with, record_moments
 from tasks.learner.samples import advantages_of
-from tasks.plan import StepPlan, journal_of, store_of
 from tasks.progress import RoundProgress, shown_progress
-from tasks.prompts import is_heldout, prompts_of
-from tasks.remotes import engines_of, rest_engines
-from tasks.round_seeding import device_groups_of, with_record, with_window
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundInputs, RoundResult
 from tasks.rounds.report import (
@@ -40,21 +35,26 @@ from tasks.rounds.report import (
     round_report,
 )
 from tasks.rounds.rows import response_rows
-from tasks.sample_buffer import GENERATED, GROUPED
-from tasks.sample_stream import (
+from tasks.run.begun_responses import begun_responses, written_tokens
+from tasks.run.plan import StepPlan, journal_of, store_of
+from tasks.run.prompts import is_heldout, prompts_of
+from tasks.run.remotes import engines_of, rest_engines
+from tasks.run.round_seeding import device_groups_of, with_record, with_window
+from tasks.run.sample_buffer import GENERATED, GROUPED
+from tasks.run.sample_stream import (
     SampleStream,
     StreamFeed,
     StreamPublications,
     aborting,
     round_key,
 )
+from tasks.run.stream_guests import guests_of
 from tasks.scheduling.stream_training import (
     HISTORY_ROUNDS,
     ScaleDown,
     StreamTrainer,
     StreamTrainerConfig,
 )
-from tasks.stream_guests import guests_of
 
 EMPTY_S = 10.0  # without any engine, before those of the run are made anew
 

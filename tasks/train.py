@@ -22,11 +22,11 @@ from tasks.learner.collective import Accumulated, RoundToTrain, accumulate_round
 from tasks.learner.publication import publish_version
 from tasks.learner.reports import UpdateReport
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
-from tasks.plan import StepPlan, store_of
-from tasks.remotes import engines_of, learners_of
-from tasks.run_context import RunContext
-from tasks.sample_buffer import GROUPED
-from tasks.sample_stream import SampleStream, aborting
+from tasks.run.plan import StepPlan, store_of
+from tasks.run.remotes import engines_of, learners_of
+from tasks.run.run_context import RunContext
+from tasks.run.sample_buffer import GROUPED
+from tasks.run.sample_stream import SampleStream, aborting
 
 
 @task(

@@ -2,7 +2,7 @@
 other set of them. Pure.
 
 A round that stops what takes long trains short episodes; the share of the mean turns, 1 without
-bias, says how much of its speed that is (`tasks.trained_lengths` says it of tokens).
+bias, says how much of its speed that is (`tasks.metrics.trained_lengths` says it of tokens).
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from flows.engine_layout import sizes_of
 from tasks.cluster.deaths import manner
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.engines.vllm.measuring import MARK, MeasuringOrder, measurable
-from tasks.learner.models import resolve_model
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
+from tasks.tiny_models.models import resolve_model
 
 BATCHES = (1, 8, 32)
 PICTURE = ".png"  # ending of the picture, whose name is the profile's

@@ -21,9 +21,9 @@ from tasks.cluster.ports import LOOPBACK
 from tasks.engines.vllm.attention import attention_path, may_use_tiles
 from tasks.environments.hosts.self_test import try_hosts
 from tasks.environments.processes.config import HostConfig
+from tasks.isolation.interpreter import is_below_tmp
+from tasks.isolation.isolation import CURES, ROOT, Isolation
 from tasks.rewards.programs.sandbox.self_test import holds
-from tasks.sandbox.interpreter import is_below_tmp
-from tasks.sandbox.isolation import CURES, ROOT, Isolation
 
 GIB = 1024**3
 NEEDED = {  # tried together; requirements/cpu.txt is the complete set

@@ -8,7 +8,7 @@ from pathlib import Path
 from flows.config.run_config import RunConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.memory import ModelSize, bytes_per_parameter, model_size, whole_bytes
-from tasks.learner.models import present_model
+from tasks.tiny_models.models import present_model
 
 
 def memory_rows(config: RunConfig, num_ranks: int) -> Iterator[tuple[str, str]]:

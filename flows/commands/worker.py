@@ -15,7 +15,7 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 
-from tasks.cluster.guest_defaults import DRAIN_S, GRACE_S, LEASE_S, PRICE_CLASS
+from tasks.elastic.guest_defaults import DRAIN_S, GRACE_S, LEASE_S, PRICE_CLASS
 
 DESCRIPTION = """\
 Lend this machine to a run that is going on, as a rollout worker that may leave
@@ -36,7 +36,7 @@ again then, and after a crash:
 docs/elastic.md has recipes for Kubernetes and spot machines, and what TLS is for.
 """
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
-PRELOAD = "tasks.cluster.guest_process"
+PRELOAD = "tasks.elastic.guest_process"
 OF_PRELOAD = (
     *("price_class", "token_file", "drain_s", "lease_s", "grace_s"),
     *("cores", "spot_notice", "parent"),
@@ -190,9 +190,9 @@ def environment_of(cores: str) -> dict[str, str]:
     """What the process must have in its environment when it begins: a nanny would see to it."""
     from tasks.cluster.dask_cluster import SETTINGS
     from tasks.cluster.devices import WorkerSpec
-    from tasks.cluster.guest_card import devices_here
     from tasks.cluster.process_environment import first_environment
     from tasks.cluster.roles import parse_ranges
+    from tasks.elastic.guest_card import devices_here
 
     bound = parse_ranges(cores, cores) if cores else ()
     on_cores = devices_here() if devices_here()[0].startswith("cpu:") else ()

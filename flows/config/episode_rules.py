@@ -7,10 +7,10 @@ from artifacts.models.choice import TinyPlayerConfig
 from artifacts.records import Running
 from flows.config.parts import Parts
 from tasks.cluster.roles import num_environment_workers
-from tasks.learner.demonstrations import game_of
 from tasks.learner.turn_advantage import AnchorStateAdvantage, TurnReturnAdvantage
 from tasks.rewards.episode import EpisodeRewardConfig
 from tasks.rewards.registry import ANY_DOMAIN, config_of
+from tasks.tiny_models.demonstrations import game_of
 
 
 def check_environment_workers(config: Parts) -> None:

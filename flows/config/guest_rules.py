@@ -6,8 +6,8 @@ from ipaddress import ip_address, ip_network
 
 from flows.config.parts import Parts
 from tasks.cluster.devices import ClusterConfig
-from tasks.guests.guest_config import GuestConfig
-from tasks.weights.weight_config import WeightServerConfig
+from tasks.elastic.guest_config import GuestConfig
+from tasks.elastic.weights.weight_config import WeightServerConfig
 
 
 def check_guests(config: Parts) -> None:

@@ -7,15 +7,15 @@ from typing import Protocol
 
 from artifacts.models.choice import ModelConfig
 from tasks.cluster.devices import ClusterConfig
-from tasks.deadlines import DeadlineConfig
+from tasks.elastic.guest_config import GuestConfig
 from tasks.engines.choice import EngineConfig
 from tasks.engines.sampling import SamplingConfig
 from tasks.environments.choice import EnvironmentConfig
-from tasks.environments.episode_config import EpisodeConfig
-from tasks.guests.guest_config import GuestConfig
+from tasks.environments.episodes.episode_config import EpisodeConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.weight_sync import GateConfig
 from tasks.rewards.registry import RewardConfig
+from tasks.run.deadlines import DeadlineConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.policies.registry import SchedulingConfig

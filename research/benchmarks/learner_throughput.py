@@ -29,11 +29,11 @@ from artifacts.models.choice import SmolLM2Config
 from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, VersionSpan, pack
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.losses.ppo_clip import PpoClipLoss
-from tasks.learner.models import resolve_model
 from tasks.learner.packing import Sample
 from tasks.learner.samples import training_set
 from tasks.learner.token_loss import TokenBatch
 from tasks.learner.trainer import LearnerRank
+from tasks.tiny_models.models import resolve_model
 
 _SHAPES = {"random-0.5b": (1024, 4096, 24, 16, 8), "random-1.5b": (2048, 8192, 22, 16, 8)}
 

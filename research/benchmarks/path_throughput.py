@@ -36,7 +36,7 @@ from flows.config.run_config import RunConfig
 from research.benchmarks.bare_llm import bare_llm
 from tasks.cluster.devices import worker_specs
 from tasks.engines.vllm.measuring import measurable
-from tasks.learner.models import resolve_model
+from tasks.tiny_models.models import resolve_model
 
 READY = "READY"
 RUN = "path"

@@ -20,10 +20,10 @@ from itertools import chain
 
 from artifacts.datasets.code_cases import CodeGold, call_case
 from artifacts.records import CaseVerdict
+from tasks.isolation.isolation import Isolation
+from tasks.isolation.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 from tasks.rewards.programs.sandbox.self_test import holds
-from tasks.sandbox.isolation import Isolation
-from tasks.sandbox.limits import SandboxLimits
 
 PROGRAM = "def add_n(x):\n    return x + {number}"
 LIMIT_S = 30.0

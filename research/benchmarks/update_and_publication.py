@@ -34,11 +34,11 @@ from tasks.engines.base import Attestation
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.learner.collective import update_all
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.models import resolve_model
 from tasks.learner.policy import Placement
 from tasks.learner.publication import publish_version
 from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.learner.weight_sync import GateConfig
+from tasks.tiny_models.models import resolve_model
 
 _DEADLINE_S = 600.0
 _JOIN_S = 60.0  # of the ranks' meeting, and of each of their collectives

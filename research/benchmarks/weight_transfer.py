@@ -30,10 +30,10 @@ from statistics import median
 
 from artifacts.records import WeightsRef
 from research.kills.network_hosts import NetworkHosts, network_hosts
-from tasks.weights.client import Pull
-from tasks.weights.guest_weights import GuestWeights
-from tasks.weights.server import WeightServer
-from tasks.weights.weight_config import WeightServerConfig
+from tasks.elastic.weights.client import Pull
+from tasks.elastic.weights.guest_weights import GuestWeights
+from tasks.elastic.weights.server import WeightServer
+from tasks.elastic.weights.weight_config import WeightServerConfig
 
 TOKEN = "of-the-benchmark"
 EVERYBODY = ("0.0.0.0/0", "::/0")

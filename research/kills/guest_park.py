@@ -26,9 +26,9 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
 from research.kills.network_hosts import NetworkHosts, NetworkRefused, network_hosts
-from tasks.cluster.guest_process import LOST
 from tasks.cluster.ports import free_port
-from tasks.weights.weight_config import LOOPBACK
+from tasks.elastic.guest_process import LOST
+from tasks.elastic.weights.weight_config import LOOPBACK
 
 LONGEST_PAUSE_S = 20.0  # before an empty place is filled again
 LONGEST_CUT_S = 12.0  # of a link; leases are shorter than that

@@ -28,13 +28,13 @@ from research.spot.elastic_round import ElasticRound, RoundRules
 from research.spot.elastic_shapes import Shape
 from research.spot.spot_traces import Trace
 from research.spot.spot_workers import SPOT, SpotWorkers
+from tasks.elastic.hiring import Hourly, Known, Trained, after_hiring, workers_to_try
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan
-from tasks.scheduling.hiring import Hourly, Known, Trained, after_hiring, workers_to_try
 from tasks.scheduling.policies.base import Policy, Turn
 from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.scheduling.seeding import Seeding, SeedingConfig, SeedingTimes, after_step

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from artifacts.datasets.rows import Message
 from artifacts.episodes import Ending
 from artifacts.printable import printable_line
-from tasks.environments.transition import Transition as Transition
+from tasks.environments.episodes.transition import Transition as Transition
 
 
 class Environment(Protocol):

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from artifacts.printable import printable_line
 from artifacts.records import CaseResult, Generated, Outcome, Prompt, Score
-from tasks.sandbox.interrupt import Interrupt, Interrupted
+from tasks.isolation.interrupt import Interrupt, Interrupted
 
 
 class Reward(Protocol):

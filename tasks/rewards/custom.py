@@ -15,11 +15,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Prompt
+from tasks.isolation.import_path import absolute
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.workers.reply import Reply
 from tasks.rewards.workers.verify_worker import DEFAULT_MEMORY_BYTES, VerifyWorker, WorkerStartError
-from tasks.sandbox.import_path import absolute
 
 FAILED = {
     "raised": "failed",

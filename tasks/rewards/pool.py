@@ -22,13 +22,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from artifacts.records import Generated, Prompt, Score
+from tasks.isolation.interrupt import Interrupted
 from tasks.rewards.base import ProcessReward, Reward
 from tasks.rewards.next_kind import next_kind
 from tasks.rewards.programs.adaptive_timeout import Anchor, TimeoutBook, merged
 from tasks.rewards.programs.code_tests import code_tests_of
 from tasks.rewards.programs.second_look import SecondLooks
 from tasks.rewards.registry import RewardConfig, build_reward, config_of, score_with
-from tasks.sandbox.interrupt import Interrupted
 
 
 class Verdict(Future[Score]):

@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Prompt
+from tasks.isolation.interrupt import Interrupt
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
-from tasks.sandbox.interrupt import Interrupt
 
 
 class ServiceConfig(BaseModel):

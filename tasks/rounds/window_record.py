@@ -1,6 +1,6 @@
 """What became of a round's seeding window, as it is kept with the round's report.
 
-SeedingWindow, RoundResult ─▶ window_record ─▶ rounds/00007.json ─▶ `tasks.seeding_times`
+SeedingWindow, RoundResult ─▶ window_record ─▶ rounds/00007.json ─▶ `tasks.metrics.seeding_times`
 """
 
 from __future__ import annotations

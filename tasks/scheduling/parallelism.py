@@ -8,7 +8,7 @@ means fewer replicas. Short rounds launch more than they keep, so that they run 
 in the paper they preempt 1.8 times as often as long ones and gain 25 % from the size that costs
 long rounds 10 % (figure 6). Hence one size for each layout that the policy names in its plans,
 doubled when preemptions jump, halved when they stay away. Leaves out how engines are rebuilt
-(`tasks.fleet`) and what a size is worth before the first round (`throughput`).
+(`tasks.run.fleet`) and what a size is worth before the first round (`throughput`).
 """
 
 from __future__ import annotations

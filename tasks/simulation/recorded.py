@@ -25,7 +25,7 @@ class RecordedStep:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Its figures by name, see `tasks.step_metrics`."""
+        """Its figures by name, see `tasks.metrics.step_metrics`."""
         return self.commit.metrics
 
 

@@ -15,12 +15,12 @@ from artifacts.models.choice import TinyPlayerConfig
 from artifacts.records import Generated, Request
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
-from tasks.environments.bridge import read_bridge
-from tasks.environments.episode_config import EpisodeConfig
-from tasks.environments.episode_replica import EpisodeReplica
+from tasks.environments.episodes.bridge import read_bridge
+from tasks.environments.episodes.episode_config import EpisodeConfig
+from tasks.environments.episodes.episode_replica import EpisodeReplica
 from tasks.environments.games.guess import GuessConfig
 from tasks.environments.hosts.direct import DirectHosts
-from tasks.learner.models import resolve_model
+from tasks.tiny_models.models import resolve_model
 from tests.engine.conftest import Slot
 
 pytestmark = [

@@ -21,7 +21,7 @@ import pytest
 from flows.commands.local_stack import prefect_server
 from flows.config.run_config import RunConfig
 from tasks.cluster.ports import free_port
-from tasks.learner.models import resolve_model
+from tasks.tiny_models.models import resolve_model
 from tests.flows.prefect_tables import copy_tables, make_tables
 from tests.flows.train_origin import ROOT, Forked, Train, TrainOrigin
 

@@ -17,22 +17,22 @@ from round_factories import ENGINE, make_plan, play
 
 from artifacts.records import Request, WeightsRef, pack, unpack
 from tasks.cluster.actors import Remote
-from tasks.cluster.guest_card import TOPIC
-from tasks.cluster.membership import Membership
+from tasks.elastic.engines import GuestEngines
+from tasks.elastic.guest_card import TOPIC
+from tasks.elastic.guest_config import GuestConfig
+from tasks.elastic.keeper import GuestKeeper
+from tasks.elastic.membership import Membership
+from tasks.elastic.records import GuestTold
+from tasks.elastic.workers import GuestWorkers
 from tasks.engines.remote import RemoteEngine
 from tasks.engines.simulation.replica import SimulatedEngine
-from tasks.guest_admission import guest_run_of, membership_of
-from tasks.guests.engines import GuestEngines
-from tasks.guests.guest_config import GuestConfig
-from tasks.guests.keeper import GuestKeeper
-from tasks.guests.records import GuestTold
-from tasks.guests.workers import GuestWorkers
 from tasks.learner.stage_reports import PublishReport
 from tasks.rounds.records import RoundResult
-from tasks.run_context import RunContext
-from tasks.sample_buffer import RoundKey, SampleBuffer, Stage
-from tasks.sample_stream import CAPACITIES
-from tasks.stream_guests import StreamGuests
+from tasks.run.guest_admission import guest_run_of, membership_of
+from tasks.run.run_context import RunContext
+from tasks.run.sample_buffer import RoundKey, SampleBuffer, Stage
+from tasks.run.sample_stream import CAPACITIES
+from tasks.run.stream_guests import StreamGuests
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 

@@ -17,7 +17,7 @@ from threading import Lock, Thread
 import pytest
 
 from artifacts.records import response_id
-from tasks.prompts import is_heldout
+from tasks.run.prompts import is_heldout
 from tests.flows.asynchronous_records import check, rows
 from tests.flows.conftest import SIMULATED, Launcher
 

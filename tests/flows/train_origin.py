@@ -36,7 +36,7 @@ from tasks.cluster.process_environment import first_environment
 ROOT = Path(__file__).parents[2]
 PIPE_BYTES = 1 << 20  # a run that goes on after kills has much to say
 ORDER_BYTES = 1 << 16
-WORKER_IMPORTS = ("tasks.worker_imports", "tasks.engines.vllm.imports")
+WORKER_IMPORTS = ("flows.worker_imports", "tasks.engines.vllm.imports")
 IMPORTS = (
     "flows.train",
     *WORKER_IMPORTS,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from artifacts.records import Span
 from artifacts.reports.holding import IDLE, LENT_USES, USES, Window, held_seconds, used_seconds
-from tasks.cluster.member_events import (
+from tasks.elastic.member_events import (
     Emptied,
     Failed,
     Leaves,
@@ -20,9 +20,9 @@ from tasks.cluster.member_events import (
     Renewed,
     Took,
 )
-from tasks.cluster.membership import Membership
-from tasks.guest_phases import guest_spans
-from tasks.step_cost import guest_devices
+from tasks.elastic.membership import Membership
+from tasks.metrics.guest_phases import guest_spans
+from tasks.metrics.step_cost import guest_devices
 from tests.unit.member_factories import RULES, comes
 from tests.unit.plan_factories import make_report
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.cluster.member_events import (
+from tasks.elastic.member_events import (
     Admit,
     CardRead,
     CardUnread,
@@ -27,7 +27,7 @@ from tasks.cluster.member_events import (
     Renew,
     Renewed,
 )
-from tasks.cluster.membership import Membership
+from tasks.elastic.membership import Membership
 from tests.unit.member_factories import APPLICANT, RULES
 
 NAMES = ("one", "two", "three")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tasks.isolation.isolation import Isolation
 from tasks.rewards.programs.sandbox import self_test
-from tasks.sandbox.isolation import Isolation
 
 OUT_OF_REACH = "a program cannot read Python"
 

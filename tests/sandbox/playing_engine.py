@@ -13,10 +13,10 @@ from episode_factories import EOS, GAME, PACE, TOKENIZER, Watched, episode  # no
 
 from artifacts.records import Generated  # noqa: E402
 from artifacts.turn_log import TurnLog  # noqa: E402
-from tasks.environments.bridge import make_bridge  # noqa: E402
 from tasks.environments.delayed import DelayedConfig  # noqa: E402
-from tasks.environments.episode_config import EpisodeConfig  # noqa: E402
-from tasks.environments.episode_replica import EpisodeReplica  # noqa: E402
+from tasks.environments.episodes.bridge import make_bridge  # noqa: E402
+from tasks.environments.episodes.episode_config import EpisodeConfig  # noqa: E402
+from tasks.environments.episodes.episode_replica import EpisodeReplica  # noqa: E402
 from tasks.environments.hosts.pool import HostPool  # noqa: E402
 from tasks.environments.processes.config import HostConfig  # noqa: E402
 

@@ -13,7 +13,7 @@ from host_pools import ISOLATIONS, PATIENT, SCRIPT, failure, hosts
 from tasks.environments.hosts.pool import HostPool
 from tasks.environments.processes import origin_walls
 from tasks.environments.processes.origin_walls import closed_to_nobody
-from tasks.sandbox.interpreter import own
+from tasks.isolation.interpreter import own
 
 OUTSIDE = "/etc/passwd"
 

@@ -21,9 +21,9 @@ from tasks.cluster.registry import ActorRegistry
 from tasks.environments.base import EnvironmentLost
 from tasks.environments.hosts.bulletin import told_states
 from tasks.environments.hosts.host_actor import HostActor
+from tasks.environments.hosts.host_keeper import HostKeeper
 from tasks.environments.hosts.host_workers import HostWorkers
 from tasks.environments.hosts.remote_hosts import RemoteHosts
-from tasks.host_keeper import HostKeeper
 
 WORKERS = ("environment-0", "environment-1")
 START_S = 300.0

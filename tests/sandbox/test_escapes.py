@@ -19,10 +19,10 @@ import pytest
 from escapes import ATTEMPTS, ENDLESS, LOOK_THROUGH_MEMORY, WHOLE
 
 from artifacts.datasets.code_cases import AssertionCase, CodeGold, StdioCase, call_case
+from tasks.isolation.isolation import Isolation
+from tasks.isolation.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 from tasks.rewards.programs.sandbox.self_test import holds
-from tasks.sandbox.isolation import Isolation
-from tasks.sandbox.limits import SandboxLimits
 
 LIMIT_S = 1.0
 EXPECTED = (  # computed by no attempt; `won` has it only on this side of the text

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from artifacts.datasets.code_cases import AssertionCase, Case, CodeGold, StdioCase, call_case
+from tasks.isolation.isolation import Isolation
+from tasks.isolation.limits import SandboxLimits
 from tasks.rewards.programs.code_tests import program_of
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 from tasks.rewards.programs.sandbox.self_test import holds
-from tasks.sandbox.isolation import Isolation
-from tasks.sandbox.limits import SandboxLimits
 
 LIMIT_S = 20.0
 SOLVE = "def solve(x):\n    return x * x\n"

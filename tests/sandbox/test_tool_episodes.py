@@ -11,7 +11,7 @@ from host_pools import PATIENT, failure, hosts, until
 from tasks.environments.tools.questions import Counting
 from tasks.environments.tools.tool_hosts import ToolHosts
 from tasks.environments.tools.tools import ToolsConfig
-from tasks.sandbox.isolation import Isolation
+from tasks.isolation.isolation import Isolation
 
 LIMIT_S = 30.0  # however busy the machine is
 SHORT_S = 1.0  # of what never ends

@@ -15,8 +15,8 @@ from tasks.environments.tools.program_runner import (
     TOO_MUCH,
     ProgramRunner,
 )
+from tasks.isolation.isolation import Isolation
 from tasks.rewards.programs.sandbox.self_test import holds
-from tasks.sandbox.isolation import Isolation
 
 LIMIT_S = 30.0  # however busy the machine is
 SHORT_S = 1.0  # of what never ends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tasks.cluster.member_events import (
+from tasks.elastic.member_events import (
     Admit,
     Applicant,
     CardRead,
@@ -13,7 +13,7 @@ from tasks.cluster.member_events import (
     Looked,
     MemberDecision,
 )
-from tasks.cluster.membership import Membership, Rules
+from tasks.elastic.membership import Membership, Rules
 
 RULES = Rules(versions={"rollflow": "1", "vllm": "2"}, most_guests=2, lease_s=10.0, ready_s=60.0)
 APPLICANT = Applicant(

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from artifacts.datasets.choice import ChainSumConfig
 from artifacts.records import Span, WeightsRef
-from tasks.deadlines import DeadlineConfig
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
 from tasks.learner.weight_sync import GateConfig
-from tasks.plan import StepPlan
-from tasks.report import StepReport
+from tasks.metrics.report import StepReport
 from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.report import RewardReport
 from tasks.rounds.report import RolloutReport
-from tasks.run_context import RunContext
+from tasks.run.deadlines import DeadlineConfig
+from tasks.run.plan import StepPlan
+from tasks.run.run_context import RunContext
 from tasks.scheduling.events import PromptRef, RoundPlan
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tasks.alarm import Alarm, AlarmConfig, alarms_of
+from tasks.metrics.alarm import Alarm, AlarmConfig, alarms_of
 
 FINE = {
     "train/tokens_scored": 100.0,

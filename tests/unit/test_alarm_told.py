@@ -18,7 +18,7 @@ from flows import reporter
 from flows.heldout_answers import read_answers
 from flows.reporter import ALARM_TAG, RunReporter
 from flows.results import RunResults
-from tasks.guests.book import GuestBook
+from tasks.elastic.book import GuestBook
 
 FIGURE = "train/effective_sample_fraction"
 ALARM = f"{FIGURE} was 0.2 in step 3, below 0.5 for 3 steps in a row"

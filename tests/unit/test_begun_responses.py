@@ -18,16 +18,16 @@ from artifacts.new_tokens import NewTokens
 from artifacts.records import Fate, Generated, Prompt, Response, VersionSpan
 from artifacts.store import Store
 from artifacts.turn_log import TurnLog, read_turns
-from tasks.begun_responses import begun_responses, drop_begun, turns_folder, written_tokens
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.environments.games.guess import GuessConfig
-from tasks.plan import StepPlan
 from tasks.rounds.driver import drive_round
 from tasks.rounds.figures import ledger_of
 from tasks.rounds.records import InFlight, RoundResult
 from tasks.rounds.report import close_round
-from tasks.run_context import RunContext
+from tasks.run.begun_responses import begun_responses, drop_begun, turns_folder, written_tokens
+from tasks.run.plan import StepPlan
+from tasks.run.run_context import RunContext
 from tasks.scheduling.admission import Admission
 from tasks.scheduling.wait_for_all import WaitForAll
 from tasks.simulation.simulated_round import round_inputs
@@ -238,7 +238,7 @@ def test_what_was_begun_is_read_beside_the_round(
         read_in.append(threading.current_thread())
         return {}
 
-    monkeypatch.setattr("tasks.begun_responses.read_turns", slow)
+    monkeypatch.setattr("tasks.run.begun_responses.read_turns", slow)
     assert read_begun(step_plan(run_in(tmp_path / "runs"), 7)) == {}
     assert read_in
     assert threading.main_thread() not in read_in

@@ -11,9 +11,9 @@ from artifacts.datasets.rows import Message
 from artifacts.models.character_tokenizer import BOS, EOS, character_tokenizer
 from artifacts.models.choice import SmolLM2Config
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
-from tasks.environments.bridge import Bridge, make_bridge
-from tasks.environments.written_episode import BLANK_LINE
-from tasks.learner.models import resolve_model
+from tasks.environments.episodes.bridge import Bridge, make_bridge
+from tasks.environments.episodes.written_episode import BLANK_LINE
+from tasks.tiny_models.models import resolve_model
 
 HEAD = (
     Message(role="system", content="Guess the number."),

@@ -20,9 +20,9 @@ from flows import course
 from flows.config.run_config import RunConfig
 from flows.course import RunCourse
 from flows.run import OpenRun
-from tasks import prompts
 from tasks.learner.reports import GradientsNotFinite
-from tasks.plan import StepPlan
+from tasks.run import prompts
+from tasks.run.plan import StepPlan
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
 

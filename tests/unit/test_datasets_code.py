@@ -35,9 +35,9 @@ from artifacts.datasets.plain_values import (
 )
 from artifacts.datasets.tiny_mix import TinyMixConfig
 from artifacts.datasets.tinycode import SLOW_SPECS, SPECS
+from tasks.isolation.isolation import Isolation
+from tasks.isolation.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
-from tasks.sandbox.isolation import Isolation
-from tasks.sandbox.limits import SandboxLimits
 
 LIMIT_S = 30.0
 

@@ -22,14 +22,14 @@ from flows.run import OpenRun
 from flows.steps import Planned, Steps
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import engine_members
-from tasks.plan import StepPlan
-from tasks.report import StepReport
+from tasks.metrics.report import StepReport
+from tasks.metrics.step_metrics import step_metrics
 from tasks.rounds.report import RolloutReport
-from tasks.run_context import RunContext
+from tasks.run.plan import StepPlan
+from tasks.run.run_context import RunContext
 from tasks.scheduling.parallelism import LayoutState, PlannerState
 from tasks.scheduling.queue_state import QueueState
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
-from tasks.step_metrics import step_metrics
 from tests.unit.plan_factories import CONTEXT, make_report, make_step_plan, span
 
 

@@ -16,9 +16,9 @@ from flows.commands.command_line import assemble
 from flows.config.overlay import overlay
 from flows.config.presets import preset_values
 from flows.config.run_config import RunConfig
-from tasks.environments.bridge import make_bridge
 from tasks.environments.delayed import DelayedConfig
-from tasks.environments.episode_prompt import episode_prompt
+from tasks.environments.episodes.bridge import make_bridge
+from tasks.environments.episodes.episode_prompt import episode_prompt
 from tasks.environments.games.guess import GuessConfig
 
 BRIDGE = make_bridge(character_tokenizer(), (2,), GuessConfig(style="terse").head(), "tiny")

@@ -34,7 +34,7 @@ from artifacts.turn_log import TurnLog, read_turns
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.environments.base import EnvironmentFailed, Transition
-from tasks.environments.turn_desk import TurnDesk
+from tasks.environments.episodes.turn_desk import TurnDesk
 from tasks.scheduling.ledger import account_tokens
 
 NEWER = WeightsRef(version=4, path="", digest="")

@@ -19,7 +19,7 @@ from flows import reporter
 from flows.reporter import RunReporter
 from flows.run import OpenRun
 from flows.step_records import StepRecords
-from tasks.guests.book import GuestBook
+from tasks.elastic.book import GuestBook
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
 

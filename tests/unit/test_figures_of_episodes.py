@@ -22,7 +22,7 @@ from artifacts.reports.episode_figures import (
     step_episode_figures,
 )
 from artifacts.reports.episode_plot import episodes_by_step
-from tasks.step_metrics import episode_metrics
+from tasks.metrics.step_metrics import episode_metrics
 
 STOPPED = ((*LOST, ("Higher.", "12", None)), None, None)
 ROWS = [

@@ -21,11 +21,11 @@ from flows.config.run_config import RunConfig
 from flows.evaluate import evaluation_round
 from flows.run import _fitting
 from tasks.engines.vllm.engine import VllmEngineConfig
-from tasks.fitting import Examination
-from tasks.prompts import dataset_of
 from tasks.rewards.judges.engine import JudgeEngineConfig
 from tasks.rewards.registry import build_rewards
-from tasks.run_context import RunContext
+from tasks.run.fitting import Examination
+from tasks.run.prompts import dataset_of
+from tasks.run.run_context import RunContext
 from tasks.scheduling.admission import Dispatched
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.queue_state import Carried, QueueState, without_unfit

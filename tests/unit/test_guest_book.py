@@ -12,8 +12,8 @@ from artifacts.reports.knocks import Knock, knocks_told, read_knocks
 from artifacts.reports.members import keep_members, member_rows, members_told, read_members
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
-from tasks.cluster.member_events import Guest, Took
-from tasks.guests.book import GuestBook
+from tasks.elastic.book import GuestBook
+from tasks.elastic.member_events import Guest, Took
 
 GUEST = Guest(
     name="spot.g1",

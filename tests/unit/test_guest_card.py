@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.cluster import guest_notice
-from tasks.cluster.guest_card import (
+from tasks.elastic import guest_notice
+from tasks.elastic.guest_card import (
     PROOF_HOLDS_S,
     TOKEN_VARIABLE,
     GuestCard,
@@ -24,7 +24,7 @@ from tasks.cluster.guest_card import (
     read_card,
     read_token,
 )
-from tasks.cluster.guest_notice import is_notice, notice_given
+from tasks.elastic.guest_notice import is_notice, notice_given
 
 ADDRESS = "tcp://10.0.0.2:9000"
 

@@ -11,8 +11,10 @@ import pytest
 
 from artifacts.records import Running, WeightsRef
 from tasks.cluster.actors import ActorLost
-from tasks.cluster.guest_limits import LimitMissed
-from tasks.cluster.member_events import (
+from tasks.elastic import keeper
+from tasks.elastic.guest_limits import LimitMissed
+from tasks.elastic.keeper import GuestKeeper
+from tasks.elastic.member_events import (
     CardRead,
     GivenUp,
     Guest,
@@ -20,11 +22,9 @@ from tasks.cluster.member_events import (
     Looked,
     MemberEvent,
 )
-from tasks.cluster.membership import Membership
+from tasks.elastic.membership import Membership
+from tasks.elastic.records import GuestTold
 from tasks.engines.base import EngineLost
-from tasks.guests import keeper
-from tasks.guests.keeper import GuestKeeper
-from tasks.guests.records import GuestTold
 from tasks.learner.stage_reports import PublishReport
 from tasks.learner.weight_sync import GateFailed
 from tests.unit.member_factories import APPLICANT, RULES

@@ -12,10 +12,10 @@ import pytest
 from weight_servers import written
 
 from artifacts.records import Running, WeightsRef
-from tasks.cluster.guest_limits import LIMITS, Limit, LimitMissed, Limits
+from tasks.elastic.engines import GuestEngines
+from tasks.elastic.guest_config import GuestConfig
+from tasks.elastic.guest_limits import LIMITS, Limit, LimitMissed, Limits
 from tasks.engines.base import EngineLost
-from tasks.guests.engines import GuestEngines
-from tasks.guests.guest_config import GuestConfig
 from tasks.learner.stage_reports import PublishReport
 from tests.unit.member_factories import make_guest
 from tests.unit.test_guest_pulls import guest, serving

@@ -9,11 +9,11 @@ import pytest
 from artifacts.records import Span
 from artifacts.reports.holding import IDLE, Window, used_seconds
 from flows.commands.compared_uses import use_lines
-from tasks.cluster.member_events import Emptied, Guest, Leaves, Loaded, Looked, Renewed, Took
-from tasks.cluster.membership import Membership
-from tasks.guest_phases import guest_spans
-from tasks.report import StepReport
-from tasks.step_cost import cost_metrics, guest_devices
+from tasks.elastic.member_events import Emptied, Guest, Leaves, Loaded, Looked, Renewed, Took
+from tasks.elastic.membership import Membership
+from tasks.metrics.guest_phases import guest_spans
+from tasks.metrics.report import StepReport
+from tasks.metrics.step_cost import cost_metrics, guest_devices
 from tests.unit.member_factories import RULES, comes
 from tests.unit.plan_factories import make_report
 

@@ -15,9 +15,9 @@ import psutil
 import pytest
 from card_factories import ROOT, Trainer, a_guest, a_trainer, ended, wait_until
 
-from tasks.cluster import guest_process
 from tasks.cluster.dask_cluster import worker_addresses
-from tasks.cluster.guest_card import (
+from tasks.elastic import guest_process
+from tasks.elastic.guest_card import (
     TOKEN_VARIABLE,
     devices_here,
     dismiss,

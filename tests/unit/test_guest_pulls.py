@@ -12,12 +12,12 @@ import pytest
 from weight_servers import TOKEN, written
 
 from artifacts.weights import reuse
-from tasks.cluster.guest_card import EXTENSION
-from tasks.cluster.guest_limits import Limits
-from tasks.guests.origin import GuestOrigin
-from tasks.guests.pulls import FOLDER, GuestPulls, Origin
-from tasks.weights.transfer import WeightsRefused
-from tasks.weights.weight_config import WeightServerConfig
+from tasks.elastic.guest_card import EXTENSION
+from tasks.elastic.guest_limits import Limits
+from tasks.elastic.origin import GuestOrigin
+from tasks.elastic.pulls import FOLDER, GuestPulls, Origin
+from tasks.elastic.weights.transfer import WeightsRefused
+from tasks.elastic.weights.weight_config import WeightServerConfig
 
 LIMITS = Limits(pull_s=20.0, build_s=20.0, load_s=20.0)
 
@@ -103,7 +103,7 @@ async def test_a_guest_that_others_reach_passes_versions_on(
         await origin.offer(weights)
         async with guest(told, tmp_path / "near") as near, guest(told, tmp_path / "far") as far:
             await near.pull("7")
-            monkeypatch.setattr("tasks.weights.fan_out.MOST_FROM_ORIGIN", 0)
+            monkeypatch.setattr("tasks.elastic.weights.fan_out.MOST_FROM_ORIGIN", 0)
             sent = Path(weights.path).read_bytes()
             Path(weights.path).unlink()
             here = await far.pull("7")

@@ -9,13 +9,13 @@ import pytest
 from flows.config.guest_rules import weight_server_of
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
-from tasks.cluster.guest_card import TOKEN_VARIABLE, Terms, make_card
-from tasks.cluster.member_events import Leaves, Renewed
-from tasks.guest_admission import check_token, guest_run_of, worker_line
-from tasks.guests.engine import recipe, shown_devices
-from tasks.guests.guest_config import GuestConfig
-from tasks.guests.workers import applicant_of, event_of
-from tasks.weights.weight_config import WeightServerConfig
+from tasks.elastic.engine import recipe, shown_devices
+from tasks.elastic.guest_card import TOKEN_VARIABLE, Terms, make_card
+from tasks.elastic.guest_config import GuestConfig
+from tasks.elastic.member_events import Leaves, Renewed
+from tasks.elastic.weights.weight_config import WeightServerConfig
+from tasks.elastic.workers import applicant_of, event_of
+from tasks.run.guest_admission import check_token, guest_run_of, worker_line
 from tests.unit.plan_factories import CONTEXT
 
 FAR: dict[str, object] = {

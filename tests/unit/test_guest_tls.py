@@ -10,7 +10,7 @@ from card_factories import a_guest, a_trainer, ended
 from distributed import Security
 
 from tasks.cluster.dask_cluster import worker_addresses
-from tasks.cluster.guest_card import dismiss, read_card
+from tasks.elastic.guest_card import dismiss, read_card
 
 x509 = pytest.importorskip("cryptography.x509")
 

@@ -12,10 +12,10 @@ from round_factories import make_plan, play
 from artifacts.records import Span
 from artifacts.reports.timeline import bubble_shares, device_times, visiting_times
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.plan import store_of
+from tasks.metrics.step_metrics import step_metrics
 from tasks.rounds.report import close_round, read_round, round_report
+from tasks.run.plan import store_of
 from tasks.scheduling.queue_state import QueueState
-from tasks.step_metrics import step_metrics
 
 PLAN = make_plan(domains=("a",) * 6, accept_per_prompt=4)
 

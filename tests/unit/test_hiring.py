@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.scheduling.hiring import (
+from tasks.elastic.hiring import (
     Hourly,
     Known,
     Trained,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from artifacts.prices import PriceConfig
-from tasks.hiring_told import hiring_told
-from tasks.step_cost import own_dollars_per_h
+from tasks.elastic.hiring_told import hiring_told
+from tasks.metrics.step_cost import own_dollars_per_h
 from tests.unit.plan_factories import CONTEXT
 
 OWN = 36.0  # dollars an hour: a cent a second

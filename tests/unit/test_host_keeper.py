@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from tasks import host_keeper
 from tasks.cluster.actors import ActorLost
-from tasks.host_keeper import HostKeeper
+from tasks.environments.hosts import host_keeper
+from tasks.environments.hosts.host_keeper import HostKeeper
 
 
 class Workers:

@@ -16,7 +16,7 @@ from tasks.environments.processes.host import Host
 from tasks.environments.processes.host_process import CONFINED, framed
 from tasks.environments.processes.origin import FORK, KILL, ORDER
 from tasks.environments.processes.origin_process import OriginProcess
-from tasks.sandbox.child_process import ChildProcess
+from tasks.isolation.child_process import ChildProcess
 
 NUM_HOSTS = 400  # of which a socket does not hold the orders
 

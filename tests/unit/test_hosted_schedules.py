@@ -13,10 +13,10 @@ from episode_factories import EOS, GAME, PACE, TOKENIZER, EpisodeFeed, GuessWrit
 from artifacts.records import Prompt
 from artifacts.sampled import sampled_versions
 from tasks.engines.simulation.replica import SimulatedEngine
-from tasks.environments.bridge import make_bridge
 from tasks.environments.delayed import DelayedConfig
-from tasks.environments.episode_config import EpisodeConfig
-from tasks.environments.episode_replica import EpisodeReplica
+from tasks.environments.episodes.bridge import make_bridge
+from tasks.environments.episodes.episode_config import EpisodeConfig
+from tasks.environments.episodes.episode_replica import EpisodeReplica
 from tasks.environments.hosts.pool import HostPool
 from tasks.environments.processes.config import HostConfig
 from tasks.scheduling.batch import BatchConfig

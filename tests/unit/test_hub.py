@@ -22,7 +22,7 @@ from artifacts.datasets.mixture import PartConfig
 from artifacts.models.choice import HubModelConfig
 from flows.config.pinning import pinned
 from flows.config.run_config import RunConfig
-from tasks.learner.models import resolve_model
+from tasks.tiny_models.models import resolve_model
 
 MODEL = {
     "config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}).encode(),

@@ -25,7 +25,7 @@ from tasks.engines.model_files import read_tokenizer
 from tasks.learner.architecture import check_architecture
 from tasks.learner.policy import load_reference
 from tasks.learner.ranks import Ranks
-from tasks.prompts import tokenizer_of
+from tasks.run.prompts import tokenizer_of
 
 path = sys.argv[1]
 calls = (

@@ -17,8 +17,6 @@ from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import Outcome, WeightsRef
 from artifacts.store import Store
 from tasks.engines.vllm.engine import VllmEngineConfig
-from tasks.plan import StepPlan
-from tasks.prompts import dataset_of
 from tasks.reward import scoring_inputs
 from tasks.rewards.judges.desk import JudgeDesk
 from tasks.rewards.maths.math_answer import MathAnswerConfig
@@ -26,9 +24,11 @@ from tasks.rewards.pool import RewardPool
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.report import RewardReport
 from tasks.rewards.scoring import score_round
-from tasks.run_context import RunContext
-from tasks.sample_buffer import GENERATED, SCORED, SampleBuffer
-from tasks.sample_stream import (
+from tasks.run.plan import StepPlan
+from tasks.run.prompts import dataset_of
+from tasks.run.run_context import RunContext
+from tasks.run.sample_buffer import GENERATED, SCORED, SampleBuffer
+from tasks.run.sample_stream import (
     CAPACITIES,
     RemoteBuffer,
     SampleStream,

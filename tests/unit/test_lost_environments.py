@@ -14,7 +14,7 @@ from artifacts.episodes import Ending, Episode
 from artifacts.records import Generated
 from artifacts.turn_log import TurnLog, read_turns
 from tasks.environments.base import EnvironmentLost, EnvironmentSettings, Transition
-from tasks.environments.play import MAX_LOST
+from tasks.environments.episodes.play import MAX_LOST
 
 NUM_TURNS = 4
 

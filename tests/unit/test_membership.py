@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.cluster.member_events import (
+from tasks.elastic.member_events import (
     Admit,
     Applicant,
     AskCard,
@@ -26,7 +26,7 @@ from tasks.cluster.member_events import (
     Renew,
     Renewed,
 )
-from tasks.cluster.membership import MAX_FAILURES, Membership
+from tasks.elastic.membership import MAX_FAILURES, Membership
 from tests.unit.member_factories import APPLICANT, RULES, comes, present
 
 

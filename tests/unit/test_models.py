@@ -40,9 +40,9 @@ from artifacts.models.saving import save_model
 from artifacts.records import WeightsRef
 from artifacts.refused_writes import StoreError
 from tasks.durable import export_model
-from tasks.learner.demonstrations import demonstrations_of
-from tasks.learner.models import present_model, resolve_model
-from tasks.learner.warm_up import warm_up
+from tasks.tiny_models.demonstrations import demonstrations_of
+from tasks.tiny_models.models import present_model, resolve_model
+from tasks.tiny_models.warm_up import warm_up
 
 SMALL = TinyLlamaConfig(hidden_size=32, intermediate_size=32, num_layers=1, warm_up_steps=3)
 

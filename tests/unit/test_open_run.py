@@ -19,8 +19,8 @@ from flows.resume import beside_resume
 from flows.run import OpenRun, effective_config, new_run_id
 from flows.run_record import record_beginning
 from flows.train import evaluations_until
-from tasks import prompts
-from tasks.plan import EVALUATION
+from tasks.run import prompts
+from tasks.run.plan import EVALUATION
 from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
 
 

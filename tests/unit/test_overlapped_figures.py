@@ -15,14 +15,14 @@ from artifacts.store import Store
 from tasks.engines.base import EngineStats
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.version_sums import TokenSums, VersionSums
-from tasks.report import StepReport
+from tasks.metrics.report import StepReport
+from tasks.metrics.step_metrics import step_metrics
 from tasks.rounds.figures import unclaimed
 from tasks.rounds.records import InFlight, RoundResult
 from tasks.rounds.report import close_round, read_round, round_report
 from tasks.scheduling.admission import Admission
 from tasks.scheduling.events import Carry
 from tasks.scheduling.queue_state import QueueState
-from tasks.step_metrics import step_metrics
 
 ADMISSION = Admission(async_ratio=2, prompts_per_step=1, num_steps=9, num_before=0, version=2)
 

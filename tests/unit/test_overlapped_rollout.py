@@ -23,12 +23,12 @@ from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.plan import StepPlan, journal_of, store_of
 from tasks.progress import RoundProgress
-from tasks.prompts import HELDOUT
 from tasks.rounds.report import RolloutReport, read_round
-from tasks.sample_buffer import GENERATED, GROUPED, SCORED, SampleBuffer
-from tasks.sample_stream import CAPACITIES, RemoteBuffer, SampleStream, round_key
+from tasks.run.plan import StepPlan, journal_of, store_of
+from tasks.run.prompts import HELDOUT
+from tasks.run.sample_buffer import GENERATED, GROUPED, SCORED, SampleBuffer
+from tasks.run.sample_stream import CAPACITIES, RemoteBuffer, SampleStream, round_key
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import Turn

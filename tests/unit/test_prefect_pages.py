@@ -17,7 +17,7 @@ from artifacts.store import Store
 from flows import reporter
 from flows.prefect_pages import PrefectLost, telling_of_prefects_loss
 from flows.reporter import TABLE_STEPS, RunReporter
-from tasks.guests.book import GuestBook
+from tasks.elastic.book import GuestBook
 
 
 @pytest.fixture(autouse=True)

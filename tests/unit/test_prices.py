@@ -15,8 +15,8 @@ from artifacts.records import Fate
 from artifacts.reports.run_cost import run_cost
 from flows.commands.compared_costs import cost_totals, cost_verdict
 from flows.config.run_config import RunConfig
-from tasks.report import StepReport
-from tasks.step_cost import cost_metrics
+from tasks.metrics.report import StepReport
+from tasks.metrics.step_cost import cost_metrics
 
 TRAINER, PAIR = 83.79, 5.32  # dollars an hour: 8 reserved H100, 2 spot ones (RLBoost, appendix A)
 PRICES = PriceConfig(classes={"reserved": 36.0, "spot": 9.0})

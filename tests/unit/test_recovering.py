@@ -18,8 +18,8 @@ from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineCon
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.ranks import PeerLost
 from tasks.learner.replay import ReplayDiffers
-from tasks.run_context import RunContext
-from tasks.sample_stream import BUFFER
+from tasks.run.run_context import RunContext
+from tasks.run.sample_stream import BUFFER
 from tests.unit.plan_factories import CONTEXT
 
 RUN = SimpleNamespace(

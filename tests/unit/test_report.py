@@ -18,14 +18,14 @@ from artifacts.prices import PriceConfig
 from artifacts.records import Group, Span
 from artifacts.store import Store
 from flows.step_records import StepRecords
-from tasks.guests.book import GuestBook
+from tasks.elastic.book import GuestBook
 from tasks.learner.reports import AccumulateReport, Skipped, token_means
-from tasks.report import STAGES, stage_times
+from tasks.metrics.report import STAGES, stage_times
+from tasks.metrics.step_metrics import running_totals, step_metrics
 from tasks.rewards.judges.desk import JudgeSpan, JudgingReport
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
-from tasks.step_metrics import running_totals, step_metrics
 
 moments = st.floats(-5, 15, allow_nan=False)
 spans = st.builds(span, st.sampled_from([*STAGES[:-1], "gate"]), moments, moments)

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import pytest
 from weight_servers import TOKEN, guest, order, serving, whole, wire, written
 
-from tasks.weights import access
-from tasks.weights.request_proof import PROOF_HOLDS_S, SCHEME, Ask, Proofs, signed
-from tasks.weights.transfer import Connection
+from tasks.elastic.weights import access
+from tasks.elastic.weights.request_proof import PROOF_HOLDS_S, SCHEME, Ask, Proofs, signed
+from tasks.elastic.weights.transfer import Connection
 
 NOW_S = 1_000_000.0
 ASK = Ask(method="GET", path="/versions/7/a%20b", ranges="bytes=0-9", body=b"", sender="10.0.0.2")

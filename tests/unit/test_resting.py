@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks import durable, remotes, rollout
+from tasks import durable, rollout
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.progress import RoundProgress
-from tasks.run_context import RunContext
-from tasks.sample_buffer import Stage
+from tasks.run import remotes
+from tasks.run.run_context import RunContext
+from tasks.run.sample_buffer import Stage
 from tasks.scheduling.stream_training import ScaleDown
 from tests.unit.plan_factories import CONTEXT, make_step_plan
 

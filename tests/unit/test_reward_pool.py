@@ -23,6 +23,7 @@ from record_factories import make_generated
 
 from artifacts.datasets.code_cases import AssertionCase, CodeGold, StdioCase, call_case
 from artifacts.records import Generated, Outcome, Prompt, Score
+from tasks.isolation.interrupt import Interrupted
 from tasks.rewards.custom import CustomConfig
 from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.next_kind import next_kind
@@ -31,7 +32,6 @@ from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, Ancho
 from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 from tasks.rewards.registry import RewardConfig
-from tasks.sandbox.interrupt import Interrupted
 
 WAIT_S = 60.0
 Found = TypeVar("Found")

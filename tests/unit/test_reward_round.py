@@ -19,7 +19,6 @@ from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import Generated, Score
 from artifacts.store import Store
 from tasks.engines.vllm.engine import VllmEngineConfig
-from tasks.plan import StepPlan
 from tasks.reward import scoring_inputs
 from tasks.rewards.custom import CustomConfig
 from tasks.rewards.judges.desk import JudgeDesk
@@ -27,8 +26,9 @@ from tasks.rewards.pool import RewardPool
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.report import RewardReport
 from tasks.rewards.scoring import score_round
-from tasks.sample_buffer import GENERATED, SCORED
-from tasks.sample_stream import StreamDelivery
+from tasks.run.plan import StepPlan
+from tasks.run.sample_buffer import GENERATED, SCORED
+from tasks.run.sample_stream import StreamDelivery
 from tests.unit.judge_factories import make_generated, make_prompt
 from tests.unit.test_judged_round import opened_stream, round_over
 

@@ -21,11 +21,11 @@ from tasks.engines.model_files import read_tokenizer
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.environments.base import EnvironmentSettings, Transition
-from tasks.environments.bridge import Bridge, make_bridge
-from tasks.environments.episode_config import EpisodeConfig
-from tasks.environments.episode_replica import EpisodeReplica
-from tasks.environments.rewriting import Exchange
-from tasks.learner.models import resolve_model
+from tasks.environments.episodes.bridge import Bridge, make_bridge
+from tasks.environments.episodes.episode_config import EpisodeConfig
+from tasks.environments.episodes.episode_replica import EpisodeReplica
+from tasks.environments.episodes.rewriting import Exchange
+from tasks.tiny_models.models import resolve_model
 
 Result = TypeVar("Result")
 

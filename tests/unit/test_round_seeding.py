@@ -6,8 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from tasks.round_seeding import with_record, with_window
 from tasks.rounds.window_record import WindowRecord
+from tasks.run.round_seeding import with_record, with_window
 from tasks.scheduling.seeding import PlannedWindow
 from tasks.scheduling.seeding_window import SeedingWindow
 from tasks.scheduling.stream_training import Reading, StreamTrainer, StreamTrainerConfig

@@ -25,14 +25,14 @@ def sent() -> Iterator[list[dict[str, Any]]]:  # Any: JSON
 
 def test_a_warning_in_the_block_belongs_to_the_run(sent: list[dict[str, Any]]) -> None:
     with told_in_prefect(RUN):
-        logging.getLogger("tasks.fleet").warning("replacing lost actors names=%s", "engine-0")
+        logging.getLogger("tasks.run.fleet").warning("replacing lost actors names=%s", "engine-0")
         logging.getLogger("flows.train").error("step=%d attempt=1", 2)
         logging.getLogger("artifacts.store").warning("a store")
-        logging.getLogger("tasks.fleet").info("too much")
+        logging.getLogger("tasks.run.fleet").info("too much")
         logging.getLogger("distributed.worker").warning("of another house")
-    logging.getLogger("tasks.fleet").warning("after the run")
+    logging.getLogger("tasks.run.fleet").warning("after the run")
     assert [(line["flow_run_id"], line["name"], line["message"]) for line in sent] == [
-        (RUN, "tasks.fleet", "replacing lost actors names=engine-0"),
+        (RUN, "tasks.run.fleet", "replacing lost actors names=engine-0"),
         (RUN, "flows.train", "step=2 attempt=1"),
         (RUN, "artifacts.store", "a store"),
     ]

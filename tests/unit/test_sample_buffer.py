@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.sample_buffer import (
+from tasks.run.sample_buffer import (
     GENERATED,
     GROUPED,
     PUBLISHED,

@@ -12,8 +12,8 @@ from plan_factories import make_step_plan
 
 from artifacts.records import Outcome, Score
 from tasks.engines.base import EngineLost
-from tasks.sample_buffer import STAGES, Record, RoundAborted, Stage
-from tasks.sample_stream import (
+from tasks.run.sample_buffer import STAGES, Record, RoundAborted, Stage
+from tasks.run.sample_stream import (
     MAX_TELLING,
     SampleStream,
     StreamDelivery,

@@ -27,13 +27,13 @@ from artifacts.sampled import num_computed, of_sampled, sampled_versions
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.lag import lag_figures, lag_of
+from tasks.metrics.trained_lengths import length_figures
 from tasks.rounds.dispatch import Dispatch
 from tasks.rounds.figures import lengths_of_decided
 from tasks.rounds.records import RoundResult
 from tasks.rounds.report import close_round, held_tokens_before, round_report
+from tasks.scheduling.lag import lag_figures, lag_of
 from tasks.scheduling.ledger import account_tokens
-from tasks.trained_lengths import length_figures
 
 PLAN = replace(make_plan(domains=("a",) * 4, accept_per_prompt=4), step=4)
 

@@ -23,6 +23,11 @@ from record_factories import make_generated
 
 from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, StdioCase, call_case
 from artifacts.records import CaseVerdict, Generated, Outcome, Prompt, Score
+from tasks.isolation.child_process import start_child
+from tasks.isolation.interrupt import Interrupt, Interrupted
+from tasks.isolation.isolation import Isolation
+from tasks.isolation.limits import SandboxLimits
+from tasks.isolation.user_map import UserMap, is_needed
 from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, observed
 from tasks.rewards.programs.code_tests import (
     CodeTests,
@@ -36,11 +41,6 @@ from tasks.rewards.programs.sandbox.candidate_walls import ENTRY
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner, TestsBroken
 from tasks.rewards.programs.sandbox.command import Command
 from tasks.rewards.programs.sandbox.sandbox import Sandbox, SandboxUnavailable
-from tasks.sandbox.child_process import start_child
-from tasks.sandbox.interrupt import Interrupt, Interrupted
-from tasks.sandbox.isolation import Isolation
-from tasks.sandbox.limits import SandboxLimits
-from tasks.sandbox.user_map import UserMap, is_needed
 
 LIMIT_S = 20.0  # of programs that end by themselves, however busy the machine is
 ADD = CodeGold(function="add", cases=(call_case((2, 3), 5), call_case((-1, 1), 0)))
@@ -434,7 +434,7 @@ def test_only_root_needs_a_map_of_users() -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root's sandbox has a map")
 def test_root_that_may_not_become_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     # twice the same: the kernel refuses
-    monkeypatch.setattr("tasks.sandbox.user_map.MAP", "0 0 1\n1 0 1\n")
+    monkeypatch.setattr("tasks.isolation.user_map.MAP", "0 0 1\n1 0 1\n")
     sandbox = Sandbox(Isolation.NAMESPACES, SandboxLimits())
     with pytest.raises(SandboxUnavailable, match="could not become nobody"):
         sandbox.warm()

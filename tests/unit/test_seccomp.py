@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from tasks.sandbox.seccomp import (
+from tasks.isolation.seccomp import (
     ALLOW,
     ANY_BIT,
     AT_LEAST,

@@ -12,10 +12,10 @@ from artifacts.records import Group, WeightsRef
 from tasks import rollout
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.plan import StepPlan, journal_of
 from tasks.rounds.report import RolloutReport
-from tasks.sample_buffer import GROUPED
-from tasks.sample_stream import SampleStream, round_key
+from tasks.run.plan import StepPlan, journal_of
+from tasks.run.sample_buffer import GROUPED
+from tasks.run.sample_stream import SampleStream, round_key
 from tasks.scheduling.policies.base import Policy, Turn
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig

@@ -15,14 +15,14 @@ from artifacts.store import Store
 from flows.config.run_config import RunConfig
 from flows.run import OpenRun
 from flows.seeding_windows import SeedingWindows, class_of
-from tasks.cluster.member_events import Guest
+from tasks.elastic.member_events import Guest
 from tasks.learner.stage_reports import GradientReport
-from tasks.plan import StepPlan
-from tasks.report import StepReport
+from tasks.metrics.report import StepReport
+from tasks.metrics.seeding_times import seeding_times
 from tasks.rounds.report import close_round, read_round
 from tasks.rounds.window_record import WindowRecord
+from tasks.run.plan import StepPlan
 from tasks.scheduling.seeding import PlannedWindow, SeedingTimes
-from tasks.seeding_times import seeding_times
 from tests.unit.member_factories import make_guest
 from tests.unit.plan_factories import CONTEXT, make_report, make_step_plan
 from tests.unit.report_factories import make_commit

@@ -13,7 +13,7 @@ from flows import rl_step as step_flow
 from flows.place import Place
 from flows.task_results import result_of
 from tasks.engines.base import EngineLost
-from tasks.sample_buffer import RoundAborted
+from tasks.run.sample_buffer import RoundAborted
 
 
 def finished(result: object) -> Future[object]:

@@ -15,11 +15,11 @@ from flows.place import Place
 from flows.steps import Planned, Played, Steps
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.plan import StepPlan
-from tasks.report import StepReport
+from tasks.metrics.report import StepReport
 from tasks.rounds.records import InFlight
 from tasks.rounds.report import RolloutReport
-from tasks.sample_buffer import RoundAborted
+from tasks.run.plan import StepPlan
+from tasks.run.sample_buffer import RoundAborted
 from tasks.scheduling.admission import Admission
 from tasks.scheduling.queue_state import QueueState
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from artifacts.records import pack, unpack
 from tasks.cluster.actors import ActorLost
-from tasks.cluster.member_events import GivenUp
+from tasks.elastic.member_events import GivenUp
+from tasks.elastic.records import GuestTold
+from tasks.elastic.workers import event_of
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
-from tasks.guests.records import GuestTold
-from tasks.guests.workers import event_of
 from tasks.rounds.guests import EngineGone, EngineJoined, EngineLeaving
-from tasks.sample_buffer import GUESTS, RoundKey, SampleBuffer, Stage
-from tasks.sample_stream import CAPACITIES
-from tasks.stream_guests import StreamGuests
+from tasks.run.sample_buffer import GUESTS, RoundKey, SampleBuffer, Stage
+from tasks.run.sample_stream import CAPACITIES
+from tasks.run.stream_guests import StreamGuests
 
 JOINED = GuestTold(name="spot.g1", kind="joined", version=3, devices=("spot/cpu",))
 LEAVING = GuestTold(name="spot.g1", kind="leaving", reason="spot notice")

@@ -23,6 +23,7 @@ from flows.commands.algebra_rows import algebra_rows
 from flows.config.run_config import RunConfig
 from flows.engine_layout import demand_of
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.metrics.step_metrics import step_metrics
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape
 from tasks.scheduling.events import (
     AcceptGroup,
@@ -41,7 +42,6 @@ from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState
 from tasks.simulation.simulated_round import SimulatedRound
-from tasks.step_metrics import step_metrics
 from tests.unit.test_open_run import opened
 
 

@@ -18,11 +18,11 @@ from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.plan import store_of
-from tasks.report import reward_exposed_s, stage_times
+from tasks.metrics.report import reward_exposed_s, stage_times
 from tasks.rounds.figures import reward_waits, rollout_spans
 from tasks.rounds.records import RoundResult
 from tasks.rounds.report import close_round, read_round
+from tasks.run.plan import store_of
 from tasks.scheduling.events import RoundPlan
 
 GROUP = make_group((1, 2), [(3,), (4, 5)], [1.0, 0.0])

@@ -30,9 +30,9 @@ from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.learner.split import one_shot, read_split, write_split
 from tasks.learner.stage_reports import GradientReport
 from tasks.learner.weight_sync import GateFailed
-from tasks.plan import StepPlan, store_of
-from tasks.sample_buffer import GROUPED, RoundAborted
-from tasks.sample_stream import (
+from tasks.run.plan import StepPlan, store_of
+from tasks.run.sample_buffer import GROUPED, RoundAborted
+from tasks.run.sample_stream import (
     CAPACITIES,
     BufferActor,
     RemoteBuffer,

@@ -14,10 +14,10 @@ from weight_servers import SHARD, guest, order, serving, whole, wire, written
 from artifacts.records import WeightsRef
 from artifacts.weight_deltas import decode, encode
 from artifacts.weight_shards import verify
-from tasks.weights import client, server, transfer
-from tasks.weights.client import Pull, pull
-from tasks.weights.held import HeldVersion
-from tasks.weights.transfer import WeightsRefused
+from tasks.elastic.weights import client, server, transfer
+from tasks.elastic.weights.client import Pull, pull
+from tasks.elastic.weights.held import HeldVersion
+from tasks.elastic.weights.transfer import WeightsRefused
 
 
 async def pulled(asked: Pull, folder: Path) -> WeightsRef:

@@ -13,12 +13,12 @@ import pytest
 from weight_servers import SHARD, TOKEN, serving, whole, written
 
 from artifacts.weight_shards import MODEL, from_json
-from tasks.weights import server as server_module
-from tasks.weights.access import MOST_KNOCKS, Access
-from tasks.weights.held import HeldVersion
-from tasks.weights.server import WeightServer
-from tasks.weights.transfer import Connection, TransferBroken, WeightsRefused
-from tasks.weights.weight_config import WeightServerConfig
+from tasks.elastic.weights import server as server_module
+from tasks.elastic.weights.access import MOST_KNOCKS, Access
+from tasks.elastic.weights.held import HeldVersion
+from tasks.elastic.weights.server import WeightServer
+from tasks.elastic.weights.transfer import Connection, TransferBroken, WeightsRefused
+from tasks.elastic.weights.weight_config import WeightServerConfig
 
 
 async def ask(

@@ -9,7 +9,7 @@ import dask
 from distributed import Client, LocalCluster
 
 from tasks.cluster.dask_cluster import worker_addresses
-from tasks.guests.workers import GuestWorkers
+from tasks.elastic.workers import GuestWorkers
 
 
 def test_no_look_misses_a_worker_that_is_there() -> None:

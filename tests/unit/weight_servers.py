@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from artifacts.records import WeightsRef
 from artifacts.weight_shards import describe
-from tasks.weights.client import Pull
-from tasks.weights.guest_weights import GuestWeights
-from tasks.weights.held import HeldVersion
-from tasks.weights.server import WeightServer
-from tasks.weights.weight_config import WeightServerConfig
+from tasks.elastic.weights.client import Pull
+from tasks.elastic.weights.guest_weights import GuestWeights
+from tasks.elastic.weights.held import HeldVersion
+from tasks.elastic.weights.server import WeightServer
+from tasks.elastic.weights.weight_config import WeightServerConfig
 
 TOKEN = "of-the-run"
 SHARD = 50_000  # bytes

@@ -18,5 +18,5 @@ with importing_transformers():
 
 __all__ = ["llm_engine", "worker"]
 
-# as in tasks.worker_imports
+# as in flows.worker_imports
 gc.freeze()

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import EnvironmentSettings
-from tasks.environments.head import head
-from tasks.sandbox.import_path import absolute
+from tasks.environments.episodes.head import head
+from tasks.isolation.import_path import absolute
 
 ImportPath = Annotated[str, AfterValidator(absolute)]
 

@@ -16,8 +16,8 @@ from pydantic import Field
 from artifacts.datasets.rows import Message
 from tasks.environments.adapters.adapter import AdapterConfig, ImportPath, ProtocolError
 from tasks.environments.base import Environment, Transition
-from tasks.environments.head import head
-from tasks.sandbox.import_path import load
+from tasks.environments.episodes.head import head
+from tasks.isolation.import_path import load
 
 METHODS = ("reset", "step")
 

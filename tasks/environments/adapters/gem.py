@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.environments.adapters.package_game import PackageGame
-from tasks.environments.transition import Transition
+from tasks.environments.episodes.transition import Transition
 
 SUFFIX = "suffix"  # of `info`: what is asked for after every observation
 

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from tasks.environments.adapters.adapter import AdapterConfig, ImportPath, ProtocolError
 from tasks.environments.base import Environment, Transition
-from tasks.sandbox.import_path import load
+from tasks.isolation.import_path import load
 
 ANSI = "ansi"
 COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)

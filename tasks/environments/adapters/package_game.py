@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
-from tasks.environments.transition import Transition, Unusable
+from tasks.environments.episodes.transition import Transition, Unusable
 
 MAX_DETAIL_CHARS = 200  # of a value of `info`
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tasks.environments.adapters.package_game import PackageGame
-from tasks.environments.transition import Transition
+from tasks.environments.episodes.transition import Transition
 
 PLAYER = 0
 

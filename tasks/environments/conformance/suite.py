@@ -20,7 +20,7 @@ from tasks.environments.conformance.players import Player, players
 from tasks.environments.conformance.playing import Episode, Playing, difference
 from tasks.environments.conformance.report import Broken, Check, ConformanceReport, Rule
 from tasks.environments.tools.program_runner import ProgramRunner
-from tasks.sandbox.isolation import Isolation
+from tasks.isolation.isolation import Isolation
 
 
 def check_environment(

@@ -17,8 +17,8 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import Environment, Transition
+from tasks.environments.episodes.head import head
 from tasks.environments.games.game import StyledGameConfig
-from tasks.environments.head import head
 
 LARGEST_PAY = 9
 RULES = (

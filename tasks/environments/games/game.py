@@ -15,7 +15,7 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import EnvironmentSettings
-from tasks.environments.head import EMPTY_HEAD
+from tasks.environments.episodes.head import EMPTY_HEAD
 
 
 class GameConfig(EnvironmentSettings):

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import Environment, Transition
+from tasks.environments.episodes.head import head
 from tasks.environments.games.game import StyledGameConfig
-from tasks.environments.head import head
 
 MOVES = {"left": (-1, 0), "right": (1, 0), "down": (0, -1), "up": (0, 1)}
 RULES = (

@@ -9,7 +9,7 @@ from tasks.environments.base import EnvironmentFailed
 from tasks.environments.games.guess import GuessConfig
 from tasks.environments.hosts.pool import HostPool
 from tasks.environments.processes.config import HostConfig
-from tasks.sandbox.isolation import Isolation
+from tasks.isolation.isolation import Isolation
 
 GAME = GuessConfig()
 

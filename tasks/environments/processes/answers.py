@@ -16,8 +16,8 @@ import math
 from collections.abc import Mapping
 
 from artifacts.printable import printable_line
+from tasks.environments.episodes.transition import Transition, Unusable
 from tasks.environments.processes.states import MAX_STATE_BYTES
-from tasks.environments.transition import Transition, Unusable
 
 SENTENCE_CHARS = 1000  # of the reason why an environment can never work
 ESCAPED_BYTES = 12  # that a character takes in JSON at most

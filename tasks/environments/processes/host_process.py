@@ -20,10 +20,10 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tasks.environments.episodes.transition import Unusable
 from tasks.environments.processes.states import States, with_state
-from tasks.environments.transition import Unusable
-from tasks.sandbox.confinement import confine, connect, limit
-from tasks.sandbox.seccomp import Filter
+from tasks.isolation.confinement import confine, connect, limit
+from tasks.isolation.seccomp import Filter
 
 if TYPE_CHECKING:  # another interpreter may lack what these import
     from tasks.environments.base import Environment, Recipe

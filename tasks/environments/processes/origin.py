@@ -27,10 +27,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from tasks.environments.processes.host_process import Bounds, run_host
-from tasks.sandbox.frames import send_frame
-from tasks.sandbox.landlock import restrict_to_reading
-from tasks.sandbox.namespaces import Fork, become_nobody, forking_apart, settle
-from tasks.sandbox.seccomp import Filter
+from tasks.isolation.frames import send_frame
+from tasks.isolation.landlock import restrict_to_reading
+from tasks.isolation.namespaces import Fork, become_nobody, forking_apart, settle
+from tasks.isolation.seccomp import Filter
 
 FORK, KILL = b"F", b"K"  # a host for this stream; the host is to end
 ORDER = struct.Struct(">cI")  # one of these, and the host's number

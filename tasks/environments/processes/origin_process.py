@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from tasks.environments.processes.config import HostConfig
 from tasks.environments.processes.origin import ENDED, FORK, KILL, ORDER
 from tasks.environments.processes.origin_walls import ENVIRONMENT, START_S, command
-from tasks.sandbox.child_process import ChildProcess
-from tasks.sandbox.interpreter import Interpreter, at, own
-from tasks.sandbox.interrupt import Interrupt
-from tasks.sandbox.isolation import Isolation
-from tasks.sandbox.walled_process import NotStarted, start_walled
+from tasks.isolation.child_process import ChildProcess
+from tasks.isolation.interpreter import Interpreter, at, own
+from tasks.isolation.interrupt import Interrupt
+from tasks.isolation.isolation import Isolation
+from tasks.isolation.walled_process import NotStarted, start_walled
 
 LOG = logging.getLogger(__name__)
 MAX_FORKING = 64  # hosts at a time: of a few hundred orders its stream would be full

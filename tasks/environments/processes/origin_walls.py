@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tasks.environments.processes.config import HostConfig
 from tasks.environments.processes.origin import OriginOrders
-from tasks.sandbox.interpreter import Interpreter, is_below_tmp, own
-from tasks.sandbox.isolation import (
+from tasks.isolation.interpreter import Interpreter, is_below_tmp, own
+from tasks.isolation.isolation import (
     RESOLVING,
     ROOT,
     Isolation,
@@ -26,7 +26,7 @@ from tasks.sandbox.isolation import (
     variables,
     walls,
 )
-from tasks.sandbox.user_map import UserMap
+from tasks.isolation.user_map import UserMap
 
 START_S = 180.0  # to an origin that has imported everything: a cold disk may take a minute
 SOURCES = f"{ROOT}/tasks"  # all that another interpreter sees of these

@@ -13,9 +13,9 @@ from tasks.environments.base import EnvironmentFailed, EnvironmentSettings
 from tasks.environments.processes.config import HostConfig
 from tasks.environments.processes.origin_process import Ended, OriginProcess
 from tasks.environments.processes.origin_walls import closed_to_nobody
-from tasks.sandbox.interrupt import Interrupted
-from tasks.sandbox.isolation import CURES, Isolation
-from tasks.sandbox.walled_process import NotStarted
+from tasks.isolation.interrupt import Interrupted
+from tasks.isolation.isolation import CURES, Isolation
+from tasks.isolation.walled_process import NotStarted
 
 LOG = logging.getLogger(__name__)
 

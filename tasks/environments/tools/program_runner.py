@@ -14,6 +14,9 @@ from queue import LifoQueue
 
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Program, Transition
+from tasks.isolation.interrupt import Interrupt, Interrupted
+from tasks.isolation.isolation import CURES, Isolation
+from tasks.isolation.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.reply import Reply
 from tasks.rewards.programs.sandbox.sandbox import (
     LostUnderProgram,
@@ -22,9 +25,6 @@ from tasks.rewards.programs.sandbox.sandbox import (
     SandboxUnavailable,
 )
 from tasks.rewards.programs.sandbox.self_test import holds
-from tasks.sandbox.interrupt import Interrupt, Interrupted
-from tasks.sandbox.isolation import CURES, Isolation
-from tasks.sandbox.limits import SandboxLimits
 
 NUM_SANDBOXES = 4  # programs at a time; each starts with the first program that needs it
 LIMITS = SandboxLimits(memory_bytes=256 << 20, output_bytes=64 << 10)

@@ -20,7 +20,7 @@ from tasks.environments.base import (
     Transition,
 )
 from tasks.environments.tools.program_runner import NUM_SANDBOXES, ProgramRunner
-from tasks.sandbox.isolation import Isolation
+from tasks.isolation.isolation import Isolation
 
 
 class ToolHosts:

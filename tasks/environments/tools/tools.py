@@ -19,8 +19,8 @@ from pydantic import Field, model_validator
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import Environment, Program, Transition
+from tasks.environments.episodes.head import head
 from tasks.environments.games.game import StyledGameConfig
-from tasks.environments.head import head
 from tasks.environments.tools.calculator import CannotCompute, calculate, written
 from tasks.environments.tools.grammar import (
     INVALID,

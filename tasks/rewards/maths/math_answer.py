@@ -19,6 +19,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Prompt
+from tasks.isolation.interrupt import Interrupted
 from tasks.rewards.base import (
     ProcessReward,
     Reward,
@@ -42,7 +43,6 @@ from tasks.rewards.maths.final_answer import answer_tail, find_expression, find_
 from tasks.rewards.maths.same_answer import Rules, is_readable, same_answer, same_number
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.workers.verify_worker import VerifyWorker, without_value
-from tasks.sandbox.interrupt import Interrupted
 
 RECYCLE_CALLS = 10_000  # a fresh worker costs seconds: it reads everything for the first time
 REHEARSED = (

@@ -22,6 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from artifacts.datasets.code_cases import CodeGold
 from artifacts.printable import printable_line
 from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Prompt, Score
+from tasks.isolation.isolation import Isolation
+from tasks.isolation.limits import DEFAULT_MEMORY_BYTES, SandboxLimits
 from tasks.rewards.base import ProcessReward, Reward, Verdict, right, stamp, wrong
 from tasks.rewards.maths.final_answer import thought_last
 from tasks.rewards.programs.adaptive_timeout import (
@@ -32,8 +34,6 @@ from tasks.rewards.programs.adaptive_timeout import (
 )
 from tasks.rewards.programs.sandbox.case_runner import CaseRun, CaseRunner
 from tasks.rewards.programs.sandbox.self_test import check_isolation
-from tasks.sandbox.isolation import Isolation
-from tasks.sandbox.limits import DEFAULT_MEMORY_BYTES, SandboxLimits
 
 logger = logging.getLogger(__name__)
 

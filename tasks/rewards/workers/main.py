@@ -18,8 +18,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from tasks.sandbox.frames import Json, receive_frame, send_frame
-from tasks.sandbox.import_path import find
+from tasks.isolation.frames import Json, receive_frame, send_frame
+from tasks.isolation.import_path import find
 
 Scorer = Callable[..., Json]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.cluster.deaths import manner
-from tasks.sandbox.frames import Json
+from tasks.isolation.frames import Json
 
 ENDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # they come from outside
 

@@ -25,11 +25,11 @@ from dataclasses import replace
 from typing import Literal
 
 from artifacts.records import Outcome
+from tasks.isolation.child_process import ChildProcess, start_child
+from tasks.isolation.frames import Json, receive_frame, send_frame
+from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.rewards.base import RewardUnavailable, Verdict, infra, wrong
 from tasks.rewards.workers.reply import Reply, cause_of_death, read_reply
-from tasks.sandbox.child_process import ChildProcess, start_child
-from tasks.sandbox.frames import Json, receive_frame, send_frame
-from tasks.sandbox.interrupt import Interrupt, Interrupted
 
 DEFAULT_MEMORY_BYTES = 2 << 30
 START_TIMEOUT_S = 60.0

@@ -24,8 +24,8 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from artifacts.datasets.plain_values import from_json, to_json
-from tasks.sandbox.confinement import confine, connect, limit
-from tasks.sandbox.seccomp import Filter
+from tasks.isolation.confinement import confine, connect, limit
+from tasks.isolation.seccomp import Filter
 
 Message = dict[str, Any]  # Any: JSON values
 

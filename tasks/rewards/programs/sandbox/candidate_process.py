@@ -21,12 +21,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tasks.cluster.deaths import manner
+from tasks.isolation.frames import Json
+from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.rewards.programs.sandbox.candidate import CONFINED, LENGTH
 from tasks.rewards.programs.sandbox.command import Command, framed
 from tasks.rewards.programs.sandbox.fork_server import END, FORK, STATUS
 from tasks.rewards.programs.sandbox.reply import GOES_ON, MAX_REPLY_BYTES, Kind, Reply, read_reply
-from tasks.sandbox.frames import Json
-from tasks.sandbox.interrupt import Interrupt, Interrupted
 
 WALLS_S = 30.0  # to a process whose walls stand
 WATCH_S = 0.1  # between two looks at an origin that is slow to fork

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from tasks.sandbox.isolation import (
+from tasks.isolation.isolation import (
     INSIDE,
     ROOT,
     Isolation,
@@ -20,10 +20,10 @@ from tasks.sandbox.isolation import (
     walls,
     without_packages,
 )
-from tasks.sandbox.limits import SandboxLimits
-from tasks.sandbox.user_map import UserMap
+from tasks.isolation.limits import SandboxLimits
+from tasks.isolation.user_map import UserMap
 
-CODE = ("tasks/rewards/programs/sandbox", "tasks/sandbox", "artifacts/datasets/plain_values.py")
+CODE = ("tasks/rewards/programs/sandbox", "tasks/isolation", "artifacts/datasets/plain_values.py")
 ENTRY = (
     "import sys; sys.path.insert(0, {root!r}); from tasks.rewards.programs.sandbox.fork_server"
     " import main; main()"

@@ -18,6 +18,10 @@ from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, Std
 from artifacts.datasets.plain_values import same
 from artifacts.records import CaseVerdict
 from tasks.cluster.deaths import manner
+from tasks.isolation.frames import Json
+from tasks.isolation.interrupt import Interrupt
+from tasks.isolation.isolation import Isolation
+from tasks.isolation.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.command import Command
 from tasks.rewards.programs.sandbox.reply import Kind, Reply
 from tasks.rewards.programs.sandbox.sandbox import (
@@ -27,10 +31,6 @@ from tasks.rewards.programs.sandbox.sandbox import (
     SandboxLost,
     SandboxUnavailable,
 )
-from tasks.sandbox.frames import Json
-from tasks.sandbox.interrupt import Interrupt
-from tasks.sandbox.isolation import Isolation
-from tasks.sandbox.limits import SandboxLimits
 
 TEST_S = 10.0  # for the statements of a test, the calls of the program apart
 NO_NAMES: Json = {"dict": []}  # named arguments, none

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from tasks.isolation.frames import Json
 from tasks.rewards.programs.sandbox.candidate import LENGTH
-from tasks.sandbox.frames import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,11 @@ import struct
 import sys
 from collections.abc import Callable
 
+from tasks.isolation.frames import send_frame
+from tasks.isolation.landlock import restrict_to_reading
+from tasks.isolation.namespaces import Fork, become_nobody, forking_apart, settle
+from tasks.isolation.seccomp import Filter
 from tasks.rewards.programs.sandbox.candidate import run_program
-from tasks.sandbox.frames import send_frame
-from tasks.sandbox.landlock import restrict_to_reading
-from tasks.sandbox.namespaces import Fork, become_nobody, forking_apart, settle
-from tasks.sandbox.seccomp import Filter
 
 PRELOADED = (
     "abc", "array", "bisect", "calendar", "cmath", "collections", "collections.abc", "copy",

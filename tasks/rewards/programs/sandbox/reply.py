@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from artifacts.datasets.plain_values import check
-from tasks.sandbox.frames import Json
+from tasks.isolation.frames import Json
 
 MAX_REPLY_BYTES = 256 << 10
 Kind = Literal[

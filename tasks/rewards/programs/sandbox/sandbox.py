@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tasks.isolation.child_process import ChildProcess
+from tasks.isolation.frames import Json
+from tasks.isolation.interrupt import Interrupt, Interrupted
+from tasks.isolation.isolation import Isolation
+from tasks.isolation.limits import SandboxLimits
+from tasks.isolation.walled_process import NotStarted, start_walled
 from tasks.rewards.base import RewardUnavailable
 from tasks.rewards.programs.sandbox.candidate_process import GRACE_S, CandidateProcess, Unconfined
 from tasks.rewards.programs.sandbox.candidate_walls import ENVIRONMENT, command
 from tasks.rewards.programs.sandbox.command import Command
 from tasks.rewards.programs.sandbox.reply import Reply
-from tasks.sandbox.child_process import ChildProcess
-from tasks.sandbox.frames import Json
-from tasks.sandbox.interrupt import Interrupt, Interrupted
-from tasks.sandbox.isolation import Isolation
-from tasks.sandbox.limits import SandboxLimits
-from tasks.sandbox.walled_process import NotStarted, start_walled
 
 START_S = 30.0  # to a fork server that answers
 

@@ -12,11 +12,11 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
+from tasks.isolation.isolation import CURES, Isolation, hidden_packages
+from tasks.isolation.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.command import Command
 from tasks.rewards.programs.sandbox.reply import Reply
 from tasks.rewards.programs.sandbox.sandbox import Sandbox, SandboxUnavailable
-from tasks.sandbox.isolation import CURES, Isolation, hidden_packages
-from tasks.sandbox.limits import SandboxLimits
 
 LIMIT_S = 10.0
 LOOP_S = 0.2

@@ -1,0 +1,299 @@
+"""Looks after the guests of a run, in the flow's process beside the steps, which never wait for it.
+
+    workers ── look, leases, cards ──▶ one queue ─▶ Membership ─▶ decisions
+                                          ▲                          │
+    a task for each guest: build ─▶ pull ─▶ load ─┴─ Loaded, Failed ◀┤
+    every publication ──▶ pull and load the newer version            ▼
+                                             sample buffer: joined, leaving, gone ─▶ rounds
+
+A guest is told to rounds when it holds a version and has passed the gate, and again with every
+later one: a round asks it for what its weights are new enough for. Before a load that drops what an
+engine runs, no round may ask it: it is withdrawn first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+
+from artifacts.records import Running
+from artifacts.reports.knocks import Knock
+from tasks.cluster.actors import ActorLost
+from tasks.elastic.engine import shown_devices
+from tasks.elastic.guest_limits import LimitMissed
+from tasks.elastic.member_events import (
+    Admit,
+    AskCard,
+    Dismiss,
+    Drain,
+    Emptied,
+    Failed,
+    Forget,
+    GivenUp,
+    Guest,
+    Join,
+    Loaded,
+    MemberDecision,
+    MemberEvent,
+    Refuse,
+    Renew,
+    Took,
+)
+from tasks.elastic.membership import Membership
+from tasks.elastic.publications import GuestPublications
+from tasks.elastic.records import GuestTold
+from tasks.elastic.seams import Engines, Workers
+from tasks.engines.base import EngineLost
+from tasks.learner.stage_reports import PublishReport
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+EMPTY_LOOKS = 2  # in a row, after which a guest that leaves has handed over all that it ran
+OVER = "the run is over"
+
+
+class GuestKeeper:
+    """Of one run. For the coroutines of one event loop."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        workers: Workers,
+        engines: Engines,
+        tell: Callable[[GuestTold], Awaitable[None]],
+        keep_names: Callable[[], None] = lambda: None,
+    ) -> None:
+        """tell: the rounds, by way of the sample buffer. keep_names: where the next attempt at the
+        run finds them, so that it gives none again."""
+        self._membership = membership
+        self._workers, self._engines = workers, engines
+        self._tell, self._keep_names = tell, keep_names
+        self._events: asyncio.Queue[MemberEvent] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: dict[str, asyncio.Task[None]] = {}  # by guest
+        self._told: set[str] = set()  # guests that rounds may ask
+        self._loaded: dict[str, int] = {}  # publication that each guest holds, by guest
+        self._publications = GuestPublications()
+        self._telling = asyncio.Lock()  # that it joined is told before that it goes
+
+    @property
+    def guests(self) -> tuple[Guest, ...]:
+        """All that came in this attempt at the run."""
+        return self._membership.guests
+
+    @property
+    def knocks(self) -> tuple[Knock, ...]:
+        """Who asked for weights without a right, in this attempt at the run."""
+        return tuple(self._engines.knocks)
+
+    async def start(self) -> None:
+        """Look after guests from now on; harmless when it does already. ValueError where weights
+        cannot be served."""
+        if self._tasks:
+            return
+        await self._engines.open()
+        loop = asyncio.get_running_loop()
+
+        def hear(event: MemberEvent) -> None:
+            loop.call_soon_threadsafe(self._hear, event)
+
+        self._workers.listen(hear)
+        self._spawn(self._watch())
+        self._spawn(self._keep())
+
+    def stop(self, *, is_over: bool) -> None:
+        """Look after nobody any more. Guests of a run that is over are dismissed; those of one that
+        may be resumed end with the scheduler, or are found by the next attempt."""
+        for task in (*self._tasks, *self._serving.values()):
+            task.cancel()
+        if is_over:
+            self._workers.part([guest.address for guest in self._membership.here], OVER)
+        self._workers.close()
+        self._engines.close()
+
+    async def publish(self, published: PublishReport, running: Running = Running.DROP) -> None:
+        """The run's engines hold this version now. Returns before the guests do, but not before
+        rounds that open later know of none that holds another."""
+        self._publications.put(published, running)  # from here on nobody joins with what it drops
+        if running is Running.DROP:
+            async with self._telling:
+                for name in sorted(self._told):
+                    await self._withdraw(name, "it loads other weights")
+        await self._publications.wake()
+
+    # --- one queue, one loop -------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            await self._look()
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        looked = await self._workers.look()
+        if looked is not None:
+            self._events.put_nowait(looked)
+
+    def _hear(self, event: MemberEvent) -> None:
+        if isinstance(event, GivenUp):
+            self._spawn(self._look_and(event))
+        else:
+            self._events.put_nowait(event)
+
+    async def _look_and(self, event: MemberEvent) -> None:
+        """Say this of a guest, but first whether its worker is away, which says more."""
+        await self._look()
+        self._events.put_nowait(event)
+
+    async def _keep(self) -> None:
+        while True:
+            event = await self._events.get()
+            try:
+                decisions = self._membership.handle(event)
+            except Exception:  # a worker may say what nobody expects
+                logger.exception("guests: not understood: %s", event)
+                continue
+            for decision in decisions:
+                try:
+                    await self._carry_out(decision)
+                except Exception:  # a store that is away, say: the other guests go on
+                    logger.exception("guests: not carried out: %s", decision)
+
+    async def _carry_out(self, decision: MemberDecision) -> None:
+        match decision:
+            case AskCard(address=address):
+                self._spawn(self._ask(address))
+            case Admit(guest=guest):
+                logger.info("guest=%s admitted on %s", guest.name, guest.address)
+                self._serving[guest.name] = asyncio.create_task(self._serve(guest))
+                await asyncio.to_thread(self._keep_names)  # last: the store may be away
+            case Refuse(address=address, reason=reason):
+                logger.warning("worker=%s refused: %s", address, reason)
+                self._spawn(self._workers.refuse(address, reason))
+            case Dismiss(address=address, reason=reason):
+                logger.info("worker=%s dismissed: %s", address, reason)
+                self._spawn(self._workers.dismiss(address, reason))
+            case Renew(address=address, reason=reason):
+                logger.info("worker=%s must begin anew: %s", address, reason)
+                self._spawn(self._workers.renew(address, reason))
+            case Join(guest=guest):
+                await self._join(guest)
+            case Drain(guest=guest):
+                await self._drain(guest)
+            case Forget(guest=guest):
+                await self._forget(guest)
+
+    async def _ask(self, address: str) -> None:
+        self._events.put_nowait(await self._workers.ask(address))
+
+    # --- a guest comes -------------------------------------------------------------------------
+
+    async def _serve(self, guest: Guest) -> None:
+        """Build its engine, and have it hold whatever is the newest version."""
+        try:
+            begun_s = time.monotonic()
+            await self._engines.build(guest)
+            await self._follow(guest.name, time.monotonic() - begun_s)
+        except Exception as error:  # whatever fails concerns this guest alone
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            missed = error.limit if isinstance(error, LimitMissed) else None
+            failed = Failed(guest=guest.name, reason=reason, missed=missed)
+            if isinstance(error, ActorLost | EngineLost):  # for a worker that is away is no failure
+                await self._look_and(failed)
+            else:
+                self._events.put_nowait(failed)
+
+    async def _follow(self, name: str, build_s: float) -> None:
+        """Have every version from now on, or the newest of those that come meanwhile."""
+        number = 0
+        while True:
+            number, published, running = await self._publications.newer_than(number)
+            begun_s = time.monotonic()
+            try:
+                weights = await self._engines.pull(name, published.weights)
+                pulled_s = time.monotonic()
+                await self._engines.load(name, replace(published, weights=weights), running)
+            except Exception:
+                if number == self._publications.number:
+                    raise
+                continue  # its file may have made room for a newer one
+            if number >= self._publications.dropping:
+                self._loaded[name] = number
+                took = Took(
+                    build_s=build_s,
+                    pull_s=pulled_s - begun_s,
+                    load_s=time.monotonic() - pulled_s,
+                )
+                self._events.put_nowait(
+                    Loaded(
+                        at_s=time.time(),
+                        guest=name,
+                        version=published.weights.version,
+                        took=took,
+                    )
+                )
+
+    async def _join(self, guest: Guest) -> None:
+        """Tell rounds, unless it drops what it is asked for newer weights."""
+        assert guest.version is not None, "it has loaded one"
+        devices = shown_devices(guest.worker, guest.devices)
+        told = GuestTold(name=guest.name, kind="joined", version=guest.version, devices=devices)
+        took = guest.took
+        async with self._telling:
+            if self._loaded[guest.name] < self._publications.dropping:
+                return
+            logger.info(
+                "guest=%s joined version=%d build_s=%.1f pull_s=%.2f load_s=%.2f",
+                *(guest.name, guest.version, took.build_s, took.pull_s, took.load_s),
+            )
+            self._told.add(guest.name)
+            await self._try_to_tell(told)
+
+    # --- a guest goes --------------------------------------------------------------------------
+
+    async def _drain(self, guest: Guest) -> None:
+        logger.info("guest=%s leaves: %s", guest.name, guest.reason)
+        self._told.discard(guest.name)
+        await self._try_to_tell(GuestTold(name=guest.name, kind="leaving", reason=guest.reason))
+        self._serving.pop(guest.name).cancel()
+        self._serving[guest.name] = asyncio.create_task(self._empty(guest.name))
+
+    async def _empty(self, name: str) -> None:
+        """Look until it runs nothing any more."""
+        num_empty = 0
+        while num_empty < EMPTY_LOOKS:
+            await asyncio.sleep(LOOK_S)
+            num_empty = num_empty + 1 if await self._engines.is_empty(name) else 0
+        self._events.put_nowait(Emptied(guest=name))
+
+    async def _forget(self, guest: Guest) -> None:
+        logger.warning("guest=%s gone: %s", guest.name, guest.reason)
+        self._serving.pop(guest.name).cancel()
+        async with self._telling:
+            await self._withdraw(guest.name, guest.reason)
+        self._spawn(self._engines.discard(guest.name))
+
+    async def _withdraw(self, name: str, reason: str) -> None:
+        self._told.discard(name)
+        await self._try_to_tell(GuestTold(name=name, kind="gone", reason=reason))
+
+    async def _try_to_tell(self, told: GuestTold) -> None:
+        """Without a buffer there is no round; after it is made anew the weights are published, and
+        whoever has them is told again."""
+        try:
+            await self._tell(told)
+        except (ActorLost, TimeoutError) as error:
+            logger.warning("guest=%s kind=%s not told: %s", told.name, told.kind, error)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("guests are not looked after: %s", task.exception())

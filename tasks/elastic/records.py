@@ -1,0 +1,35 @@
+"""What is known of guests on either side: of the run, for whoever builds their engines; of them,
+for rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks.elastic.guest_config import GuestConfig
+from tasks.engines.choice import EngineConfig
+from tasks.learner.weight_sync import GateConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestRun:
+    """The run, as far as the engines of its guests are built and checked by it."""
+
+    run_id: str  # its folder under the artifact root
+    model_path: str  # where the run has the model
+    engine: EngineConfig  # the rollout engines
+    seed: int
+    gate: GateConfig  # the comparison after every load
+    probes: tuple[tuple[int, ...], ...]  # what the gate asks; empty switches it off
+    guests: GuestConfig  # how long each part may take, and how many there may be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestTold:
+    """What rounds are told of a guest."""
+
+    name: str  # of its engine
+    kind: Literal["joined", "leaving", "gone"]
+    version: int = -1  # weights that it holds; told where it joined, like its devices
+    devices: tuple[str, ...] = ()  # that it works on
+    reason: str = ""  # why it is gone

@@ -1,0 +1,238 @@
+"""Pulling a version: from the origin or a peer, resumed where it broke, every shard verified.
+
+    manifest ◀── origin
+    shards   ◀── origin or peer ── hash while receiving ──▶ FOLDER/NAME/file, marked one by one
+
+What an earlier attempt left in the folder is kept where it is right. A shard that comes wrong is
+fetched once more, from the origin, and then refused. The manifest comes from the origin alone, so
+that no peer can pass off other weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blake3 import blake3
+
+from artifacts.records import WeightsRef
+from artifacts.weight_deltas import decode
+from artifacts.weight_shards import Manifest, Shard, from_json, read_shard, right_shards
+from tasks.elastic.weights.held import HeldVersion
+from tasks.elastic.weights.sources import Sources
+from tasks.elastic.weights.transfer import Connection, Lane, TransferBroken, WeightsRefused
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS = 2  # one receives while the other hashes
+PAUSE_S = 0.2  # before the origin is asked again that did not answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """What a guest is told to pull."""
+
+    origin: str  # http://ADDRESS:PORT of the trainer's weight server
+    name: str  # the version's number, or MODEL for the folder that the run started from
+    token: str = field(repr=False)  # the run's
+    deadline_s: float  # for all of it
+    receiver: str  # the guest's name
+
+
+Serve = Callable[[HeldVersion], int]  # serves a version on while it comes; returns its port
+
+
+def pull(order: Pull, folder: Path) -> WeightsRef:
+    """Have a version in `folder`/NAME, whole and verified. Blocks for deadline_s at most.
+
+    Raises WeightsRefused when it is not to be had (no right, gone, corrupted twice, no room),
+    TimeoutError after deadline_s.
+    """
+    version = fetch(order, folder)
+    return version.manifest.local(version.folder)
+
+
+def fetch(
+    order: Pull, folder: Path, serve: Serve | None = None, older: HeldVersion | None = None
+) -> HeldVersion:
+    """The same, served on while it comes. older: a version that is here, to which the new one may
+    be told as a difference."""
+    clock = _Deadline(order)
+    manifest = _manifest(order, clock)
+    version = HeldVersion(manifest, folder / order.name, _prepared(manifest, folder / order.name))
+    if version.missing:
+        port = serve(version) if serve else None
+        _Transfer(order, version, port, clock, older).run()
+    return version
+
+
+class _Deadline:
+    """What is left of the time for one pull."""
+
+    def __init__(self, order: Pull) -> None:
+        self._order = order
+        self.end_s = time.monotonic() + order.deadline_s
+
+    def check(self, there: Callable[[], str]) -> None:
+        """Raises TimeoutError when the time is over. there: how far the pull has come."""
+        if time.monotonic() >= self.end_s:
+            raise TimeoutError(
+                f"version {self._order.name} did not come from {self._order.origin} within"
+                f" {self._order.deadline_s:.0f} s: {there()}"
+            )
+
+
+def _manifest(order: Pull, clock: _Deadline) -> Manifest:
+    """The origin's. Asks again while it does not answer."""
+    while True:
+        try:
+            with closing(Connection(order.origin, order.token, clock.end_s)) as connection:
+                manifest = from_json(connection.ask("GET", f"/versions/{order.name}"))
+        except TransferBroken as error:
+            clock.check(error.__str__)
+            time.sleep(PAUSE_S)
+            continue
+        if manifest.name != order.name:
+            raise WeightsRefused(f"{order.origin} gave version {manifest.name} for {order.name}")
+        return manifest
+
+
+def _prepared(manifest: Manifest, folder: Path) -> frozenset[int]:
+    """Make the files, of their full size; the shards that an earlier attempt left there."""
+    was_there = folder.is_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if not was_there and free < manifest.num_bytes:
+        raise WeightsRefused(
+            f"version {manifest.name} needs {manifest.num_bytes} bytes in {folder}, {free} are"
+            " free; make room, or pull into another folder"
+        )
+    for name, size in manifest.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.truncate(path, size)
+    return right_shards(manifest, folder) if was_there else frozenset()
+
+
+class _Transfer:
+    """The missing shards of one version, on their way over a few connections."""
+
+    def __init__(
+        self,
+        order: Pull,
+        version: HeldVersion,
+        port: int | None,
+        clock: _Deadline,
+        older: HeldVersion | None,
+    ) -> None:
+        self._order = order
+        self._version = version
+        self._sources = Sources(
+            order.origin, order.token, order.name, order.receiver, port, clock.end_s
+        )
+        self._clock = clock
+        self._left = deque(version.missing)
+        resembles = older is not None and version.manifest.resembles(older.manifest)
+        self._older = older if resembles else None
+
+    def run(self) -> None:
+        """Return when all are there and right."""
+        self._sources.find()
+        with ThreadPoolExecutor(CONNECTIONS, "weights") as threads:
+            lanes = [threads.submit(self._lane) for _ in range(CONNECTIONS)]
+        for lane in lanes:
+            lane.result()
+        self._sources.complete()
+
+    def _lane(self) -> None:
+        """Shard after shard over one connection at a time. Where one fails the others end, too."""
+        try:
+            with closing(Lane(self._order.token, self._clock.end_s)) as lane:
+                while (index := self._next()) is not None:
+                    self._fetch(index, lane)
+        except BaseException:
+            self._left.clear()
+            raise
+
+    def _next(self) -> int | None:
+        with suppress(IndexError):  # the other thread has taken the last one
+            return self._left.popleft()
+        return None
+
+    def _fetch(self, index: int, lane: Lane) -> None:
+        shard = self._version.manifest.shards[index]
+        older = self._older  # another lane may find that it cannot be had
+        if older is not None and self._decoded(index, lane, older):
+            self._version.mark(index)
+            return
+        came = self._received(shard, lane, lambda: self._sources.current)
+        if came != shard.blake3:
+            self._sources.give_up(lane.url, f"its bytes of {shard.file} were wrong")
+            came = self._received(shard, lane, lambda: self._order.origin)
+        if came != shard.blake3:
+            raise WeightsRefused(
+                f"bytes {shard.offset} to {shard.end} of {shard.file}, version"
+                f" {self._order.name}, must have BLAKE3 {shard.blake3}, they came twice with"
+                f" another, at last {came} from {self._order.origin}; check the link and the file"
+                " there"
+            )
+        self._version.mark(index)
+
+    def _decoded(self, index: int, lane: Lane, older: HeldVersion) -> bool:
+        """Whether the shard came as a difference. Where one does not, no other is asked for."""
+        shard = self._version.manifest.shards[index]
+        path = f"/versions/{self._order.name}/since/{older.manifest.name}/{index}"
+        try:
+            sent = lane.to(self._sources.current).ask("GET", path)
+            came = decode(sent, read_shard(older.folder, older.manifest.shards[index]))
+        except (TransferBroken, ValueError, FileNotFoundError) as error:
+            logger.info("pulling whole shards of version=%s: %s", self._order.name, error)
+            self._older = None
+            return False
+        self._check_time()
+        if blake3(came).hexdigest() != shard.blake3:
+            self._older = None
+            return False
+        with open(self._version.folder / shard.file, "r+b") as file:
+            file.seek(shard.offset)
+            file.write(came)
+        return True
+
+    def _received(self, shard: Shard, lane: Lane, source: Callable[[], str]) -> str:
+        """The BLAKE3 of what came and was written. A broken transfer goes on where it broke."""
+        total, done = blake3(), 0
+        with open(self._version.folder / shard.file, "r+b") as file:
+            file.seek(shard.offset)
+            while done < shard.size:
+                connection = lane.to(source())
+                try:
+                    with closing(connection.receive(self._order.name, shard, done)) as blocks:
+                        for block in blocks:
+                            total.update(block)
+                            file.write(block)
+                            done += len(block)
+                            self._check_time()
+                except TransferBroken as error:
+                    self._check_time()
+                    if not self._sources.give_up(connection.url, str(error)):
+                        time.sleep(PAUSE_S)
+                except WeightsRefused as error:
+                    if not self._sources.give_up(connection.url, str(error)):
+                        raise
+        return total.hexdigest()
+
+    def _check_time(self) -> None:
+        self._clock.check(self._progress)
+
+    def _progress(self) -> str:
+        total = len(self._version.manifest.shards)
+        return f"{total - len(self._version.missing)} of {total} shards are there"

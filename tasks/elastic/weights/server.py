@@ -1,0 +1,239 @@
+"""Weights over HTTP: byte ranges of immutable versions, for who proves to know the token.
+
+    GET  /versions/NAME             the manifest
+    GET  /versions/NAME/FILE        bytes of a file (Range); those not there yet are waited for
+    GET  /versions/NAME/since/OLDER/INDEX   a shard as its difference, where the config allows it
+    POST /versions/NAME/source      who asks says where it serves; whom to pull from is answered
+    POST /versions/NAME/complete    who asks has every shard
+
+The trainer runs one, and so does every guest that passes versions on. It has an event loop in a
+thread of its own: the system copies the bytes (sendfile), the interpreter hardly works for it.
+Nothing that comes in is unpickled: it is JSON, checked. Leaves out encryption.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from pathlib import Path
+
+from aiohttp import web
+
+from artifacts.records import WeightsRef
+from artifacts.reports.knocks import Knock
+from artifacts.weight_deltas import encode
+from artifacts.weight_shards import MODEL, describe, describe_model, read_shard, to_json
+from tasks.elastic.weights.access import Access
+from tasks.elastic.weights.asking import Asked, asked_from, origin_url
+from tasks.elastic.weights.held import HeldVersion
+from tasks.elastic.weights.request_proof import SCHEME, Ask
+from tasks.elastic.weights.weight_config import WeightServerConfig
+
+KEPT_VERSIONS = 2  # as the learner does, which writes the next one over the one before them
+SHARD_WAIT_S = 4.0  # for a shard that has not come yet; who asks tries elsewhere afterwards
+END_S = 2.0  # for what is being sent when the server closes
+_MOST_BODY_BYTES = 64 << 10
+_PROOF_NEEDED = {"WWW-Authenticate": SCHEME}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class WeightServer:
+    """Serves the last two versions that were published, and the model's folder."""
+
+    def __init__(self, config: WeightServerConfig, token: str) -> None:
+        """token: the run's."""
+        self._config = config
+        self._access = Access(token, config.allowed_senders)
+        self._held: Mapping[str, HeldVersion] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="weight-server", daemon=True
+        )
+        self._runner: web.AppRunner | None = None
+        self.port = 0  # known once it has started, as is the address
+        self.url = ""
+
+    @property
+    def knocks(self) -> tuple[Knock, ...]:
+        """Who asked without a right, last first."""
+        return self._access.knocks
+
+    async def start(self) -> None:
+        """Bind and serve. Raises OSError where the address is not this machine's or taken."""
+        self._thread.start()
+        await self._in_thread(self._start())
+
+    async def close(self) -> None:
+        """Stop serving. Once; of a server that was never started it does nothing."""
+        if not self._thread.is_alive():
+            return
+        await self._in_thread(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
+        self._loop.close()
+
+    async def publish(self, weights: WeightsRef) -> None:
+        """Serve this version and the one before it from where they lie; older ones are gone."""
+        manifest = await asyncio.to_thread(describe, weights)
+        self.hold(HeldVersion(manifest, Path(weights.path).parent, range(len(manifest.shards))))
+
+    async def publish_model(self, folder: Path) -> None:
+        """Serve the model's folder, always."""
+        manifest = await asyncio.to_thread(describe_model, folder)
+        self.hold(HeldVersion(manifest, folder, range(len(manifest.shards))))
+
+    def hold(self, version: HeldVersion) -> None:
+        """Serve what there is of this version, from now on. Later ones are gone: a run that begins
+        a step again makes them anew."""
+        held = {**self._held, version.manifest.name: version}
+        kept = {MODEL, *kept_beside(version.manifest.name, held)}
+        self._held = {name: held[name] for name in held if name in kept}
+
+    def forget(self, receiver: str) -> None:
+        """This guest is gone: nobody is sent to it any more."""
+        for version in tuple(self._held.values()):
+            self._loop.call_soon_threadsafe(version.fan_out.forget, receiver)
+
+    async def _in_thread(self, work: Awaitable[None]) -> None:
+        async def done() -> None:
+            await work
+
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(done(), self._loop))
+
+    async def _start(self) -> None:
+        app = web.Application(middlewares=[self._guard], client_max_size=_MOST_BODY_BYTES)
+        app.add_routes(
+            [
+                web.get("/versions/{name}", self._manifest),
+                web.get("/versions/{name}/since/{older}/{index:[0-9]+}", self._difference),
+                web.get("/versions/{name}/{file:.+}", self._bytes),
+                web.post("/versions/{name}/source", self._source),
+                web.post("/versions/{name}/complete", self._complete),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._config.host, self._config.port).start()
+        address, self.port = self._runner.addresses[0][:2]
+        self.url = origin_url(address, self.port)
+
+    async def _close(self) -> None:
+        assert self._runner is not None, "a server closes after it has started"
+        with suppress(TimeoutError):
+            await self._runner.cleanup()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Every request, known path or not, passes here first."""
+        status = self._access.barred(request.remote or "")
+        if status is None:
+            authorization = request.headers.get("Authorization")
+            status = self._access.refused(await _ask(request), authorization)
+        if status is None:
+            return await handler(request)
+        headers = _PROOF_NEEDED if status is HTTPStatus.UNAUTHORIZED else {}
+        return web.Response(status=status, headers=headers, text=f"{status.phrase}\n")
+
+    async def _manifest(self, request: web.Request) -> web.Response:
+        sent = to_json(self._version(request).manifest)
+        return web.Response(body=sent, content_type="application/json")
+
+    async def _bytes(self, request: web.Request) -> web.StreamResponse:
+        version, file = self._version(request), request.match_info["file"]
+        size = version.manifest.files.get(file)
+        if size is None:
+            raise web.HTTPNotFound(text=f"version {version.manifest.name} has no file {file}")
+        try:
+            wanted = request.http_range
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
+        start, end, _ = wanted.indices(size)
+        await _arrived(version, file, start, end)
+        if not (version.folder / file).is_file():
+            raise web.HTTPGone(text=self._gone(version.manifest.name))
+        return web.FileResponse(version.folder / file)
+
+    async def _difference(self, request: web.Request) -> web.Response:
+        version, index = self._version(request), int(request.match_info["index"])
+        older = self._held.get(request.match_info["older"])
+        shards = version.manifest.shards
+        is_there = older is not None and version.manifest.resembles(older.manifest)
+        if not self._config.deltas or older is None or not is_there or index >= len(shards):
+            raise web.HTTPNotFound(text="this version is not told as a difference to that one")
+        for held in (version, older):
+            shard = held.manifest.shards[index]
+            await _arrived(held, shard.file, shard.offset, shard.end)
+        try:
+            return web.Response(body=await asyncio.to_thread(_encoded, version, older, index))
+        except OSError:
+            raise web.HTTPGone(text=self._gone(older.manifest.name)) from None
+
+    async def _source(self, request: web.Request) -> web.Response:
+        version, asked = self._version(request), await _asked(request)
+        url = None if asked.port is None else origin_url(request.remote or "", asked.port)
+        source = version.fan_out.source(asked.receiver, url, asked.failed)
+        return web.json_response({"source": source})
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        version, asked = self._version(request), await _asked(request)
+        version.fan_out.complete(asked.receiver)
+        return web.Response(status=HTTPStatus.NO_CONTENT)
+
+    def _version(self, request: web.Request) -> HeldVersion:
+        name = request.match_info["name"]
+        held = self._held.get(name)
+        if held is not None:
+            return held
+        if name.isdecimal() and any(int(kept) > int(name) for kept in self._numbered):
+            raise web.HTTPGone(text=self._gone(name))
+        raise web.HTTPNotFound(text=f"version {name} has not been published here")
+
+    @property
+    def _numbered(self) -> list[str]:
+        return sorted((name for name in self._held if name != MODEL), key=int)
+
+    def _gone(self, name: str) -> str:
+        kept = " and ".join(self._numbered[-KEPT_VERSIONS:])
+        return f"version {name} is gone, {kept} are kept; pull the last one"
+
+
+def kept_beside(name: str, names: Iterable[str]) -> list[str]:
+    """Of these names of versions, those that are kept when this one has come: it and the last one
+    before it, or the last two when it is the model's."""
+    numbered = sorted((other for other in names if other != MODEL), key=int)
+    if name != MODEL:
+        numbered = [other for other in numbered if int(other) <= int(name)]
+    return numbered[-KEPT_VERSIONS:]
+
+
+async def _arrived(version: HeldVersion, file: str, start: int, end: int) -> None:
+    try:
+        await version.wait_for(file, start, end, SHARD_WAIT_S)
+    except TimeoutError:
+        raise web.HTTPServiceUnavailable(text="these bytes have not come yet") from None
+
+
+def _encoded(version: HeldVersion, older: HeldVersion, index: int) -> bytes:
+    new, old = (read_shard(held.folder, held.manifest.shards[index]) for held in (version, older))
+    return encode(new, old)
+
+
+async def _ask(request: web.Request) -> Ask:
+    return Ask(
+        method=request.method,
+        path=request.raw_path,
+        ranges=request.headers.get("Range", ""),
+        body=await request.read(),
+        sender=request.remote or "",
+    )
+
+
+async def _asked(request: web.Request) -> Asked:
+    try:
+        return asked_from(await request.read())
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=str(error)) from None

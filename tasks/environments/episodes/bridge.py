@@ -1,0 +1,201 @@
+"""The bridge: the tokens between what a model said and what it says next, which nobody samples.
+
+    head │ bridge  action │ bridge  action │ bridge ...
+           given   sampled  given   sampled
+
+    bridge of a ChatML model, after an action that ended with its own <|im_end|>:
+           "\\n<|im_start|>user\\n" + observation + "<|im_end|>\\n<|im_start|>assistant\\n"
+
+Sampled ids do not survive decoding and encoding: of a small model's turns one or two in a hundred
+come back as other ids. So a later prompt is never made from text: it is all ids so far and a
+bridge. The bridge is read off the chat template, with markers in the places of observations and
+actions, and the template must allow it: with one more turn it says what it said before, and
+something after it. A template that does so but for the thoughts of earlier turns has the history
+written anew (`rewriting`); any other that changes what it said is refused.
+
+A template that only concatenates has no bridge but the observation: the end token of each action
+stays between the turns. Without a template messages stand a blank line apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from artifacts.datasets.rows import Message
+from tasks.engines.model_files import read_stop_ids, read_tokenizer
+from tasks.environments.episodes.control_tokens import Controls, Encode, controls_of, ids_of, pieces
+from tasks.environments.episodes.rewriting import Exchange, Rewriting
+from tasks.environments.episodes.written_episode import (
+    ACTIONS,
+    CURE,
+    OBSERVATIONS,
+    THOUGHTS,
+    keeps_thoughts,
+    rendering_of,
+    write_episode,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Given(NamedTuple):
+    """What stands in front of an action."""
+
+    token_ids: tuple[int, ...]
+    starts_over: bool  # whether they are the whole history behind the head, and extend nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What stands around an observation, up to where the model begins to speak."""
+
+    before: tuple[int, ...]  # token ids up to the last control token in front of it
+    lead: str  # plain text between those and the observation, encoded together with it
+    trail: str  # plain text between it and the next control token, likewise
+    after: tuple[int, ...]  # token ids from that control token on
+
+    def ids(self, observation: str, encode: Encode) -> tuple[int, ...]:
+        return (*self.before, *encode(self.lead + observation + self.trail), *self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """Makes the tokens between turns, for one model and one head."""
+
+    head: tuple[int, ...]  # token ids of what every episode begins with
+    stop_ids: frozenset[int]  # tokens that end an action
+    _end: int  # what an action ends with that was cut
+    _first: Opening  # around the first observation, after the head
+    _next: Opening  # around a later one, after an action and its end token
+    _encode: Encode  # of text in which nothing is a control token
+    _decode: Callable[[Sequence[int]], str]
+    rewriting: Rewriting | None = None  # of a template that takes thoughts out of earlier turns
+
+    def given(self, path: Sequence[int], said: Sequence[Exchange], observation: str) -> Given:
+        """What the model reads before its next action. path: the ids after the head so far, since
+        the history was written anew the last time; said: all that was said in the episode."""
+        if not said:
+            return Given(self.first(observation), starts_over=False)
+        if self.rewriting is None:
+            return Given(self.next(observation, path[-1]), starts_over=False)
+        history = self.rewriting.history(said, observation)
+        if history[: len(path)] == tuple(path):
+            return Given(history[len(path) :], starts_over=False)
+        return Given(history, starts_over=True)
+
+    def first(self, observation: str) -> tuple[int, ...]:
+        """The ids from the head's end to the first action."""
+        return self._first.ids(observation, self._encode)
+
+    def next(self, observation: str, last_id: int) -> tuple[int, ...]:
+        """The ids from an action's end to the next action. last_id: the action's last token; one
+        that ends nothing was cut, and is ended here, by a token that nobody sampled."""
+        end = () if last_id in self.stop_ids else (self._end,)
+        return (*end, *self._next.ids(observation, self._encode))
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Token ids as text, without control tokens."""
+        return self._decode(token_ids)
+
+
+def read_bridge(model_path: str, head: Sequence[Message]) -> Bridge:
+    """The bridge of the model in this directory, with a tokenizer of its own: encoding text without
+    control tokens is a setting of the whole tokenizer. ValueError as `make_bridge`."""
+    tokenizer = read_tokenizer(model_path)
+    return make_bridge(tokenizer, read_stop_ids(model_path, tokenizer), head, model_path)
+
+
+def make_bridge(
+    tokenizer: PreTrainedTokenizerBase,
+    stop_ids: Sequence[int],
+    head: Sequence[Message],
+    model: str,
+) -> Bridge:
+    """The bridge that the tokenizer's chat template gives. ValueError when the template changes
+    what it said, thoughts apart, or when the head has no token; model: its name in the sentence."""
+    render, controls = rendering_of(tokenizer), controls_of(tokenizer)
+    written = write_episode(render, head, controls, model)
+    ids = tuple(tokenizer.encode(written.head, add_special_tokens=not tokenizer.chat_template))
+    if not ids:
+        raise ValueError(
+            f"an episode must begin with a token at least, the head of an environment has none for"
+            f" the model {model}; have its head say something"
+        )
+
+    def encode(text: str) -> tuple[int, ...]:
+        plain = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return tuple(plain)
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    end, after = _end_of(written.next, controls, stop_ids)
+    rewriting = Rewriting(
+        head=tuple(head), num_head_ids=len(ids), render=render, controls=controls, encode=encode
+    )
+    bridge = Bridge(
+        ids,
+        frozenset(stop_ids),
+        int(tokenizer.eos_token_id) if end is None else end,
+        _opening(written.first, OBSERVATIONS[0], controls, encode),
+        _opening(after, OBSERVATIONS[1], controls, encode),
+        encode,
+        decode,
+        None if keeps_thoughts(render, head, controls) else rewriting,
+    )
+    whole = tuple(tokenizer.encode(written.whole, add_special_tokens=False))
+    if not (end is None or _is_within(bridge, whole)) or not _rewrites_within(bridge, whole):
+        raise ValueError(
+            "a model that plays episodes must have a tokenizer that writes a turn alike by itself"
+            f" and within a chat, {model}'s does not; {CURE}"
+        )
+    return bridge
+
+
+# --- from text to ids --------------------------------------------------------------------------
+
+
+def _opening(text: str, marker: str, controls: Controls, encode: Encode) -> Opening:
+    """The template's text around the marker of an observation."""
+
+    before, _, after = text.partition(marker)
+    *in_front, lead = pieces(before, controls)
+    trail, *behind = pieces(after, controls)
+    return Opening(
+        before=ids_of(in_front, controls, encode),
+        lead=lead,
+        trail=trail,
+        after=ids_of(behind, controls, encode),
+    )
+
+
+def _end_of(after: str, controls: Controls, stop_ids: Sequence[int]) -> tuple[int | None, str]:
+    """The end token that the template writes after an action, None where it writes none, and what
+    follows it. after: what follows the action."""
+    plain, *behind = pieces(after, controls)
+    if not plain and behind and controls[behind[0]] in stop_ids:
+        return controls[behind[0]], after.removeprefix(behind[0])
+    return None, after
+
+
+def _is_within(bridge: Bridge, whole: tuple[int, ...]) -> bool:
+    """Whether the tokenizer writes head and bridges as it writes them within a whole episode."""
+    start = (*bridge.head, *bridge.first(OBSERVATIONS[0]))
+    end = bridge.next(OBSERVATIONS[1], last_id=-1)
+    return whole[: len(start)] == start and whole[-len(end) :] == end
+
+
+def _rewrites_within(bridge: Bridge, whole: tuple[int, ...]) -> bool:
+    """Whether histories, if they are written anew, are those of a whole episode, behind the same
+    head."""
+    rewriting = bridge.rewriting
+    if rewriting is None:
+        return True
+    plain, thoughtful = (
+        rewriting.ids([(OBSERVATIONS[0], action)], OBSERVATIONS[1])
+        for action in (ACTIONS[0], THOUGHTS[0])
+    )
+    return plain == whole and thoughtful[: len(bridge.head)] == bridge.head

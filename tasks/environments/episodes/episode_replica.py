@@ -1,0 +1,223 @@
+"""An engine that plays episodes: a Replica around a Replica.
+
+    submit ─▶ request with an environment ─▶ a `Play` each ─▶ turns ─▶ `TurnDesk` ─▶ inner replica
+           └▶ any other ─────────────────────────────────────────────────▶ inner replica
+    collect ◀─ whole episodes, stopped ones, and what the inner replica has for others
+
+Whoever drives engines sees ordinary requests and responses. The inner engine sees turns, each a
+request by itself, so that an episode holds none of its slots while its environment thinks: how many
+episodes there are is up to who submits them, how many turns decode together to the inner engine.
+
+Weights that are loaded meanwhile concern turns. DROP ends every episode with its environment.
+INTERRUPT and KEEP let turns and episodes go on. DRAIN finishes the turns, not the episodes: what
+they say afterwards is of the new version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from artifacts.new_tokens import News
+from artifacts.records import Generated, Request, Running, WeightsRef
+from artifacts.turn_log import TurnLog
+from tasks.engines.admission import check_room
+from tasks.engines.base import Attestation, EngineLost, EngineStats, Replica
+from tasks.engines.mailbox import Mailbox
+from tasks.environments.base import EnvironmentHosts, EnvironmentSettings
+from tasks.environments.episodes.bridge import Bridge
+from tasks.environments.episodes.episode_config import EpisodeConfig
+from tasks.environments.episodes.play import Means, Play
+from tasks.environments.episodes.turn_desk import TurnDesk
+
+
+class EpisodeReplica(Replica):
+    """Belongs to one event loop."""
+
+    def __init__(
+        self,
+        inner: Replica,
+        hosts: EnvironmentHosts,
+        environments: Mapping[str, EnvironmentSettings],
+        bridges: Mapping[str, Bridge],
+        config: EpisodeConfig,
+        max_model_len: int,
+        clock: Callable[[], float] = time.time,
+        log: TurnLog | None = None,
+    ) -> None:
+        """environments, bridges: by domain. max_model_len: of the inner replica. clock: of the
+        inner replica's times. log: where the turns of running episodes are kept, if anywhere."""
+        self.name = inner.name
+        self._inner = inner
+        self._hosts = hosts
+        self._max_model_len = max_model_len
+        self._done = Mailbox[News]()
+        self._desk = TurnDesk(inner, self._done.put, self._lose)
+        self._lost: EngineLost | ValueError | None = None
+        self._log = log
+        self._plays: dict[str, tuple[Play, asyncio.Task[Generated]]] = {}  # by response id
+        self._means = {
+            domain: Means(
+                engine=inner.name,
+                ask=self._desk.turn,
+                settings=settings,
+                hosts=hosts,
+                bridge=bridges[domain],
+                config=config,
+                clock=clock,
+                write=log.write if log is not None else _forget,
+            )
+            for domain, settings in environments.items()
+        }
+
+    async def submit(self, requests: Sequence[Request]) -> None:
+        """Raises ValueError, and takes none, when one is unfit."""
+        self._check_alive()
+        episodes = [request for request in requests if request.environment]
+        self._check(episodes)
+        plain = [request for request in requests if not request.environment]
+        if plain:
+            await self._desk.pass_on(plain)
+        for request in episodes:
+            play = Play(request, self._means[request.environment])
+            task = asyncio.create_task(play.run())
+            self._plays[request.response_id] = (play, task)
+            task.add_done_callback(partial(self._ended, play))
+
+    async def collect(self, wait_s: float) -> list[News]:
+        self._check_alive()
+        done = await self._done.take(wait_s)
+        self._check_alive()
+        return done
+
+    async def abort(self, response_ids: Sequence[str]) -> None:
+        """An episode in the engine is stopped there; one that waits for its environment ends with
+        what it has, and its environment is killed."""
+        self._check_alive()
+        if not response_ids:
+            self._done.wake()
+        in_engine: list[str] = []
+        for name in response_ids:
+            play, task = self._plays.get(name, (None, None))
+            if play is None or task is None:
+                in_engine.append(name)  # no episode, or over
+            elif not play.is_stopped:
+                play.is_stopped = True
+                if play.is_asking:
+                    in_engine.append(name)
+                else:
+                    task.cancel()
+        await self._desk.abort(in_engine)
+
+    async def load_weights(
+        self,
+        weights: WeightsRef,
+        probes: Sequence[tuple[int, ...]],
+        running: Running = Running.DROP,
+    ) -> Attestation:
+        self._check_alive()
+        if running is Running.DROP:
+            await self._drop()
+        load = self._inner.load_weights(weights, probes, running)
+        attestation, _ = await asyncio.gather(load, self._hosts.warm())
+        return attestation
+
+    async def stats(self) -> EngineStats:
+        """The inner replica's; the progress of an episode is what it holds, given tokens included,
+        wherever it is."""
+        self._check_alive()
+        reading = await self._inner.stats()
+        begun = {
+            name: play.so_far.num_held + reading.progress.get(name, 0) * play.is_asking
+            for name, (play, _) in self._plays.items()
+        }
+        return replace(reading, progress={**reading.progress, **begun})
+
+    async def rest(self) -> None:
+        await self._inner.rest()
+
+    def close(self) -> None:
+        self._lose(EngineLost(f"{self.name} was closed"))
+        self._hosts.close()
+        self._inner.close()
+        if self._log is not None:
+            self._log.close()
+
+    # --- episodes ------------------------------------------------------------------------------
+
+    def _ended(self, play: Play, task: asyncio.Task[Generated]) -> None:
+        """Hand back what became of an episode. A task that is cancelled was stopped, or is nobody's
+        any more."""
+        name = play.request.response_id
+        del self._plays[name]
+        if task.cancelled():
+            if play.is_stopped and self._lost is None:
+                self._done.put(play.generated())
+            return
+        error = task.exception()
+        if error is None:
+            self._done.put(task.result())
+        elif isinstance(error, ValueError):  # an environment that cannot work, with the cure
+            self._lose(error)
+        else:  # a fault of ours, or of the hosts
+            cause = "".join(traceback.format_exception(error))
+            self._lose(EngineLost(f"the episode {name} died of {type(error).__name__}\n{cause}"))
+
+    async def _drop(self) -> None:
+        """End every episode with its environment, and forget what nobody has collected."""
+        await self._desk.clear()
+        plays = dict(self._plays)
+        for play, task in plays.values():
+            play.is_stopped = False  # nobody waits for it any more
+            task.cancel()
+        await asyncio.gather(*(task for _, task in plays.values()), return_exceptions=True)
+        await asyncio.gather(
+            *map(self._hosts.end, plays)
+        )  # where a second stop broke off the first
+        self._done.drop()
+
+    def _lose(self, error: EngineLost | ValueError) -> None:
+        """Nothing can go on: callers hear of it, environments are ended."""
+        self._lost = self._lost or error
+        self._desk.close()
+        for _, task in self._plays.values():
+            task.cancel()
+        self._done.drop()
+
+    def _check_alive(self) -> None:
+        if self._lost is not None:
+            raise type(self._lost)(str(self._lost))
+
+    def _check(self, episodes: Sequence[Request]) -> None:
+        """ValueError for the first that cannot be played."""
+        seen = {*self._plays}
+        for request in episodes:
+            name = request.response_id
+            check_room(request, self._max_model_len)
+            if request.environment not in self._means:
+                raise ValueError(
+                    f"an episode needs an environment of the run, {name} asks for"
+                    f" {request.environment!r}, known are {', '.join(self._means)}; add it to"
+                    " environments"
+                )
+            if name in seen:
+                raise ValueError(
+                    f"a response may be submitted once at a time, got {name} twice; abort it first"
+                )
+            kept = request.kept_episode.turns if request.kept_episode is not None else ()
+            num_tokens = sum(turn.num_tokens for turn in kept)
+            if num_tokens != len(request.kept_tokens) or num_tokens > request.max_new_tokens:
+                raise ValueError(
+                    "the kept tokens of an episode must be those of its kept turns, and at most"
+                    f" max_new_tokens ({request.max_new_tokens}), {name} has"
+                    f" {len(request.kept_tokens)} and {num_tokens}; take all from one Generated"
+                )
+            seen.add(name)
+
+
+def _forget(generated: Generated, num_written: int) -> None:
+    """Keeps nothing."""

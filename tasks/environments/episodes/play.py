@@ -1,0 +1,258 @@
+"""One episode, played from its first observation to its end.
+
+    reset ─▶ ┌ bridge ─▶ action (the engine) ─▶ answer (the environment) ┐ ─▶ Generated
+             └──────────────── the next observation ◀────────────────────┘
+
+An episode that was begun elsewhere, or whose environment was lost with its worker, goes on from
+where it was (`led_environment`), or begins again. Every token of it keeps its log-probability and
+its version; an action that was stopped half-way goes on.
+
+After every answer of the environment the episode is written down, so that it outlives its engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from artifacts.episodes import Ending
+from artifacts.records import Generated, Request
+from tasks.environments.base import (
+    EnvironmentFailed,
+    EnvironmentHosts,
+    EnvironmentLost,
+    EnvironmentSettings,
+    Transition,
+)
+from tasks.environments.episodes.bridge import Bridge
+from tasks.environments.episodes.episode import EpisodeSoFar
+from tasks.environments.episodes.episode_config import EpisodeConfig
+from tasks.environments.episodes.episode_end import STOPPED, End
+from tasks.environments.episodes.led_environment import LedEnvironment
+from tasks.scheduling.seeds import derive_seed
+
+logger = logging.getLogger(__name__)
+
+MAX_LOST = 3  # environments that an episode may lose with their workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What the episodes of an environment are played with."""
+
+    engine: str  # name of the replica
+    ask: Callable[[Request], Awaitable[Generated]]  # has the engine speak in a turn
+    settings: EnvironmentSettings  # of the environment
+    hosts: EnvironmentHosts  # where it steps
+    bridge: Bridge  # between the model's turns
+    config: EpisodeConfig  # bounds
+    # keeps an episode, of which so many turns have been kept before
+    write: Callable[[Generated, int], None]
+    clock: Callable[[], float]  # Unix seconds, or virtual ones under simulation
+
+
+class Play:
+    """One episode. `run` plays it; who has set `is_stopped` ends it, at the latest after the turn
+    that the engine is in."""
+
+    def __init__(self, request: Request, means: Means) -> None:
+        self.request = request
+        self.so_far = EpisodeSoFar.of(request)
+        self.is_stopped = False
+        self.is_asking = False  # whether the engine has it
+        self._means = means
+        self._name = request.response_id
+        self._submitted_s = means.clock()
+        self._begin_s: float | None = None  # of its first turn here, on the event loop's clock
+        self._first_token_s: float | None = None
+        self._environment = LedEnvironment(request, means.hosts, means.settings, means.clock)
+        self._num_written = 0  # turns
+
+    async def run(self) -> Generated:
+        """The whole episode, or what there is of it when it is stopped."""
+        kept = self.request.kept_episode
+        if kept is not None and kept.ending is not None:
+            return self.generated(End.of(kept))  # its engine was lost before it had handed it over
+        try:
+            end = await self._play()
+        except EnvironmentFailed as failure:
+            end = End(ending=failure.ending, detail=failure.detail)
+        finally:
+            self.is_asking = False
+            await self._environment.end()
+        generated = self.generated(end)
+        if end.ending is not None and not end.ending.is_failure:
+            self._means.write(generated, self._num_written)
+        return generated
+
+    async def _play(self) -> End:
+        """To the end, from where the episode was left; from there again when its environment is
+        lost."""
+        num_lost = 0
+        while True:
+            try:
+                return await self._play_on(await self._begin())
+            except EnvironmentLost as lost:
+                num_lost += 1
+                logger.warning(
+                    "episode=%s loses its worker of environments for the %d. time: %s",
+                    self._name,
+                    num_lost,
+                    lost,
+                )
+                if num_lost > MAX_LOST:
+                    raise EnvironmentFailed(
+                        Ending.CRASHED,
+                        f"its workers of environments were lost {num_lost} times, at last: {lost}",
+                    ) from lost
+
+    async def _play_on(self, observation: str) -> End:
+        """Turns, after this observation."""
+        while True:
+            if not self.so_far.awaits_answer:
+                if not self._open_turn(observation):
+                    return End(ending=Ending.TOKENS, last_observation=observation)
+                await self._act()
+                if self.is_stopped:
+                    return STOPPED
+            transition = await self._answer()
+            observation = transition.observation
+            ending = self._ending(transition)
+            if ending is not None:
+                return End(ending=ending, last_observation=observation)
+            self._write()
+
+    # --- the beginning -------------------------------------------------------------------------
+
+    async def _begin(self) -> str:
+        """Have an environment where the episode was left; what it has said there."""
+        observation = await self._environment.led_to(self.so_far)
+        if observation is None:
+            self._environment.forget(self.so_far)
+            self.so_far, self._num_written = EpisodeSoFar(), 0
+            observation = await self._environment.led_to(self.so_far)
+            assert observation is not None, "there is nothing to repeat"
+        if self._begin_s is None:
+            self._begin_s = asyncio.get_running_loop().time()
+        if self._is_half_said():
+            self.so_far = self.so_far.reopened(self._means.clock())
+        return observation
+
+    def _is_half_said(self) -> bool:
+        """Whether the last action was stopped before it ended or came to its bound."""
+        if not self.so_far.awaits_answer:
+            return False
+        last, tokens = self.so_far.turns[-1], self.so_far.token_ids
+        is_ended = tokens[-1] in self._means.bridge.stop_ids
+        return not is_ended and last.num_sampled < self._room(len(tokens) - last.num_sampled)
+
+    # --- a turn --------------------------------------------------------------------------------
+
+    def _open_turn(self, observation: str) -> bool:
+        """Whether there is room for an action after this observation. Raises EnvironmentFailed when
+        there was none from the beginning: of such an episode there is nothing to judge."""
+        if self.so_far.opened is not None:  # begun elsewhere
+            return True
+        tokens, path, said = self.so_far.token_ids, self.so_far.path, self.so_far.said
+        given, starts_over = self._means.bridge.given(path, said, observation)
+        if self._room(len(tokens) + len(given)) < 1:
+            if tokens:
+                return False
+            raise EnvironmentFailed(
+                Ending.CRASHED,
+                f"the first observation has {len(given)} tokens with what stands around it, and"
+                f" leaves no room for an action in {self.request.max_new_tokens}",
+            )
+        self.so_far = self.so_far.given(given, observation, self._means.clock(), starts_over)
+        return True
+
+    def _room(self, num_tokens: int) -> int:
+        """Tokens that an action may have after so many of the episode."""
+        return min(self._means.config.max_turn_tokens, self.request.max_new_tokens - num_tokens)
+
+    async def _act(self) -> None:
+        """Have the engine speak."""
+        opened = self.so_far.opened
+        assert opened is not None, "a turn is opened"
+        num_restarts = self.so_far.num_restarts
+        asked = replace(
+            self.request,
+            prompt_tokens=(*self.request.prompt_tokens, *self.so_far.read),
+            max_new_tokens=self._room(len(self.so_far.token_ids) + len(opened.given)),
+            # noise is a function of seed and position, and positions come back on another path
+            seed=derive_seed(self.request.seed, "path", num_restarts)
+            if num_restarts
+            else self.request.seed,
+            kept_tokens=opened.said.token_ids,
+            kept_logprobs=opened.said.logprobs,
+            kept_versions=opened.said.versions,
+            environment="",
+            episode_seed=0,
+            kept_episode=None,
+        )
+        self.is_asking = True
+        action = await self._means.ask(asked)
+        self.is_asking = False
+        if self._first_token_s is None and action.token_ids:
+            self._first_token_s = action.first_token_s
+        self.so_far = self.so_far.sampled(action, self._means.clock())
+        self.is_stopped = self.is_stopped or action.finish_reason == "aborted"
+
+    async def _answer(self) -> Transition:
+        """Have the environment answer the last action."""
+        transition = await self._environment.step(self.so_far.turns[-1].action)
+        state = self._environment.snapshot()
+        self.so_far = self.so_far.answered(transition, self._means.clock(), state)
+        return transition
+
+    def _ending(self, transition: Transition) -> Ending | None:
+        """Whether the episode is over after this, and how it ended."""
+        if transition.terminated:
+            return Ending.TERMINATED
+        if transition.truncated:
+            return Ending.TRUNCATED
+        if len(self.so_far.turns) >= self._means.settings.max_turns:
+            return Ending.TURNS
+        assert self._begin_s is not None, "a turn was taken"
+        passed_s = asyncio.get_running_loop().time() - self._begin_s
+        return Ending.TIME if passed_s > self._means.config.episode_s else None
+
+    # --- the record ----------------------------------------------------------------------------
+
+    def generated(self, end: End = STOPPED) -> Generated:
+        """The episode as far as it has come, which is over now."""
+        return replace(self._as_it_is(end), text=self._means.bridge.text(self.so_far.token_ids))
+
+    def _write(self) -> None:
+        """Keep it as far as it has come."""
+        self._means.write(self._as_it_is(STOPPED), self._num_written)
+        self._num_written = len(self.so_far.turns)
+
+    def _as_it_is(self, end: End) -> Generated:
+        """Its record, but for the text."""
+        request, so_far, now_s = self.request, self.so_far, self._means.clock()
+        episode = replace(
+            self._environment.counted,
+            turns=so_far.turns,
+            ending=end.ending,
+            detail=end.detail,
+            last_observation=end.last_observation,
+            snapshot=so_far.snapshot if end.ending is None else None,
+        )
+        return Generated(
+            prompt_id=request.prompt_id,
+            index=request.index,
+            token_ids=so_far.token_ids,
+            logprobs=so_far.logprobs,
+            versions=so_far.versions,
+            finish_reason=end.finish_reason,
+            text="",
+            engine=self._means.engine,
+            submitted_s=self._submitted_s,
+            first_token_s=now_s if self._first_token_s is None else self._first_token_s,
+            finished_s=now_s,
+            attempt=request.attempt,
+            episode=episode,
+        )

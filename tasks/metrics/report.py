@@ -1,0 +1,84 @@
+"""A step as its stages report it, and how its time is shared out among them. Pure. The figures that
+are kept of it are those of `step_metrics`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+from artifacts.records import Fate, Span
+from artifacts.reports.timeline import attributed_s, length, stage_s, within
+from tasks.learner.reports import AccumulateReport
+from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
+from tasks.rewards.report import RewardReport
+from tasks.rounds.report import RolloutReport
+from tasks.run.plan import StepPlan
+
+STAGES = ("rollout", "reward", "train", "update", "publish", "orchestration")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What every stage of a step says of itself."""
+
+    plan: StepPlan
+    rollout: RolloutReport
+    reward: RewardReport
+    gradients: GradientReport
+    policy: PolicyReport
+    published: PublishReport
+    started_s: float  # Unix seconds
+    finished_s: float  # Unix seconds
+    turn_s: float = 0.0  # Unix seconds: from when on it might train
+    held_s: float = 0.0  # that its update waited for the evaluation of the weights before it
+    # when the engines were rebuilt for this step, as "wake" of their devices
+    relayout: tuple[Span, ...] = ()
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """From when to when it went."""
+        return self.started_s, self.finished_s
+
+    @property
+    def duration_s(self) -> float:
+        return self.finished_s - self.started_s
+
+    @property
+    def rollout_s(self) -> float:
+        """Seconds in which some engine generated."""
+        return stage_s(self.spans, "rollout", *self.window)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What the devices did, from all stages."""
+        return (
+            *self.relayout,
+            *self.rollout.spans,
+            *self.reward.spans,
+            *self.gradients.spans,
+            *self.policy.spans,
+            *self.published.spans,
+        )
+
+    @property
+    def trained(self) -> AccumulateReport:
+        """What accumulation did, of all ranks together."""
+        return reduce(add, self.gradients.ranks, AccumulateReport())
+
+    @property
+    def ledger(self) -> dict[str, int]:
+        """Tokens by fate: what engines generated, and what judges wrote."""
+        return {**self.rollout.tokens, Fate.JUDGED: self.reward.judging.new_tokens}
+
+
+def stage_times(report: StepReport) -> dict[str, float]:
+    """Seconds of the step by stage; a moment in which two stages work counts for the earlier one,
+    so that the stages sum to the step."""
+    times, rest_s = attributed_s(report.spans, STAGES[:-1], *report.window)
+    return times | {STAGES[-1]: rest_s}
+
+
+def reward_exposed_s(report: StepReport) -> float:
+    """Seconds of the step in which its round waited for verdicts alone (`reward_waits`)."""
+    return length(within(report.rollout.reward_waits, *report.window))

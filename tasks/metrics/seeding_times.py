@@ -1,0 +1,80 @@
+"""What seeding learns from a step: how long its training and its guests waited for each other.
+Pure.
+
+    StepReport: window of the round ─┐
+                rollout of guests  ──┼─▶ SeedingTimes ─▶ `scheduling.seeding.after_step`
+                training           ──┘
+
+Clocks of several hosts are taken to agree. Leaves out who is there, and what is made of the times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from artifacts.records import Span
+from artifacts.reports.timeline import clipped
+from tasks.metrics.report import StepReport
+from tasks.rounds.window_record import WindowRecord
+from tasks.scheduling.seeding import Seeding, SeedingTimes
+
+
+def seeding_times(report: StepReport, staying: frozenset[str]) -> SeedingTimes | None:
+    """What the step measured; None where no guest generated anything, and of a step that was not
+    played in one go, whose times are those of several attempts.
+
+    staying: the guests that are there at its end.
+    """
+    window, planned = report.rollout.window, report.plan.window
+    spans = _of_guests(report)
+    if window is None or planned is None or not (spans and _is_in_one_go(report, window)):
+        return None
+    round_over_s = window.began_s + window.took_s
+    num_ranks = len(report.plan.run.learners)
+    training = [span for span in report.gradients.spans if span.kind == "train"]
+    last_s = max(span.end_s for span in spans)
+    early_s = _seconds(clipped(training, window.began_s, round_over_s))
+    came = planned.workers | report.rollout.joined.keys()
+    return SeedingTimes(
+        window_s=window.own_s,
+        train_wait_s=max(0.0, window.took_s - window.own_s - early_s / num_ranks),
+        remote_wait_s=max(0.0, report.finished_s - last_s),
+        remote_s=last_s - min(span.start_s for span in spans),
+        train_s=_seconds((span.start_s, span.end_s) for span in training) / num_ranks,
+        num_own=len(report.plan.run.engines),
+        num_workers=len(staying),
+        is_steady=planned.workers == staying == came,
+    )
+
+
+def seeding_figures(
+    window: WindowRecord, times: SeedingTimes | None, after: Seeding
+) -> dict[str, float]:
+    """A step's window under the names of metrics; what was not measured or has no length is left
+    out. after: where seeding stands when the step is over."""
+    figures: dict[str, float | None] = {
+        "seeding/window_s": window.window_s,
+        "seeding/own_s": window.own_s,
+        "seeding/closed": float(window.closed_s is not None),
+        "seeding/closed_early": float(window.is_early),
+        "seeding/train_wait_s": None if times is None else times.train_wait_s,
+        "seeding/guest_wait_s": None if times is None else times.remote_wait_s,
+        "seeding/next_window_s": after.window_s,
+        "seeding/guests_worth_holding": after.worth_holding,
+    }
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def _of_guests(report: StepReport) -> Sequence[Span]:
+    """When each guest generated."""
+    joined = report.rollout.joined
+    return [span for span in report.rollout.spans if span.actor in joined]
+
+
+def _is_in_one_go(report: StepReport, window: WindowRecord) -> bool:
+    """Whether no earlier attempt at the step left anything of the round."""
+    return report.started_s <= min(window.began_s, report.rollout.started_s)
+
+
+def _seconds(intervals: Iterable[tuple[float, float]]) -> float:
+    return sum(max(0.0, end_s - start_s) for start_s, end_s in intervals)

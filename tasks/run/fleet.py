@@ -1,0 +1,261 @@
+"""The actors of a run: sample buffer, engines, learner ranks, judges and pools of environments;
+started together, replaced one by one when their worker dies.
+
+Engines can be rebuilt with other device groups between two rounds; `run` says which there are. What
+is lost is made anew, pools of environments while a round goes on (`host_keeper`). Learner ranks
+form one process group, so that one lost rank means new ones for all, in new processes, and the
+caller must restore them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+
+from distributed import Client
+
+from artifacts.records import Running
+from artifacts.reports.knocks import Knock
+from tasks.cluster.actors import ActorLost
+from tasks.cluster.devices import WorkerSpec
+from tasks.cluster.ownership import check_scheduler
+from tasks.cluster.registry import ActorRegistry, Recipe
+from tasks.elastic.book import GuestBook
+from tasks.elastic.member_events import Guest
+from tasks.elastic.records import GuestTold
+from tasks.environments.hosts.host_keeper import HostKeeper
+from tasks.learner.remote import RemoteLearner
+from tasks.learner.stage_reports import PublishReport
+from tasks.run.actor_recipes import recipe_of
+from tasks.run.guest_admission import keeper_of
+from tasks.run.run_context import RunContext
+from tasks.run.sample_buffer import RoundKey
+from tasks.run.sample_stream import BUFFER, RemoteBuffer
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 20.0  # how long an engine, a judge or the buffer may take to close
+OPEN_S = 30.0  # the buffer only forgets what it has
+LEAVE_S = 3.0  # a learner closes after the call it is in, and a stopped run does not wait for that
+END_S = 30.0  # for all of them together; Prefect gives a cancelled run as long
+
+
+class Fleet:
+    """Owns the run's actors; leaving the block closes them."""
+
+    def __init__(
+        self,
+        client: Client,
+        run: RunContext,
+        specs: Sequence[WorkerSpec],
+    ) -> None:
+        self._client = client
+        self._registry = ActorRegistry(client, run.run_id)
+        self.run = run  # with the engines as they are now
+        self._specs = {spec.name: spec for spec in specs}
+        self._start_s = run.deadlines.start_s
+        self._are_joined = False  # the learners, in one group
+        self._making = asyncio.Lock()  # one change of actors at a time
+        self.book = GuestBook(run.open_store(), self.members, self._knocks)  # of the guests
+        self.guests = keeper_of(client, run, self.book, self._tell_guest)
+        self._keeper = HostKeeper(
+            run.environment_workers,
+            self._lost_pools,
+            self._replace,
+            run.episodes.hosts.max_restarts,
+        )
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._keeper.stop()
+        if self.guests is not None:
+            self.guests.stop(is_over=error is None)
+        if self._client.status != "running":
+            return  # workers end with their scheduler, and nobody is left to be told
+        ending = asyncio.run_coroutine_threadsafe(self._end(), self._client.loop.asyncio_loop)
+        with suppress(RuntimeError, OSError):  # what cannot be ended any more ends with its worker
+            ending.result(END_S)
+        with suppress(RuntimeError, OSError):  # of a lost cluster there is nothing to forget
+            self._registry.close()
+
+    async def start(self) -> None:
+        """Make every actor and join the learners. Where a worker dies of it, `replace_lost` goes
+        on with what is missing."""
+        async with self._making:
+            await self._make(self._names)
+        await self._start_keepers()
+
+    async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> None:
+        """Make room for a round's responses, beside rounds that go on; what any other left in the
+        buffer is dropped."""
+        await self._buffer().open_round(key, beside)
+
+    async def announce(self, version: int) -> None:
+        """Tell rounds that overlap the training of others that all engines have this version."""
+        await self._buffer().announce(version)
+
+    async def published(self, report: PublishReport, running: Running = Running.DROP) -> None:
+        """The run's engines hold this version; guests are to load it, too."""
+        if self.guests is not None:
+            await self.guests.publish(report, running)
+
+    def members(self) -> tuple[Guest, ...]:
+        """The guests that came in this attempt at the run."""
+        return () if self.guests is None else self.guests.guests
+
+    def _knocks(self) -> tuple[Knock, ...]:
+        return () if self.guests is None else self.guests.knocks
+
+    async def abort_rounds(self, reason: str) -> None:
+        """End every round that is open, for all its coordinators. Without a buffer nobody waits."""
+        with suppress(ActorLost, TimeoutError):
+            await self._buffer().abort(reason)
+
+    async def replace_lost(self) -> tuple[str, ...]:
+        """Make every actor anew that is lost; the names that were replaced. All learners count as
+        one.
+
+        Raises ClusterLost when the scheduler is gone: then there is nothing to make them on.
+        """
+        async with self._making:
+            replaced = await self._replace_lost()
+        await self._start_keepers()  # where the first start was not finished
+        return replaced
+
+    async def _replace_lost(self) -> tuple[str, ...]:
+        await check_scheduler(self._client)
+        missing = set(self._names) - self._registry.names  # after a start that was not finished
+        lost = set(await self._registry.lost()) | missing
+        if lost & set(self.run.learners) or not self._are_joined:
+            self._are_joined = False
+            lost |= set(self.run.learners)
+        names = sorted(lost)
+        if names:
+            # an engine that missed a deadline is in its step still: it holds its memory, and with
+            # its end come to theirs vLLM's groups, which are its process's
+            anew = [name for name in names if name != BUFFER]
+            await asyncio.to_thread(self._registry.restart_living, anew, self._start_s)
+            deaths = (
+                "; ".join(self._registry.accounts())
+                or "none of their processes is known to have ended"
+            )
+            logger.warning("replacing lost actors names=%s: %s", ",".join(names), deaths)
+            await self._make(names)
+        return tuple(names)
+
+    def account(self, error: BaseException) -> ActorLost:
+        """A loss that ends the run, with how the processes ended that it is about."""
+        deaths = self._registry.accounts()
+        reason = str(error).partition("\n")[0] if deaths else str(error)
+        return ActorLost("; ".join((reason, *deaths)))
+
+    async def relayout(self, members: Mapping[str, tuple[str, ...]]) -> None:
+        """Tear the engines down and build others: by name, the workers whose devices each holds.
+        Nothing may run on them.
+
+        Every engine worker gets a new process, because a process sees the devices that it saw at
+        first, and gives all memory back only when it ends. The new engines hold the model's first
+        weights until the next publication. Raises TimeoutError with the engine that was not ready
+        in time.
+        """
+        async with self._making:
+            await self._relayout(members)
+
+    async def _relayout(self, members: Mapping[str, tuple[str, ...]]) -> None:
+        await self._close_all(self.run.engines)
+        workers = [spec.name for spec in self._specs.values() if spec.role == "rollout"]
+        await asyncio.to_thread(self._registry.restart, workers, self._start_s)
+        self.run = self.run.with_engines(members)
+        await asyncio.to_thread(self._create, tuple(members))
+
+    async def _tell_guest(self, told: GuestTold) -> None:
+        await self._buffer().tell_guest(told)
+
+    async def _start_keepers(self) -> None:
+        self._keeper.start()
+        if self.guests is not None:
+            await self.guests.start()
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The actors that there should be."""
+        run = self.run
+        return BUFFER, *run.learners, *run.engines, *run.judges, *run.environment_workers
+
+    async def _make(self, names: Sequence[str]) -> None:
+        """Make these actors, ready the pools of environments, and join the learners where they are
+        new."""
+        await asyncio.to_thread(self._create, names)
+        pools = [name for name in names if name in self.run.environment_workers]
+        await asyncio.gather(*map(self._warm, pools))
+        if not self._are_joined:
+            await self._join_learners()
+            self._are_joined = True
+
+    async def _lost_pools(self, names: Collection[str]) -> tuple[str, ...]:
+        """Those of these that do not answer or are not there, by name."""
+        missing = set(names) - self._registry.names
+        return tuple(sorted(missing | set(await self._registry.lost(names))))
+
+    async def _replace(self, names: Sequence[str]) -> None:
+        """Make pools of environments anew, unless that has been done meanwhile."""
+        async with self._making:
+            lost = await self._lost_pools(names)
+            await asyncio.to_thread(self._registry.restart_living, lost, self._start_s)
+            await self._make(lost)
+
+    async def _warm(self, name: str) -> None:
+        await self._registry.remote(name).call("warm", deadline_s=self._start_s)
+
+    def _create(self, names: Sequence[str]) -> None:
+        workers = {name: "control" if name == BUFFER else name for name in names}
+        actors = {name: self._recipe(name) for name in names}
+        self._registry.create_all(workers, actors, self._start_s)
+
+    def _recipe(self, name: str) -> Recipe:
+        read = partial(self._registry.environment, deadline_s=self._start_s)
+        return recipe_of(self.run, name, self._specs, read)
+
+    async def _join_learners(self) -> None:
+        learners = [
+            RemoteLearner(self._registry.remote(name), self.run.deadlines.learner_call_s)
+            for name in self.run.learners
+        ]
+        meeting_point = await learners[0].rendezvous()
+        joining = (learner.join(meeting_point, self._start_s) for learner in learners)
+        await asyncio.gather(*joining)
+
+    def _buffer(self) -> RemoteBuffer:
+        return RemoteBuffer(self._registry.remote(BUFFER), OPEN_S)
+
+    async def _end(self) -> None:
+        """Wake whoever waits, then free the devices, leave the learners' group and end the
+        processes of the rewards."""
+        with suppress(ActorLost, TimeoutError):  # without a buffer nobody waits
+            await self._buffer().abort("the run ends", LEAVE_S)
+        learners = (self._close(name, LEAVE_S) for name in self.run.learners)
+        await asyncio.gather(self._close_all((*self.run.engines, *self.run.judges)), *learners)
+        await self._close_all((BUFFER, *self.run.environment_workers))
+
+    async def _close_all(self, names: Sequence[str]) -> None:
+        await asyncio.gather(*(self._close(name) for name in names))
+
+    async def _close(self, name: str, deadline_s: float = CLOSE_S) -> None:
+        """Close it if it is there. One that fails to keeps no other from closing."""
+        if name not in self._registry.names:
+            return
+        try:
+            await self._registry.remote(name).close(deadline_s)
+        except (RuntimeError, OSError) as error:
+            logger.warning("actor did not close name=%s reason=%s", name, error)

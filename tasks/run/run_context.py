@@ -1,0 +1,106 @@
+"""What every task of a run is told: its configuration in whole parts, and who its actors are.
+
+Small and picklable: references and records, never rows or tensors. A part that a run could change
+between two steps (the engines' layout) comes as another context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from artifacts.datasets.choice import TaskConfig
+from artifacts.prices import PriceConfig
+from artifacts.records import Span
+from artifacts.store import Store
+from tasks.elastic.guest_config import GuestConfig
+from tasks.elastic.weights.weight_config import WeightServerConfig
+from tasks.engines.choice import EngineConfig
+from tasks.engines.sampling import SamplingConfig
+from tasks.environments.choice import EnvironmentConfig
+from tasks.environments.episodes.episode_config import EpisodeConfig
+from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.weight_sync import GateConfig
+from tasks.rewards.registry import RewardConfig
+from tasks.run.deadlines import DeadlineConfig
+from tasks.scheduling.balancing import BalancingConfig
+from tasks.scheduling.policies.registry import SchedulingConfig
+from tasks.scheduling.stream_training import StreamTrainerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What stays the same through a run."""
+
+    run_id: str  # its folder under the artifact root
+    artifact_root: str  # fsspec URL
+    # where weight versions are handed over; memory-backed if the machine has such a place
+    weights_dir: str
+    seed: int  # every random choice derives from it
+    task: TaskConfig  # where the prompts come from
+    model_path: str  # Hugging Face directory: tokenizer, and version 0 of the weights
+    judge_model_path: str = ""  # Hugging Face directory of the judges' model
+    rewards: Mapping[str, RewardConfig]  # by domain, "*" for the rest
+    environments: Mapping[str, EnvironmentConfig] = field(default_factory=dict)  # by domain
+    episodes: EpisodeConfig = field(default_factory=EpisodeConfig)  # bounds of episodes
+    reward_workers: int  # responses scored side by side
+    max_infra_fraction: float  # share of responses without a verdict above which the run stops
+    engine: EngineConfig  # the rollout engines; their size is that of the layout
+    sampling: SamplingConfig  # how responses are drawn
+    learner: LearnerConfig  # the training of the policy
+    scheduling: SchedulingConfig  # what the rounds of the steps are
+    stream_trainer: StreamTrainerConfig  # when devices stop generating in mid-round
+    # how engines share the responses of rounds that guests have joined
+    balancing: BalancingConfig = field(default_factory=BalancingConfig)
+    gate: GateConfig  # the comparison after every publication
+    deadlines: DeadlineConfig  # bounds on every wait
+    guests: GuestConfig = field(default_factory=GuestConfig)  # engines that come and go
+    prices: PriceConfig = field(default_factory=PriceConfig)  # of device-hours, by class
+    # where guests pull weights; None where they read the run's own paths
+    weight_server: WeightServerConfig | None = None
+    # fixed token sequences of the sync gate; empty switches the gate off
+    probes: tuple[tuple[int, ...], ...] = ()
+    engines: tuple[str, ...]  # actor names of the rollout replicas
+    learners: tuple[str, ...]  # actor names of the learner ranks, by rank
+    judges: tuple[str, ...] = ()  # actor names of the judges; none without a judge reward
+    # actor names of the workers of environments; without any, each engine has their processes
+    environment_workers: tuple[str, ...] = ()
+    devices: Mapping[str, str]  # device of every actor, for the timeline
+    # workers whose devices an engine holds, if not just its own
+    members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # rows that are never asked: too long, or not to be rendered
+    unfit: frozenset[int] = frozenset()
+    unfit_heldout: frozenset[int] = frozenset()  # held-out rows of the same kind
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """What the engines' context leaves for the prompt."""
+        return self.engine.max_model_len - self.sampling.max_response_tokens
+
+    @property
+    def host_pools(self) -> tuple[str, ...]:
+        """The actors that hold processes in which environments step."""
+        return (self.environment_workers or self.engines) if self.environments else ()
+
+    def open_store(self) -> Store:
+        """The run's own folder."""
+        return Store.open(self.artifact_root).child(self.run_id)
+
+    def devices_of(self, actor: str) -> tuple[str, ...]:
+        """The devices that an actor works on."""
+        return tuple(self.devices[worker] for worker in self.members.get(actor, (actor,)))
+
+    def spans(
+        self, kind: str, busy: Mapping[str, Sequence[tuple[float, float]]]
+    ) -> tuple[Span, ...]:
+        """What these actors did, from their own clocks: Unix seconds, (start, end)."""
+        return tuple(
+            Span(device=device, actor=actor, kind=kind, start_s=start_s, end_s=end_s)
+            for actor, times in busy.items()
+            for start_s, end_s in times
+            for device in self.devices_of(actor)
+        )
+
+    def with_engines(self, members: Mapping[str, tuple[str, ...]]) -> RunContext:
+        """The same run with these engines."""
+        return replace(self, engines=tuple(members), members=members)

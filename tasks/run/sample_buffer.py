@@ -1,0 +1,239 @@
+"""Where the responses of a round wait between rollout, reward and training; lives in one Dask
+actor.
+
+    launched ─▶ GENERATED ─▶ SCORED ─▶ GROUPED ─▶ consumed
+    run_rollout    score_responses   run_rollout    accumulate_gradients
+    publish_weights ─▶ PUBLISHED of every round that is open, and of those that open later
+    keeper of guests ─▶ GUESTS of these rounds, likewise
+
+A round is an attempt at a step or at an evaluation, told by its key; later rounds have larger keys.
+Rounds that overlap are open side by side, each with stages of its own. Records are opaque here. All
+methods are async and run on one event loop, so nothing locks across threads. Callers pass tuples of
+bytes, never bare lists: Dask would serialise every element on its own. Leaves out durability (see
+`journal`) and any opinion on order: each stage is first in, first out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NewType, TypeVar
+
+from artifacts.records import Generated, Group, Score
+from tasks.elastic.records import GuestTold
+from tasks.scheduling.stream_training import ScaleDown
+
+Record = TypeVar("Record")
+RoundKey = NewType("RoundKey", int)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Generic[Record]):
+    """Where records of one type wait."""
+
+    name: str  # what has become of the responses in it
+
+
+GENERATED: Stage[Generated] = Stage("generated")  # finished responses, for the reward
+SCORED: Stage[Score] = Stage("scored")  # verdicts, for the round's scheduler
+GROUPED: Stage[Group | ScaleDown] = Stage("grouped")  # for training: groups, and who may begin
+PUBLISHED: Stage[int] = Stage("published")  # weight versions that every engine has
+GUESTS: Stage[GuestTold] = Stage("guests")  # engines that come and go in mid-round
+# Any: of any record
+STAGES: tuple[Stage[Any], ...] = (GENERATED, SCORED, GROUPED, PUBLISHED, GUESTS)
+
+
+class RoundAborted(RuntimeError):
+    """The round was aborted; whoever waits on the buffer must stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a consumer got."""
+
+    # at most max_items, in the order they were put; empty when the wait was over
+    items: tuple[object, ...]
+    closed: bool  # True when nothing will ever follow in this round: the consumer is done
+
+
+@dataclass(slots=True)
+class _Channel:
+    """One stage of one round."""
+
+    items: deque[object]
+    closed: bool = False
+
+
+@dataclass(slots=True)
+class _Round:
+    """One round that is open."""
+
+    channels: dict[Stage[Any], _Channel]  # Any: of any record
+    aborted: str | None = None  # why
+
+
+class SampleBuffer:
+    """The bounded stages of the rounds that are open; items and waits of rounds that are over are
+    turned away."""
+
+    def __init__(self, capacities: Mapping[Stage[Any], int]) -> None:
+        wrong = [stage.name for stage in STAGES if capacities.get(stage, 0) < 1]
+        if wrong:
+            told = {stage.name: capacity for stage, capacity in capacities.items()}
+            raise ValueError(
+                f"every stage must have a capacity >= 1 items, got {told}; set {wrong[0]}"
+            )
+        self._capacities = dict(capacities)
+        self._open: dict[RoundKey, _Round] = {}
+        self._over: set[RoundKey] = set()  # that were open once
+        self._newest: tuple[object, ...] = ()  # what was announced last, if anything
+        self._guests: dict[str, object] = {}  # what was told last of those that are there, by name
+        self._changed = asyncio.Condition()  # binds to a loop at its first wait, not here
+
+    async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> dict[str, int]:
+        """Start a round; every other one is over, but those that it is opened beside. What they
+        left is dropped and counted by stage. A round may be reopened after an abort.
+
+        Raises ValueError for a round before those that are open. Reopening a round requires that
+        its coordinators have ended: their items could not be told from the new ones.
+        """
+        if self._is_before_all(key):
+            raise ValueError(
+                f"rounds must open in order, got round {key} after round {min(self._open)}; start a"
+                " new buffer instead"
+            )
+        gone = [old for old in self._open if old == key or old not in beside]
+        dropped = self._lengths(gone)
+        for old in gone:
+            del self._open[old]
+        self._over |= set(gone) - {key}
+        self._open[key] = _Round(channels={stage: _Channel(items=deque()) for stage in STAGES})
+        self._open[key].channels[PUBLISHED].items.extend(self._newest)
+        self._open[key].channels[GUESTS].items.extend(self._guests.values())
+        await self._wake()
+        return dropped
+
+    async def put(
+        self, stage: Stage[Any], key: RoundKey, items: Sequence[object], wait_s: float
+    ) -> bool:
+        """True once all items are in; False if their round is over. Waits while the stage is full.
+
+        A batch goes in whole as soon as the stage is below its capacity, which it may exceed by one
+        batch. Nothing went in when this raises: TimeoutError after wait_s, RoundAborted, or
+        RuntimeError after close_stage.
+        """
+
+        def has_room(channel: _Channel) -> bool:
+            return len(channel.items) < self._capacities[stage]
+
+        what = f"room for {len(items)} items of round {key} in {stage.name!r}"
+        channel = await self._wait(stage, key, has_room, wait_s, what)
+        if channel is None:
+            return False
+        if channel.closed:
+            raise RuntimeError(
+                f"stage {stage.name!r} of round {key} is closed; its producer must put before it"
+                " closes"
+            )
+        channel.items.extend(items)
+        await self._wake()
+        return True
+
+    async def take(self, stage: Stage[Any], key: RoundKey, max_items: int, wait_s: float) -> Taken:
+        """Up to max_items, after waiting at most wait_s for the first. To a consumer of a round
+        that is over the stage is closed."""
+
+        def is_worth_waking(channel: _Channel) -> bool:
+            return bool(channel.items) or channel.closed
+
+        what = f"items of round {key} in {stage.name!r}"
+        try:
+            channel = await self._wait(stage, key, is_worth_waking, wait_s, what)
+        except TimeoutError:
+            return Taken(items=(), closed=False)
+        if channel is None:
+            return Taken(items=(), closed=True)
+        items = tuple(channel.items.popleft() for _ in range(min(max_items, len(channel.items))))
+        await self._wake()
+        return Taken(items=items, closed=channel.closed and not channel.items)
+
+    async def announce(self, item: object) -> None:
+        """Put this weight version into the stage PUBLISHED of every open round, and first of all
+        into that of each round that opens before the next is announced."""
+        self._newest = (item,)
+        await self._tell_all(PUBLISHED, item)
+
+    async def tell_guest(self, name: str, item: object, is_there: bool) -> None:
+        """Put what is told of a guest into the stage GUESTS of every open round, and, as long as it
+        is there, into that of each round that opens later."""
+        self._guests.pop(name, None)
+        if is_there:
+            self._guests[name] = item
+        await self._tell_all(GUESTS, item)
+
+    async def close_stage(self, stage: Stage[Any], key: RoundKey) -> None:
+        """Its producer is done. Closing twice, or for a round that is over, changes nothing."""
+        if key in self._open:
+            self._open[key].channels[stage].closed = True
+            await self._wake()
+
+    async def abort(self, reason: str) -> None:
+        """Every put and take of the open rounds raises RoundAborted from now on, those that wait
+        included. First reason wins."""
+        for open_round in self._open.values():
+            open_round.aborted = open_round.aborted or reason
+        await self._wake()
+
+    async def _wait(
+        self,
+        stage: Stage[Any],
+        key: RoundKey,
+        ready: Callable[[_Channel], bool],
+        wait_s: float,
+        what: str,
+    ) -> _Channel | None:
+        """The stage once it is ready; None if its round is over."""
+        if not self._is_over(key) and key not in self._open:
+            rounds = ", ".join(map(str, self._open)) or "none"
+            raise ValueError(
+                f"round {key} must be opened before it is used, open are: {rounds}; call open_round"
+            )
+
+        def ends() -> bool:
+            found = self._open.get(key)
+            return found is None or found.aborted is not None or ready(found.channels[stage])
+
+        async with self._changed:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait_for(ends)
+            except TimeoutError as error:
+                raise TimeoutError(
+                    f"waited {wait_s:.0f} s for {what}; the buffer holds {self._lengths([key])}"
+                ) from error
+        found = self._open.get(key)
+        if found is not None and found.aborted is not None:
+            raise RoundAborted(found.aborted)
+        return None if found is None else found.channels[stage]
+
+    async def _tell_all(self, stage: Stage[Any], item: object) -> None:
+        for open_round in self._open.values():
+            open_round.channels[stage].items.append(item)
+        await self._wake()
+
+    def _is_over(self, key: RoundKey) -> bool:
+        return key not in self._open and (key in self._over or self._is_before_all(key))
+
+    def _is_before_all(self, key: RoundKey) -> bool:
+        return bool(self._open) and key < min(self._open)
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _lengths(self, keys: Iterable[RoundKey]) -> dict[str, int]:
+        """Items by stage, those of these rounds together."""
+        channels = [self._open[key].channels for key in keys if key in self._open]
+        return {stage.name: sum(len(each[stage].items) for each in channels) for stage in STAGES}

@@ -1,0 +1,118 @@
+"""What the tiny models are warmed up on: worked answers to the task chain_sum, or episodes of a
+game in which every move is valid.
+
+Chain sums are clean at first, so that a model finds the rule, and in the last quarter have a known
+share of wrong steps, so that sampling errs while the most likely answer is mostly right. The moves
+of a game are any valid ones: the model learns the form of an action, and not which to choose. Of
+some games a share of the episodes heeds what was answered, so that the model does so sometimes. It
+predicts what the game answers, too, and so comes to know what follows from an action.
+Either way there is a gap that reinforcement learning closes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
+
+from artifacts.datasets.chain_sum import demonstration, draw_training_terms, question
+from artifacts.models.choice import TinyConfig, TinyLlamaConfig, TinyPlayerConfig
+from tasks.environments.choice import EnvironmentConfig
+from tasks.environments.episodes.bridge import make_bridge
+from tasks.environments.games.game import GameConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# more long chains than any task draws: they hold most of the steps to learn from
+TRAINING_ALPHA = 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A demonstration as token ids."""
+
+    token_ids: tuple[int, ...]  # all of it
+    is_learned: tuple[bool, ...]  # of each token, whether the model is to predict it
+
+    @property
+    def num_learned(self) -> int:
+        return sum(self.is_learned)
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[tuple[int, ...], bool]]) -> Example:
+        """The example of these parts in order, each with whether the model is to predict it."""
+        parts = list(parts)
+        return cls(
+            token_ids=tuple(index for ids, _ in parts for index in ids),
+            is_learned=tuple(is_learned for ids, is_learned in parts for _ in ids),
+        )
+
+
+Draw = Callable[[random.Random, bool], Example]  # (its noise, whether it must be clean)
+
+
+def demonstrations_of(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) -> Draw:
+    """Where the demonstrations of a tiny model come from. ValueError as `game_of`."""
+    if isinstance(config, TinyPlayerConfig):
+        return _episodes(game_of(config), config.heedful_share, tokenizer)
+    return _chain_sums(config, tokenizer)
+
+
+def _chain_sums(config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase) -> Draw:
+    def draw(rng: random.Random, is_clean: bool) -> Example:
+        shares = (0.0, 0.0) if is_clean else (config.wrong_share, config.ramble_share)
+        terms = draw_training_terms(rng, TRAINING_ALPHA)
+        prompt = _encode(tokenizer, f"{tokenizer.bos_token}{question(terms)}")
+        response = _encode(tokenizer, f"{demonstration(terms, rng, *shares)}{tokenizer.eos_token}")
+        return Example.of([(prompt, False), (response, True)])
+
+    return draw
+
+
+def _episodes(game: GameConfig, heedful_share: float, tokenizer: PreTrainedTokenizerBase) -> Draw:
+    end = int(tokenizer.eos_token_id)
+    bridge = make_bridge(tokenizer, (end,), game.head(), "the tiny model")
+
+    def draw(rng: random.Random, is_clean: bool) -> Example:
+        parts = [(bridge.head, False)]
+        is_heedful = heedful_share > 0 and rng.random() < heedful_share
+        for observation, action in game.demonstrate(
+            rng.randrange(2**31), rng, is_heedful=is_heedful
+        ):
+            is_first = len(parts) == 1
+            given = bridge.first(observation) if is_first else bridge.next(observation, end)
+            parts += [(given, True), ((*_encode(tokenizer, action), end), True)]
+        return Example.of(parts)
+
+    return draw
+
+
+def game_of(config: TinyPlayerConfig) -> GameConfig:
+    """What a player is warmed up on. ValueError for a game whose moves are not known, or not the
+    heedful ones that are asked for."""
+    try:
+        game = TypeAdapter[EnvironmentConfig](EnvironmentConfig).validate_python(config.game)
+    except ValidationError as error:
+        raise ValueError(
+            f"model.game must be an environment as under environments, got {dict(config.game)}"
+            f" ({error.errors()[0]['msg']}); write it as there"
+        ) from error
+    if not isinstance(game, GameConfig):
+        raise ValueError(
+            f"model.game must be a game whose valid moves are known, got kind {game.kind!r}; choose"
+            " one of the games, or another model"
+        )
+    if config.heedful_share and not game.knows_heedful_moves:
+        raise ValueError(
+            f"model.heedful_share must be 0 with the game {game.kind!r}, which knows no heedful"
+            f" moves, got {config.heedful_share:g}; set it to 0, or take the game guess"
+        )
+    return game
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,84 @@
+"""From a model's configuration to the directory it lies in; it is fetched or built first where that
+is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from artifacts.models.choice import (
+    HubModelConfig,
+    ModelConfig,
+    PathConfig,
+    SmolLM2Config,
+    TinyConfig,
+    TinyLlamaConfig,
+    TinyPlayerConfig,
+    build_once,
+    cache_name,
+    check_model,
+)
+from artifacts.models.hub_model import fetch_hub_model
+
+Report = Callable[[str], None]
+
+# by kind; raise it when warm_up, muon, demonstrations, chain_sum or a game change what the same
+# configuration builds: cached models are then left alone
+RECIPES: Mapping[str, int] = {"tiny_llama": 3, "tiny_player": 4}
+SMOLLM2 = "smollm2-135m-instruct"  # its directory in the cache
+
+
+def resolve_model(config: ModelConfig, cache_dir: Path, report: Report = print) -> Path:
+    """A Hugging Face directory that engine and learner can load; built models are kept in
+    `cache_dir`. A build takes up to a minute and tells `report` how far it is.
+
+    Raises ValueError for a directory that holds no model, or when the package that a model comes
+    from is missing.
+    """
+    match config:
+        case PathConfig():
+            return check_model(Path(config.path).expanduser())
+        case HubModelConfig():
+            return fetch_hub_model(config)
+        case SmolLM2Config():
+            return build_once(cache_dir, SMOLLM2, partial(_convert, report))
+        case TinyLlamaConfig() | TinyPlayerConfig():
+            return build_once(cache_dir, _tiny_name(config), partial(_warm_up, config, report))
+
+
+def present_model(config: ModelConfig, cache_dir: Path) -> Path | None:
+    """A directory with the model's config.json, if it lies on this machine already; nothing is
+    fetched or built."""
+    match config:
+        case PathConfig():
+            directory = Path(config.path).expanduser()
+        case HubModelConfig():
+            # imported when asked for, as in artifacts.hub
+            from huggingface_hub import try_to_load_from_cache
+
+            found = try_to_load_from_cache(config.repository, "config.json", config.revision)
+            if not isinstance(found, str):
+                return None
+            directory = Path(found).parent
+        case SmolLM2Config():
+            directory = cache_dir / SMOLLM2
+        case TinyLlamaConfig() | TinyPlayerConfig():
+            directory = cache_dir / _tiny_name(config)
+    return directory if (directory / "config.json").is_file() else None
+
+
+def _tiny_name(config: TinyConfig) -> str:
+    return cache_name(config, f"{config.kind}-r{RECIPES[config.kind]}")
+
+
+def _convert(report: Report, target: Path) -> None:
+    from artifacts.models.smollm2 import convert_smollm2
+
+    convert_smollm2(target, report)
+
+
+def _warm_up(config: TinyConfig, report: Report, target: Path) -> None:
+    from tasks.tiny_models.warm_up import build_tiny_model
+
+    build_tiny_model(config, target, report)

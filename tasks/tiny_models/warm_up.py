@@ -1,0 +1,174 @@
+"""The tiny models: a small Llama and its supervised warm-up, which makes a model that is right
+sometimes.
+
+    demonstrations (clean, then flawed) -> batches of about 800 tokens -> next-token loss on what
+    the model is to predict
+        -> Muon for the matrices, AdamW for the rest -> Hugging Face directory
+
+The same configuration gives the same bytes on the same machine; the thread count is fixed for that.
+Leaves out what is demonstrated (`demonstrations`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
+from artifacts.models.choice import TinyConfig
+from artifacts.models.importing import building_model, importing_transformers
+from artifacts.models.saving import save_model
+from tasks.tiny_models.demonstrations import Draw, Example, demonstrations_of
+from tasks.tiny_models.muon import Muon
+
+with importing_transformers():
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+# a second thread gains little on matrices this small, and loses tenfold when the cores are shared
+NUM_THREADS = 1
+BATCH_TOKENS = 768  # prompts and responses, without padding
+CLEAN_SHARE = 0.75  # of the steps; the demonstrations after it have wrong steps
+MUON_LR, ADAMW_LR = 0.02, 4e-3
+RAMP_STEPS, FINAL_LR_SHARE = 20, 0.1
+IGNORED = -100  # label of positions without loss
+
+Report = Callable[[str], None]
+
+
+def build_tiny_model(config: TinyConfig, target: Path, report: Report) -> None:
+    """Train the model and write it, in bf16, with its tokenizer into the directory `target`."""
+    tokenizer = character_tokenizer()
+    model = warm_up(config, tokenizer, report)
+    save_model(model.to(torch.bfloat16), tokenizer, target)
+
+
+def warm_up(
+    config: TinyConfig, tokenizer: PreTrainedTokenizerBase, report: Report
+) -> LlamaForCausalLM:
+    """A model trained for config.warm_up_steps, in float32. Touches no global random state or
+    thread count for good."""
+    with _reproducible(config.seed):
+        with building_model():
+            model = LlamaForCausalLM(_architecture(config, tokenizer))
+        optimizers = _optimizers(model)
+        draw = demonstrations_of(config, tokenizer)
+        rng = random.Random(f"{config.seed}/warm_up")
+        for step in range(config.warm_up_steps):
+            is_clean = step < CLEAN_SHARE * config.warm_up_steps
+            lr_share = _lr_share(step, config.warm_up_steps)
+            loss = _train_step(model, optimizers, _batch(draw, rng, is_clean), lr_share)
+            if (step + 1) % 50 == 0:
+                report(
+                    f"{config.kind}: warm-up step {step + 1} of {config.warm_up_steps}, loss"
+                    f" {loss:.3f}"
+                )
+    return model.eval()
+
+
+@contextmanager
+def _reproducible(seed: int) -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(NUM_THREADS)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _architecture(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
+    num_heads = config.hidden_size // config.head_dim
+    return LlamaConfig(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        initializer_range=config.hidden_size
+        ** -0.5,  # the usual 0.02 keeps a model this narrow on its plateau for most of the budget
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype="float32",
+    )
+
+
+def _optimizers(model: LlamaForCausalLM) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon learns the matrices in a third of the steps that AdamW needs here; embeddings and norms
+    are not its business."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    return (
+        Muon(matrices, lr=MUON_LR, momentum=0.95),
+        torch.optim.AdamW(others, lr=ADAMW_LR, betas=(0.9, 0.95), weight_decay=0.0),
+    )
+
+
+def _lr_share(step: int, num_steps: int) -> float:
+    """Linear up over the first steps, linear down to a tenth."""
+    return min(1.0, (step + 1) / RAMP_STEPS) * (1.0 - (1.0 - FINAL_LR_SHARE) * step / num_steps)
+
+
+def _batch(draw: Draw, rng: random.Random, is_clean: bool) -> tuple[Example, ...]:
+    """Fresh demonstrations of BATCH_TOKENS or a little more."""
+    examples: list[Example] = []
+    while sum(len(example.token_ids) for example in examples) < BATCH_TOKENS:
+        examples.append(draw(rng, is_clean))
+    return tuple(examples)
+
+
+def _train_step(
+    model: LlamaForCausalLM,
+    optimizers: tuple[torch.optim.Optimizer, ...],
+    examples: tuple[Example, ...],
+    lr_share: float,
+) -> float:
+    """One update on the mean loss per predicted token (nats); two micro-batches by length spare
+    most of the padding."""
+    by_length = sorted(examples, key=lambda example: len(example.token_ids))
+    num_tokens = sum(example.num_learned for example in examples)
+    cut = max(1, len(by_length) * 3 // 4)
+    total = 0.0
+    for part in filter(None, (by_length[:cut], by_length[cut:])):
+        token_ids, labels = _padded(part)
+        logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1]
+        loss = (
+            cross_entropy(
+                logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
+            )
+            / num_tokens
+        )
+        torch.autograd.backward(loss)
+        total += loss.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer, lr in zip(optimizers, (MUON_LR, ADAMW_LR), strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * lr_share
+        optimizer.step()
+        optimizer.zero_grad()
+    return total
+
+
+def _padded(examples: list[Example]) -> tuple[Tensor, Tensor]:
+    """Token ids and labels, both [examples, longest]; padding goes right, where a causal model does
+    not see it."""
+    longest = max(len(example.token_ids) for example in examples)
+    token_ids = torch.zeros((len(examples), longest), dtype=torch.long)
+    labels = torch.full_like(token_ids, IGNORED)
+    for row, example in enumerate(examples):
+        ids = torch.tensor(example.token_ids)
+        token_ids[row, : len(ids)] = ids
+        is_learned = torch.tensor(example.is_learned)
+        labels[row, : len(ids)][is_learned] = ids[is_learned]
+    return token_ids, labels
