@@ -19,7 +19,11 @@ from flows.config.run_config import RunConfig
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    + [page for folder in ("docs", "deployments") for page in (ROOT / folder).glob("*.md")]
+    + [
+        page
+        for folder in ("docs", "deployments", "research/results")
+        for page in (ROOT / folder).glob("*.md")
+    ]
 )
 ROOMS = "artifacts|deployments|docs|examples|flows|requirements|research|tasks|tests"
 PLACEHOLDER = "NAME"

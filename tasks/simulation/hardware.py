@@ -151,7 +151,7 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
     },
     "flops": {
         "a100": f"{SHEET} of the A100: 312 TFLOP/s",
-        "core": "measured here (docs/benchmarks.md): 190 to 200 GFLOP/s in matrix products,"
+        "core": "measured (research/results/measurements.md): 190 to 200 GFLOP/s in matrix products,"
         " 150 in engines",
         "": f"{SHEET} of the H100 SXM: 989 TFLOP/s without sparsity",
     },
@@ -175,8 +175,8 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
         "": "PCIe 5, 16 lanes",
     },
     "launch_s": {
-        "core": "measured here (docs/benchmarks.md): a step of one response takes 40 ms, less its"
-        " weights",
+        "core": "measured (research/results/measurements.md): a step of one response takes 40 ms,"
+        " less its weights",
         "": "assumed: microseconds between dependent kernels of a captured graph",
     },
     "host_s": {
@@ -203,11 +203,11 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
     },
     "reaches.memory": {"": "assumed: usual of streaming kernels"},
     "reaches.matrix": {
-        "core": "measured here (docs/benchmarks.md): 150 of 200 GFLOP/s",
+        "core": "measured here (research/results/measurements.md): 150 of 200 GFLOP/s",
         "": "assumed: usual of matrix products in serving",
     },
     "reaches.training": {
-        "core": "measured here (docs/benchmarks.md): two thirds in matrix products",
+        "core": "measured here (research/results/measurements.md): two thirds in matrix products",
         "": "assumed: usual model FLOPs utilisation of long micro-batches",
     },
     "reaches.links": {"": "assumed: usual of large messages"},

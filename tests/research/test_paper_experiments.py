@@ -118,7 +118,7 @@ def test_a_run_has_its_steps_and_is_the_same_again(variant: Variant) -> None:
 
 
 def test_the_rollouts_that_calibrated_lengths_and_hosts_are_met() -> None:
-    """Two of the eight places that were calibrated (docs/experiments.md)."""
+    """Two of the eight places that were calibrated (research/results/experiments.md)."""
     experiments = chosen(["fig11/8k/sync", "fig11/8k/both"], SCALE)
     played = play_cases(experiments[0].cases, 1, str)
     for name, seconds in experiments[0].figures(played).items():

@@ -40,7 +40,7 @@ SHORT_TOKENS = 2**13  # a bound that the second level comes near
 def levels_within(cap_tokens: int) -> int:
     """Levels that suit responses of at most so many tokens with `LEVEL_ETA`: 2 for 8k, 3 for 16k
     and 4 for 32k. One too many makes two kinds of rounds that come near the bound; a fifth has its
-    first long round after 80 others, and gains 1 % at 32k (docs/experiments.md)."""
+    first long round after 80 others, and gains 1 % at 32k (research/results/experiments.md)."""
     levels = FEWEST_LEVELS + round(math.log2(cap_tokens / SHORT_TOKENS))
     return min(MOST_LEVELS, max(FEWEST_LEVELS, levels))
 
