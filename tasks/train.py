@@ -18,6 +18,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from artifacts.records import Running
+from tasks.cluster.actors import Remote
 from tasks.learner.collective import Accumulated, RoundToTrain, accumulate_round, update_all
 from tasks.learner.publication import publish_version
 from tasks.learner.reports import UpdateReport
@@ -26,7 +27,7 @@ from tasks.run.plan import StepPlan, store_of
 from tasks.run.remotes import engines_of, learners_of
 from tasks.run.run_context import RunContext
 from tasks.run.sample_buffer import GROUPED
-from tasks.run.sample_stream import SampleStream, aborting
+from tasks.run.sample_stream import BUFFER, RemoteBuffer, SampleStream, aborting
 
 
 @task(
@@ -92,7 +93,8 @@ async def publish_and_tell(plan: StepPlan) -> PublishReport:
     published = await publish(plan.run, plan.round.at_update)
     if not plan.overlaps:
         return published
-    await SampleStream.connect(plan).announce(published.weights.version)
+    remote = Remote.connect(plan.run.run_id, BUFFER)
+    await RemoteBuffer(remote, plan.run.deadlines.engine_call_s).announce(published.weights.version)
     return published
 
 

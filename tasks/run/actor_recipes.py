@@ -26,7 +26,7 @@ def recipe_of(
 ) -> Recipe:
     """Of the actor of this name. specs: of the workers, by name."""
     if name == BUFFER:
-        return BufferActor, (CAPACITIES,)
+        return BufferActor, (CAPACITIES, run.run_id)
     if name in run.engines:
         return EngineActor, _engine_arguments(run, name, specs, read_variable)
     cores = specs[name].core_ids

@@ -7,9 +7,9 @@ actor.
     keeper of guests ─▶ GUESTS of these rounds, likewise
 
 A round is an attempt at a step or at an evaluation, told by its key; later rounds have larger keys.
-Rounds that overlap are open side by side, each with stages of its own. Records are opaque here. All
-methods are async and run on one event loop, so nothing locks across threads. Callers pass tuples of
-bytes, never bare lists: Dask would serialise every element on its own. Leaves out durability (see
+Rounds that overlap are open side by side, each with stages of its own. All methods are async and
+run on one event loop, so nothing locks across threads; records are handed on as they are, and
+nobody changes one. Leaves out how callers reach that loop (`sample_stream`), durability (see
 `journal`) and any opinion on order: each stage is first in, first out.
 """
 
@@ -54,7 +54,7 @@ class Taken:
     """What a consumer got."""
 
     # at most max_items, in the order they were put; empty when the wait was over
-    items: tuple[object, ...]
+    items: tuple[Any, ...]  # Any: of the stage's record
     closed: bool  # True when nothing will ever follow in this round: the consumer is done
 
 
@@ -88,8 +88,10 @@ class SampleBuffer:
         self._capacities = dict(capacities)
         self._open: dict[RoundKey, _Round] = {}
         self._over: set[RoundKey] = set()  # that were open once
-        self._newest: tuple[object, ...] = ()  # what was announced last, if anything
-        self._guests: dict[str, object] = {}  # what was told last of those that are there, by name
+        self._newest: tuple[int, ...] = ()  # what was announced last, if anything
+        self._guests: dict[
+            str, GuestTold
+        ] = {}  # what was told last of those that are there, by name
         self._changed = asyncio.Condition()  # binds to a loop at its first wait, not here
 
     async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> dict[str, int]:
@@ -159,19 +161,19 @@ class SampleBuffer:
         await self._wake()
         return Taken(items=items, closed=channel.closed and not channel.items)
 
-    async def announce(self, item: object) -> None:
+    async def announce(self, version: int) -> None:
         """Put this weight version into the stage PUBLISHED of every open round, and first of all
         into that of each round that opens before the next is announced."""
-        self._newest = (item,)
-        await self._tell_all(PUBLISHED, item)
+        self._newest = (version,)
+        await self._tell_all(PUBLISHED, version)
 
-    async def tell_guest(self, name: str, item: object, is_there: bool) -> None:
+    async def tell_guest(self, told: GuestTold) -> None:
         """Put what is told of a guest into the stage GUESTS of every open round, and, as long as it
         is there, into that of each round that opens later."""
-        self._guests.pop(name, None)
-        if is_there:
-            self._guests[name] = item
-        await self._tell_all(GUESTS, item)
+        self._guests.pop(told.name, None)
+        if told.kind == "joined":
+            self._guests[told.name] = told
+        await self._tell_all(GUESTS, told)
 
     async def close_stage(self, stage: Stage[Any], key: RoundKey) -> None:
         """Its producer is done. Closing twice, or for a round that is over, changes nothing."""

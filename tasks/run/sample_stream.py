@@ -1,4 +1,7 @@
-"""How coordinators reach the sample buffer: records in and out, as bytes, with one deadline.
+"""How a round's coordinators reach the sample buffer, with a deadline for every wait.
+
+    coordinators, threads of the worker `control` ─▶ LocalBuffer ─▶ the buffer, records as they are
+    the flow, and the keeper of guests ───────────▶ RemoteBuffer ─▶ its actor, records as bytes
 
 Each attempt at a step opens a round of its own in the buffer, so that what a lost attempt left
 behind is turned away.
@@ -7,12 +10,12 @@ behind is turned away.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from artifacts.records import Generated, Score, pack, unpack
-from tasks.cluster.actors import Remote
+from tasks.cluster.actors import ActorLost, Remote
 from tasks.elastic.records import GuestTold
 from tasks.rewards.pool import close_pools
 from tasks.run.plan import StepPlan
@@ -27,14 +30,13 @@ from tasks.run.sample_buffer import (
     RoundKey,
     SampleBuffer,
     Stage,
-    Taken,
 )
 
 Result = TypeVar("Result")
 BUFFER = "sample-buffer"  # name of the sample buffer's actor
 TAKE_WAIT_S = 5.0  # longest single wait; an abort ends it at once
 PUT_WAIT_S = 120.0  # back-pressure may hold a producer this long
-MAX_TELLING = 8  # verdicts on their way to the buffer at the same time
+ANSWER_S = 60.0  # beyond its wait, until the buffer's loop counts as lost
 ABORT_S = 30.0  # nobody who ends waits longer for the others to hear of it
 ATTEMPTS = 1000  # rounds of one step in the buffer
 CAPACITIES: Mapping[Stage[Any], int] = {
@@ -43,86 +45,116 @@ CAPACITIES: Mapping[Stage[Any], int] = {
 
 
 class BufferActor(SampleBuffer):
-    """The sample buffer in the control worker."""
+    """The sample buffer in the control worker, whose coordinators find it in their process."""
+
+    def __init__(self, capacities: Mapping[Stage[Any], int], run_id: str) -> None:
+        super().__init__(capacities)
+        self._run_id = run_id
 
     async def ping(self) -> None:
         """Answers as long as the worker lives."""
 
+    async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> dict[str, int]:
+        """See `SampleBuffer`; from then on `buffer_here` finds this buffer."""
+        _here[self._run_id] = LocalBuffer(self, asyncio.get_running_loop())
+        return await super().open_round(key, beside)
+
+    async def announce_packed(self, version: bytes) -> None:
+        """`announce`, called from another process."""
+        await self.announce(unpack(version))
+
+    async def tell_guest_packed(self, packed: bytes) -> None:
+        """`tell_guest`, called from another process."""
+        await self.tell_guest(unpack(packed))
+
     async def close(self) -> None:
         """End the processes of the rewards that were scored beside this buffer."""
+        _here.pop(self._run_id, None)
         await asyncio.to_thread(close_pools)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteBuffer:
-    """The sample buffer as its callers see it, see `SampleBuffer`; raises ActorLost when it is
-    gone."""
+    """The sample buffer as other processes see it, see `SampleBuffer`; raises ActorLost when the
+    buffer is gone."""
 
     remote: Remote
-    deadline_s: float  # of a call, the time that it may wait in the buffer not included
+    deadline_s: float  # of a call
 
     async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> None:
         await self.remote.call("open_round", key, tuple(beside), deadline_s=self.deadline_s)
 
     async def announce(self, version: int) -> None:
-        await self.remote.call("announce", pack(version), deadline_s=self.deadline_s)
+        await self.remote.call("announce_packed", pack(version), deadline_s=self.deadline_s)
 
     async def tell_guest(self, told: GuestTold) -> None:
-        is_there = told.kind == "joined"
-        await self.remote.call(
-            "tell_guest", told.name, pack(told), is_there, deadline_s=self.deadline_s
-        )
-
-    async def put(
-        self, stage: Stage[Record], key: RoundKey, records: Sequence[Record], wait_s: float
-    ) -> bool:
-        packed = tuple(pack(record) for record in records)
-        deadline_s = self.deadline_s + wait_s
-        accepted: bool = await self.remote.call(
-            "put", stage, key, packed, wait_s, deadline_s=deadline_s
-        )
-        return accepted
-
-    async def take(
-        self, stage: Stage[Record], key: RoundKey, max_items: int, wait_s: float
-    ) -> tuple[list[Record], bool]:
-        """The records, and whether nothing will follow them."""
-        deadline_s = self.deadline_s + wait_s
-        taken: Taken = await self.remote.call(
-            "take", stage, key, max_items, wait_s, deadline_s=deadline_s
-        )
-        return [unpack(item) for item in taken.items if isinstance(item, bytes)], taken.closed
-
-    async def close_stage(self, stage: Stage[Any], key: RoundKey) -> None:
-        await self.remote.call("close_stage", stage, key, deadline_s=self.deadline_s)
+        await self.remote.call("tell_guest_packed", pack(told), deadline_s=self.deadline_s)
 
     async def abort(self, reason: str, deadline_s: float = ABORT_S) -> None:
         await self.remote.call("abort", reason, deadline_s=deadline_s)
 
 
+@dataclass(frozen=True, slots=True)
+class LocalBuffer:
+    """The sample buffer of this process, for the event loops of all its threads.
+
+    Records are handed on as they are: whoever takes one must not change it.
+    """
+
+    buffer: SampleBuffer
+    loop: asyncio.AbstractEventLoop  # the one that the buffer's methods run on
+
+    async def call(self, work: Coroutine[Any, Any, Result], deadline_s: float) -> Result:
+        """Await a coroutine of the buffer. Raises ActorLost if its loop does not answer."""
+        limit = asyncio.timeout(deadline_s)
+        try:
+            async with limit:
+                if self.loop is asyncio.get_running_loop():
+                    return await work
+                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+        except TimeoutError as error:
+            if not limit.expired():  # the buffer's own, which says what it waited for
+                raise
+            raise ActorLost(f"{BUFFER} did not answer within {deadline_s:.0f} s") from error
+
+
+_here: dict[str, LocalBuffer] = {}  # the buffers of this process, by run id
+
+
+def buffer_here(run_id: str) -> LocalBuffer:
+    """The run's buffer in this process. Raises ActorLost where there is none: it was lost, and this
+    coordinator outlived it or came too late."""
+    try:
+        return _here[run_id]
+    except KeyError as error:
+        raise ActorLost(f"{BUFFER} of {run_id} is not in this process") from error
+
+
 class SampleStream:
     """One round's view of the buffer."""
 
-    def __init__(self, buffer: RemoteBuffer, key: RoundKey) -> None:
-        self._buffer = buffer
+    def __init__(self, here: LocalBuffer, key: RoundKey) -> None:
+        self._here, self._buffer = here, here.buffer
         self._key = key
 
     @classmethod
     def connect(cls, plan: StepPlan) -> SampleStream:
         """Raises ActorLost if the buffer is gone."""
-        remote = Remote.connect(plan.run.run_id, BUFFER)
-        return cls(RemoteBuffer(remote, plan.run.deadlines.engine_call_s), round_key(plan))
+        return cls(buffer_here(plan.run.run_id), round_key(plan))
 
     async def put(self, stage: Stage[Record], records: Sequence[Record]) -> None:
         """Hand records on; waits while the stage is full."""
         if records:
-            await self._buffer.put(stage, self._key, records, PUT_WAIT_S)
+            work = self._buffer.put(stage, self._key, records, PUT_WAIT_S)
+            await self._here.call(work, PUT_WAIT_S + ANSWER_S)
 
     async def take(
         self, stage: Stage[Record], max_items: int, wait_s: float = TAKE_WAIT_S
     ) -> tuple[list[Record], bool]:
         """Up to max_items records after waiting wait_s at most, and whether the stage is over."""
-        return await self._buffer.take(stage, self._key, max_items, wait_s)
+        work = self._buffer.take(stage, self._key, max_items, wait_s)
+        taken = await self._here.call(work, wait_s + ANSWER_S)
+        return [*taken.items], taken.closed
 
     async def drain(self, stage: Stage[Record]) -> AsyncIterator[Record]:
         """Every record of a stage as it comes, until the stage is over."""
@@ -132,21 +164,17 @@ class SampleStream:
             for record in arrived:
                 yield record
 
-    async def announce(self, version: int) -> None:
-        """Tell every round that is open or opens later that all engines have this version."""
-        await self._buffer.announce(version)
-
     async def tell_guest(self, told: GuestTold) -> None:
         """Tell every round that is open or opens later of a guest."""
-        await self._buffer.tell_guest(told)
+        await self._here.call(self._buffer.tell_guest(told), ANSWER_S)
 
     async def close(self, stage: Stage[Any]) -> None:
         """Nothing follows from this producer."""
-        await self._buffer.close_stage(stage, self._key)
+        await self._here.call(self._buffer.close_stage(stage, self._key), ANSWER_S)
 
     async def abort(self, reason: str) -> None:
         """End the round for everybody, and with it those that are open beside it."""
-        await self._buffer.abort(reason)
+        await self._here.call(self._buffer.abort(reason), ABORT_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,23 +204,15 @@ class StreamPublications:
 
 @dataclass(frozen=True, slots=True)
 class StreamDelivery:
-    """The rollout as the reward stage sees it (`Delivery`).
-
-    A call is a connection of its own, and verdicts come by the hundred: so many at a time would
-    leave the process no file to open.
-    """
+    """The rollout as the reward stage sees it (`Delivery`)."""
 
     stream: SampleStream
-    _telling: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(MAX_TELLING), init=False
-    )
 
     async def arrived(self, wait_s: float) -> tuple[list[Generated], bool]:
         return await self.stream.take(GENERATED, max_items=256, wait_s=wait_s)
 
     async def tell(self, score: Score) -> None:
-        async with self._telling:
-            await self.stream.put(SCORED, [score])
+        await self.stream.put(SCORED, [score])
 
 
 def round_key(plan: StepPlan) -> RoundKey:

@@ -151,8 +151,8 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
     },
     "flops": {
         "a100": f"{SHEET} of the A100: 312 TFLOP/s",
-        "core": "measured (research/results/measurements.md): 190 to 200 GFLOP/s in matrix products,"
-        " 150 in engines",
+        "core": "measured (research/results/measurements.md): 190 to 200 GFLOP/s in matrix"
+        " products, 150 in engines",
         "": f"{SHEET} of the H100 SXM: 989 TFLOP/s without sparsity",
     },
     "memory_bytes": {"core": "half of this machine's 24 GB", "": SHEET},

@@ -15,7 +15,7 @@ from distributed import Client
 from plan_factories import CONTEXT
 from round_factories import ENGINE, make_plan, play
 
-from artifacts.records import Request, WeightsRef, pack, unpack
+from artifacts.records import Request, WeightsRef
 from tasks.cluster.actors import Remote
 from tasks.elastic.engines import GuestEngines
 from tasks.elastic.guest_card import TOPIC
@@ -54,10 +54,10 @@ class NearStream:
         self, stage: Stage[Any], max_items: int, wait_s: float
     ) -> tuple[list[Any], bool]:  # Any: of any record
         taken = await self._buffer.take(stage, KEY, max_items, wait_s)
-        return [unpack(item) for item in taken.items if isinstance(item, bytes)], taken.closed
+        return [*taken.items], taken.closed
 
     async def tell_guest(self, told: GuestTold) -> None:
-        await self._buffer.tell_guest(told.name, pack(told), told.kind == "joined")
+        await self._buffer.tell_guest(told)
 
 
 class SlowEngine(SimulatedEngine):
@@ -91,7 +91,7 @@ class House:
         self.guests = StreamGuests(stream, connect, tell_keeper)  # type: ignore[arg-type]
 
     async def _tell(self, told: GuestTold) -> None:
-        await self.buffer.tell_guest(told.name, pack(told), told.kind == "joined")
+        await self.buffer.tell_guest(told)
 
     async def until_state(self, name: str, state: str) -> None:
         async with asyncio.timeout(COMES_WITHIN_S):

@@ -30,7 +30,7 @@ from tasks.run.run_context import RunContext
 from tasks.run.sample_buffer import GENERATED, SCORED, SampleBuffer
 from tasks.run.sample_stream import (
     CAPACITIES,
-    RemoteBuffer,
+    LocalBuffer,
     SampleStream,
     StreamDelivery,
     round_key,
@@ -39,17 +39,6 @@ from tasks.scheduling.events import PromptRef, RoundPlan
 from tests.unit.judge_factories import RuleJudge, make_config, make_generated
 
 NUM_PROMPTS = 12
-
-
-class BufferHere:
-    """The sample buffer's actor without a worker around it."""
-
-    def __init__(self) -> None:
-        self.buffer = SampleBuffer(CAPACITIES)
-
-    async def call(self, method: str, *args: object, deadline_s: float) -> object:
-        async with asyncio.timeout(deadline_s):
-            return await getattr(self.buffer, method)(*args)
 
 
 def judged_run(root: Path) -> RunContext:
@@ -88,9 +77,9 @@ def round_over(run: RunContext) -> StepPlan:
 
 async def opened_stream(plan: StepPlan) -> SampleStream:
     """A buffer of its own, open for this round."""
-    buffer = RemoteBuffer(BufferHere(), 30.0)  # type: ignore[arg-type]  # a Remote calls by name, too
+    buffer = SampleBuffer(CAPACITIES)
     await buffer.open_round(round_key(plan))
-    return SampleStream(buffer, round_key(plan))
+    return SampleStream(LocalBuffer(buffer, asyncio.get_running_loop()), round_key(plan))
 
 
 async def scored(plan: StepPlan, journal: Journal, judge: RuleJudge) -> RewardReport:

@@ -28,7 +28,7 @@ from tasks.rounds.report import RolloutReport, read_round
 from tasks.run.plan import StepPlan, journal_of, store_of
 from tasks.run.prompts import HELDOUT
 from tasks.run.sample_buffer import GENERATED, GROUPED, SCORED, SampleBuffer
-from tasks.run.sample_stream import CAPACITIES, RemoteBuffer, SampleStream, round_key
+from tasks.run.sample_stream import CAPACITIES, LocalBuffer, SampleStream, round_key
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import Turn
@@ -51,22 +51,12 @@ class CountingEngine(SimulatedEngine):
         await super().submit(requests)
 
 
-class BufferHere:
-    """The sample buffer's actor without a worker around it."""
-
-    def __init__(self) -> None:
-        self.buffer = SampleBuffer(CAPACITIES)
-
-    async def call(self, method: str, *args: object, deadline_s: float) -> object:
-        return await getattr(self.buffer, method)(*args)
-
-
 class Stage:
     """The rollout stage beside a reward that is simulated."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = CountingEngine()
-        self.buffer = RemoteBuffer(BufferHere(), 30.0)  # type: ignore[arg-type]  # calls by name, too
+        self.buffer = SampleBuffer(CAPACITIES)
         self.scored: list[str] = []
         self._run = replace(
             CONTEXT,
@@ -100,9 +90,13 @@ class Stage:
         plan = StepPlan(run=self._run, round=planned, weights=weights, attempt=1)
         return replace(plan, leaves_running=True)
 
+    def stream(self, plan: StepPlan) -> SampleStream:
+        """For the running event loop."""
+        return SampleStream(LocalBuffer(self.buffer, asyncio.get_running_loop()), round_key(plan))
+
     async def play(self, plan: StepPlan, beside: Sequence[StepPlan] = ()) -> RolloutReport:
         await self.buffer.open_round(round_key(plan), [*map(round_key, beside)])
-        stream = SampleStream(self.buffer, round_key(plan))
+        stream = self.stream(plan)
         scoring = asyncio.create_task(self._score(plan, stream))
         report = await rollout.roll_out(plan, stream)
         await scoring
@@ -158,7 +152,7 @@ def test_the_next_round_goes_on_with_what_runs_and_with_what_is_recorded(
         assert max(Counter(stage.engine.submitted).values()) == 1
         groups = journal_of(second).read_groups(2)
         assert {group.prompt.prompt_id for group in groups} == carried
-        stream = SampleStream(stage.buffer, round_key(first))
+        stream = stage.stream(first)
         waiting, is_over = await stream.take(GROUPED, max_items=9)
         assert len(waiting) == BATCH.prompts_per_step, "of the first round, which trains meanwhile"
         assert is_over

@@ -165,9 +165,9 @@ async def test_rounds_that_overlap_have_stages_of_their_own() -> None:
     buffer = await opened(capacity=1)
     await buffer.put(GROUPED, KEYS[1], ("first",), 1.0)
     assert await buffer.open_round(KEYS[2], beside=(KEYS[1],)) == dict.fromkeys(NAMES, 0)
-    await buffer.put(GROUPED, KEYS[2], ("second",), 1.0)
+    await buffer.put(GROUPED, KEYS[2], (2,), 1.0)
     await buffer.close_stage(GROUPED, KEYS[1])
-    assert (await buffer.take(GROUPED, KEYS[2], 9, 1.0)) == Taken(items=("second",), closed=False)
+    assert (await buffer.take(GROUPED, KEYS[2], 9, 1.0)) == Taken(items=(2,), closed=False)
     assert (await buffer.take(GROUPED, KEYS[1], 9, 1.0)) == Taken(items=("first",), closed=True)
     await buffer.open_round(KEYS[3], beside=(KEYS[2],))
     assert not await buffer.put(SCORED, KEYS[1], ("late",), 1.0)
@@ -193,13 +193,13 @@ async def test_an_abort_ends_every_open_round() -> None:
 
 async def test_a_version_is_announced_to_open_rounds_and_the_newest_to_later_ones() -> None:
     buffer = await opened()
-    await buffer.announce("first")
+    await buffer.announce(1)
     await buffer.open_round(KEYS[2], beside=(KEYS[1],))
-    await buffer.announce("second")
+    await buffer.announce(2)
     for key in KEYS[1:3]:
-        assert (await buffer.take(PUBLISHED, key, 9, 0.0)).items == ("first", "second")
+        assert (await buffer.take(PUBLISHED, key, 9, 0.0)).items == (1, 2)
     await buffer.open_round(KEYS[3])
-    assert (await buffer.take(PUBLISHED, KEYS[3], 9, 0.0)).items == ("second",)
+    assert (await buffer.take(PUBLISHED, KEYS[3], 9, 0.0)).items == (2,)
 
 
 def test_every_stage_needs_a_capacity() -> None:

@@ -1,22 +1,25 @@
-"""Which failure of a round is the cause, that the buffer's rounds come in order, and how many
-verdicts are on their way to it."""
+"""Which failure of a round is the cause, that the buffer's rounds come in order, and how the
+coordinators of a process reach it."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Sequence
 from itertools import pairwise
 
-from plan_factories import make_step_plan
+import pytest
+from plan_factories import CONTEXT, make_step_plan
 
 from artifacts.records import Outcome, Score
+from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost
-from tasks.run.sample_buffer import STAGES, Record, RoundAborted, Stage
+from tasks.run.sample_buffer import SCORED, STAGES, RoundAborted
 from tasks.run.sample_stream import (
-    MAX_TELLING,
+    CAPACITIES,
+    BufferActor,
     SampleStream,
     StreamDelivery,
+    StreamFeed,
     root_cause,
     round_key,
 )
@@ -91,27 +94,27 @@ def test_a_stage_is_the_same_one_in_every_process() -> None:
     }
 
 
-class BusyStream(SampleStream):
-    """Counts those who hand something on at the same time."""
+async def test_coordinators_in_other_threads_reach_the_buffer_of_their_process() -> None:
+    plan, buffer = make_step_plan(1, "short", 1), BufferActor(CAPACITIES, CONTEXT.run_id)
+    with pytest.raises(ActorLost, match="not in this process"):
+        SampleStream.connect(plan)
+    await buffer.open_round(round_key(plan))
 
-    def __init__(self) -> None:
-        self.num_told = self.most_at_once = self._now = 0
+    async def tell() -> None:
+        await StreamDelivery(SampleStream.connect(plan)).tell(SCORE)
 
-    async def put(self, stage: Stage[Record], records: Sequence[Record]) -> None:
-        self._now += 1
-        self.most_at_once = max(self.most_at_once, self._now)
-        await asyncio.sleep(0)
-        self._now -= 1
-        self.num_told += len(records)
+    await asyncio.to_thread(lambda: asyncio.run(tell()))
+    assert await StreamFeed(SampleStream.connect(plan)).scored(1.0) == [SCORE]
+    await buffer.close()
+    with pytest.raises(ActorLost, match="not in this process"):
+        SampleStream.connect(plan)
 
 
-def test_verdicts_that_come_at_once_are_told_a_few_at_a_time() -> None:
-    """Each takes its process a connection, and a thousand of them every file it may open."""
-    stream = BusyStream()
-    delivery = StreamDelivery(stream)
-
-    async def tell_many() -> None:
-        await asyncio.gather(*(delivery.tell(SCORE) for _ in range(2000)))
-
-    asyncio.run(tell_many())
-    assert (stream.num_told, stream.most_at_once) == (2000, MAX_TELLING)
+async def test_a_wait_that_is_over_raises_what_the_buffer_says() -> None:
+    plan, buffer = make_step_plan(1, "short", 1), BufferActor(CAPACITIES, CONTEXT.run_id)
+    await buffer.open_round(round_key(plan))
+    stream = SampleStream.connect(plan)
+    await stream.abort("engine-0 was lost")
+    with pytest.raises(RoundAborted, match="engine-0 was lost"):
+        await asyncio.to_thread(lambda: asyncio.run(stream.take(SCORED, 1)))
+    await buffer.close()

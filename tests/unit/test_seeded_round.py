@@ -15,7 +15,6 @@ from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.report import RolloutReport
 from tasks.run.plan import StepPlan, journal_of
 from tasks.run.sample_buffer import GROUPED
-from tasks.run.sample_stream import SampleStream, round_key
 from tasks.scheduling.policies.base import Policy, Turn
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
@@ -64,7 +63,7 @@ def played(
         stage = Stage(root, monkeypatch)
         plan = step_of(stage, policy or SyncConfig(), window)
         report = await stage.play(plan)
-        stream = SampleStream(stage.buffer, round_key(plan))
+        stream = stage.stream(plan)
         trained, _ = await stream.take(GROUPED, max_items=99)
         return plan, report, list(trained)
 

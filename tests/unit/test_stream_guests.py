@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from artifacts.records import pack, unpack
 from tasks.cluster.actors import ActorLost
 from tasks.elastic.member_events import GivenUp
 from tasks.elastic.records import GuestTold
@@ -22,12 +21,12 @@ FIRST, SECOND = RoundKey(1), RoundKey(2)
 
 
 async def tell(buffer: SampleBuffer, told: GuestTold) -> None:
-    await buffer.tell_guest(told.name, pack(told), told.kind == "joined")
+    await buffer.tell_guest(told)
 
 
 async def heard(buffer: SampleBuffer, key: RoundKey) -> list[object]:
     taken = await buffer.take(GUESTS, key, 9, 0.0)
-    return [unpack(item) for item in taken.items if isinstance(item, bytes)]
+    return [*taken.items]
 
 
 async def test_every_open_round_hears_of_a_guest_and_those_that_open_while_it_is_there() -> None:

@@ -35,7 +35,7 @@ from tasks.run.sample_buffer import GROUPED, RoundAborted
 from tasks.run.sample_stream import (
     CAPACITIES,
     BufferActor,
-    RemoteBuffer,
+    LocalBuffer,
     SampleStream,
     root_cause,
     round_key,
@@ -92,8 +92,7 @@ async def play(
 ) -> Accumulated:
     """The stage beside a rollout that says these things, and then closes or fails."""
     await buffer.open_round(round_key(plan))
-    here = RemoteBuffer(Local("buffer", buffer), deadline_s=60.0)  # type: ignore[arg-type]  # a local actor for a remote one
-    stream = SampleStream(here, round_key(plan))
+    stream = SampleStream(LocalBuffer(buffer, asyncio.get_running_loop()), round_key(plan))
     stage = asyncio.create_task(train.accumulate(plan, stream))
     for word in heard:
         await stream.put(GROUPED, [word])
@@ -113,7 +112,9 @@ def test_groups_are_trained_before_the_round_is_closed(
     learner: LearnerActor, tmp_path: Path
 ) -> None:
     plan = make_plan(tmp_path)
-    report = asyncio.run(play(plan, BufferActor(CAPACITIES), [*GROUPS[:3], FREED, *GROUPS[3:]]))
+    report = asyncio.run(
+        play(plan, BufferActor(CAPACITIES, "run"), [*GROUPS[:3], FREED, *GROUPS[3:]])
+    )
     assert report.num_groups_streamed > 3
     assert report.ranks[0].num_groups == len(GROUPS)
     split = read_split(store_of(plan), 1)
@@ -125,7 +126,7 @@ def test_without_a_freed_device_the_stage_is_one_call(
     learner: LearnerActor, tmp_path: Path
 ) -> None:
     plan = make_plan(tmp_path)
-    report = asyncio.run(play(plan, BufferActor(CAPACITIES), GROUPS))
+    report = asyncio.run(play(plan, BufferActor(CAPACITIES, "run"), GROUPS))
     assert report.num_groups_streamed == 0
     assert [len(share.parts) for share in read_split(store_of(plan), 1) or ()] == [len(GROUPS)]
 
@@ -149,7 +150,9 @@ def test_advantages_of_the_whole_step_wait_for_its_last_group_and_are_replayed(
 
     two, again, one = actors(2), actors(2), actors(1)
     monkeypatch.setattr(train, "learners_of", lambda run: learners(two))
-    report = asyncio.run(play(plan, BufferActor(CAPACITIES), [*GROUPS[:3], FREED, *GROUPS[3:]]))
+    report = asyncio.run(
+        play(plan, BufferActor(CAPACITIES, "run"), [*GROUPS[:3], FREED, *GROUPS[3:]])
+    )
     assert report.num_groups_streamed == 0
     store = store_of(plan)
     asyncio.run(replay_gradients(learners(again), GROUPS[::-1], store, 1, config))
@@ -163,7 +166,7 @@ def test_advantages_of_the_whole_step_wait_for_its_last_group_and_are_replayed(
 def test_what_a_lost_attempt_accumulated_is_discarded(
     learner: LearnerActor, model_path: str, tmp_path: Path
 ) -> None:
-    buffer = BufferActor(CAPACITIES)
+    buffer = BufferActor(CAPACITIES, "run")
 
     async def attempts() -> None:
         with pytest.raises(ExceptionGroup) as caught:
@@ -194,7 +197,7 @@ def test_a_response_of_weights_that_the_round_does_not_allow_is_not_trained(
         write_split(store_of(plan), 1, one_shot(groups, 1, flat_costs=False))
     words = rf"versions \[0\] alone, response {first.generated.response_id} has versions \[3\]"
     with pytest.raises((ValueError, ExceptionGroup)) as caught:
-        asyncio.run(play(plan, BufferActor(CAPACITIES), groups))
+        asyncio.run(play(plan, BufferActor(CAPACITIES, "run"), groups))
     assert re.search(words, str(root_cause(caught.value)))
     assert learner._rank._normaliser == 0
 
@@ -208,7 +211,7 @@ def test_an_observation_that_other_weights_read_is_no_reason_not_to_train(
     spans = (*episode.versions[:-1], VersionSpan(version=3, num_tokens=1))
     spoken = replace(first, generated=replace(episode, versions=spans))
     groups = (replace(GROUPS[0], responses=(spoken, *GROUPS[0].responses[1:])), *GROUPS[1:])
-    asyncio.run(play(make_plan(tmp_path), BufferActor(CAPACITIES), groups))
+    asyncio.run(play(make_plan(tmp_path), BufferActor(CAPACITIES, "run"), groups))
     assert learner._rank._normaliser > 0
 
 
@@ -222,7 +225,7 @@ def test_a_replay_comes_to_the_very_weights_of_the_streamed_step(
     learner: LearnerActor, model_path: str, tmp_path: Path
 ) -> None:
     plan = make_plan(tmp_path)
-    asyncio.run(play(plan, BufferActor(CAPACITIES), [FREED, *GROUPS]))
+    asyncio.run(play(plan, BufferActor(CAPACITIES, "run"), [FREED, *GROUPS]))
     expected = weights(learner)
     again = new_learner(model_path)
     asyncio.run(replayed(again, plan, GROUPS[::-1]))
@@ -238,7 +241,9 @@ def test_a_replay_of_several_updates_comes_to_the_very_weights(
     plan = replace(plan, run=replace(plan.run, learner=config))
     trained, again = (LearnerActor(config, model_path, 0, 1, (), "cpu") for _ in range(2))
     monkeypatch.setattr(train, "learners_of", lambda run: [remote("learner-0", trained)])
-    report = asyncio.run(play(plan, BufferActor(CAPACITIES), [*GROUPS[:3], FREED, *GROUPS[3:]]))
+    report = asyncio.run(
+        play(plan, BufferActor(CAPACITIES, "run"), [*GROUPS[:3], FREED, *GROUPS[3:]])
+    )
     assert report.num_groups_streamed == 0
     assert [len(share.parts) for share in read_split(store_of(plan), 1) or ()] == [3, 3, 2]
     asyncio.run(replayed(again, plan, GROUPS[::-1]))
@@ -255,7 +260,7 @@ def test_a_stage_reports_the_passes_between_its_updates(
     plan = replace(plan, run=replace(plan.run, learner=config, learners=("learner-0",)))
     actor = LearnerActor(config, model_path, 0, 1, (), "cpu")
     monkeypatch.setattr(train, "learners_of", lambda run: [remote("learner-0", actor)])
-    looked = asyncio.run(play(plan, BufferActor(CAPACITIES), GROUPS)).ranks[0]
+    looked = asyncio.run(play(plan, BufferActor(CAPACITIES, "run"), GROUPS)).ranks[0]
     gradients = GradientReport(ranks=(looked,), spans=())
     policy = asyncio.run(train.update_policy.fn(plan, gradients))
     (passes,) = policy.ranks
@@ -275,7 +280,7 @@ def test_a_replay_skips_the_update_that_was_skipped(
     sick = replace(first, generated=replace(first.generated, logprobs=logprobs))
     groups = (replace(GROUPS[0], responses=(sick, *GROUPS[0].responses[1:])), *GROUPS[1:])
     plan, before = make_plan(tmp_path), learner._rank.fingerprints()
-    asyncio.run(play(plan, BufferActor(CAPACITIES), groups))
+    asyncio.run(play(plan, BufferActor(CAPACITIES, "run"), groups))
     again = new_learner(model_path)
     asyncio.run(replayed(again, plan, groups[::-1]))
     assert weights(learner) == weights(again) == before
@@ -287,7 +292,7 @@ def test_a_repeated_stage_follows_the_split_that_was_decided(
 ) -> None:
     """The round was closed and its split recorded when the attempt was lost: nobody is freed now,
     and yet the calls are the same."""
-    plan, buffer = make_plan(tmp_path), BufferActor(CAPACITIES)
+    plan, buffer = make_plan(tmp_path), BufferActor(CAPACITIES, "run")
 
     async def attempts() -> None:
         await play(plan, buffer, [FREED, *GROUPS])
@@ -304,7 +309,7 @@ def test_a_repeated_stage_follows_the_split_that_was_decided(
 def test_a_step_that_was_updated_is_not_trained_again(
     learner: LearnerActor, tmp_path: Path
 ) -> None:
-    plan, buffer = make_plan(tmp_path), BufferActor(CAPACITIES)
+    plan, buffer = make_plan(tmp_path), BufferActor(CAPACITIES, "run")
 
     async def attempts() -> Accumulated:
         await play(plan, buffer, [FREED, *GROUPS])
@@ -411,7 +416,7 @@ def test_a_replay_without_a_recorded_split_deals_as_a_plain_step_does(
     learner: LearnerActor, tmp_path: Path
 ) -> None:
     plan = make_plan(tmp_path)
-    asyncio.run(play(plan, BufferActor(CAPACITIES), GROUPS))
+    asyncio.run(play(plan, BufferActor(CAPACITIES, "run"), GROUPS))
     gradients = learner._rank._policy.parameters.gradients.clone()
     store = Store.open(str(tmp_path / "empty"))
     learners = [remote("learner-0", learner)]
