@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from artifacts.urls import secret_in, without_secrets
+
 RepositoryKind = Literal["model", "dataset"]
 
 REPOSITORY_PATTERN = r"^[\w.-]+(/[\w.-]+)?$"
@@ -44,7 +46,8 @@ def fetch(
             )
         )
     except Exception as error:
-        raise ValueError(_told(error, kind, repository, revision)) from error
+        told = _told(error, kind, repository, revision)
+        raise ValueError(without_secrets(told)) from (None if secret_in(str(error)) else error)
 
 
 def _told(error: Exception, kind: RepositoryKind, repository: str, revision: str) -> str:

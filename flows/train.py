@@ -35,7 +35,7 @@ from flows.recovery import RECOVERABLE, recover, retry, start_at
 from flows.reporter import RunReporter
 from flows.rl_step import rl_step
 from flows.run import OpenRun, effective_config, open_run
-from flows.run_log import told_in_prefect
+from flows.run_log import hide_refused_secrets, told_in_prefect
 from flows.step_records import StepRecords
 from flows.steps import Steps
 from flows.task_runner import ClusterTaskRunner, on_cluster
@@ -48,6 +48,8 @@ from tasks.fleet import Fleet
 from tasks.guest_admission import worker_line
 from tasks.remotes import engines_of
 from tasks.sample_stream import round_key
+
+hide_refused_secrets()
 
 WORKER_IMPORTS = "tasks.worker_imports"  # by name: the flow itself has no use for it
 

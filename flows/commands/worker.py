@@ -158,6 +158,9 @@ def dask_command(options: Namespace) -> tuple[str, ...]:
 
 def check_guest(options: Namespace) -> None:
     """ValueError for what no guest can be started with."""
+    from artifacts.urls import NETWORK
+
+    NETWORK.check(vars(options), "an option")
     if not options.address.startswith(("tcp://", "tls://")):
         raise ValueError(
             f"the address must begin with tcp:// or tls://, got {options.address!r}; write"

@@ -17,6 +17,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from artifacts.urls import NetworkAddress
 from tasks.cluster.process_environment import NO_BARS, threads
 from tasks.cluster.roles import (
     ENVIRONMENT,
@@ -74,14 +75,14 @@ class ClusterConfig(BaseModel):
             " the same time."
         ),
     )
-    scheduler_address: str | None = Field(
+    scheduler_address: NetworkAddress | None = Field(
         None,
         description=(
             "Address of a running Dask scheduler (tcp://host:port); empty starts a local cluster"
             " for the run."
         ),
     )
-    scheduler_host: str = Field(
+    scheduler_host: NetworkAddress = Field(
         "127.0.0.1",
         description=(
             "Address that the scheduler of a local cluster listens on. Whoever reaches it may run"

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Prompt
+from artifacts.urls import Location
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.workers.reply import Reply
@@ -39,7 +40,7 @@ class CustomConfig(BaseModel):
     kind: Literal["custom"] = Field(
         default="custom", description="Chooses a reward function of your own."
     )
-    path: Annotated[str, AfterValidator(absolute)] = Field(
+    path: Annotated[Location, AfterValidator(absolute)] = Field(
         description=(
             "The function of (prompt, response, gold), as 'package.module:function' or"
             " 'path/to/file.py:function'."

@@ -5,7 +5,7 @@ programs.
 
 Waiting for it costs no processor, so `reward_workers` may be many: as many questions as the service
 answers side by side. Whatever keeps it from giving a number is infra. A round that is decided hangs
-up; where steps overlap, what the next one goes on with is waited for. Leaves out credentials.
+up; where steps overlap, what the next one goes on with is waited for.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from artifacts.credentials import TokenPlace
 from artifacts.records import Generated, Outcome, Prompt
+from artifacts.urls import ServiceUrl
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.sandbox.interrupt import Interrupt
 
 
-class ServiceConfig(BaseModel):
+class ServiceConfig(TokenPlace):
     """Ask a service over HTTP."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,7 +35,7 @@ class ServiceConfig(BaseModel):
     kind: Literal["service"] = Field(
         "service", description="Chooses a service that gives verdicts over HTTP."
     )
-    url: str = Field(
+    url: ServiceUrl = Field(
         pattern=r"^https?://[^/]+",
         description=(
             "Where it is asked, by POST of a JSON object with response_id, domain, prompt, response"
@@ -48,7 +50,8 @@ class ServiceConfig(BaseModel):
     )
 
     def build_reward(self, book: TimeoutBook) -> Reward:
-        """It executes no programs here and needs no time limits."""
+        """It executes no programs here and needs no time limits. ValueError where the service's
+        token cannot be had."""
         return ServiceReward(self)
 
 
@@ -71,6 +74,7 @@ class ServiceReward(ProcessReward):
     def __init__(self, config: ServiceConfig) -> None:
         self.name = f"service:{config.url}"
         self._config = config
+        self._headers = {"Content-Type": "application/json", **config.authorization()}
         super().__init__(_Line())
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
@@ -99,9 +103,8 @@ class ServiceReward(ProcessReward):
         deadline_s = time.monotonic() + limit_s
         connection = kind(place.hostname or "", place.port, timeout=limit_s)
         path = f"{place.path or '/'}{'?' + place.query if place.query else ''}"
-        headers = {"Content-Type": "application/json"}
         try:
-            connection.request("POST", path, json.dumps(question), headers)
+            connection.request("POST", path, json.dumps(question), self._headers)
             if not self.interrupt.wait(connection.sock.fileno(), deadline_s - time.monotonic()):
                 raise TimeoutError(f"no reply after {limit_s:g} s (raise timeout_s)")
             reply = connection.getresponse()
