@@ -8,6 +8,7 @@ RunConfig -> artifact root writable? -> rows sound, and enough? -> model there? 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -77,7 +78,7 @@ class OpenRun:
         """Where the run's processes on this machine write their logs."""
         if self.store.is_local:
             return self.store.local_path(LOGS)
-        return Path(tempfile.gettempdir()) / "rollflow" / self.context.run_id / LOGS
+        return Path(tempfile.gettempdir()) / f"rollflow-{os.getuid()}" / self.context.run_id / LOGS
 
     def local_report(self, name: str) -> Path | None:
         """A file in the run's report folder, or None if the artifact root is remote."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from prefect import flow, runtime
 
 from artifacts import layout
+from artifacts.private_files import private_files
 from artifacts.records import WeightsRef
 from artifacts.reports.summary import RunSummary
 from flows.config.run_config import RunConfig
@@ -59,6 +60,7 @@ async def train(config: RunConfig) -> RunSummary:
     """Post-train a model. Starts a local Dask cluster unless the configuration names a
     scheduler."""
     with ExitStack() as stack:
+        stack.enter_context(private_files())
         stack.enter_context(told_in_prefect(str(runtime.flow_run.id)))
         run = stack.enter_context(open_run(config))
         stack.enter_context(telling_of_prefects_loss())

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 
+from artifacts.private_files import keep_private, users_umask
 from flows.commands.local_stack import (
     PREFECT_PORT,
     StartingServer,
@@ -61,6 +62,7 @@ def parser() -> ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
+    keep_private()
     stop_on_signals()
     began_s = time.time()
     where = "" if options.root == ROOT else f" --root {shlex.quote(str(options.root))}"
@@ -70,7 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("starting the Prefect server", flush=True)
         with starting_prefect_server(options.root, port) as server:
             environment = os.environ | server.environment
-            child = Popen(training_command(options), env=environment, start_new_session=True)
+            child = Popen(
+                training_command(options),
+                env=environment,
+                start_new_session=True,
+                umask=users_umask(),
+            )
             code = attended(child, STOP_S, partial(told, server, child))
             if code < 0:
                 log = str(flow_log(options.root, began_s) or options.root)

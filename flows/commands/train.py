@@ -15,6 +15,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from artifacts.private_files import keep_private
 from flows.commands.local_stack import wait_until_served, when_hung_up
 from flows.commands.options import add_configuration, add_resume
 from flows.output import Output, divert
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     begin_as_workers_do()
+    keep_private()
     stop_when_hung_up()
     output = divert()
     try:

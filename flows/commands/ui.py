@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from artifacts.private_files import keep_private
 from artifacts.reports.mlflow_client import sqlite_uri
 from flows.commands.local_stack import (
     PREFECT_PORT,
@@ -48,6 +49,7 @@ def parser() -> ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
+    keep_private()
     stop_on_signals()
     try:
         serve_pages(

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Client, Scheduler, SpecCluster
+from distributed import Client, Scheduler, SpecCluster, Worker, WorkerPlugin
 from distributed.versions import error_message
 
+from artifacts.private_files import keep_private
 from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
 from tasks.cluster.fork_server import METHOD, fork_fork_server, start_fork_server, start_method
 from tasks.cluster.nanny import KILLED_WITHIN_S, nanny_of
@@ -136,6 +137,16 @@ def open_cluster(
             yield client
 
 
+class PrivateFiles(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
+    """Every worker of a joined cluster, those that are restarted as well, keeps its files private;
+    those that a run starts have that of the flow."""
+
+    name = "rollflow-private-files"
+
+    def setup(self, worker: Worker) -> None:
+        keep_private()
+
+
 @contextmanager
 def _joined(config: ClusterConfig) -> Iterator[Client]:
     try:
@@ -149,6 +160,7 @@ def _joined(config: ClusterConfig) -> Iterator[Client]:
             " empty"
         ) from error
     with client:
+        client.register_plugin(PrivateFiles())
         wait_for_workers(client, config)
         _check_versions(client, config)
         yield client

@@ -28,6 +28,7 @@ import click
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 from distributed import Worker
 
+from artifacts.private_files import keep_private
 from tasks.cluster.dask_cluster import pin_process
 from tasks.cluster.guest_card import (
     EXTENSION,
@@ -249,6 +250,7 @@ def dask_setup(
 ) -> None:
     """Make a guest of the worker. Dask would go on without one after an error, so the process
     ends."""
+    keep_private()
     try:
         check_worker(worker)
         if parent:
