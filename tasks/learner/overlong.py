@@ -9,9 +9,9 @@ environment.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.records import Generated
 
@@ -56,6 +56,16 @@ class SoftPunishment(BaseModel):
     penalty: float = Field(
         default=1.0, gt=0, description="What the reward of a response of max_tokens loses."
     )
+
+    @model_validator(mode="after")
+    def _begins_at_a_token(self) -> Self:
+        if self.buffer_tokens > self.max_tokens:
+            raise ValueError(
+                "learner.overlong.buffer_tokens must be at most max_tokens"
+                f" ({self.max_tokens}), got {self.buffer_tokens}: even an empty response would be"
+                " punished; lower it"
+            )
+        return self
 
     def shaped(self, reward: float, generated: Generated) -> float:
         """The reward less the punishment."""

@@ -19,9 +19,9 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.records import Generated
 from tasks.learner.advantage import Moments
@@ -140,6 +140,15 @@ class AnchorStateAdvantage(BaseModel):
 
     spans_step: ClassVar[bool] = False
     leaves_flat_groups_out: ClassVar[bool] = False
+
+    @model_validator(mode="after")
+    def _weighs_something(self) -> Self:
+        if not (self.episode_weight or self.state_weight):
+            raise ValueError(
+                "learner.advantage.episode_weight or state_weight must be > 0, got 0 for both:"
+                " every advantage would be 0; raise one"
+            )
+        return self
 
     def of_turns(self, group: Sequence[Played]) -> list[list[float]]:
         """One advantage for each turn of each response."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from tasks.learner.losses.importance import Level, importance
@@ -36,6 +36,15 @@ class ToprLoss(BaseModel):
     level: Level = "token"
     clips: ClassVar[bool] = False
     corrects_staleness: ClassVar[bool] = True
+
+    @model_validator(mode="after")
+    def _learns(self) -> Self:
+        if not (self.positive_weight or self.negative_weight):
+            raise ValueError(
+                "learner.loss.positive_weight or negative_weight must be > 0, got 0 for both:"
+                " nothing would be learned; raise one"
+            )
+        return self
 
     @property
     def needs_whole_responses(self) -> bool:
