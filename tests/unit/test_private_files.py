@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,13 @@ from tasks.sandbox.child_process import start_child
 
 
 @pytest.fixture(params=[0o022, 0o000])
-def umask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def umask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A process with this umask, put back afterwards."""
     given = int(request.param)
     monkeypatch.setattr(private_files, "_given", -1)
     before = os.umask(given)
-    request.addfinalizer(lambda: os.umask(before))
-    return given
+    yield given
+    os.umask(before)
 
 
 def mode(path: Path) -> int:
@@ -63,9 +64,8 @@ def test_a_handover_folder_that_somebody_made_is_closed(tmp_path: Path, umask: i
 
 def test_a_child_has_the_umask_that_it_is_to_have(umask: int) -> None:
     keep_private()
-    words = (
-        "import os, socket, sys; socket.socket(fileno=int(sys.argv[1])).send(bytes([os.umask(0)]))"
-    )
+    words = "import os, socket, sys; us = socket.socket(fileno=int(sys.argv[1]))"
+    words += "; us.send(bytes([os.umask(0)]))"
     for wanted, found in ((-1, 0o077), (0o022, 0o022)):
         child = start_child(
             lambda number: [sys.executable, "-c", words, str(number)], env={}, umask=wanted
