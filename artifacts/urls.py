@@ -11,10 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote
 
-from pydantic import BeforeValidator, ValidationInfo
+if TYPE_CHECKING:  # who shows what is kept does without pydantic, which takes a tenth of a second
+    from pydantic import GetCoreSchemaHandler, ValidationInfo
+    from pydantic_core import CoreSchema
 
 HIDDEN = "***"
 _NUM_ENCODINGS = 3  # how often a URL within a URL may have been quoted
@@ -68,9 +70,19 @@ def hidden(value: Any) -> Any:  # Any: parsed JSON, or what a caller gave instea
 
 @dataclass(frozen=True, slots=True)
 class NoSecret:
-    """Refuses a setting that holds a secret, at any depth; the words do not repeat it."""
+    """Refuses a setting that holds a secret, at any depth; the words do not repeat it. Stands in
+    the annotation of a field."""
 
     cure: str  # where the secret goes instead
+
+    def __get_pydantic_core_schema__(
+        self,
+        source: Any,  # Any: the annotated type
+        handler: GetCoreSchemaHandler,
+    ) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.with_info_before_validator_function(self, handler(source))
 
     def __call__(self, value: Any, info: ValidationInfo) -> Any:  # Any: not validated yet
         self.check(value, info.field_name or "a URL")
@@ -102,12 +114,12 @@ _ARGUMENTS = NoSecret(
     "have the code that takes it read it from a file, which episodes.hosts.readable names"
 )
 
-Location = Annotated[str, BeforeValidator(STORAGE)]  # a path, or a URL that fsspec opens
-ServiceUrl = Annotated[str, BeforeValidator(_SERVICE)]  # what is asked over HTTP
-TrackingUri = Annotated[str, BeforeValidator(TRACKING)]  # MLflow's server or database
-Repository = Annotated[str, BeforeValidator(_HUB)]  # of the Hugging Face hub
-NetworkAddress = Annotated[str, BeforeValidator(NETWORK)]  # of a machine, or a process on one
-Arguments = Annotated[Mapping[str, Any], BeforeValidator(_ARGUMENTS)]  # Any: of a user's own code
+Location = Annotated[str, STORAGE]  # a path, or a URL that fsspec opens
+ServiceUrl = Annotated[str, _SERVICE]  # what is asked over HTTP
+TrackingUri = Annotated[str, TRACKING]  # MLflow's server or database
+Repository = Annotated[str, _HUB]  # of the Hugging Face hub
+NetworkAddress = Annotated[str, NETWORK]  # of a machine, or a process on one
+Arguments = Annotated[Mapping[str, Any], _ARGUMENTS]  # Any: of a user's own code
 
 
 def _decoded(text: str) -> Iterator[str]:

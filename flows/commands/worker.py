@@ -15,6 +15,7 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 
+from artifacts.urls import NETWORK
 from tasks.cluster.guest_defaults import DRAIN_S, GRACE_S, LEASE_S, PRICE_CLASS
 
 DESCRIPTION = """\
@@ -158,8 +159,6 @@ def dask_command(options: Namespace) -> tuple[str, ...]:
 
 def check_guest(options: Namespace) -> None:
     """ValueError for what no guest can be started with."""
-    from artifacts.urls import NETWORK
-
     NETWORK.check(vars(options), "an option")
     if not options.address.startswith(("tcp://", "tls://")):
         raise ValueError(

@@ -252,13 +252,13 @@ def _without_secrets(error: ValueError, given: object) -> ValidationError:
     """The same faults; what was given holds no secret in them, wherever they are shown: Prefect
     logs a deployment's."""
     if not isinstance(error, ValidationError):
-        fault = PydanticCustomError("value_error", without_secrets(str(error)))  # type: ignore[arg-type]
+        fault = PydanticCustomError("value_error", without_secrets(str(error)))
         return ValidationError.from_exception_data(
             RunConfig.__name__, [InitErrorDetails(type=fault, input=hidden(given))]
         )
     faults = [
         InitErrorDetails(
-            type=PydanticCustomError(fault["type"], without_secrets(fault["msg"])),  # type: ignore[arg-type]
+            type=PydanticCustomError(fault["type"], without_secrets(fault["msg"])),
             loc=tuple(hidden(fault["loc"])),
             input=hidden(fault["input"]),
         )
