@@ -18,6 +18,8 @@ from httpx import HTTPError
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
+from artifacts.urls import without_secrets
+
 logger = logging.getLogger(__name__)
 
 
@@ -26,7 +28,7 @@ class PrefectLost(RuntimeError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"Prefect must answer at {PREFECT_API_URL.value()} as long as the run goes on, got"
+            f"Prefect must answer at {without_secrets(PREFECT_API_URL.value())} as long as the run goes on, got"
             f" {reason}; see whether its server runs, and with the data base that it had, then"
             " resume the run"
         )

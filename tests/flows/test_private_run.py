@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from guarded_service import guarded
 
 from tests.flows.conftest import DRAWN, ENDS_WITHIN_S, SIMULATED, train_words
 
@@ -22,33 +19,6 @@ pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
 TOKEN, VARIABLE = "t0ken-of-the-verdict-service", "VERDICTS_TOKEN"
 LOOK_S = 0.2  # between two looks at folders that are gone when the run is
-
-
-@contextmanager
-def guarded_service() -> Iterator[str]:
-    """A right verdict for who has the token; its address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            is_right = question["response"].strip().endswith(question["gold"])
-            content = json.dumps({"reward": float(is_right)}).encode()
-            known = self.headers["Authorization"] == f"Bearer {TOKEN}"
-            self.send_response(200 if known else 401)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *arguments: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def open_to_others(root: Path) -> set[str]:
@@ -72,7 +42,7 @@ def test_nobody_else_reads_what_a_run_makes_and_no_token_is_in_it(tmp_path: Path
     root, shared = tmp_path / "runs", Path(f"/dev/shm/rollflow-private-{os.getpid()}")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    with guarded_service() as url:
+    with guarded(f"Bearer {TOKEN}") as url:
         words = train_words(root, *SIMULATED, DRAWN, f"keep.weights_dir={shared}")[4:]
         command = [sys.executable, "-m", "flows.commands.demo", "--preset", "tiny-sync"]
         command += ["--root", str(root), "--prefect-port", "0", *words]

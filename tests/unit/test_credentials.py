@@ -3,15 +3,11 @@ error holds."""
 
 from __future__ import annotations
 
-import json
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from guarded_service import guarded
 from pydantic import ValidationError
 from record_factories import make_generated
 
@@ -22,32 +18,6 @@ from tasks.rewards.service import ServiceConfig
 
 TOKEN, VARIABLE = "t0ken", "ROLLFLOW_TEST_TOKEN"
 PROMPT = Prompt(prompt_id="0/1", domain="add", token_ids=(1,), gold="8", text="3 + 5?")
-
-
-@contextmanager
-def guarded(authorization: str) -> Iterator[str]:
-    """A reward service and a server of environments in one, which want this header."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            is_known = self.headers["Authorization"] == authorization
-            content = json.dumps({"reward": 1.0, "observation": {"text": "go"}}).encode()
-            self.send_response(200 if is_known else 401)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *arguments: object) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize(
