@@ -27,10 +27,10 @@ class PrefectLost(RuntimeError):
     """Prefect's server did not answer, or no more knows the run: the run cannot go on."""
 
     def __init__(self, reason: str) -> None:
+        address = without_secrets(PREFECT_API_URL.value())
         super().__init__(
-            f"Prefect must answer at {without_secrets(PREFECT_API_URL.value())} as long as the run goes on, got"
-            f" {reason}; see whether its server runs, and with the data base that it had, then"
-            " resume the run"
+            f"Prefect must answer at {address} as long as the run goes on, got {reason}; see"
+            " whether its server runs, and with the data base that it had, then resume the run"
         )
 
 
