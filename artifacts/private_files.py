@@ -25,7 +25,7 @@ def keep_private() -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """The same for the length of a block."""
+    """The same for the length of a block, or of each call of a function that this decorates."""
     global _given
     given = _given
     before = os.umask(PRIVATE)

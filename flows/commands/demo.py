@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 
-from artifacts.private_files import keep_private, users_umask
+from artifacts.private_files import private_files, users_umask
 from flows.commands.local_stack import (
     PREFECT_PORT,
     StartingServer,
@@ -60,9 +60,9 @@ def parser() -> ArgumentParser:
     return made
 
 
+@private_files()
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
-    keep_private()
     stop_on_signals()
     began_s = time.time()
     where = "" if options.root == ROOT else f" --root {shlex.quote(str(options.root))}"

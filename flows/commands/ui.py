@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from artifacts.private_files import keep_private
+from artifacts.private_files import private_files
 from artifacts.reports.mlflow_client import sqlite_uri
 from flows.commands.local_stack import (
     PREFECT_PORT,
@@ -47,9 +47,9 @@ def parser() -> ArgumentParser:
     return made
 
 
+@private_files()
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
-    keep_private()
     stop_on_signals()
     try:
         serve_pages(

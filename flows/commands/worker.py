@@ -15,6 +15,7 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 
+from artifacts.private_files import private_files
 from artifacts.urls import NETWORK
 from tasks.cluster.guest_defaults import DRAIN_S, GRACE_S, LEASE_S, PRICE_CLASS
 
@@ -130,6 +131,7 @@ def _seconds(parser: ArgumentParser, option: str, default: float, what: str) -> 
     )
 
 
+@private_files()
 def main(argv: Sequence[str] | None = None) -> int:
     """Becomes the worker; 2, with one sentence, where it cannot."""
     options = parser().parse_args(argv)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from artifacts.private_files import private_files
 from flows.commands.worker import TLS, add_guest_options, check_guest, given_words, host_name
 from flows.commands.worker_schedule import (
     Change,
@@ -98,6 +99,7 @@ def parser() -> ArgumentParser:
     return made
 
 
+@private_files()
 def main(argv: Sequence[str] | None = None) -> int:
     """Follows the schedule until Ctrl-C; 2, with a sentence, where it cannot or a worker was
     refused."""
