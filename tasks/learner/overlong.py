@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.records import Generated
+from tasks.rewards.base import LARGEST_REWARD
 
 
 class TrainOverlong(BaseModel):
@@ -54,7 +55,10 @@ class SoftPunishment(BaseModel):
         ge=1, description="The penalty grows from 0 over so many tokens before max_tokens."
     )
     penalty: float = Field(
-        default=1.0, gt=0, description="What the reward of a response of max_tokens loses."
+        default=1.0,
+        gt=0,
+        le=LARGEST_REWARD,
+        description="What the reward of a response of max_tokens loses.",
     )
 
     @model_validator(mode="after")

@@ -129,10 +129,13 @@ class AnchorStateAdvantage(BaseModel):
         default=0.95, gt=0, le=1, description="Discount of a reward for each turn before it."
     )
     episode_weight: float = Field(
-        default=1.0, ge=0, description="Weight of the episode's reward among its siblings'."
+        default=1.0, ge=0, le=1e6, description="Weight of the episode's reward among its siblings'."
     )
     state_weight: float = Field(
-        default=1.0, ge=0, description="Weight of a turn's return among those from its state."
+        default=1.0,
+        ge=0,
+        le=1e6,
+        description="Weight of a turn's return among those from its state.",
     )
     epsilon: float = Field(
         default=1e-6, gt=0, description="Added to the standard deviation before dividing by it."

@@ -9,14 +9,13 @@ programs.
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from artifacts.records import Generated, Outcome, Prompt
+from artifacts.records import Generated, Prompt
 from artifacts.urls import Location
-from tasks.rewards.base import ProcessReward, Reward, Verdict, infra
+from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, paid
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.workers.reply import Reply
 from tasks.rewards.workers.verify_worker import DEFAULT_MEMORY_BYTES, VerifyWorker, WorkerStartError
@@ -97,11 +96,5 @@ class CustomReward(ProcessReward):
     def _verdict(self, reply: Reply) -> Verdict:
         if reply.kind != "value":
             return infra(f"{self.name} {FAILED[reply.kind]}: {reply.detail}")
-        if not isinstance(reply.value, int | float) or not math.isfinite(reply.value):
-            return infra(
-                f"{self.name} returned {reply.value!r}, but a reward must be a finite number"
-            )
-        reward = float(reply.value)
-        return Verdict(
-            reward=reward, outcome=Outcome.OK if reward > 0 else Outcome.WRONG, detail="custom"
-        )
+        number = int(reply.value) if isinstance(reply.value, bool) else reply.value
+        return paid(number, "custom", by=self.name)

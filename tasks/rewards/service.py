@@ -11,7 +11,6 @@ up; where steps overlap, what the next one goes on with is waited for.
 from __future__ import annotations
 
 import json
-import math
 import time
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Literal
@@ -20,9 +19,9 @@ from urllib.parse import urlsplit
 from pydantic import ConfigDict, Field
 
 from artifacts.credentials import TokenPlace
-from artifacts.records import Generated, Outcome, Prompt
+from artifacts.records import Generated, Prompt
 from artifacts.urls import ServiceUrl
-from tasks.rewards.base import ProcessReward, Reward, Verdict, infra
+from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, paid
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.sandbox.interrupt import Interrupt
 
@@ -84,11 +83,11 @@ class ServiceReward(ProcessReward):
             reply = self._ask(prompt, generated)
         except (OSError, HTTPException, ValueError) as error:
             return infra(f"{self.name} gave no verdict: {type(error).__name__}: {error}")
-        reward = _finite(reply.get("reward")) if isinstance(reply, dict) else None
-        if reward is None:
-            return infra(f"{self.name} must reply with a finite number 'reward', got {reply!r}")
-        outcome = Outcome.OK if reward > 0 else Outcome.WRONG
-        return Verdict(reward=reward, outcome=outcome, detail="service")
+        if not isinstance(reply, dict) or "reward" not in reply:
+            return infra(
+                f"{self.name} must reply with an object that has a 'reward', got {reply!r}"
+            )
+        return paid(reply["reward"], "service", by=self.name)
 
     def _ask(self, prompt: Prompt, generated: Generated) -> object:
         question = {
@@ -114,14 +113,3 @@ class ServiceReward(ProcessReward):
             return json.loads(content)
         finally:
             connection.close()
-
-
-def _finite(value: object) -> float | None:
-    """The number as a float; None for anything else, and for what no float can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None

@@ -28,10 +28,13 @@ class ToprLoss(BaseModel):
         default="topr", description="Policy gradient, weights taper off for bad responses alone."
     )
     positive_weight: float = Field(
-        default=1.0, ge=0, description="Scales the loss of responses with a reward above 0."
+        default=1.0, ge=0, le=1e6, description="Scales the loss of responses with a reward above 0."
     )
     negative_weight: float = Field(
-        default=1.0, ge=0, description="Scales the loss of responses with a reward of 0 or less."
+        default=1.0,
+        ge=0,
+        le=1e6,
+        description="Scales the loss of responses with a reward of 0 or less.",
     )
     level: Level = "token"
     clips: ClassVar[bool] = False
