@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from tasks.learner.finite import weighted_logp
 from tasks.learner.losses.importance import Level, importance
 from tasks.learner.token_loss import TokenBatch, TokenLoss
 
@@ -66,7 +67,7 @@ class ToprLoss(BaseModel):
         tapered = self.negative_weight * ratio.clamp(max=1.0)
         weight = torch.where(is_good, self.positive_weight, tapered)
         return TokenLoss(
-            loss=-weight * batch.advantage * logp,
+            loss=weighted_logp(weight * batch.advantage, logp),
             truncated=~is_good & (ratio > 1),
             clipped=torch.zeros_like(ratio, dtype=torch.bool),
         )
