@@ -2,10 +2,13 @@
 policies are apart: exp(88.8) is infinite, and 0 times infinity is no number, nor is its gradient.
 
 What is finite without these bounds has the very same bits with them; beyond them a token has a
-finite loss, and a gradient only where it comes from something else.
+finite loss, and a gradient only where it comes from something else. A record without a finite
+log-probability is another matter: its ratio stays infinite, and what counts it is no number.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -21,25 +24,22 @@ def floored(logp: Tensor) -> Tensor:
     return logp.clamp(min=LEAST_LOGP)
 
 
-def log_ratio(logp: Tensor, other: Tensor) -> Tensor:
-    """The difference of log-probabilities, 0 where both policies never sample the token."""
-    return floored(logp) - floored(other)
-
-
 def bounded_exp(exponent: Tensor) -> Tensor:
-    """exp, of LARGEST_LOG_RATIO at most; beyond it without a gradient."""
-    return torch.exp(exponent.clamp(max=LARGEST_LOG_RATIO))
+    """exp, for finite exponents of LARGEST_LOG_RATIO at most; beyond it without a gradient."""
+    bounded = torch.exp(exponent.clamp(max=LARGEST_LOG_RATIO))
+    return bounded.masked_fill(exponent == math.inf, math.inf)
 
 
 def ratio(logp: Tensor, other: Tensor) -> Tensor:
-    """How much likelier one policy finds a token than another one."""
-    return bounded_exp(log_ratio(logp, other))
+    """How much likelier one policy finds a token than another one, which sampled it."""
+    return bounded_exp(floored(logp) - other)
 
 
-def finite(values: Tensor) -> Tensor:
-    """Values, infinities as the largest number of their type and without a gradient."""
+def finite(values: Tensor, given: Tensor) -> Tensor:
+    """Values; those of finite given ones are no larger than their type can hold, and have no
+    gradient there."""
     largest = torch.finfo(values.dtype).max
-    return values.clamp(-largest, largest)
+    return torch.where(given.isfinite(), values.clamp(-largest, largest), values)
 
 
 def weighted_logp(weight: Tensor, logp: Tensor) -> Tensor:

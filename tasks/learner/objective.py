@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tasks.learner.divergence import ESTIMATORS, Estimator
-from tasks.learner.finite import LARGEST_PENALTY, finite, log_ratio
+from tasks.learner.finite import LARGEST_PENALTY, finite, floored
 from tasks.learner.gate import ALL_PASS, Gate
 from tasks.learner.token_loss import PolicyLoss, TokenBatch
 from tasks.learner.whole_responses import Lengths, means, spread, sums_to_go
@@ -51,9 +51,9 @@ class Objective:
         """
         if not self.needs_whole_responses:
             return batch
-        logp, advantage = logp.detach(), batch.advantage
+        logp, advantage = floored(logp.detach()), batch.advantage
         proximal = logp if batch.proximal is None else batch.proximal
-        ratios = spread(means(log_ratio(logp, batch.behaviour), lengths), lengths, logp.device)
+        ratios = spread(means(logp - batch.behaviour, lengths), lengths, logp.device)
         if batch.reference is not None and self._penalises("reward"):
             penalty = ESTIMATORS[self.kl_estimator](proximal, batch.reference)
             penalty = penalty.clamp(-LARGEST_PENALTY, LARGEST_PENALTY)
@@ -77,7 +77,7 @@ class Objective:
         loss = self.loss.token_loss(logp, batch).loss
         if batch.reference is not None and self._penalises("loss"):
             divergence = ESTIMATORS[self.kl_estimator](logp, batch.reference)
-            loss = finite(loss + finite(self.kl_coefficient * divergence))
+            loss = finite(loss + finite(self.kl_coefficient * divergence, divergence), loss)
         return batch.weight * loss
 
     def by_logp(self, logp: Tensor, batch: TokenBatch) -> Tensor:

@@ -13,6 +13,6 @@ def clipped_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """min(ratio A, clip(ratio, 1 - low, 1 + high) A) of each token, and where the clip decided, so
     that nothing is left of the gradient."""
-    plain = finite(ratio * advantage)
-    bounded = finite(ratio.clamp(1 - low, 1 + high) * advantage)
+    plain = finite(ratio * advantage, ratio)
+    bounded = finite(ratio.clamp(1 - low, 1 + high) * advantage, ratio)
     return torch.minimum(plain, bounded), (bounded < plain).detach()

@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from tasks.learner.finite import ratio
+from tasks.learner.finite import floored
 from tasks.learner.losses.clipping import clipped_surrogate
 from tasks.learner.losses.importance import importance
 from tasks.learner.token_loss import TokenBatch, TokenLoss
@@ -50,7 +50,8 @@ class GspoLoss(BaseModel):
         return f"the ratio learner/engine of a response (geometric) is clipped to {bounds}"
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
-        own = ratio(logp, logp.detach())  # 1, with the gradient of the token
+        bounded = floored(logp)
+        own = torch.exp(bounded - bounded.detach())  # 1, with the gradient of the token
         whole = importance(logp, batch, "geometric") * own
         kept, clipped = clipped_surrogate(whole, batch.advantage, self.clip_low, self.clip_high)
         return TokenLoss(

@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from tasks.learner.finite import finite, ratio
+from tasks.learner.finite import finite, floored, ratio
 from tasks.learner.losses.clipping import clipped_surrogate
 from tasks.learner.token_loss import TokenBatch, TokenLoss
 
@@ -87,7 +87,7 @@ class PpoClipLoss(BaseModel):
         )
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
-        proximal = logp.detach() if batch.proximal is None else batch.proximal
+        proximal = floored(logp.detach() if batch.proximal is None else batch.proximal)
         old = proximal if self.old_policy == "learner" else batch.behaviour
         moved = ratio(logp, old)
         kept, clipped = clipped_surrogate(moved, batch.advantage, self.clip_low, self.clip_high)
@@ -98,7 +98,7 @@ class PpoClipLoss(BaseModel):
             clipped = clipped | (worst > kept).detach()
             kept = torch.maximum(kept, worst)
         return TokenLoss(
-            loss=finite(-kept * correction.clamp(max=cap)),
+            loss=finite(-kept * correction.clamp(max=cap), moved),
             truncated=correction > cap,
             clipped=clipped,
         )
