@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from artifacts.datasets.code_cases import AssertionCase, Case, CodeGold, StdioCase, call_case
-from tasks.rewards.programs.code_tests import program_of
+from tasks.rewards.programs.fenced_program import program_of
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 from tasks.rewards.programs.sandbox.self_test import holds
 from tasks.sandbox.isolation import Isolation
