@@ -116,13 +116,13 @@ def infra(detail: str) -> Verdict:
 def checked_reward(value: object) -> float:
     """A number from outside as a reward. ValueError for whatever is no finite number within
     LARGEST_REWARD, truth values included."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and abs(value) <= LARGEST_REWARD):  # of NaN, neither is true
-        raise ValueError(
-            f"a reward must be a finite number from -{LARGEST_REWARD:,.0f} to {LARGEST_REWARD:,.0f}"
-            f", got {printable_line(repr(value), 60)}; scale it, or give no verdict"
-        )
-    return float(value)
+    is_truth = isinstance(value, bool)
+    if not is_truth and isinstance(value, int | float) and abs(value) <= LARGEST_REWARD:
+        return float(value)  # NaN is within nothing
+    raise ValueError(
+        f"a reward must be a finite number from -{LARGEST_REWARD:,.0f} to {LARGEST_REWARD:,.0f},"
+        f" got {printable_line(repr(value), 60)}; scale it, or give no verdict"
+    )
 
 
 def paid(value: object, detail: str, *, by: str) -> Verdict:
