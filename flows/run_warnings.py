@@ -34,7 +34,8 @@ def run_warnings(
         for flat in nothing_learned(steps, config.steps_in_a_row)
         if flat.step >= since
     ]
-    return tuple(sorted(warned for warned in told if warned.step >= since))
+    recent = (warned for warned in told if warned.step >= since)
+    return tuple(sorted(recent, key=lambda warned: warned.step))
 
 
 def _answers(journal: Journal, step: int) -> str:
