@@ -138,7 +138,7 @@ def test_nothing_raises(gold: str, answer: str) -> None:
         ("e", "e+10^{-90}", None),  # a term that would vanish
         ("x", r"x+e^{-300}", None),
         ("f(x)", "f(x)+1", None),
-        ("2^{10^{10}}", "3", None),
+        ("2^{10^{10}}", "3", False),
         (r"\exp(10^9)", "3", None),
         ("(10^8)!", "3", None),
         (r"\binom{10^7}{10^6}", "3", None),

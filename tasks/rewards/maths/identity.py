@@ -48,6 +48,8 @@ def same_function(gold: str, answer: str) -> bool | None:
     given = read_closed_form(answer)
     if wanted is None or given is None:
         return None
+    if wanted.exact is not None and given.exact is not None:
+        return wanted.exact == given.exact
     is_complex = wanted.is_complex or given.is_complex
     num_pairs = num_real = 0
     is_same = True
