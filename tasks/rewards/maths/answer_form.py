@@ -58,8 +58,9 @@ _UPRIGHT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _CHOICE = re.compile(r"(?:(?:option|choice|answer)\s+)?\(?((?-i:[A-Z]))\)?\.?", re.IGNORECASE)
 _LABEL = (
     r"(?:(?:[Oo]ption|[Cc]hoice)\s*)?"
-    r"(?:\((?P<round>[A-J])\)(?=\s)|(?P<label>[A-J])(?:\)|[.:](?=\s)))"
+    r"(?:\((?P<round>[A-J])\)[.:]?(?=\s)|(?P<label>[A-J])(?:\)|[.:](?=\s)))"
 )
+_LABEL_STARTS = frozenset("ABCDEFGHIJOoc(\\")
 _LABELLED = re.compile(
     rf"{_LABEL}\s*(?P<text>(?!(?:\\text\{{\s*)?(?:is|was|or|and|not|nor)(?![a-z]))\S.*)"
 )
@@ -80,11 +81,18 @@ _BRACKETS = (
 def read_form(text: str) -> Form:
     """The form of a text in the uniform spelling; what nothing else reads is words or a scalar."""
     text = text.strip(" ,;")
+    if text.startswith("{{") and "," in text and text.endswith("}}") and _is_nested(text):
+        return Form(kind="set", parts=(replace(read_form(text[1:-1]), kind="set"),))
     text = peeled(text if text.endswith("..") else text.removesuffix("."))
     for reader in READERS:
         if (form := reader(text)) is not None:
             return form
     return _read_rest(text)
+
+
+def _is_nested(text: str) -> bool:
+    """Whether braces that are no group of TeX's stand within braces around all of a text."""
+    return peeled(text) != text and peeled(text[1:-1]) != text[1:-1]
 
 
 def _read_constant_set(text: str) -> Form | None:
@@ -191,6 +199,8 @@ def _read_intersection(text: str) -> Form | None:
 
 def _read_choice(text: str) -> Form | None:
     """`A) 12`: the letter of a choice with its text, either of which is the answer."""
+    if text[:1] not in _LABEL_STARTS:
+        return None
     match = _LABELLED.fullmatch(_UPRIGHT_LABEL.sub(_lowered, text, count=1))
     if match is None or _OTHER_LABEL.search(match["text"]):
         return None

@@ -17,16 +17,18 @@ _TICKS = (
     "\N{HEAVY BLACK HEART}\N{WHITE SMILING FACE}\N{ELECTRIC LIGHT BULB}\N{ROCKET}"
     "\N{DIRECT HIT}\N{TROPHY}\N{FIRE}\N{LARGE GREEN CIRCLE}\N{LARGE GREEN SQUARE}"
     "\N{HUNDRED POINTS SYMBOL}\N{VARIATION SELECTOR-16}"
-    "\u25a0-\u25a3\u25aa\u25ab\u25fb-\u25fe\u2b1b\u2b1c"  # squares, as at the end of a proof
-    "\U0001f389\U0001f38a\U0001f44d\U0001f44f\U0001f600-\U0001f644\U0001f64c\U0001f970-\U0001f973"
+    "\u25a0\u25a1\u25a2\u25a3\u25aa\u25ab\u25fb\u25fc\u25fd\u25fe\u2b1b\u2b1c"  # ends of proofs
+    "\U0001f389\U0001f38a\U0001f44d\U0001f44f\U0001f64c\U0001f970\U0001f971\U0001f972\U0001f973"
+    + "".join(map(chr, range(0x1F600, 0x1F645)))  # faces
 )
 TAG = r"</?(?:b|i|u|em|strong|mark|p|br|div|span|code)\s*/?>"
-_END = re.compile(
-    rf"(?:\s|\\[,;:! ]|[{_TICKS}]|{TAG}|\\\\|(?<!\^)\*+|_+|`+|(?<!\.)\.|[;,]"
-    r"|\$*\\(?:checkmark|square|blacksquare|Box|qed|qedsymbol)(?![A-Za-z])\$*|(?<![A-Za-z])Q\.?E\.?D\.?"
-    r"|[\s.,;(]I hope (?:it|this|that) is (?:correct|right)[.!)]*"
+_END_SIGNS = f" \t\n{_TICKS}*_`;,\\"
+_END_WORDS = re.compile(
+    rf"(?:{TAG}|\$*\\(?:checkmark|square|blacksquare|Box|qed|qedsymbol)\$*|(?<![A-Za-z])Q\.?E\.?D\.?"
+    r"|\\[:!>]|[\s.,;(]I hope (?:it|this|that) is (?:correct|right)[.!)]*"
     r"|(?<=[\s$])is (?:the|our) (?:(?:final|correct|right) )?answer)\Z"
 )
+_MAY_END_WORDS = re.compile(r"[A-Za-z$>).:!]\Z")
 _START = re.compile(
     rf"\s+|\\[,;:! ]|[{_TICKS}]|{TAG}|:|#+\s|[*•]\s+|[\N{{THEREFORE}}\N{{RIGHTWARDS DOUBLE ARROW}}]"
     r"|\\(?:therefore|Rightarrow|implies)(?![A-Za-z])"
@@ -34,7 +36,8 @@ _START = re.compile(
     r"answer\s*(?:\bis\b(?:\s+equal\s+to\b)?\s*:?|[:=])",
     re.IGNORECASE,
 )
-_PAIRS = ("**", "__", "*", "_", "`")
+_NUMBER = re.compile(r"[-+]?\\?\$?[0-9](?:[0-9,.]*[0-9])?")  # as most answers are
+_PAIRS = ("**", "__", "*", "`")
 _QUOTES = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("«", "»"), ("<", ">"))
 _CLOSING = {")": "(", "]": "[", "}": "{", ">": "<", '"': '"', "”": "“"}
 # What ends with a full stop and no sentence: "sq. ft.", "p.m.", "Mr. Smith", the choice "B. 12".
@@ -54,11 +57,15 @@ _ASIDE = re.compile(
 
 def bare_answer(line: str) -> str:
     """The answer that a line states: up to the end of its sentence or to a comment on it."""
-    return unmarked(_without_comment(unmarked(line)))
+    text = unmarked(line)
+    bare = _without_comment(text)
+    return text if bare == text else unmarked(bare)
 
 
 def unmarked(text: str) -> str:
     """A text without marks around it: all of it is meant."""
+    if _NUMBER.fullmatch(text):
+        return text
     before = ""
     while text and text != before:
         before = text
@@ -70,10 +77,21 @@ def _without_ends(text: str) -> str:
     start = 0
     while match := _START.match(text, start):
         start = match.end()
-    end = len(text)
-    while end > start and (match := _END.search(text, max(start, end - 40), end)):
-        end = match.start()
-    return _without_closing(text[start:end])
+    return _without_closing(_without_end(text[start:]))
+
+
+def _without_end(text: str) -> str:
+    """A text without marks, words and the full stop at its end; `a^*` keeps its own."""
+    bare = text.rstrip(_END_SIGNS)
+    if bare.endswith(".") and not bare.endswith(".."):
+        bare = bare[:-1]
+    if bare.endswith("^"):
+        return text
+    if _MAY_END_WORDS.search(bare, max(0, len(bare) - 1)) and (
+        words := _END_WORDS.search(bare, max(0, len(bare) - 40))
+    ):
+        bare = bare[: words.start()]
+    return bare
 
 
 def _without_closing(text: str) -> str:
@@ -96,6 +114,8 @@ def _is_odd(text: str, closing: str) -> bool:
 
 def _without_pair(text: str) -> str:
     """A text without quotes or emphasis around the whole of it, or emphasis that is never ended."""
+    if text[:1].isalnum():
+        return text
     for opening, closing in _QUOTES:
         inside = text[1:-1]
         is_quoted = text[:1] == opening and text[-1:] == closing and len(text) > 2
@@ -108,6 +128,8 @@ def _without_pair(text: str) -> str:
 
 
 def _without_comment(line: str) -> str:
+    if _NUMBER.fullmatch(line):
+        return line
     for end in _SENTENCE_END.finditer(line):
         head = line[: end.start()]
         if head.count("{") == head.count("}") and not _ABBREVIATION.search(head):

@@ -1,7 +1,8 @@
-"""Arithmetic on numbers of 100 digits that refuses what would overflow or vanish.
+"""Arithmetic on numbers of 130 digits that refuses what would overflow or vanish.
 
 In a sum, a term that is far smaller than the other one would vanish unseen: `42 + 10^{-90}` would
-pass for 42. Such a sum raises OutsideError, and so does a difference that leaves too few digits.
+pass for 42. Such a sum raises OutsideError, and so does a difference that leaves too few digits,
+and a function of so small or large a number that it would pass for its limit: `\\tanh(1000)` for 1.
 
 A value is a function of a point, and an exact one beside it where it is rational. Every operation
 takes values and returns one, so that an expression is built first and evaluated later, through
@@ -12,8 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpmath import MPContext
 
@@ -22,10 +22,12 @@ from tasks.rewards.maths.exact_arithmetic import Exact
 
 Number = Any  # an mpf or mpc of mpmath, which has no types
 
-BITS = 340
+BITS = 440
 MAX_MAGNITUDE = 8_000  # binary logarithm of the largest number, and minus that of the smallest
 MAX_GAP = 190  # binary logarithm of what the terms of a sum may differ by
 MAX_LOSS = 130  # binary digits that a sum may be smaller than its terms
+MIN_BITS = -40  # binary logarithm of the smallest argument of a function, whose square is visible
+MAX_TANH, MAX_ARCTAN = 4, 64  # and of the largest one where it tends to a limit
 MAX_GAMMA = 1_000.0  # argument of a factorial
 MAX_DIGITS = 40  # of a number that is written down: more would vanish like the term of a sum
 
@@ -34,8 +36,7 @@ Evaluate = Callable[[Point], Number]
 Function = Callable[[Number], Number]
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """A part of an expression."""
 
     at: Evaluate  # the number at a point; raises OutsideError where it has none
@@ -217,13 +218,13 @@ def _power(base: Number, exponent: Number) -> Number:
             return base
         raise OutsideError
     growth = context.fabs(context.log(base) * exponent)
-    if growth > MAX_MAGNITUDE:
+    if growth > MAX_MAGNITUDE or (growth != 0 and magnitude(growth) < MIN_BITS):
         raise OutsideError
     return _bounded(context.power(base, exponent))
 
 
 def _log(number: Number) -> Number:
-    if number == 0:
+    if number == 0 or magnitude(number - 1) < MIN_BITS:
         raise OutsideError
     return context.log(number)
 
@@ -246,11 +247,11 @@ def _small(number: Number) -> Number:
     return number
 
 
-def _modest(function: Function) -> Function:
-    """A periodic function, of an argument that leaves enough digits."""
+def _modest(function: Function, max_bits: int = MAX_GAP // 2) -> Function:
+    """A function of an argument that leaves enough digits."""
 
     def value(number: Number) -> Number:
-        if magnitude(number) > MAX_GAP // 2:
+        if not MIN_BITS <= magnitude(number) <= max_bits:
             raise OutsideError
         return function(number)
 
@@ -279,12 +280,12 @@ FUNCTIONS: dict[str, Function] = {
     "\\cot": _modest(_reciprocal(context.tan)),
     "\\sec": _modest(_reciprocal(context.cos)),
     "\\csc": _modest(_reciprocal(context.sin)),
-    "\\arcsin": context.asin,
-    "\\arccos": context.acos,
-    "\\arctan": context.atan,
+    "\\arcsin": _modest(context.asin),
+    "\\arccos": _modest(context.acos),
+    "\\arctan": _modest(context.atan, MAX_ARCTAN),
     "\\sinh": lambda number: (_exp(number) - _exp(-number)) / 2,
     "\\cosh": lambda number: (_exp(number) + _exp(-number)) / 2,
-    "\\tanh": context.tanh,
+    "\\tanh": _modest(context.tanh, MAX_TANH),
     "\\ln": _log,
     "\\exp": _exp,
 }

@@ -103,8 +103,8 @@ def same_number(wanted: object, given: object, *rounding: int) -> bool:
 
     math-verify rounds to 15 digits and calls whatever is smaller zero.
     """
-    if isinstance(wanted, MatrixBase) or isinstance(given, MatrixBase):
-        return bool(by_digits(wanted, given, *rounding))  # asks this function for every entry
+    if any(isinstance(side, MatrixBase) or _is_percent(side) for side in (wanted, given)):
+        return bool(by_digits(wanted, given, *rounding))  # of a matrix's entries this asks again
     first, second = (grader.safe_sympy_doit(side) for side in (wanted, given))
     if isinstance(first, Rational) and isinstance(second, Rational):
         return bool(first == second)
@@ -119,6 +119,10 @@ def same_number(wanted: object, given: object, *rounding: int) -> bool:
         return False
     gap = abs(values[0] - values[1])
     return bool(gap <= Rational(1, 10**SAME_DIGITS) * max(map(abs, values)))
+
+
+def _is_percent(side: object) -> bool:
+    return isinstance(side, Expr) and side.has(UnevaluatedExpr)
 
 
 def _may_vanish(*sides: Expr) -> bool:

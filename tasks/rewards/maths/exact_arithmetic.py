@@ -5,33 +5,31 @@ r"""Exact arithmetic on rational functions of any size: numbers modulo a prime t
 Every process draws a prime of 256 bits and a number for each letter, and keeps them to itself.
 Integers that differ by less than 2^{2^{72}} have the same remainder with a chance below 2^-170,
 rational functions likewise: no digit is ever rounded away. Exponents and arguments of factorials
-must be known themselves: they are small fractions, kept beside the remainder. Whatever is not
+must be known themselves: they are small whole numbers, kept beside the remainder. Whatever is not
 rational, or not within the bounds, has no exact value, None.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from hashlib import blake2b
 from math import comb
 from random import SystemRandom
+from typing import NamedTuple
 
 PRIME_BITS = 256
-SMALL_BITS = 64  # of numerator and denominator of what may be an exponent
+SMALL_BITS = 64  # of what may be an exponent
 MAX_FACTORIAL = 10_000  # argument; a millisecond
 
 _DRAW = SystemRandom()
 _KEY = _DRAW.randbytes(32)
 
 
-@dataclass(frozen=True, slots=True)
-class Exact:
+class Exact(NamedTuple):
     """A rational number or function."""
 
     residue: int  # modulo the prime
-    small: Fraction | None  # the number itself where it is one and has few digits
+    small: int | None  # the number itself where it is whole and has few digits
 
 
 def _is_prime(number: int) -> bool:
@@ -55,14 +53,19 @@ def _drawn_prime() -> int:
 
 
 _PRIME = _drawn_prime()
-_MINUS_ONE = Exact(_PRIME - 1, Fraction(-1))
+_MINUS_ONE = Exact(_PRIME - 1, -1)
 
 
+@lru_cache(maxsize=4096)
 def decimal(text: str) -> Exact:
     """The number that digits stand for."""
-    return _of(Fraction("0" + text))
+    whole, _, part = text.partition(".")
+    number = int(whole + part or "0")
+    shift = pow(10, -len(part), _PRIME) if part else 1
+    return Exact(number * shift % _PRIME, None if part.strip("0") else _kept(int(whole or "0")))
 
 
+@lru_cache(maxsize=4096)
 def letter(name: str) -> Exact:
     """A letter, at the point of this process."""
     digest = blake2b(name.encode(), key=_KEY, digest_size=40).digest()
@@ -92,34 +95,41 @@ def multiplied(first: Exact | None, second: Exact | None) -> Exact | None:
 
 def divided(first: Exact | None, second: Exact | None) -> Exact | None:
     """Their quotient."""
-    return multiplied(first, raised(second, _MINUS_ONE))
+    if first is None or second is None or second.residue == 0:
+        return None
+    small = None
+    if first.small is not None and second.small and first.small % second.small == 0:
+        small = first.small // second.small
+    return Exact(first.residue * pow(second.residue, -1, _PRIME) % _PRIME, small)
 
 
 def raised(base: Exact | None, exponent: Exact | None) -> Exact | None:
     """A power with a whole exponent."""
-    times = _whole(exponent)
-    if base is None or times is None or (base.residue == 0 and times <= 0):
+    if base is None or exponent is None or (times := exponent.small) is None:
+        return None
+    if base.residue == 0 and times <= 0:
         return None
     small = None
-    if base.small is not None and abs(times) <= SMALL_BITS:
+    if base.small is not None and 0 <= times <= SMALL_BITS:
         small = base.small**times
     return Exact(pow(base.residue, times, _PRIME), _kept(small))
 
 
 def chosen(top: Exact | None, low: Exact | None) -> Exact | None:
     """A binomial coefficient of whole numbers."""
-    total, part = _whole(top), _whole(low)
-    if total is None or part is None or not 0 <= part <= total <= MAX_FACTORIAL:
+    if top is None or low is None or top.small is None or low.small is None:
         return None
-    return _of(Fraction(_comb(total, part)))
+    if not 0 <= low.small <= top.small <= MAX_FACTORIAL:
+        return None
+    number = _comb(top.small, low.small)
+    return Exact(number % _PRIME, _kept(number))
 
 
 def factorial(inside: Exact | None) -> Exact | None:
     """The factorial of a whole number."""
-    number = _whole(inside)
-    if number is None or not 0 <= number <= MAX_FACTORIAL:
+    if inside is None or inside.small is None or not 0 <= inside.small <= MAX_FACTORIAL:
         return None
-    return _factorial(number)
+    return _factorial(inside.small)
 
 
 _comb = lru_cache(maxsize=256)(comb)
@@ -130,23 +140,8 @@ def _factorial(number: int) -> Exact:
     product = 1
     for factor in range(2, number + 1):
         product = product * factor % _PRIME
-    is_small = number <= 20
-    return Exact(product, Fraction(product) if is_small else None)
+    return Exact(product, product if number <= 20 else None)
 
 
-def _of(number: Fraction) -> Exact:
-    residue = number.numerator * pow(number.denominator, -1, _PRIME) % _PRIME
-    return Exact(residue, _kept(number))
-
-
-def _kept(number: Fraction | None) -> Fraction | None:
-    if number is None:
-        return None
-    bits = max(number.numerator.bit_length(), number.denominator.bit_length())
-    return number if bits <= SMALL_BITS else None
-
-
-def _whole(value: Exact | None) -> int | None:
-    if value is None or value.small is None or value.small.denominator != 1:
-        return None
-    return value.small.numerator
+def _kept(number: int | None) -> int | None:
+    return number if number is not None and number.bit_length() <= SMALL_BITS else None

@@ -28,8 +28,9 @@ _MARKER = re.compile(
     r"|begin_of_text|user|assistant|system|end)\|>"
     r"|/?s>|(?:start|end)_of_turn>|[｜]User[｜]>|[｜]Assistant[｜]>)|\[/?INST\]"
 )
+_GLUED = r"(?<![^\n0-9.!?)\]}$*\"'>]%s)"  # to the end of a sentence or formula: no power-user
 _BARE_ROLE = re.compile(
-    r"(?<![^\n0-9.!?)\]}$*\"'>])(?:user|assistant|system)[ \t]*\n"  # not: power-user
+    rf"(?:{'|'.join(role + _GLUED % role for role in ('user', 'assistant', 'system'))})[ \t]*\n"
 )
 
 # NFKC would make plain letters of these.
@@ -43,20 +44,22 @@ _UNBRACED = re.compile(
 )
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MARK = rf"(?:{TAG}|[*_`\"'”)\]}}]|[^\S\n])*+"  # that ends behind the word
-_OPEN = rf"(?:{TAG}|[*_`\"'“}}]|[^\S\n])*+"  # that begins behind the sign
+_OPEN = rf"(?:{TAG}|[*`}}]|_(?=[^\n]*_)|[^\S\n])*+"  # that begins behind the sign
 _NUMBER = r"(?:\\?\$)?(?:\\[dt]?frac|\.?[0-9])"
+_DISPLAYED = r"\$\$[^$]{1,600}\$\$|\\\[(?:(?!\\\])(?s:.)){1,600}\\\]"  # over several lines
 # What may stand between the word and any answer, and what between it and a number only: a dash,
 # or nothing but blanks, brackets and marks, behind which a sign is the number's.
 _LINE = re.compile(
-    rf"answers?(?:{_MARK}(?::=?|=|→|⇒){_OPEN}(?:\s*\n\s*[-–•*]\s+|\s*(?:(?:\$\$|\\\[)\s*\n\s*)?)"
+    rf"answers?(?:{_MARK}(?::=?|=|→|⇒){_OPEN}(?:\s*\n\s*[-–•*]\s+|\s*)"
+    rf"|{_MARK}\n\s*(?={_DISPLAYED})"
     rf"|\s*(?:[–—]\s*|(?<=\s)-\s+)(?={_NUMBER})"
     rf"|[\s.,(\[\"'*_`$|#]{{0,8}}?\s*+(?=(?:(?<=[$(*])[-+][\s\\,;:]*|[-+])?{_NUMBER}))"
-    rf"(?P<value>(?:(?!answers?{_MARK}[:=])[^\n])*)",
+    rf"(?P<value>(?:{_DISPLAYED})?(?:(?!answers?{_MARK}[:=])[^\n])*)",
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(
     r"answers?\s+(?:is|equals)(?:\s+(?:then|thus|therefore|simply|equal\s+to))*\s*:?\s*"
-    r"(?P<value>(?:[-+–(\[{|$\\*\"“`√∅.0-9]|(?:yes|no|true|false|none)(?![A-Za-z])"
+    r"(?P<value>(?:[-+–(\[{|$\\*\"“`√∅.0-9]|(?:yes|no|true|false|none|option|choice)(?![A-Za-z])"
     r"|(?!a\s+[a-z]{2})[A-Za-z](?![A-Za-z']))[^\n]*)",
     re.IGNORECASE,
 )

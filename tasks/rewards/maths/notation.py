@@ -77,9 +77,10 @@ _DIGITS = r"[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|\.[0-9]+"
 _CHARACTER = re.compile("|".join(map(re.escape, CHARACTERS)))
 _ROOT = re.compile(r"√\s*([0-9]+|[a-z])(?![0-9])")  # reaches over all its digits
 _BOLD = re.compile(r"\s*\*\*((?:(?!\*\*).)*)\*\*\s*", re.DOTALL)  # all of it, no power
+_BOLD_LABEL = re.compile(r"\A(?:\*\*)?(\(?[A-J]\)?[.):]?)\*\*(?=[\s.):])")
 _REVERSED = re.compile(r"\s*([\[\]])([^\[\]]*)([\[\]])\s*")  # ]0,1[ is (0,1)
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]|(?<!\\)\$")
-_ABOUT = re.compile(r"\A\s*~(?=\s*[-+0-9.\\])")  # before a number; elsewhere it is a blank
+_ABOUT = re.compile(r"\A\s*~(?=\s*[-+0-9.=\\])")  # before a number; elsewhere it is a blank
 _FONT = re.compile(
     rf"\\(?:{'|'.join(TEXTS)})\s*(?=[0-9\\]|\{{[^{{}}]*(?:\{{|\\[a-zA-Z]))|\\(?:text)?color\s*\{{\w+\}}"
 )
@@ -138,9 +139,9 @@ def _without_thousands(text: str) -> str:
 
 
 def _bold(text: str) -> str:
-    """What is in bold type, if all of the text is."""
+    """A text in plain type whose whole, or whose label as a choice, is bold."""
     match = _BOLD.fullmatch(text)
-    return match[1] if match else text
+    return match[1] if match else _BOLD_LABEL.sub(r"\1", text)
 
 
 def _turned(text: str) -> str:

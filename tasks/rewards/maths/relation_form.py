@@ -121,7 +121,7 @@ def _upwards(sides: list[str], signs: list[str]) -> tuple[list[str], list[str]]:
 
 def _is_rounded(side: str, last: str) -> bool:
     r"""Whether `\approx` follows no exact value: `\approx 1.414`, `x \approx 1.414`."""
-    return not side or _is_name(side, last)
+    return not side or _is_name(side, last) or _is_name(last, side)
 
 
 def _exact_sides(sides: list[str], signs: list[str]) -> list[str]:
