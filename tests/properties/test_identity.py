@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from math import floor, pi
+from math import comb, factorial, floor, pi
 
 import pytest
 from hypothesis import example, given, settings
@@ -72,6 +72,45 @@ def test_an_expression_equals_itself_written_otherwise_and_no_other(
     assert same_function(text, f"({text}) + {number}") in (False, None)
     assert same_function(text, text) in (True, None)
     assert same_function(text, f"\\frac{{{number}\\times({text})}}{{{number}}}") in (True, None)
+
+
+# An expression of whole numbers of any size, and its value.
+Whole = tuple[str, Fraction]
+
+wholes = st.one_of(
+    st.integers(0, 10**60).map(lambda number: (str(number), Fraction(number))),
+    st.tuples(st.integers(2, 20), st.integers(-300, 300)).map(
+        lambda pair: (f"{pair[0]}^{{{pair[1]}}}", Fraction(pair[0]) ** pair[1])
+    ),
+    st.integers(0, 300).map(lambda number: (f"{number}!", Fraction(factorial(number)))),
+    st.tuples(st.integers(0, 300), st.integers(0, 300))
+    .filter(lambda pair: pair[0] >= pair[1])
+    .map(lambda pair: (f"\\binom{{{pair[0]}}}{{{pair[1]}}}", Fraction(comb(*pair)))),
+    st.tuples(st.integers(0, 10**9), st.integers(1, 9)).map(
+        lambda pair: (f"{pair[0]}.{pair[1]}", Fraction(10 * pair[0] + pair[1], 10))
+    ),
+)
+
+
+def combined(parts: st.SearchStrategy[Whole]) -> st.SearchStrategy[Whole]:
+    pairs = st.tuples(parts, parts)
+    return st.one_of(
+        pairs.map(lambda pair: (f"({pair[0][0]})+{pair[1][0]}", pair[0][1] + pair[1][1])),
+        pairs.map(lambda pair: (f"({pair[0][0]})-({pair[1][0]})", pair[0][1] - pair[1][1])),
+        pairs.map(lambda pair: (f"({pair[0][0]})*({pair[1][0]})", pair[0][1] * pair[1][1])),
+        pairs.filter(lambda pair: pair[1][1] != 0).map(
+            lambda pair: (f"\\frac{{{pair[0][0]}}}{{{pair[1][0]}}}", pair[0][1] / pair[1][1])
+        ),
+    )
+
+
+@given(st.recursive(wholes, combined, max_leaves=4), st.recursive(wholes, combined, max_leaves=4))
+def test_numbers_of_any_size_are_equal_exactly_when_they_are(first: Whole, second: Whole) -> None:
+    assert identity.same_function(first[0], second[0]) is (first[1] == second[1])
+    assert identity.same_function(first[0], f"(({first[0]})-1)+1") is True
+    assert identity.same_function(
+        first[0], f"({first[0]})+{Fraction(1, 10**500).denominator}^{{-1}}"
+    ) in (False, None)
 
 
 @given(st.fractions(), st.fractions())

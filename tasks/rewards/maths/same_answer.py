@@ -74,9 +74,7 @@ def _same(gold: Form, answer: Form, rules: Rules, *, is_part: bool = False) -> b
     if gold == answer and gold.kind != "false":
         return True if _says_something(gold) else None
     if gold.kind == "approximate":
-        gold = replace(gold.parts[0], name=gold.name)
-        exact = replace(answer.parts[0], name=answer.name) if answer.kind == gold.kind else answer
-        return _same(gold, exact, rules)
+        return _same(_stated(gold), _stated(answer), rules)
     if "choice" in (gold.kind, answer.kind):
         return _same_choice(gold, answer, rules)
     if (equations := _as_equations(gold, answer)) is not None:
@@ -99,6 +97,11 @@ def _same(gold: Form, answer: Form, rules: Rules, *, is_part: bool = False) -> b
     if gold.kind in UNORDERED:
         return _same_unordered(gold.parts, answer.parts, rules)
     return _same_parts(gold.parts, answer.parts, rules)
+
+
+def _stated(form: Form) -> Form:
+    """The number that an approximate one is said to be."""
+    return replace(form.parts[0], name=form.name) if form.kind == "approximate" else form
 
 
 def _same_choice(gold: Form, answer: Form, rules: Rules) -> bool | None:
