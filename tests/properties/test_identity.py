@@ -108,9 +108,7 @@ def combined(parts: st.SearchStrategy[Whole]) -> st.SearchStrategy[Whole]:
 def test_numbers_of_any_size_are_equal_exactly_when_they_are(first: Whole, second: Whole) -> None:
     assert identity.same_function(first[0], second[0]) is (first[1] == second[1])
     assert identity.same_function(first[0], f"(({first[0]})-1)+1") is True
-    assert identity.same_function(
-        first[0], f"({first[0]})+{Fraction(1, 10**500).denominator}^{{-1}}"
-    ) in (False, None)
+    assert identity.same_function(first[0], f"({first[0]})+10^{{-500}}") is False
 
 
 @given(st.fractions(), st.fractions())

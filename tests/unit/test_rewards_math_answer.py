@@ -336,7 +336,9 @@ def test_usable_gold_passes_the_check(reward: MathAnswer, gold: str) -> None:
     "gold",
     ["", "  ", "@@@", "1" * 300, "x" * 300, "Answer: 42", "The answer is 42", "#### ", '["42"]',
      "['42']", "[42]", "[1, 2, 3]", '{"answer": 42}', '"42"', "40 + 2 = 42\n42", "nan", "null",
-     "(42", "x=", r"\ne 42", "x+1 ✓", "<answer>42</answer>"],
+     "(42", "x=", r"\ne 42", "x+1 ✓", "<answer>42</answer>",
+     "Answer 42", "Ans: 42", "He has 42 pens. That is all.",
+     "In May Ana sold half as many pens as in April so she sold 42 pens"],
 )  # fmt: skip
 def test_unusable_gold_is_rejected_when_the_data_set_is_read(reward: MathAnswer, gold: str) -> None:
     with pytest.raises(ValueError, match="repair the row or drop it"):

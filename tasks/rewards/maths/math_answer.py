@@ -63,7 +63,13 @@ _HARMLESS = re.compile(
     r"|mathrm|operatorname|gcd|lcm|partial|prime|quad|d|mathbb|[lc]?dots)(?![A-Za-z]))"
 )
 _PART = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
+# Of golds: a missing value, and words that no answer has just so.
 _MISSING = re.compile(r"nan|null|n/a|undefined", re.IGNORECASE)
+_RESPONSE = re.compile(
+    r"</?answer>|^(?:the )?(?:final )?(?:answer|ans|result|solution)\b|[a-z]\. [A-Z]"
+    r"|(?:(?<!\\)\b[A-Za-z]{2,}[\s,]+){12}",
+    re.IGNORECASE,
+)
 
 
 class MathAnswerConfig(BaseModel):
@@ -220,8 +226,8 @@ def why_unusable(gold: str) -> str:
         return "it is a list of JSON or in quotes"
     if text.endswith("=") or sum(map(text.count, "([{")) > sum(map(text.count, ")]}")):
         return "it ends too early"
-    if "<answer>" in text:
-        return "it is a response"
+    if _RESPONSE.search(text):
+        return "it is a sentence or a response"
     return ""
 
 

@@ -73,8 +73,6 @@ def _read(text: str) -> Form:
 def _same(gold: Form, answer: Form, rules: Rules, *, is_part: bool = False) -> bool | None:
     if gold == answer and gold.kind != "false":
         return True if _says_something(gold) else None
-    if gold.kind == "approximate":
-        return _same(_stated(gold), _stated(answer), rules)
     if "choice" in (gold.kind, answer.kind):
         return _same_choice(gold, answer, rules)
     if (equations := _as_equations(gold, answer)) is not None:
@@ -97,11 +95,6 @@ def _same(gold: Form, answer: Form, rules: Rules, *, is_part: bool = False) -> b
     if gold.kind in UNORDERED:
         return _same_unordered(gold.parts, answer.parts, rules)
     return _same_parts(gold.parts, answer.parts, rules)
-
-
-def _stated(form: Form) -> Form:
-    """The number that an approximate one is said to be."""
-    return replace(form.parts[0], name=form.name) if form.kind == "approximate" else form
 
 
 def _same_choice(gold: Form, answer: Form, rules: Rules) -> bool | None:
