@@ -51,7 +51,7 @@ class OutsideError(Exception):
 context = MPContext()
 context.prec = BITS
 _LOCK = threading.Lock()
-PI, E, TWO, IMAGINARY_UNIT = +context.pi, +context.e, context.mpf(2), context.mpc(0, 1)
+PI, E, IMAGINARY_UNIT = +context.pi, +context.e, context.mpc(0, 1)
 
 
 def decimal(text: str) -> Value:
