@@ -39,7 +39,7 @@ class ElasticWorkerConfig(BaseModel):
     address: NetworkAddress = Field(
         ...,
         pattern="^(tcp|tls)://",
-        description="The run's Dask scheduler: tcp://HOST:8786, or tls://HOST:8786.",
+        description="The run's Dask scheduler: tls://HOST:8786, or tcp://HOST:8786.",
     )
     name: str = Field("", description="What the run calls it; empty: by host and process.")
     cores: str = Field("", description="Cores to bind it to, like 0-3,6; empty: all of them.")
@@ -65,6 +65,7 @@ class ElasticWorkerConfig(BaseModel):
         "", description="File that appears, or URL that answers, when the machine is to go."
     )
     local_directory: Location = Field("", description="Folder for weights and other files.")
+    certificate: Location = Field("", description="The file that the run named at its start, PEM.")
     tls_ca_file: Location = Field("", description="Authority for tls:// addresses, PEM.")
     tls_cert: Location = Field("", description="Certificate for tls:// addresses, PEM.")
     tls_key: Location = Field("", description="Private key for tls:// addresses, PEM.")
@@ -124,6 +125,7 @@ def words_of(config: ElasticWorkerConfig) -> tuple[str, ...]:
         "--grace-s": str(config.grace_s),
         "--spot-notice": config.spot_notice,
         "--local-directory": config.local_directory,
+        "--certificate": config.certificate,
         "--tls-ca-file": config.tls_ca_file,
         "--tls-cert": config.tls_cert,
         "--tls-key": config.tls_key,

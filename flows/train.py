@@ -70,22 +70,22 @@ async def train(config: RunConfig) -> RunSummary:
         say("starting the workers, their engines and learners")
         layouts = EngineLayouts(run)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-")))
-        client = stack.enter_context(
-            open_cluster(
-                run.config.cluster, scratch, run.logs, (WORKER_IMPORTS, *run.config.engine.imports)
-            )
-        )
+        cluster, certificate = run.config.cluster, run.certificate(scratch)
+        imports = (WORKER_IMPORTS, *run.config.engine.imports)
+        client = stack.enter_context(open_cluster(cluster, scratch, run.logs, imports, certificate))
         stack.enter_context(telling_of_its_loss(client))
         page = run.local_report(layout.DASK_PAGE)
         if page is not None:
             stack.enter_context(dask_page(client, page))
-        specs, start_s = worker_specs(run.config.cluster), run.config.deadlines.start_s
+        specs, start_s = worker_specs(cluster), run.config.deadlines.start_s
         workers = [spec.name for spec in specs]
         await take_cluster(client, run.context.run_id, workers, start_s)
         await check_hosts(client, run)
         fleet = stack.enter_context(Fleet(client, run.context, specs))
         if run.context.guests.enabled:
-            say(f"guests: {worker_line(client.scheduler.address, run.context.guests)}")
+            handed = certificate if cluster.makes_certificate else None
+            line = worker_line(client.scheduler.address, run.context.guests, handed)
+            say(f"guests: {line}")
         try:
             return await train_steps(
                 run, fleet, layouts, ClusterTaskRunner(address=client.scheduler.address)
