@@ -17,7 +17,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from artifacts.urls import NetworkAddress
+from artifacts.urls import Location, NetworkAddress
 from tasks.cluster.process_environment import NO_BARS, threads
 from tasks.cluster.roles import (
     ENVIRONMENT,
@@ -90,15 +90,15 @@ class ClusterConfig(BaseModel):
             " certificate, and who is let in may run any code in the workers."
         ),
     )
-    tls_ca_file: str = Field(
+    tls_ca_file: Location = Field(
         "",
         description=(
             "Authority, PEM: whoever has a certificate of it is let in. Empty makes a certificate"
             " for the run, or takes Dask's own settings for a cluster that it joins."
         ),
     )
-    tls_cert: str = Field("", description="The run's certificate by that authority, PEM.")
-    tls_key: str = Field("", description="The key of that certificate, PEM.")
+    tls_cert: Location = Field("", description="The run's certificate by that authority, PEM.")
+    tls_key: Location = Field("", description="The key of that certificate, PEM.")
     scheduler_port: int = Field(0, ge=0, le=65535, description="Port of that; 0 takes a free one.")
     dashboard_port: int = Field(
         8787,
