@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +40,7 @@ def handover_directory(parent: Path, run_id: str) -> Iterator[Path]:
     with FileLock(parent / f".rollflow-{os.getuid()}.lock"):
         _remove_what_is_left(parent, own)
         own.mkdir(exist_ok=True)
+        own.chmod(stat.S_IRWXU)  # whoever made it
         try:
             owner.acquire()
             (own / HOST).write_text(socket.gethostname())

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from artifacts.private_files import users_own_files
+from artifacts.urls import secret_in, without_secrets
+
 RepositoryKind = Literal["model", "dataset"]
 
 REPOSITORY_PATTERN = r"^[\w.-]+(/[\w.-]+)?$"
@@ -34,17 +37,18 @@ def fetch(
 
     disable_progress_bars()
     try:
-        return Path(
-            snapshot_download(
+        with users_own_files():
+            folder = snapshot_download(
                 repository,
                 repo_type=kind,
                 revision=revision,
                 allow_patterns=list(patterns),
                 ignore_patterns=list(ignored),
             )
-        )
+        return Path(folder)
     except Exception as error:
-        raise ValueError(_told(error, kind, repository, revision)) from error
+        told = _told(error, kind, repository, revision)
+        raise ValueError(without_secrets(told)) from (None if secret_in(str(error)) else error)
 
 
 def _told(error: Exception, kind: RepositoryKind, repository: str, revision: str) -> str:

@@ -14,6 +14,7 @@ that spells them.
     judgements/step=00007/      what judges said, a part per attempt: no question is asked twice
     evaluation/                 responses, rounds and journal of evaluations, by the step before
     checkpoints/00007/          learner state, complete or absent
+    run.pem                     lets guests in, where the run takes any: certificate and key
     log/                        what its processes wrote: flow.log, and one per worker
     status.json                 whether the run goes on, renewed while it does; how it ended
     report/                     index.html, plots, summary, guests, and the run in figures
@@ -31,6 +32,7 @@ TableName = Literal["responses", "groups", "spans"]
 
 MANIFEST = "manifest.json"
 STATUS = "status.json"
+CERTIFICATE = "run.pem"
 STEPS = "steps"
 JOURNAL = "journal"
 TURNS = "turns"

@@ -64,6 +64,11 @@ class Fate(StrEnum):
     JUDGED = "judged"  # written by a judge model
 
 
+# the column of the token ledger beside the fates: what a round booked as trained, in a step that
+# made no update
+NO_UPDATE = "no_update"
+
+
 class CaseVerdict(StrEnum):
     """What became of one test case of a program."""
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 
 from safetensors import SafetensorError
 
+from artifacts.urls import without_secrets
+
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -39,8 +41,8 @@ def explained(where: str, num_bytes: int, setting: str = "artifact_root") -> Ite
 
 
 def reason_of(error: Exception) -> str:
-    """What an error says, or its kind where it says nothing."""
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    """What an error says, without secrets, or its kind where it says nothing."""
+    return without_secrets(getattr(error, "strerror", None) or str(error)) or type(error).__name__
 
 
 def _number(error: Exception) -> int | None:

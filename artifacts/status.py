@@ -28,6 +28,7 @@ from pydantic import TypeAdapter
 
 from artifacts import layout
 from artifacts.store import Store
+from artifacts.urls import without_secrets
 
 State = Literal["running", "interrupted", "finished", "failed"]
 
@@ -207,5 +208,5 @@ def _write(store: Store, status: RunStatus) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    words = " ".join(str(error).split())
+    words = without_secrets(" ".join(str(error).split()))
     return (words or type(error).__name__)[:MAX_WHY_CHARS]

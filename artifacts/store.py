@@ -22,6 +22,7 @@ from fsspec.core import url_to_fs
 
 from artifacts.layout import ASIDE_PREFIX
 from artifacts.refused_writes import StoreError, explained, reason_of
+from artifacts.urls import STORAGE
 
 T = TypeVar("T")
 Fill = Callable[[BinaryIO], object]  # writes the bytes of a file
@@ -38,8 +39,9 @@ class Store:
 
     @classmethod
     def open(cls, url: str, **storage_options: object) -> Self:
-        """A store at any fsspec URL or local path. Raises ValueError for a protocol that is unknown
-        or not installed."""
+        """A store at any fsspec URL or local path. Raises ValueError for a URL that holds a secret
+        and for a protocol that is unknown or not installed."""
+        STORAGE.check(url, "artifact_root")
         try:
             # other processes write here, too
             filesystem, root = url_to_fs(url, use_listings_cache=False, **storage_options)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.urls import Location, NetworkAddress
+from flows.run_log import hide_refused_secrets
 from tasks.cluster.deaths import manner
 from tasks.elastic.guest_defaults import GRACE_S, LEASE_S, PRICE_CLASS
 
@@ -26,22 +28,25 @@ CLOSES_WITHIN_S = 8.0  # a guest that has drained is gone by then
 LONGEST_LINE = 1 << 24
 
 
+hide_refused_secrets()
+
+
 class ElasticWorkerConfig(BaseModel):
     """One guest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    address: str = Field(
+    address: NetworkAddress = Field(
         ...,
         pattern="^(tcp|tls)://",
-        description="The run's Dask scheduler: tcp://HOST:8786, or tls://HOST:8786.",
+        description="The run's Dask scheduler: tls://HOST:8786, or tcp://HOST:8786.",
     )
     name: str = Field("", description="What the run calls it; empty: by host and process.")
     cores: str = Field("", description="Cores to bind it to, like 0-3,6; empty: all of them.")
     price_class: str = Field(
         PRICE_CLASS, description="By which the run looks up what an hour of it costs."
     )
-    token_file: str = Field(
+    token_file: Location = Field(
         "",
         description="File with the run's token; empty: the environment's ROLLFLOW_GUEST_TOKEN.",
     )
@@ -56,13 +61,14 @@ class ElasticWorkerConfig(BaseModel):
     grace_s: float = Field(
         GRACE_S, gt=0, description="Seconds without a scheduler after which it ends."
     )
-    spot_notice: str = Field(
+    spot_notice: Location = Field(
         "", description="File that appears, or URL that answers, when the machine is to go."
     )
-    local_directory: str = Field("", description="Folder for weights and other files.")
-    tls_ca_file: str = Field("", description="Authority for tls:// addresses, PEM.")
-    tls_cert: str = Field("", description="Certificate for tls:// addresses, PEM.")
-    tls_key: str = Field("", description="Private key for tls:// addresses, PEM.")
+    local_directory: Location = Field("", description="Folder for weights and other files.")
+    certificate: Location = Field("", description="The file that the run named at its start, PEM.")
+    tls_ca_file: Location = Field("", description="Authority for tls:// addresses, PEM.")
+    tls_cert: Location = Field("", description="Certificate for tls:// addresses, PEM.")
+    tls_key: Location = Field("", description="Private key for tls:// addresses, PEM.")
 
 
 @flow(
@@ -119,6 +125,7 @@ def words_of(config: ElasticWorkerConfig) -> tuple[str, ...]:
         "--grace-s": str(config.grace_s),
         "--spot-notice": config.spot_notice,
         "--local-directory": config.local_directory,
+        "--certificate": config.certificate,
         "--tls-ca-file": config.tls_ca_file,
         "--tls-cert": config.tls_cert,
         "--tls-key": config.tls_key,

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from artifacts.urls import without_secrets
+
 STREAMS = (1, 2)
 FLOW_LOG = "flow.log"
 
@@ -45,8 +47,8 @@ class Output:
         self._is_kept = True
 
     def complain(self, sentence: str) -> None:
-        """An error on the terminal, and where to read more."""
-        print(f"error: {sentence}", file=self._errors)
+        """An error on the terminal, without secrets, and where to read more."""
+        print(f"error: {without_secrets(sentence)}", file=self._errors)
         _flush()
         if self._is_kept or self.log.stat().st_size:
             print(f"log: {self.log}", file=self._errors)

@@ -18,6 +18,8 @@ from httpx import HTTPError
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
+from artifacts.urls import without_secrets
+
 logger = logging.getLogger(__name__)
 
 
@@ -25,10 +27,10 @@ class PrefectLost(RuntimeError):
     """Prefect's server did not answer, or no more knows the run: the run cannot go on."""
 
     def __init__(self, reason: str) -> None:
+        address = without_secrets(PREFECT_API_URL.value())
         super().__init__(
-            f"Prefect must answer at {PREFECT_API_URL.value()} as long as the run goes on, got"
-            f" {reason}; see whether its server runs, and with the data base that it had, then"
-            " resume the run"
+            f"Prefect must answer at {address} as long as the run goes on, got {reason}; see"
+            " whether its server runs, and with the data base that it had, then resume the run"
         )
 
 

@@ -25,7 +25,7 @@ from prefect.artifacts import (
 from rich.console import Console
 
 from artifacts import layout
-from artifacts.commit import StepCommit, figures_by_step, read_commits
+from artifacts.commit import StepCommit, read_commits
 from artifacts.journal import Journal
 from artifacts.reports.figures import RunFigures, figures_of, write_figures
 from artifacts.reports.summary import RunSummary, headline, markdown, rich_summary
@@ -37,10 +37,10 @@ from flows.participants import Participants
 from flows.prefect_pages import shown
 from flows.report_folder import ReportFolder
 from flows.run import OpenRun
+from flows.run_warnings import run_warnings
 from flows.terminal import TerminalView
 from tasks.elastic.book import GuestBook
 from tasks.learner.reports import REASONS, skipped_of
-from tasks.metrics.alarm import alarms_of
 from tasks.metrics.report import StepReport
 from tasks.progress import artifact_key, progress_key
 from tasks.rounds.filling import Filling
@@ -180,13 +180,14 @@ class RunReporter:
     def _warn(self, commit: StepCommit) -> None:
         """Tell the alarms that the step raised: on the terminal, in the log, and as a tag that has
         those of the whole run."""
-        alarms = alarms_of(figures_by_step(self._commits), self._run.config.alarm)
-        raised = [alarm for alarm in alarms if alarm.step == commit.step]
-        for alarm in raised:
-            self._view.warn(str(alarm))
-            get_run_logger().warning("step=%d alarm: %s", commit.step, alarm)
+        config = self._run.config.alarm
+        raised = run_warnings(self._commits, config, self._journal, since=commit.step)
+        for warned in raised:
+            self._view.warn(warned.text)
+            get_run_logger().warning("step=%d alarm: %s", commit.step, warned.text)
         if raised:
-            self._run.tracker.tag(ALARM_TAG, "\n".join(map(str, alarms)))
+            warnings = run_warnings(self._commits, config, self._journal)
+            self._run.tracker.tag(ALARM_TAG, "\n".join(warned.text for warned in warnings))
 
     def _show(self, commit: StepCommit) -> None:
         figures = {name: round(commit.metrics.get(name, 0.0), 3) for name in TABLE_COLUMNS}

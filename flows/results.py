@@ -38,7 +38,7 @@ from flows.config.run_config import RunConfig
 from flows.heldout_answers import Evaluations, HeldoutAnswers
 from flows.resume import OF_THE_ATTEMPT, differences
 from flows.run import OpenRun
-from tasks.metrics.alarm import alarms_of
+from flows.run_warnings import run_warnings
 from tasks.metrics.report import STAGES
 
 TIMELINE = "timeline_"  # what the names of timelines begin with
@@ -90,7 +90,8 @@ class RunResults:
 
     def warnings(self, commits: Sequence[StepCommit]) -> tuple[str, ...]:
         """The alarms of these steps, in words."""
-        return tuple(map(str, alarms_of(figures_by_step(commits), self._run.config.alarm)))
+        warnings = run_warnings(commits, self._run.config.alarm, self._journal)
+        return tuple(warned.text for warned in warnings)
 
     def pictures(
         self, commits: Sequence[StepCommit], evaluations: Evaluations

@@ -32,7 +32,7 @@ CHANGEABLE = (  # fields, or groups of fields, that may stand in a run's way
     "engine.start_deadline_s", "engine.call_deadline_s", "engine.load_deadline_s",
     "cluster.scheduler_address", "cluster.scheduler_host", "cluster.scheduler_port",
     "cluster.dashboard_port", "cluster.start_deadline_s",
-    "cluster.coordinator_slots",
+    "cluster.tls_ca_file", "cluster.tls_cert", "cluster.tls_key", "cluster.coordinator_slots",
     "scheduling.prompt_overprovision", "scheduling.num_levels",
     "planner", "stream_trainer", "seeding", "balancing", "gate", "guests", "deadlines", "keep",
     "prices",

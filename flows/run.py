@@ -8,6 +8,7 @@ RunConfig -> artifact root writable? -> rows sound, and enough? -> model there? 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from artifacts.commit import StepCommit, read_commits
 from artifacts.handover import handover_directory
-from artifacts.layout import LOGS, PLANS, ROUNDS, report_file, step_of_commit
+from artifacts.layout import CERTIFICATE, LOGS, PLANS, ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
 from artifacts.reports.tracking import RunTracker
 from artifacts.status import await_end, pulse
@@ -77,7 +78,13 @@ class OpenRun:
         """Where the run's processes on this machine write their logs."""
         if self.store.is_local:
             return self.store.local_path(LOGS)
-        return Path(tempfile.gettempdir()) / "rollflow" / self.context.run_id / LOGS
+        return Path(tempfile.gettempdir()) / f"rollflow-{os.getuid()}" / self.context.run_id / LOGS
+
+    def certificate(self, scratch: Path) -> Path:
+        """The file that lets into the run's own cluster: where guests find it in a resumed run,
+        too, if there may be any and the artifact root is a folder, else in scratch."""
+        kept = self.config.guests.enabled and self.store.is_local
+        return self.store.local_path(CERTIFICATE) if kept else scratch / CERTIFICATE
 
     def local_report(self, name: str) -> Path | None:
         """A file in the run's report folder, or None if the artifact root is remote."""

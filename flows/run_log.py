@@ -15,6 +15,9 @@ from contextlib import contextmanager
 
 from prefect.logging.handlers import APILogHandler
 
+from artifacts.urls import without_secrets
+
+VALIDATION = "prefect.flows"  # Prefect's logger of parameters that a flow refuses
 ROOMS = ("artifacts", "flows", "tasks")  # the packages whose loggers speak of runs
 
 
@@ -29,6 +32,20 @@ class FlowRunHandler(APILogHandler):
         """Send a record, with the run that it belongs to."""
         record.flow_run_id = self._flow_run_id
         super().emit(record)
+
+
+class WithoutSecrets(logging.Filter):
+    """Takes secrets out of what a logger says."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = without_secrets(record.getMessage()), ()
+        return True
+
+
+def hide_refused_secrets() -> None:
+    """Have Prefect log no secret of a deployment whose parameters a flow refuses: it logs them as
+    they were given."""
+    logging.getLogger(VALIDATION).addFilter(WithoutSecrets(VALIDATION))
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from artifacts.commit import (
 from artifacts.reports.mlflow_calls import TrackedData
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
+from artifacts.urls import without_secrets
 from flows.config.run_config import RunConfig
 from flows.resume import changes_of
 from tasks.run.prompts import task_dataset
@@ -115,4 +116,4 @@ def links_of(run_id: str) -> dict[str, str]:
     """Where to look for this run."""
     url = runtime.flow_run.ui_url
     links = {"rollflow.run_id": run_id, "prefect.flow_run_id": str(runtime.flow_run.id or "")}
-    return links | ({"prefect.flow_run_url": str(url)} if url else {})
+    return links | ({"prefect.flow_run_url": without_secrets(str(url))} if url else {})

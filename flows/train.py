@@ -21,6 +21,7 @@ from pathlib import Path
 from prefect import flow, runtime
 
 from artifacts import layout
+from artifacts.private_files import private_files
 from artifacts.records import WeightsRef
 from artifacts.reports.summary import RunSummary
 from flows.config.run_config import RunConfig
@@ -35,7 +36,7 @@ from flows.recovery import RECOVERABLE, recover, retry, start_at
 from flows.reporter import RunReporter
 from flows.rl_step import rl_step
 from flows.run import OpenRun, effective_config, open_run
-from flows.run_log import told_in_prefect
+from flows.run_log import hide_refused_secrets, told_in_prefect
 from flows.step_records import StepRecords
 from flows.steps import Steps
 from flows.task_runner import ClusterTaskRunner, on_cluster
@@ -49,6 +50,8 @@ from tasks.run.guest_admission import worker_line
 from tasks.run.remotes import engines_of
 from tasks.run.sample_stream import round_key
 
+hide_refused_secrets()
+
 WORKER_IMPORTS = "flows.worker_imports"  # by name: the flow itself has no use for it
 
 
@@ -57,6 +60,7 @@ async def train(config: RunConfig) -> RunSummary:
     """Post-train a model. Starts a local Dask cluster unless the configuration names a
     scheduler."""
     with ExitStack() as stack:
+        stack.enter_context(private_files())
         stack.enter_context(told_in_prefect(str(runtime.flow_run.id)))
         run = stack.enter_context(open_run(config))
         stack.enter_context(telling_of_prefects_loss())
@@ -66,22 +70,22 @@ async def train(config: RunConfig) -> RunSummary:
         say("starting the workers, their engines and learners")
         layouts = EngineLayouts(run)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-")))
-        client = stack.enter_context(
-            open_cluster(
-                run.config.cluster, scratch, run.logs, (WORKER_IMPORTS, *run.config.engine.imports)
-            )
-        )
+        cluster, certificate = run.config.cluster, run.certificate(scratch)
+        imports = (WORKER_IMPORTS, *run.config.engine.imports)
+        client = stack.enter_context(open_cluster(cluster, scratch, run.logs, imports, certificate))
         stack.enter_context(telling_of_its_loss(client))
         page = run.local_report(layout.DASK_PAGE)
         if page is not None:
             stack.enter_context(dask_page(client, page))
-        specs, start_s = worker_specs(run.config.cluster), run.config.deadlines.start_s
+        specs, start_s = worker_specs(cluster), run.config.deadlines.start_s
         workers = [spec.name for spec in specs]
         await take_cluster(client, run.context.run_id, workers, start_s)
         await check_hosts(client, run)
         fleet = stack.enter_context(Fleet(client, run.context, specs))
         if run.context.guests.enabled:
-            say(f"guests: {worker_line(client.scheduler.address, run.context.guests)}")
+            handed = certificate if cluster.makes_certificate else None
+            line = worker_line(client.scheduler.address, run.context.guests, handed)
+            say(f"guests: {line}")
         try:
             return await train_steps(
                 run, fleet, layouts, ClusterTaskRunner(address=client.scheduler.address)

@@ -30,6 +30,7 @@ from artifacts.datasets.row_mapping import MappedConfig, is_wanted, mapped_row
 from artifacts.datasets.row_table import RowTable, RowTableWriter
 from artifacts.datasets.rows import Dataset
 from artifacts.datasets.sides import Sides
+from artifacts.urls import Location
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class FilesConfig(MappedConfig):
     kind: Literal["files"] = Field(
         "files", description="Chooses rows of Parquet, CSV or JSON-lines files."
     )
-    path: str = Field(
+    path: Location = Field(
         ...,
         min_length=1,
         description=("The file: a path or an fsspec URL, with * for several; .gz is unpacked."),
@@ -60,7 +61,7 @@ class FilesConfig(MappedConfig):
     format: Literal["by suffix", "parquet", "csv", "jsonl"] = Field(
         "by suffix", description="What the files are, where their suffix does not say it."
     )
-    heldout_path: str = Field(
+    heldout_path: Location = Field(
         "",
         description=(
             "Files with the questions to evaluate on; empty: heldout_fraction of those in path."

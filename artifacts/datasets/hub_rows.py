@@ -28,6 +28,7 @@ from artifacts.datasets.row_mapping import MappedConfig
 from artifacts.datasets.rows import Dataset
 from artifacts.datasets.sides import Sides
 from artifacts.hub import REPOSITORY_PATTERN, fetch
+from artifacts.urls import Repository
 
 CARD = "README.md"
 DEFAULT = "default"  # the name of a configuration that needs none
@@ -39,7 +40,7 @@ class HubRowsConfig(MappedConfig):
     kind: Literal["hub"] = Field(
         "hub", description="Chooses rows of a data set on the Hugging Face hub."
     )
-    repository: str = Field(
+    repository: Repository = Field(
         ..., pattern=REPOSITORY_PATTERN, description="The data set, such as zwhe99/DeepMath-103K."
     )
     revision: str = Field(

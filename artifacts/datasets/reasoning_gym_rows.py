@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.datasets.rows import Dataset, Message, Row, belongs_to_heldout, question_row
+from artifacts.urls import Arguments
 
 # Nine others evaluate the answer as code or never return, and more pay for junk.
 ALLOWED_DATASETS = frozenset(
@@ -42,7 +43,7 @@ class ReasoningGymConfig(BaseModel):
     kind: Literal["reasoning_gym"] = Field(
         "reasoning_gym", description="Chooses generated puzzles of reasoning-gym."
     )
-    datasets: Mapping[str, Mapping[str, Any]] = Field(  # Any: the data set's own keyword arguments
+    datasets: Mapping[str, Arguments] = Field(
         ...,
         min_length=1,
         description="The data sets by name, each with the arguments it is created with.",

@@ -12,15 +12,16 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError, safe_open
 
 from artifacts.hub import REPOSITORY_PATTERN, fetch
+from artifacts.urls import Arguments, Location, Repository
 
 WEIGHTS = "*.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files: which is in which
@@ -91,9 +92,7 @@ class TinyPlayerConfig(TinyModelConfig):
     kind: Literal["tiny_player"] = Field(
         "tiny_player", description="Chooses a character-level Llama that knows a game's moves."
     )
-    game: Mapping[str, JsonValue] = Field(
-        ..., description="The game, as under environments, in its terse style."
-    )
+    game: Arguments = Field(..., description="The game, as under environments, in its terse style.")
     heedful_share: float = Field(
         0.0,
         ge=0,
@@ -117,7 +116,7 @@ class PathConfig(BaseModel):
     kind: Literal["path"] = Field(
         "path", description="Chooses a Hugging Face directory on this machine."
     )
-    path: str = Field(
+    path: Location = Field(
         ..., min_length=1, description="The directory with config.json, safetensors and tokenizer."
     )
 
@@ -128,7 +127,7 @@ class HubModelConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["hub"] = Field("hub", description="Chooses a model on the Hugging Face hub.")
-    repository: str = Field(
+    repository: Repository = Field(
         ..., pattern=REPOSITORY_PATTERN, description="The model, such as Qwen/Qwen3-0.6B."
     )
     revision: str = Field(

@@ -22,6 +22,7 @@ from artifacts.reports.summary import RunSummary, headline, shares
 # what the columns of the token ledger mean, for somebody who reads of them for the first time
 LEDGER = {
     "trained": "in answers that were trained on",
+    "no_update": "in answers of steps that made no update",
     "aborted": "in answers that were stopped half-way",
     "discarded": "in finished answers that no group took",
     "filtered": "in groups whose answers were all worth the same",

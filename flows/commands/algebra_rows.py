@@ -127,6 +127,7 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """When gradients are computed, and what the update is."""
     yield "training in mid-round", _streams(config)
     yield "optimizer updates per step", _updates(config)
+    yield "learning rate", _learning_rate(config)
     if config.learner.has_critic:
         yield "critic", config.learner.critic.explain()
     loss = config.learner.loss
@@ -158,6 +159,15 @@ def _updates(config: RunConfig) -> str:
         )
     if learner.scores_first:
         return f"{told}; every response is scored once more before the first"
+    return told
+
+
+def _learning_rate(config: RunConfig) -> str:
+    """In words: how it goes, and where a run is too short for that."""
+    optimizer, last = config.learner.optimizer, config.num_steps
+    told = optimizer.explain()
+    if optimizer.warmup_steps > last:
+        return f"{told}; the run ends before, at {optimizer.rate(last):g}"
     return told
 
 

@@ -31,8 +31,8 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("demo", TRAIN, "post-train, with servers of its own", "--preset tiny"),
     Command("train", TRAIN, "post-train, on a server that is running", "--preset tiny"),
-    Command("worker", LEND, "lend this machine as a rollout worker", "tcp://HOST:8786"),
-    Command("workers", LEND, "lend several, by a schedule", "tcp://HOST:8786"),
+    Command("worker", LEND, "lend this machine as a rollout worker", "tls://HOST:8786"),
+    Command("workers", LEND, "lend several, by a schedule", "tls://HOST:8786"),
     Command("explain", PREPARE, "say what a configuration means", "--preset smollm2"),
     Command("doctor", PREPARE, "check this machine, say what to do", ""),
     Command("calibrate", PREPARE, "measure engines for the planner", "--preset smollm2"),

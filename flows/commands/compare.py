@@ -25,6 +25,7 @@ from rich.table import Table
 from artifacts.reports.canvas import png
 from artifacts.reports.comparison_plot import RunCurves, comparison
 from artifacts.reports.mlflow_client import open_client, sqlite_file
+from artifacts.urls import TRACKING
 from flows.commands.compared_costs import cost_totals, cost_verdict
 from flows.commands.compared_uses import use_lines
 
@@ -221,6 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     drawn."""
     arguments = parser().parse_args(argv)
     try:
+        TRACKING.check(arguments.tracking_uri, "--tracking-uri")
         with answered(arguments.tracking_uri):
             runs = TrackedRuns(arguments.tracking_uri)
             first = runs.history(arguments.first)

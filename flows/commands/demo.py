@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 
+from artifacts.private_files import private_files, users_umask
 from flows.commands.local_stack import (
     PREFECT_PORT,
     StartingServer,
@@ -59,6 +60,7 @@ def parser() -> ArgumentParser:
     return made
 
 
+@private_files()
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     stop_on_signals()
@@ -70,7 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("starting the Prefect server", flush=True)
         with starting_prefect_server(options.root, port) as server:
             environment = os.environ | server.environment
-            child = Popen(training_command(options), env=environment, start_new_session=True)
+            child = Popen(
+                training_command(options),
+                env=environment,
+                start_new_session=True,
+                umask=users_umask(),
+            )
             code = attended(child, STOP_S, partial(told, server, child))
             if code < 0:
                 log = str(flow_log(options.root, began_s) or options.root)

@@ -34,6 +34,7 @@ NEEDED = {  # tried together; requirements/cpu.txt is the complete set
     "transformers": "5.19",
     "mlflow": "3.17.2",
     "pyarrow": "25",
+    "cryptography": "50",
 }
 
 
@@ -149,6 +150,16 @@ def check_ports() -> Iterator[Finding]:
         )
 
 
+def check_listeners() -> Iterator[Finding]:
+    yield Finding(
+        level="ok",
+        what="network",
+        found=f"a run listens on {LOOPBACK} alone, Dask over TLS with a certificate of the run;"
+        " where others are to join, on cluster.scheduler_host and guests.weights.host, too."
+        " A cluster at a tcp:// address runs what anybody in its network sends",
+    )
+
+
 def check_gpu() -> Iterator[Finding]:
     try:
         import torch
@@ -224,6 +235,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_versions,
     check_machine,
     check_ports,
+    check_listeners,
     check_gpu,
     check_attention,
     check_sandbox,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
 
+from artifacts.urls import secret_in
 from flows.config.presets import PRESETS
 
 PRESET = "smollm2"  # where none is named
@@ -12,6 +13,8 @@ PRESET = "smollm2"  # where none is named
 
 def folder(text: str) -> Path:
     """As a user names it; a shell leaves --root=~/runs as it is."""
+    if secret_in(text):
+        raise ArgumentTypeError("must be a folder, got a URL that holds a secret; name a folder")
     path = Path(text).expanduser()
     if path.is_file():
         raise ArgumentTypeError(f"must be a folder, {text!r} is a file; name another")

@@ -15,6 +15,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from artifacts.private_files import private_files
 from flows.commands.local_stack import wait_until_served, when_hung_up
 from flows.commands.options import add_configuration, add_resume
 from flows.output import Output, divert
@@ -77,6 +78,7 @@ def stop_when_hung_up() -> None:
     when_hung_up(lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 
 
+@private_files()
 def trained(options: Namespace, output: Output) -> int:
     """The exit status of the run; 2, with one sentence on the terminal, where a user can mend what
     went wrong."""

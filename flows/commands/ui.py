@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from artifacts.private_files import private_files
 from artifacts.reports.mlflow_client import sqlite_uri
 from flows.commands.local_stack import (
     PREFECT_PORT,
@@ -46,6 +47,7 @@ def parser() -> ArgumentParser:
     return made
 
 
+@private_files()
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     stop_on_signals()

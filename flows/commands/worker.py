@@ -15,6 +15,10 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 
+from artifacts.private_files import private_files
+from artifacts.urls import NETWORK
+from tasks.cluster.certificate import TlsFiles
+from tasks.cluster.ports import LOOPBACK, address_towards, interface_of
 from tasks.elastic.guest_defaults import DRAIN_S, GRACE_S, LEASE_S, PRICE_CLASS
 
 DESCRIPTION = """\
@@ -31,9 +35,10 @@ ends with 0 when it was drained or dismissed, 2 when it was refused (the
 sentence says why), 3 when the scheduler is not there. A shell loop starts it
 again then, and after a crash:
 
-  while rollflow worker tcp://HOST:8786; [ $? -ge 3 ]; do sleep 5; done
+  while rollflow worker tls://HOST:8786 --certificate run.pem; [ $? -ge 3 ]; do sleep 5; done
 
-docs/elastic.md has recipes for Kubernetes and spot machines, and what TLS is for.
+The run prints address and certificate when it starts; docs/elastic.md has recipes
+for Kubernetes and spot machines.
 """
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
 PRELOAD = "tasks.elastic.guest_process"
@@ -42,10 +47,11 @@ OF_PRELOAD = (
     *("cores", "spot_notice", "parent"),
 )
 TLS = ("tls_ca_file", "tls_cert", "tls_key")
+CERTIFICATES = ("certificate", *TLS)
 NUM_THREADS = 2  # as every worker with an engine
 FLAGS = (
     *("--no-nanny", "--nworkers", "1", "--nthreads", str(NUM_THREADS), "--no-dashboard"),
-    *("--memory-limit", "0", "--resources", "guest=1"),
+    *("--dashboard-address", f"{LOOPBACK}:0", "--memory-limit", "0"),
 )
 # settings of Dask that a worker without a nanny has from its environment alone
 DASK_SETTINGS = (
@@ -66,7 +72,7 @@ def parser() -> ArgumentParser:
         epilog=EPILOG,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    made.add_argument("address", help="the run's Dask scheduler: tcp://HOST:8786, or tls://...")
+    made.add_argument("address", help="the run's Dask scheduler: tls://HOST:8786, or tcp://...")
     made.add_argument(
         "--name", default="", help="what the run calls it (default: host and process)"
     )
@@ -109,13 +115,21 @@ def add_guest_options(parser: ArgumentParser) -> None:
         metavar="WHERE",
         help="a file that appears, or a URL that answers, when the machine is about to go",
     )
-    parser.add_argument("--host", default="", help="address or name to listen on")
+    parser.add_argument(
+        "--host",
+        default="",
+        help="address or name to listen on, and to pass weights on (default: the address by which"
+        " this machine reaches the run, and passes nothing on)",
+    )
     parser.add_argument(
         "--local-directory", default="", metavar="DIR", help="for weights and other files"
     )
+    parser.add_argument(
+        "--certificate", default="", metavar="PEM", help="the file that the run named at its start"
+    )
     for option, what in (("ca-file", "authority"), ("cert", "certificate"), ("key", "private key")):
         parser.add_argument(
-            f"--tls-{option}", default="", metavar="PEM", help=f"{what} for tls:// addresses"
+            f"--tls-{option}", default="", metavar="PEM", help=f"{what} where you made your own"
         )
 
 
@@ -129,11 +143,13 @@ def _seconds(parser: ArgumentParser, option: str, default: float, what: str) -> 
     )
 
 
+@private_files()
 def main(argv: Sequence[str] | None = None) -> int:
     """Becomes the worker; 2, with one sentence, where it cannot."""
     options = parser().parse_args(argv)
     try:
-        command = dask_command(options)
+        check_guest(options)
+        command = dask_command(options, () if options.host else listening_words(options.address))
         added = environment_of(options.cores)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -144,13 +160,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def dask_command(options: Namespace) -> tuple[str, ...]:
-    """The plain Dask command. ValueError for an address, a name or files that cannot be."""
-    check_guest(options)
+def dask_command(options: Namespace, listening: Sequence[str] = ()) -> tuple[str, ...]:
+    """The plain Dask command. listening: the words that say where, if no host was given."""
+    if options.certificate:
+        vars(options).update(dict.fromkeys(TLS, options.certificate))
     name = options.name or name_here()
     # what the preload does not know stands before it, and what it knows behind
     return (
         *("dask", "worker", options.address, "--name", name, *FLAGS),
+        *listening,
+        *("--resources", "guest=1"),
         *given_words(options, "host", "worker_port", "local_directory", *TLS),
         *("--preload", PRELOAD, *given_words(options, *OF_PRELOAD)),
     )
@@ -158,10 +177,11 @@ def dask_command(options: Namespace) -> tuple[str, ...]:
 
 def check_guest(options: Namespace) -> None:
     """ValueError for what no guest can be started with."""
+    NETWORK.check(vars(options), "an option")
     if not options.address.startswith(("tcp://", "tls://")):
         raise ValueError(
             f"the address must begin with tcp:// or tls://, got {options.address!r}; write"
-            f" tcp://{options.address}"
+            f" tcp://{options.address}, or with its certificate tls://{options.address}"
         )
     if options.name and not NAME.fullmatch(options.name):
         raise ValueError(
@@ -173,8 +193,36 @@ def check_guest(options: Namespace) -> None:
             "--lease-s and --grace-s must be > 0 and --drain-s >= 0, got"
             f" {options.lease_s:g}, {options.grace_s:g} and {options.drain_s:g}; raise them"
         )
-    if len({bool(vars(options)[name]) for name in TLS}) > 1:
-        raise ValueError("--tls-ca-file, --tls-cert and --tls-key go together; give all of them")
+    check_certificates(options)
+
+
+def check_certificates(options: Namespace) -> None:
+    """ValueError for files that cannot be those of the address."""
+    given = [name for name in CERTIFICATES if vars(options)[name]]
+    if given not in ([], [CERTIFICATES[0]], [*TLS]):
+        raise ValueError(
+            "--certificate stands alone, and --tls-ca-file, --tls-cert and --tls-key go together;"
+            " give all of them, or the one file that the run named at its start"
+        )
+    if given and not options.address.startswith("tls://"):
+        raise ValueError(
+            f"the address must begin with tls:// beside a certificate, got {options.address!r};"
+            " write it as the run does at its start"
+        )
+    if given:
+        authority, certificate, key = (options.certificate or vars(options)[name] for name in TLS)
+        files = TlsFiles(authority=authority, certificate=certificate, key=key)
+        files.check(", ".join(f"--{name.replace('_', '-')}" for name in given))
+
+
+def listening_words(address: str) -> tuple[str, ...]:
+    """The interface by which this machine reaches the address, for a worker that was told no host;
+    nothing while the address has no meaning here."""
+    own = address_towards(address)
+    if own is None:
+        return ()
+    interface = interface_of(own)
+    return ("--host", own) if interface is None or ":" in own else ("--interface", interface)
 
 
 def given_words(options: Namespace, *names: str) -> tuple[str, ...]:

@@ -18,7 +18,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from flows.commands.worker import TLS, add_guest_options, check_guest, given_words, host_name
+from artifacts.private_files import private_files
+from flows.commands.worker import (
+    CERTIFICATES,
+    add_guest_options,
+    check_guest,
+    given_words,
+    host_name,
+)
 from flows.commands.worker_schedule import (
     Change,
     Move,
@@ -38,8 +45,8 @@ trace:  the changes of a file: lines of SECONDS,+1 or SECONDS,-1
 """
 EPILOG = """\
 examples:
-  rollflow workers tcp://HOST:8786 --interval 1800 --most 4
-  rollflow workers tcp://HOST:8786 --schedule trace --trace spot.csv --retire drain
+  rollflow workers tls://HOST:8786 --certificate run.pem --interval 1800 --most 4
+  rollflow workers tls://HOST:8786 --certificate run.pem --schedule trace --trace spot.csv
 
 Ctrl-C drains all of them, a second one ends them at once. --plan prints the
 beginning of the schedule and starts nothing.
@@ -48,7 +55,7 @@ REFUSED = 2
 SHOWN = 12  # moves of a plan
 SHARED = (  # options that all of them are started with
     *("token_file", "price_class", "drain_s", "lease_s", "grace_s"),
-    *("spot_notice", "host", "local_directory", *TLS),
+    *("spot_notice", "host", "local_directory", *CERTIFICATES),
 )
 CLOSES_WITHIN_S = 10.0  # a worker that has drained is gone by then
 LOOK_S = 0.5  # between two looks at the workers
@@ -62,7 +69,7 @@ def parser() -> ArgumentParser:
         epilog=EPILOG,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    made.add_argument("address", help="the run's Dask scheduler: tcp://HOST:8786, or tls://...")
+    made.add_argument("address", help="the run's Dask scheduler: tls://HOST:8786, or tcp://...")
     made.add_argument(
         "--schedule",
         choices=("step", "trace"),
@@ -98,6 +105,7 @@ def parser() -> ArgumentParser:
     return made
 
 
+@private_files()
 def main(argv: Sequence[str] | None = None) -> int:
     """Follows the schedule until Ctrl-C; 2, with a sentence, where it cannot or a worker was
     refused."""

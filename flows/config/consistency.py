@@ -14,6 +14,7 @@ from flows.config.episode_rules import (
 from flows.config.guest_rules import check_guests
 from flows.config.parts import Parts
 from flows.config.seeding_rules import check_seeding
+from flows.config.span_rules import check_held_out, check_warm_ups
 from tasks.cluster.devices import device_map, engine_members
 from tasks.learner.overlong import SoftPunishment
 from tasks.rewards.judges.reward import judge_engine_of
@@ -22,6 +23,8 @@ from tasks.rewards.judges.reward import judge_engine_of
 def check_parts(config: Parts) -> None:
     """ValueError for the first rule that is broken."""
     engine_members(config.cluster, config.engine.tensor_parallel_size)
+    check_held_out(config)
+    check_warm_ups(config)
     _check_lengths(config)
     _check_distribution(config)
     _check_sleep(config)
@@ -157,6 +160,12 @@ def _check_planner(config: Parts) -> None:
         raise ValueError(
             "planner.rule 'lengths' needs a measured planner.profile, got none; make one with"
             " 'rollflow calibrate', or leave planner.rule=preemptions"
+        )
+    size, largest = config.engine.tensor_parallel_size, planner.max_tensor_parallel_size
+    if planner.enabled and size > largest:
+        raise ValueError(
+            "planner.max_tensor_parallel_size must be at least the size that the run begins with,"
+            f" engine.tensor_parallel_size ({size}), got {largest}; raise it"
         )
 
 

@@ -6,6 +6,7 @@ from ipaddress import ip_address, ip_network
 
 from flows.config.parts import Parts
 from tasks.cluster.devices import ClusterConfig
+from tasks.cluster.ports import is_loopback
 from tasks.elastic.guest_config import GuestConfig
 from tasks.elastic.weights.weight_config import WeightServerConfig
 
@@ -62,7 +63,7 @@ def _is_wanted(guests: GuestConfig, cluster: ClusterConfig) -> bool:
     host = cluster.scheduler_host
     if cluster.scheduler_address:
         host = cluster.scheduler_address.rpartition("://")[2].rpartition(":")[0].strip("[]")
-    return host != "localhost" and not (_is_address(host) and ip_address(host).is_loopback)
+    return not is_loopback(host)
 
 
 def _is_address(host: str) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from typing import Self
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from artifacts.urls import Location, TrackingUri
 
 
 class KeepConfig(BaseModel):
@@ -14,11 +15,11 @@ class KeepConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    artifact_root: str = Field(
+    artifact_root: Location = Field(
         "runs",
         description="Directory or fsspec URL (s3://...) under which every run gets its folder.",
     )
-    tracking_uri: str = Field(
+    tracking_uri: TrackingUri = Field(
         "",
         description=(
             "MLflow tracking URI, without a password; empty uses a SQLite file beside a local"
@@ -58,11 +59,11 @@ class KeepConfig(BaseModel):
         ),
     )
     checkpoints: int = Field(2, ge=1, description="How many checkpoints are kept.")
-    model_cache: str = Field(
+    model_cache: Location = Field(
         ".cache/models",
         description="Directory in which models that are converted or built here are kept.",
     )
-    weights_dir: str = Field(
+    weights_dir: Location = Field(
         "/dev/shm",
         description=(
             "Directory for weights on their way to the engines and checkpoints on theirs to a"
@@ -75,18 +76,6 @@ class KeepConfig(BaseModel):
     def _expanded(cls, folder: str) -> str:
         """A shell leaves --set keep.model_cache=~/models as it is."""
         return os.path.expanduser(folder)
-
-    @field_validator("tracking_uri")
-    @classmethod
-    def _without_password(cls, uri: str) -> str:
-        """The configuration is kept, shown and logged in many places."""
-        if urlsplit(uri).password:
-            raise ValueError(
-                "tracking_uri must hold no password, which everybody would read in manifest,"
-                " report, logs, Prefect and MLflow; leave it out, and set MLFLOW_TRACKING_USERNAME"
-                " and MLFLOW_TRACKING_PASSWORD for a server, PGPASSFILE for PostgreSQL"
-            )
-        return uri
 
     @model_validator(mode="after")
     def _check(self) -> Self:

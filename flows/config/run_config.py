@@ -20,15 +20,17 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
+    ValidationError,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from artifacts.datasets.choice import TaskConfig
 from artifacts.models.choice import ModelConfig
 from artifacts.prices import PriceConfig
 from artifacts.reports.mlflow_client import sqlite_uri
+from artifacts.urls import Location, hidden, without_secrets
 from flows.config.consistency import check_parts
 from flows.config.evaluation import EvaluationConfig
 from flows.config.keep import KeepConfig
@@ -77,7 +79,7 @@ class RunConfig(BaseModel):
             "Name of the run in Prefect and MLflow; empty derives one from preset and time."
         ),
     )
-    resume: str = Field(
+    resume: Location = Field(
         "",
         description=(
             "Run id to go on with under its kept configuration; beside it only what may stand in a"
@@ -194,14 +196,10 @@ class RunConfig(BaseModel):
         so that a resumed run changes only what was given beside `resume`."""
         if not isinstance(given, Mapping):
             return handler(given)
-        preset = str(given.get("preset") or os.environ.get(PRESET_VARIABLE, "smollm2"))
-        kinds = {  # so that a setting of the engine or of the loss need not name its kind
-            "engine": {"kind": "vllm"},
-            "learner": LearnerConfig().model_dump(mode="json"),
-        }
-        config = handler(
-            overlay(overlay(kinds, preset_values(preset)), {**given, "preset": preset})
-        )
+        try:
+            config = handler(_over_its_preset(given))
+        except ValueError as error:
+            raise _without_secrets(error, given) from None
         _mark_as_set(config, given)
         return config
 
@@ -239,6 +237,34 @@ class RunConfig(BaseModel):
                 " sqlite:///path/mlflow.db"
             )
         return sqlite_uri(root / "mlflow.db")
+
+
+def _over_its_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: parsed JSON
+    preset = str(given.get("preset") or os.environ.get(PRESET_VARIABLE, "smollm2"))
+    kinds = {  # so that a setting of the engine or of the loss need not name its kind
+        "engine": {"kind": "vllm"},
+        "learner": LearnerConfig().model_dump(mode="json"),
+    }
+    return overlay(overlay(kinds, preset_values(preset)), {**given, "preset": preset})
+
+
+def _without_secrets(error: ValueError, given: object) -> ValidationError:
+    """The same faults; what was given holds no secret in them, wherever they are shown: Prefect
+    logs a deployment's."""
+    if not isinstance(error, ValidationError):
+        fault = PydanticCustomError("value_error", without_secrets(str(error)))
+        return ValidationError.from_exception_data(
+            RunConfig.__name__, [InitErrorDetails(type=fault, input=hidden(given))]
+        )
+    faults = [
+        InitErrorDetails(
+            type=PydanticCustomError(fault["type"], without_secrets(fault["msg"])),
+            loc=tuple(hidden(fault["loc"])),
+            input=hidden(fault["input"]),
+        )
+        for fault in error.errors()
+    ]
+    return ValidationError.from_exception_data(error.title, faults)
 
 
 def _check_finite(values: Mapping[str, Any], place: str = "") -> None:  # Any: values of fields

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
+from artifacts.urls import hidden, without_secrets
 from flows.config.fields import as_written
 
 
 def sentence(error: object) -> str:
-    """An error as one line; of a configuration every fault with the field it is in."""
+    """An error as one line that tells no secret; of a configuration every fault with the field it
+    is in."""
     if isinstance(error, ValidationError):
         return "; ".join(
             _fault(fault["loc"], fault["msg"], fault["type"], fault.get("input"))
             for fault in error.errors()
         )
-    return " ".join(str(error).split()) or type(error).__name__
+    return without_secrets(" ".join(str(error).split())) or type(error).__name__
 
 
 def _fault(place: tuple[int | str, ...], message: str, kind: str, given: object) -> str:
-    field = as_written(place)
+    field, message = without_secrets(as_written(place)), without_secrets(message)
     if kind == "extra_forbidden":
         return (
             f"{field} must be a known field, it is not one; 'rollflow explain --fields' lists them"
         )
     if kind == "value_error":
         return f"{field + ': ' if field else ''}{message.removeprefix('Value error, ')}"
-    return f"{field} is wrong: {message[0].lower()}{message[1:]}, got {given!r}; correct it"
+    return f"{field} is wrong: {message[0].lower()}{message[1:]}, got {hidden(given)!r}; correct it"

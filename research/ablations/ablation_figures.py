@@ -22,6 +22,7 @@ from itertools import pairwise
 from statistics import mean, median, stdev
 
 from artifacts.commit import StepCommit, seconds_added
+from artifacts.records import NO_UPDATE
 from artifacts.reports.summary import Estimate
 from research.ablations.ideal_steps import Ideal
 
@@ -99,8 +100,9 @@ def trained_groups(steps: Sequence[StepCommit]) -> list[int]:
 
 
 def trained_tokens(steps: Sequence[StepCommit]) -> list[float]:
-    """Tokens that each step trained."""
-    return [step.metrics["ledger/trained_tokens"] for step in steps]
+    """Tokens that each step trained, or would have if its rewards had differed."""
+    unused = f"ledger/{NO_UPDATE}_tokens"
+    return [step.metrics["ledger/trained_tokens"] + step.metrics.get(unused, 0) for step in steps]
 
 
 def block_costs(run: MeasuredRun, period: int, trained: Trained = trained_groups) -> Costs:

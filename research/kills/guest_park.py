@@ -26,6 +26,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
 from research.kills.network_hosts import NetworkHosts, NetworkRefused, network_hosts
+from tasks.cluster.certificate import make_certificate
 from tasks.cluster.ports import free_port
 from tasks.elastic.guest_process import LOST
 from tasks.elastic.weights.weight_config import LOOPBACK
@@ -39,6 +40,7 @@ END_S = 10.0  # within which what was told to end has ended
 LEASE_S = 4
 TIMES = ("--lease-s", str(LEASE_S), "--grace-s", "15", "--drain-s", "10")
 TOKEN = "token"  # file of the folder
+TLS = ("tls_ca_file", "tls_cert", "tls_key")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -69,6 +71,7 @@ class GuestPark:
         this machine itself."""
         self._folder = folder
         (folder / TOKEN).write_text(secrets.token_hex())
+        self._certificate = make_certificate(folder / "park.pem")
         self._hosts = hosts
         self._here = "127.0.0.1" if hosts is None else hosts.here
         self._port = free_port()
@@ -91,6 +94,7 @@ class GuestPark:
             "guests.enabled=true",
             f"guests.lease_s={LEASE_S}",
             f"guests.token_file={self._folder / TOKEN}",
+            *(f"cluster.{field}={self._certificate}" for field in TLS),
             "guests.weights.enabled=true",
             f'guests.weights.allowed_senders=["{network}"]',
             f"cluster.scheduler_host={self._here}",
@@ -136,9 +140,10 @@ class GuestPark:
     def fill(self, place: Place) -> None:
         """Have a worker join."""
         words = ["--name", place.name, "--token-file", str(self._folder / TOKEN), *TIMES]
+        words += ["--certificate", str(self._certificate)]
         words += ["--cores", str(place.core), "--local-directory", str(self._folder)]
         words += ["--host", self._here if self._hosts is None else self._hosts.address(place.name)]
-        scheduler = f"tcp://{self._here}:{self._port}"
+        scheduler = f"tls://{self._here}:{self._port}"
         command = [sys.executable, "-m", "flows.commands.worker", scheduler, *words]
         with (self._folder / f"{place.name}.log").open("ab") as output:
             if self._hosts is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from artifacts.commit import StepCommit, read_commits, read_manifest
 from artifacts.episodes import Ending
 from artifacts.journal import Journal
-from artifacts.records import Fate, Group
+from artifacts.records import NO_UPDATE, Fate, Group
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from flows.begun_round import begun_round
@@ -155,6 +155,8 @@ def _unbooked(records: StepRecords) -> Iterator[str]:
     for fate in BOOKED:
         column = f"ledger/{fate}_tokens"
         booked = records.commit.metrics[column]
+        if fate is Fate.TRAINED:  # the table is written before the update
+            booked += records.commit.metrics.get(f"ledger/{NO_UPDATE}_tokens", 0.0)
         if booked != tokens[column]:
             yield f"step {records.step} has {tokens[column]} tokens in {column}, booked {booked:g}"
 

@@ -5,7 +5,7 @@ border really crosses one.
                                        ══ veth ── namespace "another" (10.64.N.3)
 
     with network_hosts("guest", "another", rate_mbit=1000) as hosts:
-        process = hosts.run_in("guest", ["rollflow", "worker", f"tcp://{hosts.here}:8786"])
+        process = hosts.run_in("guest", ["rollflow", "worker", f"tls://{hosts.here}:8786"])
         hosts.cut("guest")    # nothing arrives any more, and nobody is told
         hosts.mend("guest")
 

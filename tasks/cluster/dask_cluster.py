@@ -18,12 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Client, Scheduler, SpecCluster
+from distributed import Client, Scheduler, SpecCluster, Worker, WorkerPlugin
 from distributed.versions import error_message
 
+from artifacts.layout import CERTIFICATE
+from artifacts.private_files import keep_private
+from tasks.cluster.certificate import TlsFiles, make_certificate, tls_settings
 from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
 from tasks.cluster.fork_server import METHOD, fork_fork_server, start_fork_server, start_method
 from tasks.cluster.nanny import KILLED_WITHIN_S, nanny_of
+from tasks.cluster.ports import LOOPBACK
 from tasks.cluster.process_environment import first_environment, python_path
 
 LOOK_S = 0.05  # between two looks at who has come
@@ -99,19 +103,25 @@ def prepare_cluster(
 
 @contextmanager
 def open_cluster(
-    config: ClusterConfig, scratch: Path, logs: Path, imports: Sequence[str] = ()
+    config: ClusterConfig,
+    scratch: Path,
+    logs: Path,
+    imports: Sequence[str] = (),
+    certificate: Path | None = None,
 ) -> Iterator[Client]:
     """A default Client on the run's cluster; a cluster started here ends with the block, each of
     its workers has its log in the directory `logs`, and where they are forked, they have imported
-    these modules."""
+    these modules. It lets in who has the file `certificate` (by default in `scratch`), which is
+    made where it is missing."""
     specs = worker_specs(config)
     method = start_method(specs)
-    with dask.config.set(SETTINGS | {METHOD: method}):
+    tls = _tls_files(config, certificate or scratch / CERTIFICATE)
+    with dask.config.set(SETTINGS | {METHOD: method} | (tls_settings(tls) if tls else {})):
         if config.scheduler_address is not None:
             with _joined(config) as client:
                 yield client
             return
-        _check_port("127.0.0.1", config.dashboard_port, "dashboard_port")
+        _check_port(LOOPBACK, config.dashboard_port, "dashboard_port")
         _check_port(config.scheduler_host, config.scheduler_port, "scheduler_port")
         if method == "forkserver":
             start_fork_server((__name__, *imports), _environment_of(specs[0]))
@@ -121,8 +131,9 @@ def open_cluster(
                 "cls": Scheduler,
                 "options": {
                     "host": config.scheduler_host,
+                    "protocol": "tls",
                     "port": config.scheduler_port,
-                    "dashboard_address": f"127.0.0.1:{config.dashboard_port}",
+                    "dashboard_address": f"{LOOPBACK}:{config.dashboard_port}",
                 },
             },
             workers={
@@ -134,6 +145,28 @@ def open_cluster(
         with cluster, Client(cluster, direct_to_workers=True) as client:
             wait_for_workers(client, config)
             yield client
+
+
+class PrivateFiles(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
+    """Every worker of a joined cluster, those that are restarted as well, keeps its files private;
+    those that a run starts have that of the flow."""
+
+    name = "rollflow-private-files"
+
+    def setup(self, worker: Worker) -> None:
+        keep_private()
+
+
+def _tls_files(config: ClusterConfig, certificate: Path) -> TlsFiles | None:
+    """Those that the configuration names, else those of this run; None for a cluster that is joined
+    as Dask's own settings say."""
+    if not config.tls_ca_file:
+        return None if config.scheduler_address else TlsFiles.in_one(make_certificate(certificate))
+    given = (config.tls_ca_file, config.tls_cert, config.tls_key)
+    authority, own, key = (str(Path(file).absolute()) for file in given)
+    files = TlsFiles(authority=authority, certificate=own, key=key)
+    files.check("cluster.tls_ca_file, .tls_cert and .tls_key")
+    return files
 
 
 @contextmanager
@@ -149,6 +182,7 @@ def _joined(config: ClusterConfig) -> Iterator[Client]:
             " empty"
         ) from error
     with client:
+        client.register_plugin(PrivateFiles())
         wait_for_workers(client, config)
         _check_versions(client, config)
         yield client

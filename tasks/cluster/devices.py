@@ -17,6 +17,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from artifacts.urls import Location, NetworkAddress
 from tasks.cluster.process_environment import NO_BARS, threads
 from tasks.cluster.roles import (
     ENVIRONMENT,
@@ -74,20 +75,30 @@ class ClusterConfig(BaseModel):
             " the same time."
         ),
     )
-    scheduler_address: str | None = Field(
+    scheduler_address: NetworkAddress | None = Field(
         None,
         description=(
-            "Address of a running Dask scheduler (tcp://host:port); empty starts a local cluster"
-            " for the run."
+            "Address of a running Dask scheduler (tls://host:port, or tcp://host:port in a network"
+            " where everybody may run code in its workers); empty starts a local cluster for the"
+            " run."
         ),
     )
-    scheduler_host: str = Field(
+    scheduler_host: NetworkAddress = Field(
         "127.0.0.1",
         description=(
-            "Address that the scheduler of a local cluster listens on. Whoever reaches it may run"
-            " any code in the workers: one that others reach is for a network that you trust."
+            "Address that the scheduler of a local cluster listens on. It lets in who has the run's"
+            " certificate, and who is let in may run any code in the workers."
         ),
     )
+    tls_ca_file: Location = Field(
+        "",
+        description=(
+            "Authority, PEM: whoever has a certificate of it is let in. Empty makes a certificate"
+            " for the run, or takes Dask's own settings for a cluster that it joins."
+        ),
+    )
+    tls_cert: Location = Field("", description="The run's certificate by that authority, PEM.")
+    tls_key: Location = Field("", description="The key of that certificate, PEM.")
     scheduler_port: int = Field(0, ge=0, le=65535, description="Port of that; 0 takes a free one.")
     dashboard_port: int = Field(
         8787,
@@ -103,12 +114,31 @@ class ClusterConfig(BaseModel):
     def _placement_is_possible(self) -> Self:
         device_map(self)
         num_environment_workers(self.roles)
+        self._check_tls()
         if self.coordinator_slots < COORDINATORS:
             raise ValueError(
                 f"coordinator_slots must be >= {COORDINATORS} (a round and an evaluation beside"
                 f" it have two each), got {self.coordinator_slots}; raise it"
             )
         return self
+
+    @property
+    def makes_certificate(self) -> bool:
+        """Whether the run lets into its cluster by a certificate of its own."""
+        return not self.scheduler_address and not self.tls_ca_file
+
+    def _check_tls(self) -> None:
+        if len({bool(self.tls_ca_file), bool(self.tls_cert), bool(self.tls_key)}) > 1:
+            raise ValueError(
+                "cluster.tls_ca_file, .tls_cert and .tls_key go together, got"
+                f" {self.tls_ca_file!r}, {self.tls_cert!r} and {self.tls_key!r}; give all of them"
+            )
+        if self.tls_ca_file and (self.scheduler_address or "tls://").partition("://")[0] != "tls":
+            raise ValueError(
+                "cluster.scheduler_address must begin with tls:// where cluster.tls_ca_file is"
+                f" given, got {self.scheduler_address!r}; start its scheduler and workers with the"
+                " certificates, or leave them out"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from distributed import Client, Nanny
 
 from tasks.cluster.deaths import Death
 from tasks.cluster.devices import WorkerSpec
+from tasks.cluster.ports import LOOPBACK
 from tasks.cluster.process_environment import python_path
 from tasks.cluster.worker_output import LoggedWorker, WorkerOutput
 
@@ -82,6 +83,8 @@ def nanny_of(
         "nthreads": spec.num_threads,
         "resources": dict(spec.resources),
         "env": spec.environment | python_path(),
+        "host": LOOPBACK,  # whoever joins from elsewhere talks to the scheduler alone
+        "dashboard": False,
         "memory_limit": 0,
         "local_directory": str(scratch),
         "output": WorkerOutput(logs, spec.name),

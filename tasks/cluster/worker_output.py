@@ -61,6 +61,9 @@ class LoggedWorker(Worker):  # type: ignore[misc]  # Dask is not typed
         faulthandler.enable(all_threads=False)
         super().__init__(*args, **options)
 
+    def start_http_server(self, *_: Any, **__: Any) -> None:
+        """None: nobody looks at a worker's own pages, and every user of the machine could."""
+
 
 def name_process(name: str) -> None:
     """What `ps` and `top` call this process; its command line may be that of who forked it."""

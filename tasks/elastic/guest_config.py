@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.urls import Location, NetworkAddress
 from tasks.elastic.guest_limits import Limits
 from tasks.elastic.weights.weight_config import LOOPBACK, Networks
 
@@ -20,7 +21,7 @@ class GuestWeightsConfig(BaseModel):
             " Empty pulls where the scheduler listens on an address that other machines reach."
         ),
     )
-    host: str = Field(
+    host: NetworkAddress = Field(
         "",
         description=(
             "IP address of this machine from which guests pull; empty takes the scheduler's, of a"
@@ -54,7 +55,7 @@ class GuestConfig(BaseModel):
             " scheduler may run any code there: let nobody reach it whom you do not trust."
         ),
     )
-    token_file: str = Field(
+    token_file: Location = Field(
         "",
         description=(
             "File with the secret that a worker must know, too; empty takes that of the environment"

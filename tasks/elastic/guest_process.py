@@ -27,7 +27,10 @@ from typing import Any, Final, NoReturn
 import click
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 from distributed import Worker
+from distributed.comm.core import FatalCommClosedError
 
+from artifacts.private_files import keep_private
+from tasks.cluster.certificate import speaks_tls
 from tasks.cluster.dask_cluster import pin_process
 from tasks.cluster.roles import parse_ranges
 from tasks.elastic.guest_card import (
@@ -51,6 +54,7 @@ ANSWERED_WITHIN_S = 0.3  # who dismisses or refuses has its answer by then
 CLOSES_WITHIN_S = 5.0
 LOOK_S = 5.0  # between two looks for the scheduler
 PR_SET_PDEATHSIG = 1
+CERTIFICATE_NEEDED = "give address and certificate as the run named them at its start"
 TIME = click.FloatRange(min=0.0, min_open=True)
 
 
@@ -156,12 +160,18 @@ class Guest:
         self.end(LOST, f"ends: the scheduler at {address} has not answered for {grace_s:g} s")
 
     async def _scheduler_answers(self, within_s: float) -> bool:
+        address = self._worker.scheduler.address
         try:
             async with asyncio.timeout(within_s):
                 await self._worker.scheduler.identity(n_workers=0)
+        except FatalCommClosedError:
+            self.refuse(f"{address} lets in who has the run's certificate; {CERTIFICATE_NEEDED}")
         except (OSError, TimeoutError):  # Dask's errors of communication are OSErrors
-            return False
-        return True
+            if address.startswith("tcp://") and await asyncio.to_thread(speaks_tls, address):
+                self.refuse(f"{address} takes nothing but TLS; {CERTIFICATE_NEEDED}")
+        else:
+            return True
+        return False
 
     async def _watch_notice(self, where: str) -> None:
         await notice_given(where)
@@ -249,6 +259,7 @@ def dask_setup(
 ) -> None:
     """Make a guest of the worker. Dask would go on without one after an error, so the process
     ends."""
+    keep_private()
     try:
         check_worker(worker)
         if parent:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from artifacts.prices import HOUR_S
+from artifacts.records import NO_UPDATE
 from tasks.elastic.hiring import (
     Hourly,
     Known,
@@ -34,7 +35,8 @@ def hiring_told(steps: Sequence[Figures], own: float) -> str:
     worker = 0.0
     for step in _steady(steps):
         count, seconds = int(step["guests/present"]), step["cost/added_s"]
-        trained = Trained(tokens=step["ledger/trained_tokens"], seconds=seconds)
+        tokens = step["ledger/trained_tokens"] + step.get(f"ledger/{NO_UPDATE}_tokens", 0.0)
+        trained = Trained(tokens=tokens, seconds=seconds)
         known = after_hiring(known, count, trained)
         if count:
             worker = (HOUR_S * step["cost/dollars"] / seconds - own) / count

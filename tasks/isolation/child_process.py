@@ -62,12 +62,13 @@ def start_child(
     cwd: str | None = None,
     is_silent: bool = False,
     inherits: Collection[int] = (),
+    umask: int = -1,
 ) -> ChildProcess:
     """Start `command(descriptor of the child's end)` with this environment only. OSError if it
     cannot be started.
 
     `is_silent`: standard output is dropped and standard error is a pipe; otherwise both are the
-    parent's. `inherits`: descriptors beside the child's end.
+    parent's. `inherits`: descriptors beside the child's end. `umask`: -1 is the parent's.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -81,6 +82,7 @@ def start_child(
                 cwd=cwd,
                 pass_fds=(theirs.fileno(), *inherits),
                 start_new_session=True,
+                umask=umask,
             )
         except OSError:
             ours.close()

@@ -1,5 +1,9 @@
 """What an import path names: 'package.module:name' or 'path/to/file.py:name'. Runs also in the
-processes of rewards: standard library only."""
+processes of rewards: standard library only.
+
+A file may import the modules beside it, at any time. They are looked for after all others, so that
+none of them takes the place of a package, and not by `sys.path`, which processes behind walls read.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,34 @@ import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+
+class Beside:
+    """Finds the modules that lie beside the files that were imported."""
+
+    def __init__(self) -> None:
+        self._directories: list[str] = []
+
+    def add(self, directory: str) -> None:
+        """Look there, too, from now on."""
+        if directory not in self._directories:
+            self._directories.append(directory)
+        if self not in sys.meta_path:
+            sys.meta_path.append(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """As of a path finder; the modules of packages are found by those."""
+        return PathFinder.find_spec(name, self._directories) if path is None else None
+
+
+_beside = Beside()
 _files = threading.RLock()  # one thread imports a file, the others wait until all of it is there
 
 FORM = "'package.module:name' or 'path/to/file.py:name'"
@@ -75,6 +103,7 @@ def _import(name: str, place: str) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    _beside.add(os.path.dirname(place))
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -14,6 +14,7 @@ from tasks.isolation.interrupt import Interrupt
 from tasks.isolation.isolation import Isolation
 from tasks.isolation.user_map import UserMap, is_needed
 
+OPEN_UMASK = 0o022  # what the set-up makes behind walls, as root perhaps, is for who runs there
 GRACE_S = 5.0  # for the rest of a greeting that has begun
 
 Command = Callable[[int, UserMap | None], Sequence[str]]  # the child's end of the socket, its users
@@ -60,6 +61,7 @@ def _spawn(
             cwd="/",
             is_silent=True,
             inherits=users.descriptors if users else (),
+            umask=OPEN_UMASK,
         )
         if users:
             try:

@@ -15,6 +15,10 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tasks.rewards.base import LARGEST_REWARD
+
+LARGEST_SHAPED_REWARD = 2 * LARGEST_REWARD  # a punishment takes as much again at most
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
@@ -192,10 +196,10 @@ def group_advantages(
     group is what they are compared with.
     """
     verdicts = [reward for reward in rewards if reward is not None]
-    if any(not math.isfinite(reward) for reward in verdicts):
+    if not all(abs(reward) <= LARGEST_SHAPED_REWARD for reward in verdicts):  # NaN neither
         raise ValueError(
-            f"rewards must be finite or None, got {list(rewards)}; let the reward return None"
-            " (infra) instead"
+            f"rewards must be None or finite and within {LARGEST_SHAPED_REWARD:,.0f}, got"
+            f" {list(rewards)}; let the reward return None (infra) instead"
         )
     is_flat = len(verdicts) < 2 or min(verdicts) == max(verdicts)
     if is_flat and advantage.leaves_flat_groups_out:

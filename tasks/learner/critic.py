@@ -58,7 +58,7 @@ class CriticConfig(BaseModel):
         first = f"; it alone learns in the first {self.warmup_steps}" if self.warmup_steps else ""
         return (
             "a second copy of the model with one output, on the learner's ranks; learning rate"
-            f" {self.optimizer.learning_rate:g}{held}{first}"
+            f" {self.optimizer.explain()}{held}{first}"
         )
 
 

@@ -19,22 +19,24 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tasks.learner.finite import LARGEST_LOG_RATIO, floored
+
 Estimator = Literal["k1", "k2", "k3"]
 
 
 def k1(logp: Tensor, reference: Tensor) -> Tensor:
     """Per token: the difference of log-probabilities."""
-    return logp - reference
+    return floored(logp) - floored(reference)
 
 
 def k2(logp: Tensor, reference: Tensor) -> Tensor:
     """Per token: half the difference squared."""
-    return (logp - reference).square() / 2
+    return k1(logp, reference).square() / 2
 
 
 def k3(logp: Tensor, reference: Tensor) -> Tensor:
     """Per token: the difference with a term of mean zero that makes it non-negative."""
-    difference = reference - logp
+    difference = k1(reference, logp).clamp(max=LARGEST_LOG_RATIO)
     return torch.expm1(difference) - difference
 
 

@@ -49,7 +49,10 @@ class LearnerConfig(BaseModel):
         default=ALL_PASS, description="Which responses drifted too far to be trained."
     )
     kl_coefficient: float = Field(
-        default=0.0, ge=0, description="Weight of the KL term to the model the run started from."
+        default=0.0,
+        ge=0,
+        le=1e6,
+        description="Weight of the KL term to the model the run started from.",
     )
     kl_estimator: Estimator = Field(
         default="k3", description="How that KL is estimated from a token's log-probabilities."
@@ -64,6 +67,7 @@ class LearnerConfig(BaseModel):
     entropy_coefficient: float = Field(
         default=0.0,
         ge=0,
+        le=1e6,
         description="What a nat of entropy at a token takes off its loss; keeps sampling varied.",
     )
     temperature: float = Field(

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tasks.learner.divergence import k3
+from tasks.learner.divergence import k1, k3
+from tasks.learner.finite import ratio
 from tasks.learner.head import HeadResult, LossGradient
 from tasks.learner.objective import Objective
 from tasks.learner.packing import PackedBatch
@@ -147,7 +148,7 @@ class MicroStep:
         self, batch: PackedBatch, tokens: TokenBatch, result: HeadResult, *, can_clip: bool
     ) -> AccumulateReport:
         logp, objective, lengths = result.logp, self._objective, lengths_of(batch)
-        importance = torch.exp(logp - tokens.behaviour)
+        importance = ratio(logp, tokens.behaviour)
         completed = objective.completed(logp, tokens, lengths)
         explained = objective.loss.token_loss(logp, completed)
         clipped = explained.clipped & can_clip
@@ -171,7 +172,7 @@ class MicroStep:
             reference_kl_sum=0.0
             if tokens.reference is None
             else float(k3(logp, tokens.reference).double().sum()),
-            mismatch_abs_sum=float((logp - tokens.behaviour).abs().double().sum()),
+            mismatch_abs_sum=float(k1(logp, tokens.behaviour).abs().double().sum()),
             mismatch_k3_sum=float(mismatch.double().sum()),
             by_version=sums_by_version(
                 (span for sample in batch.samples for span in sample.versions),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tasks.learner.divergence import ESTIMATORS, Estimator
+from tasks.learner.finite import LARGEST_PENALTY, finite, floored
 from tasks.learner.gate import ALL_PASS, Gate
 from tasks.learner.token_loss import PolicyLoss, TokenBatch
 from tasks.learner.whole_responses import Lengths, means, spread, sums_to_go
@@ -50,11 +51,12 @@ class Objective:
         """
         if not self.needs_whole_responses:
             return batch
-        logp, advantage = logp.detach(), batch.advantage
+        logp, advantage = floored(logp.detach()), batch.advantage
         proximal = logp if batch.proximal is None else batch.proximal
         ratios = spread(means(logp - batch.behaviour, lengths), lengths, logp.device)
         if batch.reference is not None and self._penalises("reward"):
             penalty = ESTIMATORS[self.kl_estimator](proximal, batch.reference)
+            penalty = penalty.clamp(-LARGEST_PENALTY, LARGEST_PENALTY)
             advantage = advantage - self.kl_coefficient * sums_to_go(penalty, lengths)
         is_dropped = spread(self.dropped(logp, batch, lengths), lengths, logp.device)
         return replace(
@@ -75,7 +77,7 @@ class Objective:
         loss = self.loss.token_loss(logp, batch).loss
         if batch.reference is not None and self._penalises("loss"):
             divergence = ESTIMATORS[self.kl_estimator](logp, batch.reference)
-            loss = loss + self.kl_coefficient * divergence
+            loss = finite(loss + finite(self.kl_coefficient * divergence, divergence), loss)
         return batch.weight * loss
 
     def by_logp(self, logp: Tensor, batch: TokenBatch) -> Tensor:

@@ -9,11 +9,12 @@ environment.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.records import Generated
+from tasks.rewards.base import LARGEST_REWARD
 
 
 class TrainOverlong(BaseModel):
@@ -54,8 +55,21 @@ class SoftPunishment(BaseModel):
         ge=1, description="The penalty grows from 0 over so many tokens before max_tokens."
     )
     penalty: float = Field(
-        default=1.0, gt=0, description="What the reward of a response of max_tokens loses."
+        default=1.0,
+        gt=0,
+        le=LARGEST_REWARD,
+        description="What the reward of a response of max_tokens loses.",
     )
+
+    @model_validator(mode="after")
+    def _begins_at_a_token(self) -> Self:
+        if self.buffer_tokens > self.max_tokens:
+            raise ValueError(
+                "learner.overlong.buffer_tokens must be at most max_tokens"
+                f" ({self.max_tokens}), got {self.buffer_tokens}: even an empty response would be"
+                " punished; lower it"
+            )
+        return self
 
     def shaped(self, reward: float, generated: Generated) -> float:
         """The reward less the punishment."""

@@ -6,18 +6,22 @@ One rank works without torch.distributed. Leaves out what is reduced and when (t
 
 from __future__ import annotations
 
-import os
+import socket
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from urllib.parse import urlsplit
 
-import psutil  # type: ignore[import-untyped]  # it has no stubs
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
+from tasks.cluster.ports import free_port, is_loopback
 from tasks.learner.exchange import add_up, spread
 
+FILE = "file://"
 OWN_FAILURES = (torch.OutOfMemoryError, torch.AcceleratorError)  # of the rank itself, wherever met
 
 
@@ -40,7 +44,7 @@ class Ranks:
         self._joined = False
         self._lost: str | None = None  # what broke the group
 
-    def join(self, init_method: str, deadline_s: float) -> None:
+    def join(self, meeting_point: str, deadline_s: float) -> None:
         """Enter the group; the deadline holds for entering and for every collective after it.
 
         A process is in one group at a time: ranks that lost their peers may be made anew in it, and
@@ -52,12 +56,13 @@ class Ranks:
             dist.destroy_process_group()
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         with self._together("join"):
+            deadline = timedelta(seconds=deadline_s)
             dist.init_process_group(
                 backend,
-                init_method=init_method,
+                store=_store(meeting_point, self.rank, self.world_size, deadline),
                 rank=self.rank,
                 world_size=self.world_size,
-                timeout=timedelta(seconds=deadline_s),
+                timeout=deadline,
             )
         self._joined = True
 
@@ -171,14 +176,37 @@ class Ranks:
             )
 
 
-def reach_ranks_by(address: str) -> None:
-    """Have gloo listen where this process is reached by others, unless the environment names an
-    interface. By itself it listens where the host's own name leads, which often is the loopback:
-    ranks on other hosts find nobody there."""
-    for interface, addresses in psutil.net_if_addrs().items():
-        if any(found.address == address for found in addresses):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-            return
+def meeting_point(host: str, folder: str | None) -> str:
+    """Where ranks find each other of which the first is reached by this address: a file that nobody
+    else may open where all of them are on this machine, else a free port of the address."""
+    if is_loopback(host):
+        return f"{FILE}{tempfile.mkdtemp(prefix='ranks-', dir=folder)}/store"
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{free_port(host)}"
+
+
+def _store(meeting_point: str, rank: int, world_size: int, deadline: timedelta) -> Store:
+    """What torch's `init_method` of this name makes, but on the one address that it names."""
+    if meeting_point.startswith(FILE):
+        file = FileStore(meeting_point.removeprefix(FILE), world_size)
+        file.set_timeout(deadline)
+        return file
+    where = urlsplit(meeting_point)
+    host, port = where.hostname or "", where.port or 0
+    return TCPStore(
+        host,
+        port,
+        world_size,
+        is_master=rank == 0,
+        timeout=deadline,
+        wait_for_workers=False,
+        master_listen_fd=_bound(host, port) if rank == 0 else None,
+    )
+
+
+def _bound(host: str, port: int) -> int:
+    """A socket that listens; torch's own would listen on every address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family).detach()
 
 
 def _peer_failures(device: torch.device) -> type[RuntimeError]:

@@ -21,11 +21,11 @@ from artifacts.records import WeightsRef, pack, unpack
 from artifacts.weights import reuse
 from tasks.cluster.actors import Remote
 from tasks.cluster.dask_cluster import pin_process
-from tasks.cluster.ports import LOOPBACK, free_port
+from tasks.cluster.ports import LOOPBACK, reach_ranks_by
 from tasks.engines.base import Attestation
 from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.ranks import reach_ranks_by
+from tasks.learner.ranks import meeting_point
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.trainer import LearnerRank
 
@@ -43,6 +43,13 @@ def _own_host() -> str:
     with suppress(ValueError):
         return urlsplit(get_worker().address).hostname or LOOPBACK
     return LOOPBACK
+
+
+def _own_folder() -> str | None:
+    """Where this worker has its files; None where there is none."""
+    with suppress(ValueError):
+        return str(get_worker().local_directory)
+    return None
 
 
 class LearnerActor:
@@ -74,14 +81,13 @@ class LearnerActor:
         return self._version
 
     async def rendezvous(self) -> str:
-        """A torch.distributed init method on a free port of this worker's host; asked of rank 0."""
-        host = _own_host()
-        return f"tcp://{host}:{free_port(host)}"
+        """Where the ranks meet: on this worker's host; asked of rank 0."""
+        return meeting_point(_own_host(), _own_folder())
 
-    def join(self, init_method: str, deadline_s: float) -> None:
+    def join(self, meeting_point: str, deadline_s: float) -> None:
         """Enter the group of all ranks. Collective."""
         reach_ranks_by(_own_host())
-        self._rank.join(init_method, deadline_s)
+        self._rank.join(meeting_point, deadline_s)
 
     def discard(self) -> None:
         """Forget gradients accumulated so far in this step."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from artifacts.records import Generated, Group, Prompt
+from artifacts.records import Generated, Group, Prompt, Score
 from artifacts.sampled import of_sampled, sampled_versions
 from tasks.learner.advantage import Moments, ReinforcePlusPlusAdvantage, step_moments
 from tasks.learner.credit import Credit, token_mean, turn_advantages
@@ -17,6 +17,7 @@ from tasks.learner.dealing import GroupPart, as_part
 from tasks.learner.normalisation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.overlong import AS_SCORED, Overlong
 from tasks.learner.packing import Sample
+from tasks.rewards.base import checked_reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +152,23 @@ def _rewards(group: Group, overlong: Overlong) -> list[float | None]:
                 " for its reward"
             )
         _check_tokens(generated)
+        _check_rewards(response.score, generated)
         reward = response.score.reward
         rewards.append(None if reward is None else overlong.shaped(reward, generated))
     return rewards
+
+
+def _check_rewards(score: Score, generated: Generated) -> None:
+    """ValueError for a record that holds what no reward may be: older versions took any number."""
+    turns = generated.episode.turns if generated.episode else ()
+    for reward in (score.reward, *(turn.reward for turn in turns)):
+        try:
+            checked_reward(0 if reward is None else reward)
+        except ValueError as error:
+            raise ValueError(
+                f"the records of this step have a reward of {score.scorer} that cannot be trained"
+                f" on ({generated.response_id!r}): {error}; mend the reward and begin a new run"
+            ) from error
 
 
 def _check_tokens(generated: Generated) -> None:

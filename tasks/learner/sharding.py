@@ -64,6 +64,16 @@ class AdamWConfig(BaseModel):
             )
         return self
 
+    def explain(self) -> str:
+        """In words, the learning rate from the first step to the last."""
+        rise = f"{self.learning_rate:g}, "
+        if self.warmup_steps > 1:
+            rise = f"up to {self.learning_rate:g} over {self.warmup_steps} steps of warm-up, then "
+        if not self.decay_steps:
+            return f"{rise}constant"
+        floor = self.learning_rate * self.floor_fraction
+        return f"{rise}down to {floor:g} by step {self.decay_steps}"
+
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 1: up over the warm-up, then down to the floor,
         which it keeps."""

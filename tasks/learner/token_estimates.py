@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tasks.learner.advantage import GaeAdvantage
 from tasks.learner.divergence import ESTIMATORS
+from tasks.learner.finite import LARGEST_PENALTY
 from tasks.learner.gae import spread_of, token_advantages, token_rewards, whitened
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import ScoredRow, lengths_of
@@ -57,7 +58,8 @@ def _rewards(row: ScoredRow, config: LearnerConfig) -> Tensor:
         return token_rewards(tokens.reward, None, lengths)
     assert tokens.proximal is not None, "a scored row has it"
     divergence = ESTIMATORS[config.kl_estimator](tokens.proximal, tokens.reference)
-    return token_rewards(tokens.reward, config.kl_coefficient * divergence, lengths)
+    penalty = config.kl_coefficient * divergence.clamp(-LARGEST_PENALTY, LARGEST_PENALTY)
+    return token_rewards(tokens.reward, penalty, lengths)
 
 
 def _with(row: ScoredRow, advantages: Tensor) -> ScoredRow:

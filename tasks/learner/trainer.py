@@ -89,10 +89,10 @@ class LearnerRank:
             config.critic, self._model_path, config.compute, config.recompute_layers, self._ranks
         )
 
-    def join(self, init_method: str, deadline_s: float) -> None:
+    def join(self, meeting_point: str, deadline_s: float) -> None:
         """Enter the group of all ranks; sharded parameters are loaded here. Collective; the
         deadline holds for every later collective too."""
-        self._ranks.join(init_method, deadline_s)
+        self._ranks.join(meeting_point, deadline_s)
         if self._config.ranks_in_step:
             self._load()
         checksum = float(self._policy.parameters.checksum() % (1 << 40))

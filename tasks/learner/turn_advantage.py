@@ -19,9 +19,9 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.records import Generated
 from tasks.learner.advantage import Moments
@@ -129,10 +129,13 @@ class AnchorStateAdvantage(BaseModel):
         default=0.95, gt=0, le=1, description="Discount of a reward for each turn before it."
     )
     episode_weight: float = Field(
-        default=1.0, ge=0, description="Weight of the episode's reward among its siblings'."
+        default=1.0, ge=0, le=1e6, description="Weight of the episode's reward among its siblings'."
     )
     state_weight: float = Field(
-        default=1.0, ge=0, description="Weight of a turn's return among those from its state."
+        default=1.0,
+        ge=0,
+        le=1e6,
+        description="Weight of a turn's return among those from its state.",
     )
     epsilon: float = Field(
         default=1e-6, gt=0, description="Added to the standard deviation before dividing by it."
@@ -140,6 +143,15 @@ class AnchorStateAdvantage(BaseModel):
 
     spans_step: ClassVar[bool] = False
     leaves_flat_groups_out: ClassVar[bool] = False
+
+    @model_validator(mode="after")
+    def _weighs_something(self) -> Self:
+        if not (self.episode_weight or self.state_weight):
+            raise ValueError(
+                "learner.advantage.episode_weight or state_weight must be > 0, got 0 for both:"
+                " every advantage would be 0; raise one"
+            )
+        return self
 
     def of_turns(self, group: Sequence[Played]) -> list[list[float]]:
         """One advantage for each turn of each response."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
-from artifacts.records import Fate, Span
+from artifacts.records import NO_UPDATE, Fate, Span
 from artifacts.reports.timeline import attributed_s, length, stage_s, within
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
@@ -68,8 +68,14 @@ class StepReport:
 
     @property
     def ledger(self) -> dict[str, int]:
-        """Tokens by fate: what engines generated, and what judges wrote."""
-        return {**self.rollout.tokens, Fate.JUDGED: self.reward.judging.new_tokens}
+        """Tokens by column: what engines generated, by fate and by what came of the update, and
+        what judges wrote. A critic that learned has trained on the tokens, too."""
+        tokens = {**self.rollout.tokens, Fate.JUDGED: self.reward.judging.new_tokens, NO_UPDATE: 0}
+        update = self.policy.update
+        if not update.applied and update.critic is None:
+            tokens[NO_UPDATE] = tokens.get(Fate.TRAINED, 0)
+            tokens[Fate.TRAINED] = 0
+        return tokens
 
 
 def stage_times(report: StepReport) -> dict[str, float]:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
 
-from artifacts.records import Fate, Group, Running
+from artifacts.records import NO_UPDATE, Fate, Group, Running
 from artifacts.reports.episode_figures import step_episode_figures
 from artifacts.reports.timeline import bubble_shares, device_times, stage_s, visiting_times
 from artifacts.tables import ResponseRow
 from tasks.learner.reports import Skipped, token_means, update_figures
 from tasks.learner.version_sums import figures_by_lag
+from tasks.metrics.nothing_learned import CUT, HIGHEST, LOWEST, VERDICTS
 from tasks.metrics.report import StepReport, reward_exposed_s, stage_times
 from tasks.metrics.trained_lengths import TOTALS, length_figures
 from tasks.rounds.report import RolloutReport
@@ -115,14 +116,19 @@ def _lost_tokens(rollout: RolloutReport) -> dict[str, float]:
 
 
 def _reward_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str, float]:
-    rewards = [
-        response.score.reward
+    judged = [
+        (response.generated, response.score.reward)
         for group in groups
         for response in group.responses
         if response.score and response.score.reward is not None
     ]
+    rewards = [reward for _, reward in judged]
+    num_cut = sum(generated.finish_reason == "length" for generated, _ in judged)
     return {
         "reward/mean": sum(rewards) / max(1, len(rewards)),
+        VERDICTS: float(len(rewards)),
+        **({LOWEST: min(rewards), HIGHEST: max(rewards)} if rewards else {}),
+        CUT: num_cut / max(1, len(rewards)),
         "reward/infra": float(report.reward.num_infra),
         "reward/timeouts": float(report.reward.num_timeouts),
         "reward/early_kills": float(report.reward.num_early_kills),
@@ -150,7 +156,7 @@ COUNTED = {  # counters of a run, and the figures of a step that add to them
     "responses_finished": "rollout/responses",
     "updates_made": "train/applied",
     **{f"updates_skipped_{reason}": f"train/skipped_{reason}" for reason in Skipped},
-    **{f"tokens_{fate}": f"ledger/{fate}_tokens" for fate in Fate},
+    **{f"tokens_{column}": f"ledger/{column}_tokens" for column in (*Fate, NO_UPDATE)},
     **TOTALS,
 }
 

@@ -2,6 +2,7 @@
 
 A reward never raises for what a model wrote: bad text is WRONG with a detail. A crash of the
 verifier itself is INFRA, which the scheduler excludes from the group; it is never a reward of zero.
+Neither is a number that no step could be trained on: every reward is within LARGEST_REWARD.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Protocol
 from artifacts.printable import printable_line
 from artifacts.records import CaseResult, Generated, Outcome, Prompt, Score
 from tasks.isolation.interrupt import Interrupt, Interrupted
+
+LARGEST_REWARD = 1e6  # squares, and sums over a step's tokens, stay finite in float32
 
 
 class Reward(Protocol):
@@ -110,11 +113,40 @@ def infra(detail: str) -> Verdict:
     return Verdict(reward=None, outcome=Outcome.INFRA, detail=printable_line(detail))
 
 
+def checked_reward(value: object) -> float:
+    """A number from outside as a reward. ValueError for whatever is no finite number within
+    LARGEST_REWARD, truth values included."""
+    is_truth = isinstance(value, bool)
+    if not is_truth and isinstance(value, int | float) and abs(value) <= LARGEST_REWARD:
+        return float(value)  # NaN is within nothing
+    raise ValueError(
+        f"a reward must be a finite number from -{LARGEST_REWARD:,.0f} to {LARGEST_REWARD:,.0f},"
+        f" got {printable_line(repr(value), 60)}; scale it, or give no verdict"
+    )
+
+
+def paid(value: object, detail: str, *, by: str) -> Verdict:
+    """The verdict that a number from outside is: OK if positive, else WRONG; INFRA for one that
+    `checked_reward` refuses."""
+    try:
+        reward = checked_reward(value)
+    except ValueError as error:
+        return infra(f"{by}: {error}")
+    return Verdict(
+        reward=reward, outcome=Outcome.OK if reward > 0 else Outcome.WRONG, detail=detail
+    )
+
+
 def stamp(
     verdict: Verdict, prompt: Prompt, generated: Generated, *, scorer: str, started_s: float
 ) -> Score:
     """The Score of a verdict reached just now. A WRONG response that hit the token bound is
-    TRUNCATED, reward unchanged."""
+    TRUNCATED, reward unchanged. A reward that `checked_reward` refuses is INFRA."""
+    if verdict.reward is not None:
+        try:
+            checked_reward(verdict.reward)
+        except ValueError as error:
+            verdict = infra(f"{scorer}: {error}")
     outcome, detail = verdict.outcome, verdict.detail
     if generated.finish_reason == "length":
         outcome = Outcome.TRUNCATED if outcome is Outcome.WRONG else outcome

@@ -9,17 +9,23 @@ programs.
 
 from __future__ import annotations
 
-import math
+import os
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from artifacts.records import Generated, Outcome, Prompt
+from artifacts.records import Generated, Prompt
+from artifacts.urls import Location
 from tasks.isolation.import_path import absolute
-from tasks.rewards.base import ProcessReward, Reward, Verdict, infra
+from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, paid
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.workers.reply import Reply
-from tasks.rewards.workers.verify_worker import DEFAULT_MEMORY_BYTES, VerifyWorker, WorkerStartError
+from tasks.rewards.workers.verify_worker import (
+    DEFAULT_MEMORY_BYTES,
+    VerifyWorker,
+    WorkerSlow,
+    WorkerStartError,
+)
 
 FAILED = {
     "raised": "failed",
@@ -39,7 +45,7 @@ class CustomConfig(BaseModel):
     kind: Literal["custom"] = Field(
         default="custom", description="Chooses a reward function of your own."
     )
-    path: Annotated[str, AfterValidator(absolute)] = Field(
+    path: Annotated[Location, AfterValidator(absolute)] = Field(
         description=(
             "The function of (prompt, response, gold), as 'package.module:function' or"
             " 'path/to/file.py:function'."
@@ -58,6 +64,21 @@ class CustomConfig(BaseModel):
         default=DEFAULT_MEMORY_BYTES,
         ge=1 << 28,
         description="Address space of the function's process; raise it to import torch.",
+    )
+    start_s: float = Field(
+        default=60.0,
+        gt=0,
+        le=3600,
+        description=(
+            "Wall seconds that importing the function may take; raise it to load a model there."
+        ),
+    )
+    environment: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...] = Field(
+        default=(),
+        description=(
+            "Names of the environment variables that the function gets (API keys, HF_HOME,"
+            " proxies); all others are kept from it. They must be set where the run is started."
+        ),
     )
 
     def build_reward(self, book: TimeoutBook) -> Reward:
@@ -78,15 +99,31 @@ class CustomReward(ProcessReward):
             timeout_s=config.timeout_s,
             clock="wall",
             memory_bytes=config.memory_bytes,
+            stays=True,
+            start_s=config.start_s,
+            environment=config.environment,
         )
         super().__init__(self._worker)
+        missing = [name for name in config.environment if name not in os.environ]
+        if missing:
+            raise ValueError(
+                "environment of a custom reward must name variables that are set, got"
+                f" {', '.join(missing)} for {config.path!r}, without a value here; export it before"
+                " the run, or take it off the list"
+            )
         try:
             self.warm()
+        except WorkerSlow as error:
+            raise ValueError(
+                f"a custom reward must be imported within its start_s ({config.start_s:g} s),"
+                f" {config.path!r} was not; raise rewards.*.start_s"
+            ) from error
         except WorkerStartError as error:
             raise ValueError(
                 f"a custom reward must name a function that can be imported, got {config.path!r}"
                 f" ({error}); write 'package.module:function' or 'path/to/file.py:function' and"
-                " import it in a shell to see the error"
+                " import it in a shell to see the error; if there is none, raise memory_bytes, or"
+                " name the variables that it needs in environment"
             ) from error
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
@@ -96,11 +133,5 @@ class CustomReward(ProcessReward):
     def _verdict(self, reply: Reply) -> Verdict:
         if reply.kind != "value":
             return infra(f"{self.name} {FAILED[reply.kind]}: {reply.detail}")
-        if not isinstance(reply.value, int | float) or not math.isfinite(reply.value):
-            return infra(
-                f"{self.name} returned {reply.value!r}, but a reward must be a finite number"
-            )
-        reward = float(reply.value)
-        return Verdict(
-            reward=reward, outcome=Outcome.OK if reward > 0 else Outcome.WRONG, detail="custom"
-        )
+        number = int(reply.value) if isinstance(reply.value, bool) else reply.value
+        return paid(number, "custom", by=self.name)

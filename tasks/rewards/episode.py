@@ -7,7 +7,6 @@ reward as it is.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 from typing import Literal
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.episodes import Ending, Episode
 from artifacts.records import Generated, Outcome, Prompt, Score
-from tasks.rewards.base import Reward, Verdict, infra, stamp
+from tasks.rewards.base import Reward, Verdict, infra, paid, stamp
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 
 
@@ -66,16 +65,9 @@ class EpisodeReward:
             return infra("this response is no whole episode")
         if episode.ending.is_failure:
             return infra(f"{episode.ending}: {episode.detail}")
-        paid = [turn.reward or 0.0 for turn in episode.turns]
-        reward = sum(each * self._discount**number for number, each in enumerate(paid))
-        if not math.isfinite(reward):
-            return infra(f"the environment paid {reward}")
-        return Verdict(
-            reward=reward, outcome=_outcome(episode.ending, reward), detail=str(episode.ending)
-        )
-
-
-def _outcome(ending: Ending, reward: float) -> Outcome:
-    if ending is not Ending.TERMINATED:
-        return Outcome.TRUNCATED
-    return Outcome.OK if reward > 0 else Outcome.WRONG
+        by_turn = [turn.reward or 0.0 for turn in episode.turns]
+        reward = sum(each * self._discount**number for number, each in enumerate(by_turn))
+        verdict = paid(reward, str(episode.ending), by="the environment")
+        if episode.ending is Ending.TERMINATED or verdict.reward is None:
+            return verdict
+        return replace(verdict, outcome=Outcome.TRUNCATED)

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from artifacts.datasets.reasoning_gym_rows import ALLOWED_DATASETS
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, wrong
-from tasks.rewards.maths.final_answer import answer_tail, find_expression
+from tasks.rewards.maths.final_answer import answer_tail, find_answer
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.workers.verify_worker import VerifyWorker, without_value
 
@@ -93,7 +93,7 @@ class ReasoningGymReward(ProcessReward):
         read_gold(gold)
 
     def _judge(self, gold: ReasoningGymGold, text: str) -> Verdict:
-        found = find_expression(answer_tail(text))
+        found = find_answer(answer_tail(text))
         if found is None:
             return wrong("no_answer")
         answer = found.text.strip(" *$").removesuffix(".")

@@ -5,27 +5,28 @@ programs.
 
 Waiting for it costs no processor, so `reward_workers` may be many: as many questions as the service
 answers side by side. Whatever keeps it from giving a number is infra. A round that is decided hangs
-up; where steps overlap, what the next one goes on with is waited for. Leaves out credentials.
+up; where steps overlap, what the next one goes on with is waited for.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import time
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from artifacts.records import Generated, Outcome, Prompt
+from artifacts.credentials import TokenPlace
+from artifacts.records import Generated, Prompt
+from artifacts.urls import ServiceUrl
 from tasks.isolation.interrupt import Interrupt
-from tasks.rewards.base import ProcessReward, Reward, Verdict, infra
+from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, paid
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 
 
-class ServiceConfig(BaseModel):
+class ServiceConfig(TokenPlace):
     """Ask a service over HTTP."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,7 +34,7 @@ class ServiceConfig(BaseModel):
     kind: Literal["service"] = Field(
         "service", description="Chooses a service that gives verdicts over HTTP."
     )
-    url: str = Field(
+    url: ServiceUrl = Field(
         pattern=r"^https?://[^/]+",
         description=(
             "Where it is asked, by POST of a JSON object with response_id, domain, prompt, response"
@@ -48,7 +49,8 @@ class ServiceConfig(BaseModel):
     )
 
     def build_reward(self, book: TimeoutBook) -> Reward:
-        """It executes no programs here and needs no time limits."""
+        """It executes no programs here and needs no time limits. ValueError where the service's
+        token cannot be had."""
         return ServiceReward(self)
 
 
@@ -71,6 +73,7 @@ class ServiceReward(ProcessReward):
     def __init__(self, config: ServiceConfig) -> None:
         self.name = f"service:{config.url}"
         self._config = config
+        self._headers = {"Content-Type": "application/json", **config.authorization()}
         super().__init__(_Line())
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
@@ -80,11 +83,11 @@ class ServiceReward(ProcessReward):
             reply = self._ask(prompt, generated)
         except (OSError, HTTPException, ValueError) as error:
             return infra(f"{self.name} gave no verdict: {type(error).__name__}: {error}")
-        reward = _finite(reply.get("reward")) if isinstance(reply, dict) else None
-        if reward is None:
-            return infra(f"{self.name} must reply with a finite number 'reward', got {reply!r}")
-        outcome = Outcome.OK if reward > 0 else Outcome.WRONG
-        return Verdict(reward=reward, outcome=outcome, detail="service")
+        if not isinstance(reply, dict) or "reward" not in reply:
+            return infra(
+                f"{self.name} must reply with an object that has a 'reward', got {reply!r}"
+            )
+        return paid(reply["reward"], "service", by=self.name)
 
     def _ask(self, prompt: Prompt, generated: Generated) -> object:
         question = {
@@ -99,9 +102,8 @@ class ServiceReward(ProcessReward):
         deadline_s = time.monotonic() + limit_s
         connection = kind(place.hostname or "", place.port, timeout=limit_s)
         path = f"{place.path or '/'}{'?' + place.query if place.query else ''}"
-        headers = {"Content-Type": "application/json"}
         try:
-            connection.request("POST", path, json.dumps(question), headers)
+            connection.request("POST", path, json.dumps(question), self._headers)
             if not self.interrupt.wait(connection.sock.fileno(), deadline_s - time.monotonic()):
                 raise TimeoutError(f"no reply after {limit_s:g} s (raise timeout_s)")
             reply = connection.getresponse()
@@ -111,14 +113,3 @@ class ServiceReward(ProcessReward):
             return json.loads(content)
         finally:
             connection.close()
-
-
-def _finite(value: object) -> float | None:
-    """The number as a float; None for anything else, and for what no float can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -68,10 +69,15 @@ def origin_of(run: RunContext, token: str) -> GuestOrigin | None:
     return GuestOrigin(run.weight_server, token, Path(run.model_path), run.guests.limits)
 
 
-def worker_line(address: str, config: GuestConfig) -> str:
-    """The command by which a worker offers itself."""
-    token = " --token-file FILE" if config.token_file else ""
-    return f"rollflow worker {address}{token}"
+def worker_line(address: str, config: GuestConfig, certificate: Path | None = None) -> str:
+    """The command by which a worker offers itself; certificate: that of the run, if it made one."""
+    words = ["rollflow worker", address]
+    words += ["--token-file FILE"] if config.token_file else []
+    if certificate is not None:
+        words.append(f"--certificate {shlex.quote(str(certificate.absolute()))}")
+    elif address.startswith("tls://"):
+        words.append("--tls-ca-file FILE --tls-cert FILE --tls-key FILE")
+    return " ".join(words)
 
 
 def membership_of(run: RunContext, generations: Mapping[str, int]) -> Membership:

@@ -21,6 +21,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.urls import Location
+
 # preemptions of a round over those of the last of its layout, above which its size doubles (paper,
 # section 4.2)
 JUMP = 1.05
@@ -46,7 +48,7 @@ class PlannerConfig(BaseModel):
             " keeps it as it is."
         ),
     )
-    profile: str = Field(
+    profile: Location = Field(
         "",
         description=(
             "JSON profile of 'rollflow calibrate' that gives the first sizes; empty"

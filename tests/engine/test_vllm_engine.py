@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from listeners import listeners
 from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
@@ -341,6 +343,7 @@ async def test_a_tensor_parallel_shard_that_was_tampered_with_is_named(
     layer = "model.layers.1."
     projections = {f"{layer}self_attn.{name}_proj.weight" for name in "qkv"}
     assert wrong == {"model.embed_tokens.weight", f"{layer}mlp.down_proj.weight", *projections}
+    assert {address for address, _ in listeners(os.getpid())} == {"127.0.0.1"}
 
 
 async def test_a_resting_engine_wakes_for_the_next_request_or_load_and_only_then(

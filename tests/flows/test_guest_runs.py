@@ -51,6 +51,11 @@ def guest(
         process.wait()
 
 
+def handed(run: Path) -> tuple[str, ...]:
+    """What a guest is given beside the address."""
+    return ("--certificate", str(run / "run.pem"))
+
+
 def wait_until(
     is_so: Callable[[], bool],
     what: str,
@@ -87,10 +92,10 @@ def test_a_killed_guest_costs_no_response(launcher: Launcher, tmp_path: Path) ->
         *(*SIMULATED, SLOW, f"num_steps={STEPS}", f'run_name="{run.name}"'),
         *(DRAWN, "guests.enabled=true", f"cluster.scheduler_port={port}"),
     )
-    address = f"tcp://127.0.0.1:{port}"
+    address = f"tls://127.0.0.1:{port}"
     try:
         wait_until((run / "plans/00001.json").exists, "the first round", process)
-        with guest(address, "spot", launcher.environment) as first:
+        with guest(address, "spot", launcher.environment, *handed(run)) as first:
             wait_until(lambda: sum(figure(run, "guests/tokens")) > 0, "a guest's token", process)
             under_way = len(commits(run)) + 1
             wait_until((run / f"plans/{under_way:05d}.json").exists, "the next round", process)
@@ -98,12 +103,12 @@ def test_a_killed_guest_costs_no_response(launcher: Launcher, tmp_path: Path) ->
             wait_until(lambda: time.monotonic() > begun_s + 1.0, "its middle", process)
             first.send_signal(signal.SIGKILL)
             first.wait()
-            with guest(address, "spot", launcher.environment):
+            with guest(address, "spot", launcher.environment, *handed(run)):
                 out, err = process.communicate(timeout=ENDS_WITHIN_S)
     finally:
         process.kill()
     assert process.returncode == 0, err
-    assert f"rollflow worker {address}" in out
+    assert f"rollflow worker {address} --certificate {run}/run.pem" in out
     for step in range(1, STEPS + 1):
         rows = f"read_parquet('{run}/responses/step={step:05d}/*.parquet')"
         (kept,) = duckdb.sql(
@@ -128,10 +133,13 @@ def weights_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("dask-scratch-space/*/rollflow-weights/*"))
 
 
-def refused(address: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+def refused(
+    address: str, folder: Path, environment: dict[str, str], *certificate: str
+) -> tuple[int, str]:
     """How a worker with another token ends: exit status, what it says."""
     (token := folder.with_suffix(".token")).write_text("another")
     words = ("--name", "stranger", "--token-file", str(token), "--local-directory", str(folder))
+    words = (*words, *certificate)
     ended = subprocess.run(
         [sys.executable, "-m", "flows.commands.worker", address, *words],
         cwd=ROOT,
@@ -165,15 +173,16 @@ def test_a_guest_pulls_what_it_needs_and_a_stranger_gets_nothing(
         *("guests.enabled=true", f'guests.token_file="{token}"', f"cluster.scheduler_port={port}"),
         *("guests.weights.enabled=true", f"guests.weights.port={weight_port}"),
     )
-    address = f"tcp://127.0.0.1:{port}"
+    address = f"tls://127.0.0.1:{port}"
     words = ("--host", "127.0.0.1", "--token-file", str(token), "--local-directory", str(spot))
+    words = (*words, *handed(run))
     try:
         wait_until((run / "plans/00001.json").exists, "the first round", process)
         with guest(address, "spot", launcher.environment, *words) as worker:
             wait_until(lambda: sum(figure(run, "guests/tokens")) > 0, "a guest's token", process)
             held = weights_in(spot)
             assert knock("127.0.0.1", weight_port) == 401
-            code, said = refused(address, stranger, launcher.environment)
+            code, said = refused(address, stranger, launcher.environment, *handed(run))
             _, err = process.communicate(timeout=ENDS_WITHIN_S)
             worker.wait(COMES_WITHIN_S)
     finally:
@@ -208,8 +217,8 @@ def test_a_guest_on_another_host_pulls_unasked(launcher: Launcher, tmp_path: Pat
             f'guests.weights.allowed_senders=["{hosts.network}"]',
         )
         words = ("--name", "far", "--host", hosts.address("far"), "--token-file", str(token))
-        words = (*words, "--local-directory", str(tmp_path / "spot"))
-        command = ["-m", "flows.commands.worker", f"tcp://{hosts.here}:{port}", *words]
+        words = (*words, "--local-directory", str(tmp_path / "spot"), *handed(run))
+        command = ["-m", "flows.commands.worker", f"tls://{hosts.here}:{port}", *words]
         try:
             wait_until((run / "plans/00001.json").exists, "the first round", process)
             far = hosts.run_in(

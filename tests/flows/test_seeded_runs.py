@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from tasks.cluster.ports import free_port
 from tests.flows.conftest import DRAWN, ENDS_WITHIN_S, SIMULATED, Launcher
-from tests.flows.test_guest_runs import SLOW, commits, figure, guest, members, wait_until
+from tests.flows.test_guest_runs import SLOW, commits, figure, guest, handed, members, wait_until
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
@@ -48,7 +48,8 @@ def test_a_guest_takes_the_rest_of_a_round_while_the_devices_train(
     )
     try:
         wait_until((run / "plans/00001.json").exists, "the first round", process)
-        with guest(f"tcp://127.0.0.1:{port}", "spot", launcher.environment):
+        address, words = f"tls://127.0.0.1:{port}", handed(run)
+        with guest(address, "spot", launcher.environment, *words):
             _, err = process.communicate(timeout=ENDS_WITHIN_S)
     finally:
         process.kill()

@@ -14,8 +14,7 @@ from artifacts.records import Outcome
 from tasks.rewards.maths.exact_number import exact_number, too_complex
 from tasks.rewards.maths.final_answer import (
     answer_tail,
-    find_expression,
-    find_number,
+    find_answer,
     last_boxed,
     visible_text,
 )
@@ -154,9 +153,9 @@ hostile = st.text(
 @settings(max_examples=500)
 def test_number_question_never_raises_and_never_pays_without_the_digits(text: str) -> None:
     tail = answer_tail(text)
-    for found in (find_number(tail), find_expression(tail)):
-        assert found is None or found.text in tail or found.boxed
-    if found := find_number(tail):
+    if found := find_answer(tail):
+        assert found.text in tail
+        assert found.bare in found.text
         too_complex(found.text)
     if not ("\\boxed" in tail and "}" in tail):  # lines are judged without the worker
         verdict = REWARD.judge("987654", text)
@@ -173,9 +172,9 @@ def test_visible_text_is_a_prefix_and_holds_no_marker(text: str) -> None:
 
 @given(st.lists(st.sampled_from(["{", "}", "x", "\\boxed{", "\\}", "1"]), max_size=40).map("".join))
 def test_boxed_content_is_balanced(text: str) -> None:
-    content = last_boxed(text)
-    if content is not None:
-        bare = re.sub(r"\\[{}]", "", content)
+    found = last_boxed(text)
+    if found is not None and found.boxed:
+        bare = re.sub(r"\\[{}]", "", found.text)
         assert bare.count("{") == bare.count("}")
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tasks.rewards.maths.exact_number import exact_number, plain
 from tasks.rewards.maths.math_answer import MathAnswer, MathAnswerConfig
 
 TABLE = Path(__file__).with_name("answer_forms.txt")
 # A condition on the letter as an element of the list, a decimal in a floor, a date with a comma.
 REFUSED = {r"x \in \mathbb{R}, x \neq 0", r"\lfloor 0.5n \rfloor", "Monday, March 3"}
 PAID = {"((4-x)^3)^{1/3}"}  # real on one side of its kink only, where it is the gold
-SIZES = {"first": 818, "second": 633, "third": 534, "fourth": 91, "reported": 78}
-# What "Answer:" takes for the start of a number, but for blanks behind the sign.
-NUMBER_FIRST = re.compile(r"[-+]?(?:\\?\$)?[0-9.]")
+SIZES = {"first": 818, "second": 633, "third": 534, "fourth": 91, "reported": 78, "fifth": 139}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +67,9 @@ def test_near_miss_is_refused_and_right_answer_accepted(reward: MathAnswer, batc
 def test_answers_on_lines_are_judged_like_boxed_ones(reward: MathAnswer, batch: str) -> None:
     questions = [question for question in asked() if question.batch == batch]
     for question in questions:
-        is_number = exact_number(plain(question.gold)) is not None
-        is_read = NUMBER_FIRST.match(question.answer) is not None or not is_number
-        if is_paid(reward, question, is_boxed=False):
-            assert question.is_right or question.answer in PAID, question
-        elif question.is_right and question.answer not in REFUSED:
-            assert not is_read, question
+        exceptions = REFUSED if question.is_right else PAID
+        if is_paid(reward, question, is_boxed=False) is not question.is_right:
+            assert question.answer in exceptions, question
 
 
 def test_every_gold_of_the_table_passes_the_check(reward: MathAnswer) -> None:

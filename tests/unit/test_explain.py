@@ -136,7 +136,7 @@ def test_several_updates_are_told() -> None:
 def test_a_critic_is_told() -> None:
     assert "critic" not in dict(algebra_rows(configured()))
     told = dict(algebra_rows(configured(learner={"advantage": {"kind": "gae"}})))
-    assert told["critic"].endswith("learning rate 5e-05, values held within 0.5 a step")
+    assert told["critic"].endswith("learning rate 5e-05, constant, values held within 0.5 a step")
     assert told["optimizer updates per step"].endswith("scored once more before the first")
 
 

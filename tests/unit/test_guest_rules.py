@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -101,6 +102,10 @@ def test_no_preset_takes_guests_unasked() -> None:
 def test_the_start_of_a_run_says_how_a_worker_joins() -> None:
     line = worker_line("tcp://10.0.0.1:8786", GuestConfig(token_file="secret"))
     assert line == "rollflow worker tcp://10.0.0.1:8786 --token-file FILE"
+    line = worker_line("tls://10.0.0.1:8786", GuestConfig(), Path("/runs/one run/run.pem"))
+    assert line == "rollflow worker tls://10.0.0.1:8786 --certificate '/runs/one run/run.pem'"
+    line = worker_line("tls://10.0.0.1:8786", GuestConfig())
+    assert line.endswith("--tls-ca-file FILE --tls-cert FILE --tls-key FILE")
 
 
 def test_leases_and_farewells_are_heard_and_nothing_else() -> None:

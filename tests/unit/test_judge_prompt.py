@@ -81,7 +81,7 @@ def test_an_empty_response_is_no_question(text: str, shown: str) -> None:
 
 def test_a_long_response_keeps_head_and_tail() -> None:
     text = "begin " + "x" * 100_000 + " end"
-    shown = shown_part("response", "8", text, 64)
+    shown = shown_part("response", text, 64)
     assert len(shown) == 64
     assert shown.startswith("begin ")
     assert shown.endswith(" end")

@@ -84,11 +84,13 @@ def test_a_reward_of_nothing_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("content", "status", "said"),
     [
-        (b'{"reward": null}', 200, "must reply with a finite number"),
-        (b'{"reward": NaN}', 200, "must reply with a finite number"),
-        (b'{"reward": 1%s}' % (b"0" * 400), 200, "must reply with a finite number"),
-        (b'{"reward": true}', 200, "must reply with a finite number"),
-        (b"[1]", 200, "must reply with a finite number"),
+        (b'{"reward": null}', 200, "a reward must be a finite number"),
+        (b'{"reward": NaN}', 200, "a reward must be a finite number"),
+        (b'{"reward": 1%s}' % (b"0" * 400), 200, "a reward must be a finite number"),
+        (b'{"reward": 1e200}', 200, "from -1,000,000 to 1,000,000, got 1e+200; scale it"),
+        (b'{"reward": true}', 200, "a reward must be a finite number"),
+        (b'{"reward": "1"}', 200, "a reward must be a finite number"),
+        (b"[1]", 200, "must reply with an object that has a 'reward', got [1]"),
         (b"nonsense", 200, "gave no verdict: JSONDecodeError"),
         (b'{"reward": 1}', 503, "gave no verdict: HTTPException: status 503"),
     ],

@@ -44,6 +44,9 @@ def nan(prompt, response, gold): return float("nan")
 def text(prompt, response, gold): return "1.0"
 def nothing(prompt, response, gold): return None
 def huge(prompt, response, gold): return 10 ** 400
+def beyond(prompt, response, gold): return -1e200
+def whole(prompt, response, gold): return 10 ** 300
+def truth(prompt, response, gold): return response == "right"
 def pair(prompt, response, gold): return (1.0, 2.0)
 def numpy_number(prompt, response, gold):
     import numpy
@@ -132,6 +135,8 @@ def test_custom_reward_sees_long_text_and_surrogates_unchanged(
 
 def test_numpy_numbers_are_numbers(custom: Callable[..., CustomReward]) -> None:
     assert score(custom("numpy_number")).reward == 0.25
+    truth = custom("truth")
+    assert [score(truth, text).reward for text in ("right", "wrong")] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +149,8 @@ def test_numpy_numbers_are_numbers(custom: Callable[..., CustomReward]) -> None:
         ("nan", "a finite number"),
         ("text", "a finite number"),
         ("nothing", "a finite number"),
+        ("beyond", "from -1,000,000 to 1,000,000, got -1e+200; scale it"),
+        ("whole", "from -1,000,000 to 1,000,000, got 1000"),
         ("pair", "tuple, not a number"),
         ("huge", "int, not a number that a float can hold"),
     ],

@@ -32,7 +32,6 @@ from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, Timeo
 from tasks.rewards.programs.code_tests import (
     CodeTests,
     CodeTestsConfig,
-    program_of,
     read_gold,
 )
 from tasks.rewards.programs.sandbox import candidate_walls, self_test
@@ -687,29 +686,6 @@ def test_sandbox_that_cannot_be_had_any_more_is_no_verdict(monkeypatch: pytest.M
     score = reward.score(PROMPT, fenced("def add(a, b):\n    return a + b"))
     assert (score.reward, score.outcome) == (None, Outcome.INFRA)
     assert "no/such/path" in score.detail
-
-
-@pytest.mark.parametrize(
-    ("text", "program"),
-    [
-        ("no fence at all", "no fence at all"),
-        ("```python\na = 1\n```", "a = 1\n"),
-        ("```\na = 1\n```\n```python\nb = 2\n```", "a = 1\n"),
-        ("so: ```py\nnever closed", "never closed"),
-        ("<think>\n```\na = 0\n```\n</think>\n```\na = 1\n```", "a = 1\n"),
-        ("<think>\n```\na = 1\n```\n</think>\nSee above.", "a = 1\n"),
-        ("<think>One.</think>a = 1", "a = 1"),
-        ("``` python\na = 1\n```\nThat is it.", "a = 1\n"),
-        ('```python title="a.py"\r\na = 1\r\n```\r\nThat is it.', "a = 1\r\n"),
-        ("see ```a``` here:\n```\na = 1\n```", "a = 1\n"),
-        ("1. so:\n   ```python\n   if a:\n       b = 1\n   ```", "if a:\n    b = 1\n"),
-        ("```python\n    return 1\n```", "    return 1\n"),
-        (" ```python\nif a:\n b = 1\n```", "if a:\n b = 1\n"),
-        ("", ""),
-    ],
-)
-def test_the_first_fenced_block_is_the_program(text: str, program: str) -> None:
-    assert program_of(text) == program
 
 
 def test_golds_of_earlier_rounds_are_forgotten() -> None:

@@ -84,6 +84,12 @@ def test_short_look_ahead_reads_what_the_full_one_reads(latex: str) -> None:
         *((f"2+5{letter}", "2+5", "different") for letter in "cdghlmost"),
         ("e", "E", "equal"),
         ("@@@", "1", "bad_gold"),
+        (r"\int_0^1 x^2 dx", r"\frac{1}{3}", "equal"),
+        (r"\int_0^1 x^2 dx", r"\frac{1}{3} + 10^{-12}", "different"),
+        (r"10^{-20} \int_0^1 x^2 dx", "0", "different"),
+        (r"\int_0^1 e^{x^2} dx + 1/2023!", r"\int_0^1 e^{x^2} dx + 1/2024!", "different"),
+        ("1-1/2023!", "1-1/2024!", "different"),
+        ("f(1-1/2023!)", "f(1-1/2024!)", "different"),
     ],
 )
 def test_difference_at_a_point_does_not_change_a_verdict(

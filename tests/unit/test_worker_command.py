@@ -11,6 +11,7 @@ from tasks.elastic.guest_card import RESOURCE, TOKEN_VARIABLE
 from tasks.elastic.guest_process import dask_setup
 
 ADDRESS = "tcp://host:8786"
+SAFE = "tls://host:8786"
 
 
 def test_it_becomes_a_worker_without_a_nanny_and_with_the_preload() -> None:
@@ -54,6 +55,21 @@ def test_a_guest_has_the_environment_that_a_nanny_would_give(
     assert environment_of("")["OMP_NUM_THREADS"] == "1"
 
 
+def test_the_file_of_the_run_is_authority_certificate_and_key() -> None:
+    words = [SAFE, "--certificate", "run.pem"]
+    command = " ".join(dask_command(parser().parse_args(words)))
+    assert "--tls-ca-file run.pem --tls-cert run.pem --tls-key run.pem --preload" in command
+
+
+def test_a_guest_listens_where_it_reaches_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tcp://127.0.0.1:8786", "--print"]) == 0
+    assert "--interface lo " in capsys.readouterr().out
+    assert main(["tcp://127.0.0.1:8786", "--host", "127.0.0.2", "--print"]) == 0
+    printed = capsys.readouterr().out
+    assert "--host 127.0.0.2" in printed
+    assert "--interface" not in printed
+
+
 def test_print_shows_the_command_and_no_token(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +94,9 @@ def test_a_guest_without_a_name_has_one_that_is_its_own() -> None:
         ([ADDRESS, "--cores", "x"], "device ranges must be numbers like 0-3,6, got 'x'"),
         ([ADDRESS, "--lease-s", "0"], "--lease-s and --grace-s must be > 0 and --drain-s >= 0"),
         ([ADDRESS, "--tls-cert", "some.pem"], "go together; give all of them"),
+        ([ADDRESS, "--certificate", "some.pem"], "must begin with tls:// beside a certificate"),
+        ([SAFE, "--certificate", "some.pem"], "--certificate must be PEM files that can be read"),
+        ([SAFE, "--certificate", __file__], "--certificate must be PEM files that can be read"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
+from artifacts.urls import NetworkAddress
+
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 
@@ -22,7 +24,7 @@ def _networks(networks: tuple[str, ...]) -> tuple[str, ...]:
     return networks
 
 
-Networks = Annotated[tuple[str, ...], AfterValidator(_networks)]  # as CIDRs
+Networks = Annotated[tuple[NetworkAddress, ...], AfterValidator(_networks)]  # as CIDRs
 
 
 class WeightServerConfig(BaseModel):
@@ -30,7 +32,7 @@ class WeightServerConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    host: str = Field(
+    host: NetworkAddress = Field(
         "127.0.0.1",
         description="IP address that the weight server binds to; guests must be able to reach it.",
     )

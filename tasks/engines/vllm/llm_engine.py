@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from artifacts.models.importing import importing_transformers
+from tasks.cluster.ports import LOOPBACK, reach_ranks_by
 from tasks.engines.vllm.attention import allow_tiles
 from tasks.engines.vllm.unranked import leave_out_ranks
 
@@ -20,6 +21,7 @@ def build_llm_engine(arguments: dict[str, Any]) -> LLMEngine:  # Any: EngineArgs
 
     arguments: those of vLLM's EngineArgs. ValueError for those that vLLM refuses.
     """
+    reach_ranks_by(LOOPBACK)  # no engine spans two machines
     with importing_transformers():
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine

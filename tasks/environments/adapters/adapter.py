@@ -8,11 +8,12 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from artifacts.datasets.rows import Message
+from artifacts.urls import Location
 from tasks.environments.base import EnvironmentSettings
 from tasks.environments.episodes.head import head
 from tasks.isolation.import_path import absolute
 
-ImportPath = Annotated[str, AfterValidator(absolute)]
+ImportPath = Annotated[Location, AfterValidator(absolute)]
 
 
 class ProtocolError(TypeError):

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from artifacts.datasets.rows import Message
+from artifacts.urls import Arguments
 from tasks.environments.adapters.adapter import AdapterConfig, ImportPath, ProtocolError
 from tasks.environments.base import Environment, Transition
 from tasks.environments.episodes.head import head
@@ -29,7 +30,7 @@ class CustomEnvironmentConfig(AdapterConfig):
     path: ImportPath = Field(
         ..., description="Its class, as 'package.module:Name' or 'path/to/file.py:Name'."
     )
-    kwargs: Mapping[str, Any] = Field(  # Any: the class's own keyword arguments
+    kwargs: Arguments = Field(
         default_factory=dict, description="Keyword arguments that the class is made with."
     )
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from artifacts.urls import Arguments
 from tasks.environments.adapters.adapter import AdapterConfig, ImportPath, ProtocolError
 from tasks.environments.base import Environment, Transition
 from tasks.isolation.import_path import load
@@ -33,7 +34,7 @@ class GymnasiumConfig(AdapterConfig):
         "gymnasium", description="Chooses an environment of the package gymnasium."
     )
     id: str = Field(..., description="Its id, for example FrozenLake-v1.")
-    kwargs: Mapping[str, Any] = Field(  # Any: the environment's own keyword arguments
+    kwargs: Arguments = Field(
         default_factory=dict, description="Keyword arguments of gymnasium.make."
     )
     actions: Mapping[str, Any] = Field(  # Any: what the environment takes

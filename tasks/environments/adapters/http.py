@@ -18,23 +18,25 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
+from artifacts.credentials import TokenPlace
+from artifacts.urls import ServiceUrl
 from tasks.environments.adapters.adapter import AdapterConfig, ProtocolError
 from tasks.environments.base import Environment, Transition
 
 Json = Any  # Any: parsed JSON
 
 
-class HttpConfig(AdapterConfig):
+class HttpConfig(AdapterConfig, TokenPlace):
     """Play an environment behind a server."""
 
     needs_network: ClassVar[bool] = True
 
     kind: Literal["http"] = Field("http", description="Chooses an environment behind a server.")
-    url: str = Field(
+    url: ServiceUrl = Field(
         ...,
         pattern=r"^https?://",
         description="Where its calls are, for example http://host:8000; /reset is added to it.",
@@ -53,9 +55,30 @@ class HttpConfig(AdapterConfig):
     )
     timeout_s: float = Field(60.0, gt=0, description="Seconds that the server may take to answer.")
 
+    def recipe(self) -> HttpRecipe:
+        """With the server's token: behind walls are neither its variable nor its file. ValueError
+        where it cannot be had."""
+        return HttpRecipe(self, self.authorization())
+
     def build(self) -> Environment:
-        shape: Shape = Gem(self) if self.shape == "gem" else OpenEnv(self)
-        return HttpEnvironment(shape, self.max_turns)
+        return self.recipe().build()
+
+
+class HttpRecipe(NamedTuple):
+    """What the process of an environment gets to know."""
+
+    config: HttpConfig
+    authorization: dict[str, str]
+
+    def build(self) -> Environment:
+        """An environment without its token, for its pickles are kept."""
+        _authorizations[self.config.url] = self.authorization
+        shape: Shape = Gem(self.config) if self.config.shape == "gem" else OpenEnv(self.config)
+        return HttpEnvironment(shape, self.config.max_turns)
+
+
+# headers by server's URL, of this process
+_authorizations: dict[str, dict[str, str]] = {}
 
 
 class Shape(Protocol):
@@ -173,6 +196,8 @@ def post(config: HttpConfig, call: str, body: Mapping[str, Json]) -> Json:
     request = urllib.request.Request(
         place, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
+    for name, value in _authorizations.get(config.url, {}).items():
+        request.add_unredirected_header(name, value)
     try:
         with urllib.request.urlopen(request, timeout=config.timeout_s) as response:
             answer = json.load(response)

@@ -8,11 +8,11 @@ the standard library. What the games themselves do is in `gem` and `textarena`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from artifacts.urls import Arguments, Location
 from tasks.environments.adapters.adapter import AdapterConfig
 from tasks.environments.adapters.gem import GemGame
 from tasks.environments.adapters.package_recipe import PackageRecipe
@@ -34,14 +34,14 @@ class PackageConfig(AdapterConfig):
     id: str = Field(
         ..., description="Its id, for example game:Mastermind-v0-easy or FrozenLake-v0."
     )
-    python: Annotated[str, AfterValidator(_absolute)] = Field(
+    python: Annotated[Location, AfterValidator(_absolute)] = Field(
         "",
         description=(
             "The interpreter that has the package: bin/python of a virtual environment, Python 3.10"
             " or later, outside of /tmp. Empty: the run's own."
         ),
     )
-    kwargs: Mapping[str, Any] = Field(  # Any: the game's own keyword arguments
+    kwargs: Arguments = Field(
         default_factory=dict, description="Keyword arguments of the package's make."
     )
 

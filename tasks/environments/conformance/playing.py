@@ -6,7 +6,6 @@ protocol.
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from tasks.environments.adapters.adapter import ProtocolError
 from tasks.environments.base import Environment, Transition
 from tasks.environments.conformance.report import Broken, Rule
+from tasks.rewards.base import checked_reward
 
 CUT = 60  # characters of a text that a sentence shows
 RAISED = (Exception, SystemExit)  # by an environment: its own code may raise anything, and exit
@@ -158,10 +158,10 @@ def _check_values(turn: object) -> None:
     if not isinstance(turn, Transition):
         raise Broken(Rule.VALUES, f"step must give a Transition, got {shown(turn)}; make it one")
     _check_text(Rule.VALUES, turn.observation)
-    if not isinstance(turn.reward, int | float) or not math.isfinite(turn.reward):
-        raise Broken(
-            Rule.VALUES, f"a reward must be a finite number, got {shown(turn.reward)}; correct it"
-        )
+    try:
+        checked_reward(int(turn.reward) if isinstance(turn.reward, bool) else turn.reward)
+    except ValueError as error:
+        raise Broken(Rule.VALUES, str(error)) from error
     flags = (turn.terminated, turn.truncated)
     if not all(isinstance(flag, bool) for flag in flags):
         raise Broken(Rule.VALUES, f"terminated and truncated must be bool, got {flags}; make it so")

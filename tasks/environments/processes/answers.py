@@ -1,4 +1,4 @@
-"""What an environment may answer: text and finite rewards, in bounds. Pure.
+"""What an environment may answer: text and rewards, in bounds. Pure.
 
 Lone surrogates in what it says, which no tokenizer and no table takes, become question marks.
 
@@ -12,12 +12,12 @@ Lone surrogates in what it says, which no tokenizer and no table takes, become q
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 
 from artifacts.printable import printable_line
 from tasks.environments.episodes.transition import Transition, Unusable
 from tasks.environments.processes.states import MAX_STATE_BYTES
+from tasks.rewards.base import checked_reward
 
 SENTENCE_CHARS = 1000  # of the reason why an environment can never work
 ESCAPED_BYTES = 12  # that a character takes in JSON at most
@@ -78,16 +78,12 @@ def checked_transition(
     info: object,
     max_chars: int,
 ) -> Transition:
-    """A transition of the right types with a finite reward. Raises BadAnswer."""
+    """A transition of the right types with a reward that can be trained on. Raises BadAnswer."""
     text = checked_observation(observation, max_chars)
-    if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise BadAnswer(f"a reward must be a number, got {type(reward).__name__}")
     try:
-        paid = float(reward)
-    except OverflowError:  # a whole number beyond all others
-        paid = math.inf
-    if not math.isfinite(paid):
-        raise BadAnswer(f"a reward must be finite, got {paid}")
+        paid = checked_reward(reward)
+    except ValueError as error:
+        raise BadAnswer(str(error)) from error
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, bool):
             raise BadAnswer(f"{name} must be a truth value, got {type(flag).__name__}")

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.urls import Location
+
 
 class HostConfig(BaseModel):
     """The processes in which environments step: of one engine, or of one worker of the role
@@ -57,7 +59,7 @@ class HostConfig(BaseModel):
             " the machine forbids them."
         ),
     )
-    readable: tuple[str, ...] = Field(
+    readable: tuple[Location, ...] = Field(
         (),
         description=(
             "Absolute paths outside of /tmp that environments may read beside Python, the system's"

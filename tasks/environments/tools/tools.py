@@ -40,7 +40,8 @@ from tasks.environments.tools.questions import (
     result_of,
     worked_out,
 )
-from tasks.rewards.maths.exact_number import exact_number, leading_number, plain
+from tasks.rewards.maths.answer_line import bare_answer
+from tasks.rewards.maths.exact_number import amount, exact_number, plain
 from tasks.rewards.maths.final_answer import fold
 
 RULES = {
@@ -179,5 +180,5 @@ class Tools:
 
 def is_same_number(gold: str, said: str) -> bool:
     """Whether an answer is this number, alone or with a unit; as `math_answer` reads it."""
-    wanted, given = exact_number(gold), leading_number(plain(fold(said)))
+    wanted, given = exact_number(gold), amount(plain(bare_answer(fold(said))))
     return wanted is not None and given is not None and wanted.amount == given.amount

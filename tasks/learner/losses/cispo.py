@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from tasks.learner.finite import weighted_logp
 from tasks.learner.losses.importance import importance
 from tasks.learner.token_loss import TokenBatch, TokenLoss
 
@@ -44,7 +45,7 @@ class CispoLoss(BaseModel):
         ratio = importance(logp, batch, "token")
         weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         return TokenLoss(
-            loss=-weight * batch.advantage * logp,
+            loss=weighted_logp(weight * batch.advantage, logp),
             truncated=(ratio < 1 - self.clip_low) | (ratio > 1 + self.clip_high),
             clipped=torch.zeros_like(ratio, dtype=torch.bool),
         )

@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from tasks.learner.finite import floored
 from tasks.learner.losses.clipping import clipped_surrogate
 from tasks.learner.losses.importance import importance
 from tasks.learner.token_loss import TokenBatch, TokenLoss
@@ -49,8 +50,10 @@ class GspoLoss(BaseModel):
         return f"the ratio learner/engine of a response (geometric) is clipped to {bounds}"
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
-        ratio = importance(logp, batch, "geometric") * torch.exp(logp - logp.detach())
-        kept, clipped = clipped_surrogate(ratio, batch.advantage, self.clip_low, self.clip_high)
+        bounded = floored(logp)
+        own = torch.exp(bounded - bounded.detach())  # 1, with the gradient of the token
+        whole = importance(logp, batch, "geometric") * own
+        kept, clipped = clipped_surrogate(whole, batch.advantage, self.clip_low, self.clip_high)
         return TokenLoss(
             loss=-kept,
             truncated=torch.zeros_like(clipped),

@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from tasks.learner.finite import weighted_logp
 from tasks.learner.losses.importance import importance
 from tasks.learner.token_loss import TokenBatch, TokenLoss
 
@@ -44,7 +45,7 @@ class IcePopLoss(BaseModel):
         is_masked = (ratio < self.mask_low) | (ratio > self.mask_high)
         weight = torch.where(is_masked, 0.0, ratio)
         return TokenLoss(
-            loss=-weight * batch.advantage * logp,
+            loss=weighted_logp(weight * batch.advantage, logp),
             truncated=torch.zeros_like(is_masked),
             clipped=is_masked,
         )

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
+from tasks.learner.finite import bounded_exp, ratio
 from tasks.learner.token_loss import TokenBatch
 
 Level = Annotated[
@@ -32,10 +32,10 @@ Level = Annotated[
 
 
 def importance(logp: Tensor, batch: TokenBatch, level: Level) -> Tensor:
-    """The weight of each token at this level, before any bound, held constant."""
+    """The weight of each token at this level, before any bound of the loss, held constant."""
     if level == "token":
-        return torch.exp(logp.detach() - batch.behaviour)
+        return ratio(logp.detach(), batch.behaviour)
     assert batch.mean_log_ratio is not None, "levels above the token need whole responses"
     if level == "geometric":
-        return torch.exp(batch.mean_log_ratio)
-    return torch.exp(batch.mean_log_ratio * batch.num_tokens)
+        return bounded_exp(batch.mean_log_ratio)
+    return bounded_exp(batch.mean_log_ratio * batch.num_tokens)

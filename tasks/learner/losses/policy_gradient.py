@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from tasks.learner.finite import weighted_logp
 from tasks.learner.losses.importance import Level, importance
 from tasks.learner.token_loss import TokenBatch, TokenLoss
 
@@ -33,7 +34,7 @@ class PolicyGradientLoss(BaseModel):
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
         none = torch.zeros_like(logp, dtype=torch.bool)
-        return TokenLoss(loss=-batch.advantage * logp, truncated=none, clipped=none)
+        return TokenLoss(loss=weighted_logp(batch.advantage, logp), truncated=none, clipped=none)
 
 
 class ReinforceLoss(BaseModel):
@@ -68,7 +69,7 @@ class ReinforceLoss(BaseModel):
         ratio = importance(logp, batch, self.level)
         weight = ratio.clamp(max=self.importance_cap)
         return TokenLoss(
-            loss=-weight * batch.advantage * logp,
+            loss=weighted_logp(weight * batch.advantage, logp),
             truncated=ratio > self.importance_cap,
             clipped=torch.zeros_like(ratio, dtype=torch.bool),
         )

@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from tasks.learner.finite import finite, floored, ratio
 from tasks.learner.losses.clipping import clipped_surrogate
 from tasks.learner.token_loss import TokenBatch, TokenLoss
 
@@ -86,18 +87,18 @@ class PpoClipLoss(BaseModel):
         )
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
-        proximal = logp.detach() if batch.proximal is None else batch.proximal
+        proximal = floored(logp.detach() if batch.proximal is None else batch.proximal)
         old = proximal if self.old_policy == "learner" else batch.behaviour
-        ratio = torch.exp(logp - old)
-        kept, clipped = clipped_surrogate(ratio, batch.advantage, self.clip_low, self.clip_high)
-        correction = torch.exp(old - batch.behaviour)  # 1 with old_policy engine
+        moved = ratio(logp, old)
+        kept, clipped = clipped_surrogate(moved, batch.advantage, self.clip_low, self.clip_high)
+        correction = ratio(old, batch.behaviour)  # 1 with old_policy engine
         cap = self.importance_cap if self.old_policy == "learner" else 1.0
         if self.dual_clip is not None:
             worst = torch.where(batch.advantage < 0, self.dual_clip * batch.advantage, kept)
             clipped = clipped | (worst > kept).detach()
             kept = torch.maximum(kept, worst)
         return TokenLoss(
-            loss=-kept * correction.clamp(max=cap),
+            loss=finite(-kept * correction.clamp(max=cap), moved),
             truncated=correction > cap,
             clipped=clipped,
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from tasks.learner.finite import weighted_logp
 from tasks.learner.losses.importance import Level, importance
 from tasks.learner.token_loss import TokenBatch, TokenLoss
 
@@ -28,14 +29,26 @@ class ToprLoss(BaseModel):
         default="topr", description="Policy gradient, weights taper off for bad responses alone."
     )
     positive_weight: float = Field(
-        default=1.0, ge=0, description="Scales the loss of responses with a reward above 0."
+        default=1.0, ge=0, le=1e6, description="Scales the loss of responses with a reward above 0."
     )
     negative_weight: float = Field(
-        default=1.0, ge=0, description="Scales the loss of responses with a reward of 0 or less."
+        default=1.0,
+        ge=0,
+        le=1e6,
+        description="Scales the loss of responses with a reward of 0 or less.",
     )
     level: Level = "token"
     clips: ClassVar[bool] = False
     corrects_staleness: ClassVar[bool] = True
+
+    @model_validator(mode="after")
+    def _learns(self) -> Self:
+        if not (self.positive_weight or self.negative_weight):
+            raise ValueError(
+                "learner.loss.positive_weight or negative_weight must be > 0, got 0 for both:"
+                " nothing would be learned; raise one"
+            )
+        return self
 
     @property
     def needs_whole_responses(self) -> bool:
@@ -54,7 +67,7 @@ class ToprLoss(BaseModel):
         tapered = self.negative_weight * ratio.clamp(max=1.0)
         weight = torch.where(is_good, self.positive_weight, tapered)
         return TokenLoss(
-            loss=-weight * batch.advantage * logp,
+            loss=weighted_logp(weight * batch.advantage, logp),
             truncated=~is_good & (ratio > 1),
             clipped=torch.zeros_like(ratio, dtype=torch.bool),
         )

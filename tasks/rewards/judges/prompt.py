@@ -13,8 +13,7 @@ from typing import Literal
 
 from artifacts.judgements import JudgeMode, Question
 from artifacts.records import Prompt
-from tasks.rewards.maths.final_answer import answer_tail, find_expression, find_number, visible_text
-from tasks.rewards.maths.math_answer import read_gold
+from tasks.rewards.maths.final_answer import answer_tail, find_answer, visible_text
 
 # raise it when the wording below changes: kept verdicts are then asked for again
 TEMPLATE_VERSION = 1
@@ -23,18 +22,17 @@ GAP = "\n[...]\n"
 Shown = Literal["final_answer", "response"]
 
 
-def stated_part(shown: Shown, gold: str, text: str) -> str:
+def stated_part(shown: Shown, text: str) -> str:
     """What of a response is judged: its final answer, or all of its first turn. May be empty."""
     if shown == "response":
         return visible_text(text).strip()
-    tail = answer_tail(text)
-    found = find_number(tail) if read_gold(gold)[1] is not None else find_expression(tail)
+    found = find_answer(answer_tail(text))
     return found.text.strip() if found else ""
 
 
-def shown_part(shown: Shown, gold: str, text: str, max_chars: int) -> str:
+def shown_part(shown: Shown, text: str, max_chars: int) -> str:
     """The same as a judge reads it: head and tail of it when it is longer than max_chars."""
-    return _cut(stated_part(shown, gold, text), max_chars)
+    return _cut(stated_part(shown, text), max_chars)
 
 
 def _cut(text: str, max_chars: int) -> str:

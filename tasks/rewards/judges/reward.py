@@ -24,7 +24,7 @@ from tasks.rewards.base import Reward, Verdict, infra, wrong
 from tasks.rewards.judges.engine import JudgeEngineConfig
 from tasks.rewards.judges.prompt import Shown, make_question, shown_part, stated_part
 from tasks.rewards.maths.exact_number import exact_number, plain
-from tasks.rewards.maths.final_answer import answer_tail, find_number
+from tasks.rewards.maths.final_answer import answer_tail, find_answer
 from tasks.rewards.maths.math_answer import read_gold
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 
@@ -151,7 +151,7 @@ class JudgedAtTheDesk:
 
 def verdict_unasked(config: JudgeConfig, prompt: Prompt, generated: Generated) -> Verdict | None:
     """The verdict on a response that no judge need be asked about; None where one must."""
-    answer = stated_part(config.shown, prompt.gold, generated.text)
+    answer = stated_part(config.shown, generated.text)
     if not answer:
         return wrong("no_answer")
     most = max(config.max_final_answer_chars, 2 * len(prompt.gold))
@@ -164,7 +164,7 @@ def verdict_unasked(config: JudgeConfig, prompt: Prompt, generated: Generated) -
 
 def question_of(config: JudgeConfig, prompt: Prompt, generated: Generated) -> Question:
     """What the judge is asked about a response."""
-    answer = shown_part(config.shown, prompt.gold, generated.text, config.max_answer_chars)
+    answer = shown_part(config.shown, generated.text, config.max_answer_chars)
     return question_about(config, prompt, answer)
 
 
@@ -195,10 +195,10 @@ def exact_rule(gold: str, text: str) -> bool | None:
     None where only a verifier could tell, as of two numbers that may be one by rounding.
     """
     reference, wanted = read_gold(gold)
-    found = find_number(answer_tail(text)) if wanted is not None else None
+    found = find_answer(answer_tail(text)) if wanted is not None else None
     if wanted is None or found is None:
         return None
-    answer = plain(found.text.strip("* "))
+    answer = plain(found.bare)
     given = exact_number(answer)
     if given is None or given.percent != wanted.percent:
         return None

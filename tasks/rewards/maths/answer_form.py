@@ -9,7 +9,7 @@ what the two share.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -23,15 +23,18 @@ from tasks.rewards.maths.form import (
     interval,
     scalar,
 )
-from tasks.rewards.maths.identity import constant_value
 from tasks.rewards.maths.outline import peeled, split_at
 from tasks.rewards.maths.relation_form import LETTER, read_congruence, read_relation
+from tasks.rewards.maths.shared_range import RANGES, shared
 from tasks.rewards.maths.units import split_unit
 
 _COMMA = re.compile("[,;]")
+_COMMAS = frozenset((",", ";"))
 _SEPARATOR = re.compile(r"[,;]|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\\(?:lor|land)(?![a-zA-Z])")
-_BOTH = frozenset(("and", r"\land"))
+_BOTH, _EITHER = frozenset(("and", r"\land")), frozenset(("or", r"\lor"))
+_COMPARED = ("<", ">", r"\le", r"\ge")
 _CUP = re.compile(r"\\cup(?![a-zA-Z])")
+_CAP = re.compile(r"\\cap(?![a-zA-Z])")
 _WITHOUT = re.compile(r"\\setminus(?![a-zA-Z])")
 _COLON = re.compile(":")
 _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
@@ -53,6 +56,16 @@ _REAL_LINE = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?|(?:\\text\{)?all real(?:s| nu
 _WORDS = re.compile(r"\\text\s*\{[^{}]*\}|(?<![A-Za-z\\])[A-Za-z]{4,}")
 _UPRIGHT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _CHOICE = re.compile(r"(?:(?:option|choice|answer)\s+)?\(?((?-i:[A-Z]))\)?\.?", re.IGNORECASE)
+_LABEL = (
+    r"(?:(?:[Oo]ption|[Cc]hoice)\s*)?"
+    r"(?:\((?P<round>[A-J])\)[.:]?(?=\s)|(?P<label>[A-J])(?:\)|[.:](?=\s)))"
+)
+_LABEL_STARTS = frozenset("ABCDEFGHIJOoc(\\")
+_LABELLED = re.compile(
+    rf"{_LABEL}\s*(?P<text>(?!(?:\\text\{{\s*)?(?:is|was|or|and|not|nor)(?![a-z]))\S.*)"
+)
+_OTHER_LABEL = re.compile(r"(?<![A-Za-z\\])[A-J][).]")
+_UPRIGHT_LABEL = re.compile(r"\A\\text\s*\{\s*((?:[A-Za-z]+\s)?\(?[A-J][).:]?)((?<=[).:])[^{}]*)\}")
 _LETTERS = re.compile("[A-Z]{2,3}")  # an ordering or a name: a product would be equal to BA
 _BRACKETS = (
     (r"\{", r"\}"),
@@ -68,11 +81,18 @@ _BRACKETS = (
 def read_form(text: str) -> Form:
     """The form of a text in the uniform spelling; what nothing else reads is words or a scalar."""
     text = text.strip(" ,;")
+    if text.startswith("{{") and "," in text and text.endswith("}}") and _is_nested(text):
+        return Form(kind="set", parts=(replace(read_form(text[1:-1]), kind="set"),))
     text = peeled(text if text.endswith("..") else text.removesuffix("."))
     for reader in READERS:
         if (form := reader(text)) is not None:
             return form
     return _read_rest(text)
+
+
+def _is_nested(text: str) -> bool:
+    """Whether braces that are no group of TeX's stand within braces around all of a text."""
+    return peeled(text) != text and peeled(text[1:-1]) != text[1:-1]
 
 
 def _read_constant_set(text: str) -> Form | None:
@@ -83,34 +103,77 @@ def _read_constant_set(text: str) -> Form | None:
 
 def _read_listing(text: str) -> Form | None:
     found, signs = split_at(_SEPARATOR, text)
-    pieces = [piece for piece in found if piece]
-    if len(pieces) < 2:
+    if sum(map(bool, found)) < 2:
         return None
-    parts = tuple(read_form(piece) for piece in pieces)
+    joined = [*_joined(found, signs)]
+    joints, parts = [joint for joint, _ in joined], [_read_piece(piece) for _, piece in joined]
     names = {part.name for part in parts}
     if parts[0].name and names == {parts[0].name, ""}:  # x = 2, 5
         names = {parts[0].name}
     name = names.pop() if len(names) == 1 else ""
     if name:
-        parts = tuple(replace(part, name="") for part in parts)
-    if name and set(signs) <= _BOTH and (shared := _shared(parts)) is not None:
-        return replace(shared, name=name)
-    if all(part.kind in ("interval", "union") for part in parts) and not split_at(_COMMA, text)[1]:
-        return Form(kind="union", parts=_flat(parts, "union"), name=name)
-    return Form(kind="list", parts=_flat(parts, "list"), name=name)
+        parts = [replace(part, name="") for part in parts]
+    is_stated = bool(name) or len(names) > 1 or joined[0][1].startswith(_COMPARED)
+    return replace(_listed(joints, parts, is_stated=is_stated), name=name)
 
 
-def _shared(parts: Sequence[Form]) -> Form | None:
-    """The interval that two half-lines share; None for anything else, or if they share nothing."""
-    if len(parts) != 2 or any(part.kind != "interval" for part in parts):
-        return None
-    upper, lower = sorted(parts, key=lambda part: INFINITY in part.parts[0].mark)
-    low, high = upper.parts[0], lower.parts[1]
-    ends = constant_value(low.mark), constant_value(high.mark)
-    if ends[0] is None or ends[1] is None or not ends[0] < ends[1]:
-        return None
-    is_between = INFINITY in upper.parts[1].mark and INFINITY in lower.parts[0].mark
-    return interval(upper.mark[0] + lower.mark[1], low, high) if is_between else None
+def _listed(joints: Sequence[str], parts: Sequence[Form], *, is_stated: bool) -> Form:
+    """Parts as one thing: what ranges share or unite, statements of which one holds, or a list."""
+    is_strict = r"\land" in joints
+    has_two_names = len({part.name for part in parts} - {""}) > 1
+    kinds = {part.kind for part in parts}
+    groups = _groups(joints, parts)
+    if (
+        "inequality" in kinds
+        or (kinds <= RANGES and (is_stated or is_strict))
+        or (is_strict and is_stated and not has_two_names)
+    ):
+        parts = [group[0] if len(group) == 1 else _both(group) for group in groups]
+        if len(parts) == 1:
+            return parts[0]
+    if (has_two_names or kinds & {"equation", "inequality"}) and not _EITHER.isdisjoint(joints):
+        options = [_listing("list", group) if len(group) > 1 else group[0] for group in groups]
+        return Form(kind="either", parts=tuple(options))
+    are_ranges = all(part.kind in RANGES for part in parts)
+    return _listing("union" if are_ranges and _COMMAS.isdisjoint(joints) else "list", parts)
+
+
+def _listing(kind: Kind, parts: Sequence[Form]) -> Form:
+    return Form(kind=kind, parts=_flat(parts, kind))
+
+
+def _groups(joints: Sequence[str], parts: Sequence[Form]) -> list[list[Form]]:
+    """The parts between which "and" stands, together."""
+    groups: list[list[Form]] = []
+    for joint, part in zip(joints, parts, strict=True):
+        if joint in _BOTH:
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    return groups
+
+
+def _both(parts: Sequence[Form]) -> Form:
+    """What ranges of one thing share; statements that all hold where that cannot be told."""
+    common = shared(parts) if len({part.name for part in parts}) == 1 else None
+    return common or Form(kind="both", parts=tuple(parts))
+
+
+def _joined(pieces: Sequence[str], signs: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Every piece with what joins it to the one before: `and`, `\\land`, or anything else."""
+    joint = ""
+    for sign, piece in zip(["", *signs], pieces, strict=True):
+        joint = sign if sign not in _COMMAS else joint or sign  # ", and" is "and"
+        if piece:
+            yield joint, piece
+            joint = ""
+
+
+def _read_piece(text: str) -> Form:
+    """An element; `{1}` as a set of its own, for nothing need be grouped here."""
+    is_grouped = text[0] == "{" and text != peeled(text) and len(text) > 2
+    part = read_form(text)
+    return Form(kind="set", parts=(part,)) if is_grouped else part
 
 
 def _flat(parts: Sequence[Form], kind: Kind) -> tuple[Form, ...]:
@@ -121,10 +184,34 @@ def _flat(parts: Sequence[Form], kind: Kind) -> tuple[Form, ...]:
 
 def _read_union(text: str) -> Form | None:
     pieces, signs = split_at(_CUP, text)
-    if not signs:
+    if not signs or not all(pieces) or split_at(_CAP, text)[1]:  # A and B or C can be read twice
         return None
     parts = [as_interval(read_form(piece)) for piece in pieces]
-    return Form(kind="union", parts=_flat(parts, "union"))
+    return _listing("set" if all(part.kind == "set" for part in parts) else "union", parts)
+
+
+def _read_intersection(text: str) -> Form | None:
+    pieces, signs = split_at(_CAP, text)
+    if not signs or not all(pieces) or split_at(_CUP, text)[1]:
+        return None
+    return shared([as_interval(read_form(piece)) for piece in pieces])
+
+
+def _read_choice(text: str) -> Form | None:
+    """`A) 12`: the letter of a choice with its text, either of which is the answer."""
+    if text[:1] not in _LABEL_STARTS:
+        return None
+    match = _LABELLED.fullmatch(_UPRIGHT_LABEL.sub(_lowered, text, count=1))
+    if match is None or _OTHER_LABEL.search(match["text"]):
+        return None
+    label = match["round"] or match["label"]
+    return Form(kind="choice", mark=label, parts=(read_form(match["text"]),))
+
+
+def _lowered(match: re.Match[str]) -> str:
+    """A label out of upright text, what follows it in its own again."""
+    rest = match[2].strip()
+    return f"{match[1]} " + (rf"\text{{{rest}}}" if re.search("[A-Za-z]", rest) else rest)
 
 
 def _read_without(text: str) -> Form | None:
@@ -210,9 +297,11 @@ def _read_rest(text: str) -> Form:
 
 READERS: tuple[Callable[[str], Form | None], ...] = (
     _read_constant_set,
+    _read_choice,
     lambda text: read_congruence(text, read_form),
     _read_listing,
     _read_union,
+    _read_intersection,
     _read_without,
     lambda text: read_relation(text, read_form),
     _read_matrix,

@@ -1,31 +1,46 @@
-"""Arithmetic on numbers of 100 digits that refuses what would overflow or vanish.
+"""Arithmetic on numbers of 130 digits that refuses what would overflow or vanish.
 
 In a sum, a term that is far smaller than the other one would vanish unseen: `42 + 10^{-90}` would
-pass for 42. Such a sum raises OutsideError, and so does a difference that leaves too few digits.
+pass for 42. Such a sum raises OutsideError, and so does a difference that leaves too few digits,
+and a function of so small or large a number that it would pass for its limit: `\\tanh(1000)` for 1.
 
-A value is a function of a point. Every operation takes values and returns one, so that an
-expression is built first and evaluated later, through what `entrance` makes of the whole.
+A value is a function of a point, and an exact one beside it where it is rational. Every operation
+takes values and returns one, so that an expression is built first and evaluated later, through
+what `entrance` makes of the whole.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpmath import MPContext
 
+from tasks.rewards.maths import exact_arithmetic
+from tasks.rewards.maths.exact_arithmetic import Exact
+
 Number = Any  # an mpf or mpc of mpmath, which has no types
 
-BITS = 340
+BITS = 440
 MAX_MAGNITUDE = 8_000  # binary logarithm of the largest number, and minus that of the smallest
 MAX_GAP = 190  # binary logarithm of what the terms of a sum may differ by
 MAX_LOSS = 130  # binary digits that a sum may be smaller than its terms
+MIN_BITS = -40  # binary logarithm of the smallest argument of a function, whose square is visible
+MAX_TANH, MAX_ARCTAN = 4, 64  # and of the largest one where it tends to a limit
 MAX_GAMMA = 1_000.0  # argument of a factorial
+MAX_DIGITS = 40  # of a number that is written down: more would vanish like the term of a sum
 
 Point = dict[str, Number]
-Value = Callable[[Point], Number]
+Evaluate = Callable[[Point], Number]
 Function = Callable[[Number], Number]
+
+
+class Value(NamedTuple):
+    """A part of an expression."""
+
+    at: Evaluate  # the number at a point; raises OutsideError where it has none
+    exact: Exact | None = None  # where it is rational
 
 
 class OutsideError(Exception):
@@ -36,12 +51,19 @@ class OutsideError(Exception):
 context = MPContext()
 context.prec = BITS
 _LOCK = threading.Lock()
-PI, E, TWO, IMAGINARY_UNIT = +context.pi, +context.e, context.mpf(2), context.mpc(0, 1)
+PI, E, IMAGINARY_UNIT = +context.pi, +context.e, context.mpc(0, 1)
 
 
-def decimal(text: str) -> Number:
+def decimal(text: str) -> Value:
     """The number that digits stand for."""
-    return context.mpf("0" + text)  # mpmath cannot read ".0"
+    number = context.mpf("0" + text)  # mpmath cannot read ".0"
+    is_long = len(text) > MAX_DIGITS
+    return Value(_outside if is_long else lambda _: number, exact_arithmetic.decimal(text))
+
+
+def letter(name: str) -> Value:
+    """The number that a letter stands for."""
+    return Value(lambda point: point[name], exact_arithmetic.letter(name))
 
 
 def magnitude(number: Number) -> int:
@@ -56,14 +78,18 @@ def magnitude(number: Number) -> int:
     return bits
 
 
-def entrance(inside: Value) -> Value:
+def _outside(_: Point) -> Number:
+    raise OutsideError
+
+
+def entrance(inside: Value) -> Evaluate:
     """The value for callers: one evaluation at a time; whatever fails in it is OutsideError."""
 
     def value(point: Point) -> Number:
         with _LOCK:
             context.prec = BITS
             try:
-                return inside(point)
+                return inside.at(point)
             except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
                 raise OutsideError from error
 
@@ -79,15 +105,15 @@ def size(inside: Value) -> int:
 
 
 def constant(number: Number) -> Value:
-    """The same number at every point."""
-    return lambda _: number
+    """The same number at every point, which is not rational."""
+    return Value(lambda _: number)
 
 
 def added(first: Value, second: Value) -> Value:
     """Their sum, in which no term vanishes."""
 
     def value(point: Point) -> Number:
-        left, right = first(point), second(point)
+        left, right = first.at(point), second.at(point)
         total = _simple(left + right)
         if left != 0 and right != 0:
             sizes = magnitude(left), magnitude(right)
@@ -97,41 +123,47 @@ def added(first: Value, second: Value) -> Value:
                 raise OutsideError
         return total
 
-    return value
+    return Value(value, exact_arithmetic.added(first.exact, second.exact))
 
 
 def negated(inside: Value) -> Value:
     """Minus the value."""
-    return lambda point: -inside(point)
+    return Value(lambda point: -inside.at(point), exact_arithmetic.negated(inside.exact))
 
 
 def multiplied(first: Value, second: Value) -> Value:
     """Their product."""
-    return lambda point: _bounded(first(point) * second(point))
+    return Value(
+        lambda point: _bounded(first.at(point) * second.at(point)),
+        exact_arithmetic.multiplied(first.exact, second.exact),
+    )
 
 
 def divided(first: Value, second: Value) -> Value:
     """Their quotient."""
 
     def value(point: Point) -> Number:
-        low = second(point)
+        low = second.at(point)
         if low == 0:
             raise OutsideError
-        return _bounded(first(point) / low)
+        return _bounded(first.at(point) / low)
 
-    return value
+    return Value(value, exact_arithmetic.divided(first.exact, second.exact))
 
 
 def raised(base: Value, exponent: Value) -> Value:
     """A power, whose size is known before it is taken."""
-    return lambda point: _power(base(point), exponent(point))
+    return Value(
+        lambda point: _power(base.at(point), exponent.at(point)),
+        exact_arithmetic.raised(base.exact, exponent.exact),
+    )
 
 
 def rooted(inside: Value, index: Value) -> Value:
     """The root that is real, if there is one."""
 
     def value(point: Point) -> Number:
-        number, degree = inside(point), index(point)
+        number, degree = inside.at(point), index.at(point)
         if degree == 2:
             return _bounded(context.sqrt(number))
         if degree == 0 or not (is_real(degree) and context.isint(degree)):
@@ -141,28 +173,38 @@ def rooted(inside: Value, index: Value) -> Value:
             return -_power(-number, 1 / degree)
         return _power(number, 1 / degree)
 
-    return value
+    return Value(value)
 
 
 def chosen(top: Value, low: Value) -> Value:
     """A binomial coefficient."""
 
     def value(point: Point) -> Number:
-        total, part = _small(top(point)), _small(low(point))
+        total, part = _small(top.at(point)), _small(low.at(point))
         return _bounded(context.binomial(total, part))
 
-    return value
+    return Value(value, exact_arithmetic.chosen(top.exact, low.exact))
 
 
 def logarithm(inside: Value, base: Value | None) -> Value:
     """To a base, which is ten where none is given."""
-    base = base or constant(context.mpf(10))
+    base = base or decimal("10")
     return divided(applied(_log, inside), applied(_log, base))
 
 
 def applied(function: Function, inside: Value) -> Value:
     """A function of one number."""
-    return lambda point: _bounded(function(_bounded(inside(point))))
+    return Value(lambda point: _bounded(function(_bounded(inside.at(point)))))
+
+
+def factorial(inside: Value) -> Value:
+    """The factorial, or what extends it."""
+    return Value(applied(_factorial, inside).at, exact_arithmetic.factorial(inside.exact))
+
+
+def degrees(inside: Value) -> Value:
+    """An angle."""
+    return applied(lambda number: number * PI / 180, inside)
 
 
 def absolute(number: Number) -> Number:
@@ -176,13 +218,13 @@ def _power(base: Number, exponent: Number) -> Number:
             return base
         raise OutsideError
     growth = context.fabs(context.log(base) * exponent)
-    if growth > MAX_MAGNITUDE:
+    if growth > MAX_MAGNITUDE or (growth != 0 and magnitude(growth) < MIN_BITS):
         raise OutsideError
     return _bounded(context.power(base, exponent))
 
 
 def _log(number: Number) -> Number:
-    if number == 0:
+    if number == 0 or magnitude(number - 1) < MIN_BITS:
         raise OutsideError
     return context.log(number)
 
@@ -205,11 +247,11 @@ def _small(number: Number) -> Number:
     return number
 
 
-def _modest(function: Function) -> Function:
-    """A periodic function, of an argument that leaves enough digits."""
+def _modest(function: Function, max_bits: int = MAX_GAP // 2) -> Function:
+    """A function of an argument that leaves enough digits."""
 
     def value(number: Number) -> Number:
-        if magnitude(number) > MAX_GAP // 2:
+        if not MIN_BITS <= magnitude(number) <= max_bits:
             raise OutsideError
         return function(number)
 
@@ -238,16 +280,13 @@ FUNCTIONS: dict[str, Function] = {
     "\\cot": _modest(_reciprocal(context.tan)),
     "\\sec": _modest(_reciprocal(context.cos)),
     "\\csc": _modest(_reciprocal(context.sin)),
-    "\\arcsin": context.asin,
-    "\\arccos": context.acos,
-    "\\arctan": context.atan,
+    "\\arcsin": _modest(context.asin),
+    "\\arccos": _modest(context.acos),
+    "\\arctan": _modest(context.atan, MAX_ARCTAN),
     "\\sinh": lambda number: (_exp(number) - _exp(-number)) / 2,
     "\\cosh": lambda number: (_exp(number) + _exp(-number)) / 2,
-    "\\tanh": context.tanh,
+    "\\tanh": _modest(context.tanh, MAX_TANH),
     "\\ln": _log,
     "\\exp": _exp,
 }
-POSTFIXES: dict[str, Function] = {
-    "!": _factorial,
-    "\\degree": lambda number: number * PI / 180,
-}
+POSTFIXES: dict[str, Callable[[Value], Value]] = {"!": factorial, "\\degree": degrees}

@@ -14,16 +14,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tasks.rewards.maths import bounded_arithmetic as arithmetic
-from tasks.rewards.maths.bounded_arithmetic import OutsideError, Value
-from tasks.rewards.maths.expression_tokens import Tokens
+from tasks.rewards.maths.bounded_arithmetic import Evaluate, OutsideError, Value
+from tasks.rewards.maths.expression_tokens import GREEK, Tokens
 
 MAX_CHARS = 512  # of the uniform spelling, which is longer than the answer's
 MAX_DEPTH = 24  # of brackets and functions
 
-_GREEK = re.compile(
-    r"\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|omega|eta|zeta|kappa|nu"
-    r"|xi|psi|chi|Delta|Omega|Phi|ell)"
-)
 _WHOLE_PARTS = re.compile(r"(?:\{[0-9]+\}|[0-9])(?:\{[0-9]+\}|[0-9])")  # of a fraction
 _MINUS_ONE = (("^", "{", "-", "1", "}"), ("^", "-", "1"))
 _APPLIED = frozenset("fghFGHP")  # letters that are functions where a bracket follows
@@ -36,7 +32,8 @@ _CONSTANTS = {"\\pi": arithmetic.PI, "e": arithmetic.E, "i": arithmetic.IMAGINAR
 class ClosedForm:
     """An expression that was read."""
 
-    value: Value  # the number at a point; raises OutsideError where it has none
+    value: Evaluate  # the number at a point; raises OutsideError where it has none
+    exact: int | None  # its remainder where it is rational: the same for the same function only
     letters: frozenset[str]  # its variables
     is_complex: bool  # the imaginary unit occurs
     has_kinks: bool  # absolute values, roots, broken powers or inverse trigonometry occur
@@ -56,6 +53,7 @@ def read_closed_form(text: str) -> ClosedForm | None:
         return None
     return ClosedForm(
         value=arithmetic.entrance(value),
+        exact=value.exact.residue if value.exact else None,
         letters=frozenset(reader.letters),
         is_complex=reader.is_complex,
         has_kinks=reader.has_kinks,
@@ -135,7 +133,9 @@ class _Reader:
 
     def _postfixed(self, value: Value) -> Value:
         while self.tokens.next in arithmetic.POSTFIXES:
-            value = arithmetic.applied(arithmetic.POSTFIXES[self.tokens.take()], value)
+            value = arithmetic.POSTFIXES[self.tokens.take()](value)
+            if self.tokens.last == "!" == self.tokens.next:  # 5!! is no (5!)!
+                raise OutsideError
         return value
 
     def _base(self) -> Value:
@@ -145,7 +145,7 @@ class _Reader:
         if token in _CONSTANTS:
             self.is_complex = self.is_complex or token == "i"
             return arithmetic.constant(_CONSTANTS[token])
-        if token.isalpha() or _GREEK.fullmatch(token):
+        if token.isalpha() or GREEK.fullmatch(token):
             return self._letter(token)
         if token in _CLOSING:
             return self._until(_CLOSING[token])
@@ -157,7 +157,7 @@ class _Reader:
             return arithmetic.divided(self._argument(), self._argument())
         if token == "\\sqrt":
             is_square = not self.tokens.skip("[")
-            index = arithmetic.constant(arithmetic.TWO) if is_square else self._until("]")
+            index = arithmetic.decimal("2") if is_square else self._until("]")
             return arithmetic.rooted(self._argument(), index)
         if token == "\\binom":
             return arithmetic.chosen(self._argument(), self._argument())
@@ -178,7 +178,7 @@ class _Reader:
 
     def _number(self, text: str) -> Value:
         """A number, or the mixed one that it opens: `3\\frac{1}{2}`."""
-        value = arithmetic.constant(arithmetic.decimal(text))
+        value = arithmetic.decimal(text)
         is_whole = text.isdigit() and self.tokens.next == "\\frac"
         if is_whole and _WHOLE_PARTS.match(self.tokens.ahead(6)):
             return arithmetic.added(value, self._base())
@@ -192,7 +192,7 @@ class _Reader:
             raise OutsideError
         self.letters.add(name)
         self._num_letters += 1
-        return lambda point: point[name]
+        return arithmetic.letter(name)
 
     def _argument(self) -> Value:
         r"""What a command or a caret takes: a group or a token, of `\frac12` one digit."""
@@ -203,7 +203,7 @@ class _Reader:
         if self.tokens.skip("-"):
             value = arithmetic.negated(self._argument())
         elif self.tokens.next.isdigit() and len(self.tokens.next) > 1 and not is_exponent:
-            value = arithmetic.constant(arithmetic.decimal(self.tokens.take_digit()))
+            value = arithmetic.decimal(self.tokens.take_digit())
         else:
             value = self._base()
         self._depth -= 1

@@ -17,7 +17,21 @@ from antlr4 import PredictionMode
 from antlr4.Parser import Parser
 from latex2sympy2_extended import NormalizationConfig, latex2sympy2
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, grader, parse, verify
-from sympy import Basic, Derivative, Eq, Expr, Rational, Symbol, UnevaluatedExpr
+from sympy import (
+    Basic,
+    Derivative,
+    Eq,
+    Expr,
+    Float,
+    MatrixBase,
+    Pow,
+    Rational,
+    Symbol,
+    UnevaluatedExpr,
+    binomial,
+    factorial,
+    gamma,
+)
 from sympy.core.function import AppliedUndef
 
 # math-verify returns sympy objects and strings of many types, all untyped: hence list[object].
@@ -28,6 +42,9 @@ POINTS = (
 )  # where two functions are compared: positive, of no special value
 FAR = 1e-5  # relative; math-verify takes values for equal that agree to six places
 DIGITS = 20
+SAME_DIGITS = 40  # in which two numbers agree that are taken for one
+VAST = 10**15  # a number of this size, or one over it, may hide another one in a sum
+VAST_POWER = 40
 _PRIME = re.compile(r"\^\s*(?:\{\s*(?:\\prime\s*)+\}|\\prime(?![a-zA-Z]))")
 _PRIMED = re.compile(r"([A-Za-z])(?:_(?:\{([^{}]*)\}|([A-Za-z0-9])))?\s*('+)")
 _DIVISOR = re.compile(
@@ -77,6 +94,52 @@ class TwoStageReader(latex2sympy2._Latex2Sympy):  # type: ignore[misc]  # untype
 latex2sympy2._Latex2Sympy = TwoStageReader
 # By their solutions, all equations without real ones would be the same.
 grader.sympy_solve_and_compare = lambda *_: False
+by_digits = grader.sympy_numeric_eq
+
+
+def same_number(wanted: object, given: object, *rounding: int) -> bool:
+    """Whether two expressions are one number: rational ones exactly, others by forty digits,
+    relative to their size, if nothing in them is so large or small that it could vanish.
+
+    math-verify rounds to 15 digits and calls whatever is smaller zero.
+    """
+    if any(isinstance(side, MatrixBase) or _is_percent(side) for side in (wanted, given)):
+        return bool(by_digits(wanted, given, *rounding))  # of a matrix's entries this asks again
+    first, second = (grader.safe_sympy_doit(side) for side in (wanted, given))
+    if isinstance(first, Rational) and isinstance(second, Rational):
+        return bool(first == second)
+    if not isinstance(first, Expr) or not isinstance(second, Expr) or _may_vanish(first, second):
+        return False
+    if first.free_symbols | second.free_symbols:
+        return False  # left to algebra
+    if any(side.has(Float) for side in (first, second)):
+        return bool(by_digits(first, second, *rounding)) and not differ_in_value(first, second)
+    values = [side.evalf(SAME_DIGITS + 10) for side in (first, second)]
+    if not all(value.is_number and value.is_comparable for value in values):
+        return False
+    gap = abs(values[0] - values[1])
+    return bool(gap <= Rational(1, 10**SAME_DIGITS) * max(map(abs, values)))
+
+
+def _is_percent(side: object) -> bool:
+    return isinstance(side, Expr) and side.has(UnevaluatedExpr)
+
+
+def _may_vanish(*sides: Expr) -> bool:
+    """Whether factorials, large powers or numbers of many digits occur in an expression."""
+    for side in sides:
+        numbers = side.atoms(Rational)
+        powers = (power.exp for power in side.atoms(Pow) if power.exp.is_number)
+        if (
+            side.has(factorial, gamma, binomial)
+            or any(max(abs(number.p), number.q) > VAST for number in numbers)
+            or any(abs(exponent) > VAST_POWER for exponent in powers)
+        ):
+            return True
+    return False
+
+
+grader.sympy_numeric_eq = same_number
 
 
 @lru_cache(maxsize=4096)

@@ -10,12 +10,10 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tasks.rewards.maths.units import changes_amount, split_unit
+from tasks.rewards.maths.units import split_unit
 
-MAX_NUMBER_CHARS = 64
-MAX_EXPRESSION_CHARS = 256
+MAX_CHARS = 256
 MAX_BRACE_DEPTH = 16
-MAX_DIGIT_RUN = 40
 MAX_TOWER = 2
 
 _DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]*+)?|\.[0-9]++)"
@@ -42,13 +40,6 @@ _VALUE = re.compile(
 )
 _POWER_OF_TEN = re.compile(r"\A([-+]?)\s*10\s*\^")  # a number as it is written, no sum to be done
 _BRACED_PARTS = re.compile(r"\{\s*([0-9.]+)\s*\}\s*/\s*\{\s*([0-9.]+)\s*\}")
-_SENTENCE_END = re.compile(r"(?<!\.)[.?](?!\.)[\")*`]*(?=\s|\Z)")
-_MARKS, _CLOSING = '*"` ', {")": "(", "]": "[", "}": "{", ">": "<"}  # around an answer
-# "42, I think", "8 pens in total"
-_ASIDE = re.compile(
-    r"(?:,\s+|\s+(?=(?:as|because|since|so|in total|in all|altogether)(?![a-z])))"
-    r"(?=[A-Za-z])([A-Za-z' ]*)\Z"
-)
 _WRAPPERS = re.compile(r"(?<!\\)\\[()\[\]!]|(?<!\\)\$|\{,\}")
 _UNEVALUATED = re.compile(
     r"[+*^!÷×·]|(?<=[0-9)}])\s*[-/]\s*[0-9({\\]|[0-9]\s*[eE][-+]?[0-9]"
@@ -81,36 +72,23 @@ def plain(text: str) -> str:
 
 
 def exact_number(text: str) -> ExactNumber | None:
-    """The number that the whole of `plain` text is; None if it is anything else, longer than 64
+    """The number that the whole of `plain` text is; None if it is anything else, longer than 256
     characters or over zero."""
-    if len(text) > MAX_NUMBER_CHARS:
+    if len(text) > MAX_CHARS:
         return None
     text = _POWER_OF_TEN.sub(r"\g<1>1*10^", _BRACED_PARTS.sub(r"\1/\2", text))
-    while len(text) > 1 and (text[0], text[-1]) in (("(", ")"), ("{", "}")):
+    for _ in range(MAX_BRACE_DEPTH):
+        if len(text) < 2 or text[0] + text[-1] not in ("()", "{}", "[]"):
+            break
         text = text[1:-1].strip()
     match = _VALUE.fullmatch(text)
     return _value_of(match) if match else None
 
 
-def leading_number(line: str) -> ExactNumber | None:
-    """The number that an answer line states, alone or with a unit; None if it says more."""
-    number = exact_number(line)
-    return number if number is not None else exact_number(split_unit(first_sentence(line))[0])
-
-
-def first_sentence(line: str) -> str:
-    """An answer line up to the end of its sentence or to a comment on it, as in `42, I think`."""
-    for end in _SENTENCE_END.finditer(line):
-        if line.count("{", 0, end.start()) == line.count("}", 0, end.start()):
-            line = line[: end.start()]
-            break
-    aside = _ASIDE.search(line)
-    if aside and not any(map(changes_amount, aside[1].split())):
-        line = line[: aside.start()]
-    line = line.strip(_MARKS)
-    while line and line[-1] in _CLOSING and line.count(line[-1]) > line.count(_CLOSING[line[-1]]):
-        line = line[:-1].strip(_MARKS)
-    return line
+def amount(text: str) -> ExactNumber | None:
+    """The number that an answer is, alone or with a unit; None if it says more."""
+    number = exact_number(text)
+    return number if number is not None else exact_number(split_unit(text)[0])
 
 
 def _value_of(match: re.Match[str]) -> ExactNumber | None:
@@ -165,9 +143,8 @@ def is_undone(text: str) -> bool:
 
 
 def too_complex(text: str) -> bool:
-    """Whether text is past what an answer needs: length, nesting, runs of digits, towers of
-    exponents."""
-    if len(text) > MAX_EXPRESSION_CHARS or re.search(rf"[0-9]{{{MAX_DIGIT_RUN + 1}}}", text):
+    """Whether text is past what an answer needs: length, nesting, towers of exponents."""
+    if len(text) > MAX_CHARS:
         return True
     return _brace_depth(text) > MAX_BRACE_DEPTH or _is_tower(text.replace("**", "^"))
 

@@ -12,6 +12,11 @@ from tasks.rewards.maths.bounded_arithmetic import OutsideError
 
 MIN_WORD_LETTERS = 4
 
+GREEK = re.compile(
+    r"\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|omega|eta|zeta|kappa|nu"
+    r"|xi|psi|chi|Delta|Omega|Phi|ell)"
+)
+
 _TOKEN = re.compile(
     r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)|(?P<letters>[A-Za-z]+)|(?P<command>\\[A-Za-z]+)"
     r"|(?P<silent>\s+)|(?P<sign>[-+*/^_(){}\[\]|!])"
@@ -49,7 +54,7 @@ class Tokens:
         """Whether a number comes right after a letter or another number: x2, 2 3."""
         if self.next[0] not in "0123456789.":
             return False
-        return self.place != self._subscript_end and self.last not in (")", "}", "]")
+        return self.place != self._subscript_end and self.last not in (")", "}", "]", "!")
 
     def take(self) -> str:
         """The next token."""

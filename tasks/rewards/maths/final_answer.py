@@ -1,12 +1,12 @@
 r"""Where a response states its answer: text in, the answer's characters out. Nothing here knows
-whether it is right.
+the gold, or whether the answer is right.
 
     response -> visible_text (first turn only) -> answer_tail (4,000 characters, NFKC)
-    -> behind </think>, else anywhere: last \boxed{}, else last <answer></answer>, else last Answer
-    line
+    -> behind </think>, else anywhere: last \boxed{}, else last <answer></answer>, else last
+    "Answer:" line, else last "answer is", else last "#### 42"
 
 Every step is linear in the length of the response, whatever the model wrote. Left out: values
-(`exact_number`).
+(`exact_number`), marks and comments around an answer (`answer_line`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from itertools import groupby
+
+from tasks.rewards.maths.answer_line import TAG, bare_answer, unmarked
 
 TAIL_CHARS = 4_000
 
@@ -26,34 +28,57 @@ _MARKER = re.compile(
     r"|begin_of_text|user|assistant|system|end)\|>"
     r"|/?s>|(?:start|end)_of_turn>|[｜]User[｜]>|[｜]Assistant[｜]>)|\[/?INST\]"
 )
-_BARE_ROLE = re.compile(r"(?<![A-Za-z \t])(?:user|assistant|system)[ \t]*\n")
+_GLUED = r"(?<![^\n0-9.!?)\]}$*\"'>]%s)"  # to the end of a sentence or formula: no power-user
+_BARE_ROLE = re.compile(
+    rf"(?:{'|'.join(role + _GLUED % role for role in ('user', 'assistant', 'system'))})[ \t]*\n"
+)
 
 # NFKC would make plain letters of these.
 _SETS = str.maketrans({
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}",
     "ℂ": r"\mathbb{C}",
 })  # fmt: skip
-_BRACE = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
+_UNBRACED = re.compile(
+    r"\\boxed(?![A-Za-z])\s*(?P<value>[-+0-9.(\\][^\n$]*|[A-Za-z](?![A-Za-z])[^\n$]*)"
+)
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-# answer\W{0,6}\s*(number), the rule of tiny-mix, with a sign, a currency's and a leading \frac kept
-# as parts of the number, and without signs that would make another number of it.
-_BETWEEN = r"[^A-Za-z0-9_√≤≥≠±∓¬!/^%]{0,6}?\s*"
-# a sign with a blank behind it: one in a formula or behind a colon; else it is a dash or a bullet
-_APART = r"(?:(?<=[:=$(*])|(?<=[:=$(*] ))[-+–](?:[ \t]|\\[,;:])+"
-_SIGN = rf"(?:{_APART}|[-+]|(?<![A-Za-z])–)?"
-_NUMBER = _SIGN + r"(?:\\?\$)?(?:\\[dt]?frac\s*\{?\s*[-+]?\d|\.?\d)"
-_NUMBER_LINE = re.compile(rf"answer{_BETWEEN}(?P<value>{_NUMBER}[^\n]*)", re.IGNORECASE | re.ASCII)
-_LINE = re.compile(r"answer[*_]*\s*[:=][*_]*[^\S\n]*\n?(?P<value>[^\n]*\S)", re.IGNORECASE)
+_MARK = rf"(?:{TAG}|[*_`\"'”)\]}}]|[^\S\n])*+"  # that ends behind the word
+_OPEN = rf"(?:{TAG}|[*`}}]|_(?=[^\n]*_)|[^\S\n])*+"  # that begins behind the sign
+_NUMBER = r"(?:\\?\$)?(?:\\[dt]?frac|\.?[0-9])"
+_DISPLAYED = r"\$\$[^$]{1,600}\$\$|\\\[(?:(?!\\\])(?s:.)){1,600}\\\]"  # over several lines
+# What may stand between the word and any answer, and what between it and a number only: a dash,
+# or nothing but blanks, brackets and marks, behind which a sign is the number's.
+_LINE = re.compile(
+    rf"answers?(?:{_MARK}(?::=?|=|→|⇒){_OPEN}(?:\s*\n\s*[-–•*]\s+|\s*)"
+    rf"|{_MARK}\n\s*(?={_DISPLAYED})"
+    rf"|\s*(?:[–—]\s*|(?<=\s)-\s+)(?={_NUMBER})"
+    rf"|[\s.,(\[\"'*_`$|#]{{0,8}}?\s*+(?=(?:(?<=[$(*])[-+][\s\\,;:]*|[-+])?{_NUMBER}))"
+    rf"(?P<value>(?:{_DISPLAYED})?(?:(?!answers?{_MARK}[:=])[^\n])*)",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(
+    r"answers?\s+(?:is|equals)(?:\s+(?:then|thus|therefore|simply|equal\s+to))*\s*:?\s*"
+    r"(?P<value>(?:[-+–(\[{|$\\*\"“`√∅.0-9]|(?:yes|no|true|false|none|option|choice)(?![A-Za-z])"
+    r"|(?!a\s+[a-z]{2})[A-Za-z](?![A-Za-z']))[^\n]*)",
+    re.IGNORECASE,
+)
+_HASHES = re.compile(r"^####[ \t]*(?P<value>[-+]?\\?\$?\.?[0-9][0-9,./%]*)[ \t]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalAnswer:
-    """What a response gives as its answer."""
+    """An answer as a response gives it."""
 
     text: str  # the characters, unjudged
     # from \boxed{} or <answer></answer>: the whole content is the answer; otherwise the text runs
     # to the end of its line
     boxed: bool
+
+    @property
+    def bare(self) -> str:
+        """The answer without marks and, on a line, comments."""
+        return unmarked(self.text) if self.boxed else bare_answer(self.text)
 
 
 def visible_text(text: str) -> str:
@@ -99,32 +124,31 @@ def _unglued(sign: str, run: str) -> str:
     return "".join(sign + character for character in run) if sign else run
 
 
-def last_boxed(text: str) -> str | None:
-    r"""The content of the balanced \boxed{} that opens last; None if there is none."""
+def last_boxed(text: str) -> FinalAnswer | None:
+    r"""The content of the balanced \boxed{} that opens last, or what stands behind a later \boxed
+    without braces; None if there is neither."""
     opened: list[int | None] = []  # content start of an open \boxed{, None for a plain brace
     found: tuple[int, int] | None = None
     for token in _BRACE.finditer(text):
         if token[0] == "{":
             opened.append(None)
-        elif token[0].startswith("\\boxed"):
+        elif token[0][-1] == "{" and token[0] != "\\{":
             opened.append(token.end())
         elif token[0] == "}" and opened:
             start = opened.pop()
             if start is not None and (found is None or start > found[0]):
                 found = start, token.start()
-    return text[found[0] : found[1]] if found else None
+    unbraced = list(_UNBRACED.finditer(text, found[1] if found else 0))
+    if unbraced:
+        return FinalAnswer(text=unbraced[-1]["value"], boxed=False)
+    return FinalAnswer(text=text[found[0] : found[1]], boxed=True) if found else None
 
 
-def find_number(tail: str) -> FinalAnswer | None:
-    r"""The answer to a question whose gold is a number: the last \boxed{}, else <answer></answer>,
-    else the last "answer" followed by a number."""
-    return _stated(tail, _NUMBER_LINE)
-
-
-def find_expression(tail: str) -> FinalAnswer | None:
-    r"""The answer to any other question: the last \boxed{}, else <answer></answer>, else the last
-    "Answer:" line."""
-    return _stated(tail, _LINE)
+def find_answer(tail: str) -> FinalAnswer | None:
+    r"""The answer of a response, whatever its gold is: the last \boxed{}, else <answer></answer>,
+    else the last "Answer:" line, else the last "answer is" or "####"."""
+    found = map(_stated, thought_last(tail))
+    return next(filter(None, found), None)
 
 
 def thought_last(text: str) -> tuple[str, ...]:
@@ -133,17 +157,13 @@ def thought_last(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((text.rpartition("</think>")[2], text)))
 
 
-def _stated(tail: str, line: re.Pattern[str]) -> FinalAnswer | None:
-    found = (_enclosed_or(part, line) for part in thought_last(tail))
-    return next(filter(None, found), None)
-
-
-def _enclosed_or(tail: str, line: re.Pattern[str]) -> FinalAnswer | None:
+def _stated(tail: str) -> FinalAnswer | None:
     if (boxed := last_boxed(tail)) is not None:
-        return FinalAnswer(text=boxed, boxed=True)
+        return boxed
     if tagged := _TAGGED.findall(tail):
         return FinalAnswer(text=tagged[-1].strip(), boxed=True)
-    last = None
-    for last in line.finditer(tail):  # noqa: B007 (the last match is wanted)
-        pass
-    return FinalAnswer(text=last["value"], boxed=False) if last else None
+    for pattern in (_LINE, _SENTENCE, _HASHES):
+        stated = [line["value"] for line in pattern.finditer(tail) if line["value"].strip()]
+        if stated:
+            return FinalAnswer(text=stated[-1].strip(), boxed=False)
+    return None

@@ -11,7 +11,8 @@ from tasks.rewards.maths.outline import peeled
 
 Kind = Literal[
     "scalar", "words", "letters", "based", "ratio", "list", "set", "tuple", "interval", "union",
-    "matrix", "row", "congruence", "equation", "inequality", "false",
+    "matrix", "row", "congruence", "equation", "inequality", "both", "either",
+    "choice", "approximate", "false",
 ]  # fmt: skip
 
 INFINITY = r"\infty"

@@ -1,10 +1,11 @@
 r"""Are two closed forms the same function, two equations the same? Asked at points nobody knows.
 
-    texts -> closed forms -> numbers of 100 digits at points drawn anew in every process -> equal?
+    texts -> closed forms -> rational? one remainder (`exact_arithmetic`)
+    -> numbers of 130 digits at points drawn anew in every process -> equal?
 
-Points are of both signs and random to 100 digits: analytic forms that differ agree at them with no
+Points are of both signs and random to 130 digits: analytic forms that differ agree at them with no
 chance worth a name. Forms with kinks are compared in every quadrant and far out, too. Numbers are
-compared to 56 digits relative to their size, so 10^{-34} is not 0. A point at which one side is no
+compared to 84 digits relative to their size, so 10^{-34} is not 0. A point at which one side is no
 real number does not count, for `\ln x^2` is `2\ln x` wherever both are real.
 """
 
@@ -33,7 +34,7 @@ MAX_FAR_BITS = 90  # and at most, for its square beside 1 to be no vanishing ter
 WIDTH, STEP = 2.0**-8, 0.0131  # of a window; from one letter's to the next one's
 MIN_DIGITS = 6  # of a decimal that stands for another number
 MIN_REAL = 2  # points at which both sides are real that suffice
-TOLERANCE = context.ldexp(1, -188)  # relative; a sum keeps its terms to 2^-190
+TOLERANCE = context.ldexp(1, -280)  # relative; a sum keeps its terms to 2^-190, whatever follows
 
 Window = tuple[float, float]  # where it starts, of letters at even and at odd places
 
@@ -48,6 +49,8 @@ def same_function(gold: str, answer: str) -> bool | None:
     given = read_closed_form(answer)
     if wanted is None or given is None:
         return None
+    if wanted.exact is not None and given.exact is not None:
+        return wanted.exact == given.exact
     is_complex = wanted.is_complex or given.is_complex
     num_pairs = num_real = 0
     is_same = True

@@ -12,6 +12,7 @@ wrong where math-verify would call it equal.
 
 from __future__ import annotations
 
+import json
 import re
 from functools import lru_cache
 from typing import Literal
@@ -31,15 +32,14 @@ from tasks.rewards.base import (
 )
 from tasks.rewards.maths.exact_number import (
     ExactNumber,
+    amount,
     exact_number,
-    first_sentence,
     is_undone,
     is_unevaluated,
-    leading_number,
     plain,
     too_complex,
 )
-from tasks.rewards.maths.final_answer import answer_tail, find_expression, find_number, fold
+from tasks.rewards.maths.final_answer import answer_tail, find_answer, fold
 from tasks.rewards.maths.same_answer import Rules, is_readable, same_answer, same_number
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 from tasks.rewards.workers.verify_worker import VerifyWorker, without_value
@@ -54,9 +54,22 @@ REHEARSED = (
     r"2 + \sin(3x)",
     "x^2y - e^{2x}",
 )
-_SIGNS = "le|ge|ne|leq|geq|neq|in|notin|ni|lor|land|vee|wedge|cup|cap|to|equiv|approx"
-_RELATIONS = re.compile(rf"[=<>;]|\\(?:{_SIGNS})(?![a-z])")
 _NAMED = re.compile(r"^\s*[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=")
+# What an answer to a gold that nothing here reads may have though the gold has it not: math-verify
+# reads past signs that it does not know, and past relations.
+_HARMLESS = re.compile(
+    r"[A-Za-z0-9\s+\-*/^_(){}\[\].,|!']|\\(?:[,;:! {}]|(?:[dt]?frac|sqrt|cdot|times|left|right"
+    r"|pi|e|ln|log|exp|infty|(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|int|sum|prod|lim|binom|text"
+    r"|mathrm|operatorname|gcd|lcm|partial|prime|quad|d|mathbb|[lc]?dots)(?![A-Za-z]))"
+)
+_PART = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
+# Of golds: a missing value, and words that no answer has just so.
+_MISSING = re.compile(r"nan|null|n/a|undefined", re.IGNORECASE)
+_RESPONSE = re.compile(
+    r"</?answer>|^(?:the )?(?:final )?(?:answer|ans|result|solution)\b|[a-z]\. [A-Z]"
+    r"|(?:(?<!\\)\b[A-Za-z]{2,}[\s,]+){12}",
+    re.IGNORECASE,
+)
 
 
 class MathAnswerConfig(BaseModel):
@@ -122,11 +135,12 @@ class MathAnswer(ProcessReward):
     def check_gold(self, gold: str) -> None:
         """ValueError if nothing can ever be equal to this gold: to be called when a data set is
         read."""
-        verdict = self.judge(gold, f"\\boxed{{{gold}}}")
-        if verdict.outcome is not Outcome.OK:
+        verdict = self.judge(gold, f"\\boxed{{{stated_gold(gold)}}}")
+        reason = why_unusable(stated_gold(gold)) or verdict.detail
+        if verdict.outcome is not Outcome.OK or reason != verdict.detail:
             raise ValueError(
                 f"a gold must be a number or a LaTeX expression that equals itself, got {gold!r}"
-                f" ({verdict.detail}); repair the row or drop it"
+                f" ({reason}); repair the row or drop it"
             )
 
     def judge(self, gold: str, text: str) -> Verdict:
@@ -140,16 +154,14 @@ class MathAnswer(ProcessReward):
 
     def _judge(self, gold: str, text: str) -> Verdict:
         wanted_text, wanted = read_gold(gold)
-        tail = answer_tail(text)
-        found = find_number(tail) if wanted else find_expression(tail)
-        if found is None or not (answer := plain(found.text)):
+        found = find_answer(answer_tail(text))
+        if found is None or not (answer := plain(found.bare)):
             return wrong("no_answer")
-        if wanted is None:
-            return self._judge_expression(wanted_text, answer)
-        given = exact_number(answer) if found.boxed else leading_number(answer)
-        if given is not None:
-            return right("exact") if same_number(wanted, given, self._rules) else wrong("unequal")
-        answer = answer if found.boxed else first_sentence(answer)
+        if wanted is not None:
+            given = exact_number(answer) if found.boxed else amount(answer)
+            if given is not None:
+                is_same = same_number(wanted, given, self._rules)
+                return right("exact") if is_same else wrong("unequal")
         return self._judge_expression(wanted_text, answer)
 
     def _judge_expression(self, gold: str, answer: str) -> Verdict:
@@ -165,6 +177,8 @@ class MathAnswer(ProcessReward):
             return right("identical") if same else wrong(self._why_not(gold, answer))
         if (is_readable(gold) and not is_undone(answer)) or says_more(gold, answer):
             return wrong("unreadable")
+        if is_readable(gold) and is_readable(answer):  # out of bounds: nobody decides it by floats
+            return wrong("undecided")
         return self._verify(gold, answer)
 
     def _why_not(self, gold: str, answer: str) -> str:
@@ -189,14 +203,49 @@ class MathAnswer(ProcessReward):
 
 
 def says_more(gold: str, answer: str) -> bool:
-    """Whether an answer has relations that the gold has not: math-verify reads past `1 = f(x)`."""
+    """Whether an answer has signs that the gold has not, but for the known ones of functions, or
+    one of them a double factorial, which math-verify takes for a factorial of a factorial."""
     stated = _NAMED.sub("", answer, count=1)
-    return bool(set(_RELATIONS.findall(stated)) - set(_RELATIONS.findall(gold)))
+    signs = set(_PART.findall(stated)) - set(_PART.findall(gold))
+    return "!!" in gold + answer or not all(map(_HARMLESS.fullmatch, signs))
+
+
+def stated_gold(gold: str) -> str:
+    """What GSM8K's solutions state behind `####`; other golds are their own statement."""
+    return gold.rpartition("####")[2]
+
+
+def why_unusable(gold: str) -> str:
+    """Why no answer meets a gold though its own characters would; empty if one does."""
+    text = plain(fold(gold))
+    if "\n" in gold.strip() and "\\begin" not in gold:
+        return "it has several lines"
+    if _MISSING.fullmatch(text):
+        return "it is a missing value"
+    if '"' in text or _is_json_list(text):
+        return "it is a list of JSON or in quotes"
+    if text.endswith("=") or sum(map(text.count, "([{")) > sum(map(text.count, ")]}")):
+        return "it ends too early"
+    if _RESPONSE.search(text):
+        return "it is a sentence or a response"
+    return ""
+
+
+def _is_json_list(text: str) -> bool:
+    """Whether a text is a list or an object, and no interval."""
+    try:
+        value = json.loads(text.replace("'", '"'))
+    except ValueError:
+        return False
+    is_interval = (
+        isinstance(value, list) and len(value) == 2 and set(map(type, value)) <= {int, float}
+    )
+    return isinstance(value, (list, dict)) and not is_interval
 
 
 @lru_cache(maxsize=4096)
 def read_gold(gold: str) -> tuple[str, ExactNumber | None]:
     """A gold in plain form, and its value if it is a number. Golds repeat for every response of a
     group."""
-    text = plain(fold(gold))
+    text = plain(fold(stated_gold(gold)))
     return text, exact_number(text)

@@ -14,6 +14,7 @@ from tasks.rewards.maths.outline import depths_of
 CHARACTERS = {
     "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ",
     "Ø": r"\emptyset ", "√": r"\sqrt ",
+    "∼": r"\approx ", "≃": r"\approx ", "≐": r"\approx ",
     "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "≡": r"\equiv ", "∈": r"\in ",
     "∉": r"\notin ", "±": r"\pm ",
     "∓": r"\mp ", "×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "°": r"\degree ",
@@ -44,7 +45,9 @@ COMMANDS = {
     "qquad": " ", "thinspace": " ",
     "bmod": r"\mod ", "pmod": r"\mod ", "varphi": r"\phi ", "varepsilon": r"\epsilon ",
     "infin": r"\infty ", "lg": r"\log ",
-    "simeq": r"\approx ", "textdegree": r"\degree ", "circ": r"\circ ", "backslash": r"\setminus ",
+    "simeq": r"\approx ", "sim": r"\approx ", "doteq": r"\approx ", "approxeq": r"\approx ",
+    "underline": "", "large": "", "Large": "", "huge": "", "Huge": "", "bf": "", "it": "", "rm": "",
+ "textdegree": r"\degree ", "circ": r"\circ ", "backslash": r"\setminus ",
     "R": r"\mathbb{R}",
     "bigcup": r"\cup ", "reals": r"\mathbb{R}", "Reals": r"\mathbb{R}",
     "arsinh": r"\operatorname{arsinh}",
@@ -74,8 +77,13 @@ _DIGITS = r"[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|\.[0-9]+"
 _CHARACTER = re.compile("|".join(map(re.escape, CHARACTERS)))
 _ROOT = re.compile(r"√\s*([0-9]+|[a-z])(?![0-9])")  # reaches over all its digits
 _BOLD = re.compile(r"\s*\*\*((?:(?!\*\*).)*)\*\*\s*", re.DOTALL)  # all of it, no power
+_BOLD_LABEL = re.compile(r"\A(?:\*\*)?(\(?[A-J]\)?[.):]?)\*\*(?=[\s.):])")
 _REVERSED = re.compile(r"\s*([\[\]])([^\[\]]*)([\[\]])\s*")  # ]0,1[ is (0,1)
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]|(?<!\\)\$")
+_ABOUT = re.compile(r"\A\s*~(?=\s*[-+0-9.=\\])")  # before a number; elsewhere it is a blank
+_FONT = re.compile(
+    rf"\\(?:{'|'.join(TEXTS)})\s*(?=[0-9\\]|\{{[^{{}}]*(?:\{{|\\[a-zA-Z]))|\\(?:text)?color\s*\{{\w+\}}"
+)
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|\{\s*\}|(?<=[0-9])\{:\}")
 _CURRENCY = re.compile(rf"({'|'.join(map(re.escape, CURRENCIES))})\s*({_DIGITS})")
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
@@ -102,8 +110,9 @@ _PERCENT = re.compile(r"(?<=[0-9}\s])\s*(?:percent|per cent)(?![a-z])")
 
 def uniform(text: str) -> str:
     """The text in the one spelling; at most a few times as long."""
-    text = _TEXT.sub(_text, _turned(_bold(text)).replace("**", "^"))
-    text = _ROOT.sub(r"\\sqrt{\1}", _DELIMITERS.sub("", text))
+    text = _FONT.sub("", _turned(_bold(text)).replace("**", "^"))
+    text = _DELIMITERS.sub("", _TEXT.sub(_text, text))
+    text = _ROOT.sub(r"\\sqrt{\1}", _ABOUT.sub(r"\\approx ", text))
     text = _CHARACTER.sub(lambda match: CHARACTERS[match[0]], text)
     text = re.sub(r"(?<=[0-9])\\,(?=[0-9]{3}(?![0-9]))|(?<=[0-9])\{,\}(?=[0-9]{3})", "", text)
     text = _CURRENCY.sub(lambda match: rf"{match[2]}\text{{{CURRENCIES[match[1]]}}}", text)
@@ -130,9 +139,9 @@ def _without_thousands(text: str) -> str:
 
 
 def _bold(text: str) -> str:
-    """What is in bold type, if all of the text is."""
+    """A text in plain type whose whole, or whose label as a choice, is bold."""
     match = _BOLD.fullmatch(text)
-    return match[1] if match else text
+    return match[1] if match else _BOLD_LABEL.sub(r"\1", text)
 
 
 def _turned(text: str) -> str:

@@ -10,6 +10,8 @@ _OPENING = frozenset(("\\begin", "\\langle", "\\lfloor", "\\lceil", "\\{", "(", 
 
 def split_at(sign: re.Pattern[str], text: str) -> tuple[list[str], list[str]]:
     """The stripped pieces between the signs outside brackets, and the signs."""
+    if sign.search(text) is None:
+        return [text.strip()], []
     depths = depths_of(text)
     pieces: list[str] = []
     signs: list[str] = []

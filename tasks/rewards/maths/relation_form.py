@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tasks.rewards.maths.closed_form import read_closed_form
+from tasks.rewards.maths.expression_tokens import GREEK
 from tasks.rewards.maths.form import (
     INFINITY,
     Form,
@@ -25,10 +26,11 @@ from tasks.rewards.maths.form import (
 )
 from tasks.rewards.maths.identity import same_function
 from tasks.rewards.maths.outline import split_at
+from tasks.rewards.maths.units import changes_amount
 
 Read = Callable[[str], Form]
 
-LETTER = r"(?:[A-Za-z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|[A-Za-z0-9]))?"
+LETTER = rf"(?:[A-Za-z]|{GREEK.pattern}(?![a-zA-Z]))(?:_(?:\{{[^{{}}]*\}}|[A-Za-z0-9]))?"
 SIGN = re.compile(r"=|<|>|\\(?:le|ge|ne|in|approx|equiv)(?![a-zA-Z])")
 
 # What only names the value on the other side, one way to write it a line.
@@ -68,14 +70,16 @@ def read_relation(text: str, read: Read) -> Form | None:
     sides, signs = split_at(SIGN, text)
     if not signs or not sides[-1]:
         return None
-    if not sides[0] and len(sides) == 2 and signs[0] in ("=", r"\approx"):
-        return read(sides[1])
+    if not sides[0] and len(sides) == 2 and signs[0] != r"\approx":
+        return _without_name(signs[0], sides[1], read)
+    if signs[0] == r"\approx" and _is_rounded(sides[0], sides[-1]):
+        name = tight(sides[0])
+        return Form(kind="approximate", parts=(read(sides[-1]),), name=name)
     if not all(sides):
         return None
     if all(sign in ("=", r"\approx") for sign in signs):
         return _equality(_exact_sides(sides, signs), read)
-    if set(signs) <= {">", r"\ge"}:
-        sides, signs = sides[::-1], [_FLIPPED[sign] for sign in reversed(signs)]
+    sides, signs = _upwards(sides, signs)
     if set(signs) <= {"<", r"\le"}:
         return _ordering(sides, signs, read)
     if signs == [r"\in"] and _NAME.fullmatch(tight(sides[0])):
@@ -99,18 +103,38 @@ def _equality(sides: list[str], read: Read) -> Form:
     return Form(kind="false")
 
 
+def _without_name(sign: str, side: str, read: Read) -> Form:
+    """`= 5` as 5, `< 5` as the interval of all that is smaller, `\\ne 5` as nothing true."""
+    if sign == "=":
+        return read(side)
+    if sign not in ("<", ">", r"\le", r"\ge"):
+        return Form(kind="false")
+    return replace(_ordering(*_upwards(["x", side], [sign]), read), name="")
+
+
+def _upwards(sides: list[str], signs: list[str]) -> tuple[list[str], list[str]]:
+    """A relation with its smallest side first."""
+    if set(signs) <= {">", r"\ge"}:
+        return sides[::-1], [_FLIPPED[sign] for sign in reversed(signs)]
+    return sides, signs
+
+
+def _is_rounded(side: str, last: str) -> bool:
+    r"""Whether `\approx` follows no exact value: `\approx 1.414`, `x \approx 1.414`."""
+    return not side or _is_name(side, last) or _is_name(last, side)
+
+
 def _exact_sides(sides: list[str], signs: list[str]) -> list[str]:
-    r"""Without the decimals that `\sqrt{2} \approx 1.414` adds; `x \approx 1.414` is an answer."""
-    if r"\approx" not in signs:
-        return sides
-    exact = sides[: signs.index(r"\approx") + 1]
-    return sides if len(exact) == 1 and _is_name(exact[0], sides[-1]) else exact
+    r"""Without the decimals that `\sqrt{2} \approx 1.414` adds."""
+    return sides[: signs.index(r"\approx") + 1] if r"\approx" in signs else sides
 
 
 def _is_name(side: str, other: str) -> bool:
     """Whether a side of an equation is a name, and one that the other side does not use."""
     name = tight(side)
     if not _NAME.fullmatch(name) or name in _NO_NAMES:
+        return False
+    if any(map(changes_amount, re.findall("[A-Za-z]{2,}", name))):  # at least = 7
         return False
     form = read_closed_form(other)
     return form is None or name not in form.letters

@@ -27,8 +27,9 @@ from tasks.rewards.maths.identity import (
 from tasks.rewards.maths.notation import uniform
 from tasks.rewards.maths.units import split_unit
 
-UNORDERED = frozenset(("set", "list", "union"))
+UNORDERED = frozenset(("set", "list", "union", "both", "either"))
 MAX_PARTS = 24  # of what has no order: every part may have to be compared with every other
+_LABEL = re.compile("[A-J]")  # of a choice
 _ROUNDED = re.compile(r"-?[0-9]*\.[0-9]{6,}")
 
 
@@ -69,13 +70,17 @@ def _read(text: str) -> Form:
     return read_form(uniform(text))
 
 
-def _same(gold: Form, answer: Form, rules: Rules) -> bool | None:
+def _same(gold: Form, answer: Form, rules: Rules, *, is_part: bool = False) -> bool | None:
     if gold == answer and gold.kind != "false":
         return True if _says_something(gold) else None
+    if "choice" in (gold.kind, answer.kind):
+        return _same_choice(gold, answer, rules)
     if (equations := _as_equations(gold, answer)) is not None:
         return _same_relation(*equations)
     if not _names_agree(gold.name, answer.name):
         return False
+    if not is_part:
+        gold, answer = _only_element(gold, answer), _only_element(answer, gold)
     gold, answer = _alike(gold, answer)
     if gold.kind != answer.kind:
         return _across_kinds(gold, answer)
@@ -90,6 +95,18 @@ def _same(gold: Form, answer: Form, rules: Rules) -> bool | None:
     if gold.kind in UNORDERED:
         return _same_unordered(gold.parts, answer.parts, rules)
     return _same_parts(gold.parts, answer.parts, rules)
+
+
+def _same_choice(gold: Form, answer: Form, rules: Rules) -> bool | None:
+    """Whether a choice with its text is the other one, or its letter or its text is."""
+    if gold.kind == answer.kind and gold.mark != answer.mark:
+        return False
+    if answer.kind != "choice":
+        return gold.mark == answer.mark or _same(gold.parts[0], answer, rules)
+    if gold.kind != "choice" and _LABEL.fullmatch(gold.mark):
+        return gold.mark == answer.mark
+    wanted = gold.parts[0] if gold.kind == "choice" else gold
+    return _same(wanted, answer.parts[0], rules)
 
 
 def _says_something(form: Form) -> bool:
@@ -138,8 +155,6 @@ def _alike(gold: Form, answer: Form) -> tuple[Form, Form]:
     kinds = (gold.kind, answer.kind)
     if kinds in (("set", "list"), ("list", "set")):
         return replace(gold, kind="set"), replace(answer, kind="set")
-    if kinds in (("set", "scalar"), ("scalar", "set")):
-        return _only_element(gold), _only_element(answer)
     if kinds in (("interval", "tuple"), ("tuple", "interval")):
         return _as_tuple(gold), _as_tuple(answer)
     if kinds == ("tuple", "list") and not any(part.name for part in answer.parts):
@@ -159,8 +174,10 @@ def _as_tuple(form: Form) -> Form:
     return Form(kind="tuple", parts=form.parts) if is_open else form
 
 
-def _only_element(form: Form) -> Form:
-    return form.parts[0] if form.kind == "set" and len(form.parts) == 1 else form
+def _only_element(form: Form, other: Form) -> Form:
+    r"""The 5 of `\{5\}`, which answers for it where the other is one thing."""
+    is_one = form.kind == "set" and len(form.parts) == 1 and other.kind == "scalar"
+    return form.parts[0] if is_one else form
 
 
 def _by_names(form: Form) -> Form:
@@ -180,7 +197,8 @@ def _column_as_tuple(form: Form) -> Form:
 def _same_parts(gold: Sequence[Form], answer: Sequence[Form], rules: Rules) -> bool | None:
     if len(gold) != len(answer):
         return False
-    verdicts = [_same(wanted, given, rules) for wanted, given in zip(gold, answer, strict=True)]
+    pairs = zip(gold, answer, strict=True)
+    verdicts = [_same(wanted, given, rules, is_part=True) for wanted, given in pairs]
     return False if False in verdicts else None if None in verdicts else True
 
 
@@ -193,7 +211,7 @@ def _same_unordered(gold: Sequence[Form], answer: Sequence[Form], rules: Rules) 
     left = list(answer)
     is_certain = True
     for wanted in gold:
-        verdicts = [_same(wanted, given, rules) for given in left]
+        verdicts = [_same(wanted, given, rules, is_part=True) for given in left]
         if True not in verdicts:
             is_certain = is_certain and None not in verdicts
             return None if not is_certain else False

@@ -53,6 +53,7 @@ NOT_UNITS = frozenset(word for line in (
     "wrong incorrect false true between through until either neither never maybe perhaps",
     "always besides plusminus am pm pi infinity does this radius modulus",
     "double doubles triple triples twice doubled tripled halved rounded about roughly",
+    "approximately approx nearly almost around circa barely exceeds under beyond",
 ) for word in line.split())  # fmt: skip
 LETTERS = frozenset("mgshlLVAWJNKCF")  # that are units where they stand upright, as in \text{ m}
 MAX_WORDS = 4

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Prompt
 from tasks.rewards.base import Reward, Verdict
-from tasks.rewards.maths.final_answer import find_expression, visible_text
+from tasks.rewards.maths.final_answer import find_answer, visible_text
 from tasks.rewards.maths.math_answer import MathAnswer, MathAnswerConfig
 from tasks.rewards.programs.adaptive_timeout import TimeoutBook
 
@@ -78,7 +78,7 @@ def worked_share(working: Sequence[str], text: str) -> float:
     """Leading lines that a response has in common with the working, over the longer of both; what
     follows a stated answer is none of its lines, nor is a blank one."""
     written = filter(None, map(_plain, visible_text(text).split("\n")))
-    given = [*takewhile(lambda line: find_expression(line) is None, written)]
+    given = [*takewhile(lambda line: find_answer(line) is None, written)]
     pairs = zip(map(_plain, working), given, strict=False)
     num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return num_same / max(len(working), len(given))

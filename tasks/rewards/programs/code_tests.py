@@ -1,6 +1,6 @@
 """The code reward: does the response's program pass every test of the question?
 
-    response ─▶ first fenced block ─▶ limits by the adaptive timeout
+    response ─▶ its fenced program ─▶ limits by the adaptive timeout
     ─▶ sandbox ─▶ one verdict a test case ─▶ all passed?
 
 Whatever a program does, it is scored: 0 with the reason for what the model wrote, no verdict only
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import time
 from dataclasses import replace
 from functools import lru_cache
@@ -25,25 +24,19 @@ from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Promp
 from tasks.isolation.isolation import Isolation
 from tasks.isolation.limits import DEFAULT_MEMORY_BYTES, SandboxLimits
 from tasks.rewards.base import ProcessReward, Reward, Verdict, right, stamp, wrong
-from tasks.rewards.maths.final_answer import thought_last
 from tasks.rewards.programs.adaptive_timeout import (
     AdaptiveTimeoutConfig,
     TimeoutBook,
     is_early_kill,
     observed,
 )
+from tasks.rewards.programs.fenced_program import program_of
 from tasks.rewards.programs.sandbox.case_runner import CaseRun, CaseRunner
 from tasks.rewards.programs.sandbox.self_test import check_isolation
 
 logger = logging.getLogger(__name__)
 
 MAX_PROGRAM_CHARS = 1 << 18
-# at the start of a line with whatever it says of the language, elsewhere with its name alone
-_FENCE = re.compile(
-    r"(?:^(?P<indent>[ \t]*)```[^\r\n`]*|```[A-Za-z0-9_+-]*[ \t]*)(?:\r\n?|\n)"
-    r"(?P<program>.*?)(?:```|\Z)",
-    re.DOTALL | re.MULTILINE,
-)
 _VIOLATIONS = (CaseVerdict.FORGED, CaseVerdict.OUTPUT, CaseVerdict.SABOTAGE)
 
 
@@ -143,7 +136,7 @@ class CodeTests(ProcessReward):
 
     def _execute(self, prompt: Prompt, generated: Generated, limits: tuple[float, ...]) -> Verdict:
         gold, keys = read_gold(prompt.gold)
-        program = program_of(generated.text)
+        program = program_of(generated.text, gold.function)
         if not program.strip():
             return wrong("no_code")
         if len(program) > MAX_PROGRAM_CHARS:
@@ -200,17 +193,3 @@ def read_gold(text: str) -> tuple[CodeGold, tuple[str, ...]]:
         ) from error
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return gold, tuple(f"{digest}/{number}" for number in range(len(gold.cases)))
-
-
-def program_of(text: str) -> str:
-    """The first fenced block behind the thought, else in it, to the end of the text if it is never
-    closed, less the indentation that it shares with its fence; without one all that is behind the
-    thought."""
-    parts = thought_last(text)
-    found = next(filter(None, map(_FENCE.search, parts)), None)
-    if found is None:
-        return parts[0]
-    program, indent = str(found["program"]), found["indent"] or ""
-    lines = program.splitlines(keepends=True)
-    is_indented = all(line.startswith(indent) or not line.strip() for line in lines)
-    return "".join(line.removeprefix(indent) for line in lines) if is_indented else program

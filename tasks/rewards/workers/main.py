@@ -16,16 +16,17 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tasks.isolation.frames import Json, receive_frame, send_frame
 from tasks.isolation.import_path import find
 
 Scorer = Callable[..., Json]
+MIN_SECRET_CHARS = 4  # shorter values are parts of any text
 
 
-def main(socket_fd: int, scorer_path: str, memory_bytes: int) -> None:
-    """Serve until the parent closes its end."""
+def main(socket_fd: int, scorer_path: str, memory_bytes: int, secrets: Sequence[str]) -> None:
+    """Serve until the parent closes its end. `secrets`: variables whose values no reply tells."""
     stream = socket.socket(fileno=socket_fd)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -35,12 +36,12 @@ def main(socket_fd: int, scorer_path: str, memory_bytes: int) -> None:
     try:
         scorer = load_scorer(scorer_path)
     except BaseException as error:  # a user's module may raise anything while it is imported
-        send_frame(stream, {"unavailable": describe(error)})
+        send_frame(stream, hidden({"unavailable": describe(error)}, secrets))
         return
     send_frame(stream, {"ready": True})
     try:
         while True:
-            send_frame(stream, answer(scorer, receive_frame(stream)))
+            send_frame(stream, hidden(answer(scorer, receive_frame(stream)), secrets))
     except ConnectionError:
         return
 
@@ -67,6 +68,21 @@ def answer(scorer: Scorer, request: dict[str, Json]) -> dict[str, Json]:
     return {"value": value if isinstance(value, int) else number}
 
 
+def hidden(reply: dict[str, Json], secrets: Sequence[str]) -> dict[str, Json]:
+    """A reply with the names of these variables in the place of their values: its words end up in
+    logs and tables."""
+    values = {name: os.environ.get(name, "") for name in secrets}
+    longest_first = sorted(values, key=lambda name: len(values[name]), reverse=True)
+
+    def told(said: Json) -> Json:
+        for name in longest_first:
+            if isinstance(said, str) and len(values[name]) >= MIN_SECRET_CHARS:
+                said = said.replace(values[name], f"${name}")
+        return said
+
+    return {key: told(said) for key, said in reply.items()}
+
+
 def load_scorer(path: str) -> Scorer:
     """The function at an import path; ValueError if something else is there, and whatever `find`
     raises."""
@@ -89,4 +105,4 @@ def _bound_cpu(limit_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:])

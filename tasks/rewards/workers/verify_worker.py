@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+import psutil  # type: ignore[import-untyped]
+
 from artifacts.records import Outcome
 from tasks.isolation.child_process import ChildProcess, start_child
 from tasks.isolation.frames import Json, receive_frame, send_frame
@@ -34,15 +36,21 @@ from tasks.rewards.workers.reply import Reply, cause_of_death, read_reply
 DEFAULT_MEMORY_BYTES = 2 << 30
 START_TIMEOUT_S = 60.0
 RECYCLE_CALLS = 1_000
+SETTLED_CALLS = 10  # what is loaded in the first of them is no leak
 STANDSTILL_S = 30.0  # beyond its limit by the wall, without having computed as long
 WATCH_S = 0.5  # between two looks at a worker that does not reply
 FINISH_S = 0.5  # for a call that nobody needs: most are about to end, a fresh worker costs seconds
+KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 ASKED_AGAIN = ("died", "lost", "killed")
 Clock = Literal["processor", "wall"]  # what a limit is measured with
 
 
 class WorkerStartError(RewardUnavailable):
     """The worker cannot start, or cannot load its scorer: never the model's fault."""
+
+
+class WorkerSlow(WorkerStartError):
+    """The worker did not load its scorer in time."""
 
 
 def without_value(reply: Reply) -> Verdict:
@@ -69,6 +77,10 @@ class VerifyWorker:
 
     `rehearsals` are arguments of throw-away first calls, so that lazy imports and caches fall into
     the start and not into a response's limit. One caller at a time.
+
+    After `recycle_calls` the process is replaced, because what computes on model text leaks; one
+    that `stays` only if it has grown by half of the memory that was left to it in the beginning.
+    `environment`: names of variables that it gets beside those of every interpreter.
     """
 
     def __init__(
@@ -79,6 +91,9 @@ class VerifyWorker:
         clock: Clock = "processor",
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         recycle_calls: int = RECYCLE_CALLS,
+        stays: bool = False,
+        start_s: float = START_TIMEOUT_S,
+        environment: Sequence[str] = (),
         rehearsals: Sequence[tuple[Json, ...]] = (),
     ) -> None:
         self.scorer = scorer
@@ -88,6 +103,10 @@ class VerifyWorker:
         self._clock = clock
         self._memory_bytes = memory_bytes
         self._recycle_calls = recycle_calls
+        self._stays = stays
+        self._start_s = start_s
+        self._environment = tuple(environment)
+        self._settled_bytes = 0  # address space after the first calls
         self._rehearsals = rehearsals
         self._process: ChildProcess | None = None
         self._num_calls = 0
@@ -99,9 +118,7 @@ class VerifyWorker:
 
     def warm(self) -> None:
         """Have a worker ready now; WorkerStartError if there can be none."""
-        if self._process and (
-            self._process.popen.poll() is not None or self._num_calls >= self._recycle_calls
-        ):
+        if self._process and (self._process.popen.poll() is not None or self._is_spent()):
             self.close()
         if self._process is None:
             self._start()
@@ -136,6 +153,22 @@ class VerifyWorker:
         self._num_calls += 1
         return self._ask(arguments, limit_s, self._clock)
 
+    def _is_spent(self) -> bool:
+        """Whether the running worker is to be replaced before the next call."""
+        if self._stays and self._num_calls <= SETTLED_CALLS:
+            self._settled_bytes = self._held_bytes()
+        if self._num_calls < self._recycle_calls:
+            return False
+        left_bytes = self._memory_bytes - self._settled_bytes
+        return not self._stays or self._held_bytes() - self._settled_bytes > left_bytes / 2
+
+    def _held_bytes(self) -> int:
+        assert self._process is not None
+        try:
+            return int(psutil.Process(self._process.popen.pid).memory_info().vms)
+        except psutil.Error:  # it has just ended: the call finds out
+            return 0
+
     def _command(self, socket_fd: int) -> list[str]:
         return [
             sys.executable,
@@ -144,30 +177,32 @@ class VerifyWorker:
             str(socket_fd),
             self.scorer,
             str(self._memory_bytes),
+            *self._environment,
         ]
 
     def _start(self) -> None:
         try:
-            self._process = start_child(self._command, env=_environment())
+            self._process = start_child(self._command, env=_environment(self._environment))
         except OSError as error:
             raise WorkerStartError(
                 f"the verify worker of {self.scorer} could not be started: {error}"
             ) from error
         self._num_calls = 0
         self.num_starts += 1
-        self._await_ready(time.monotonic() + START_TIMEOUT_S)
+        self._await_ready(time.monotonic() + self._start_s)
 
     def _await_ready(self, deadline_s: float) -> None:
         assert self._process is not None
+        kind = WorkerStartError
         try:
-            self.interrupt.wait(self._process.stream.fileno(), START_TIMEOUT_S)
+            self.interrupt.wait(self._process.stream.fileno(), self._start_s)
             greeting = receive_frame(self._process.stream, deadline_s)
             problem = str(greeting.get("unavailable", ""))
         except Interrupted:
             self.close()
             raise
         except TimeoutError:
-            problem = f"not ready after {START_TIMEOUT_S:.0f} s"
+            problem, kind = f"not ready after {self._start_s:g} s", WorkerSlow
         except OSError:
             problem = f"{cause_of_death(self._process.popen).detail} before it was ready"
         for rehearsal in self._rehearsals:
@@ -181,7 +216,7 @@ class VerifyWorker:
             )
         if problem:
             self.close()
-            raise WorkerStartError(f"the verify worker of {self.scorer} did not start: {problem}")
+            raise kind(f"the verify worker of {self.scorer} did not start: {problem}")
 
     def _ask(self, arguments: tuple[Json, ...], limit_s: float, clock: Clock) -> Reply:
         assert self._process is not None
@@ -247,14 +282,10 @@ def _computed_s(process: ChildProcess) -> float:
     return time.clock_gettime(clock)
 
 
-def _environment() -> dict[str, str]:
-    """Only what an interpreter needs, and the parent's import path; single-threaded numerics, no
-    secrets."""
-    kept = {
-        name: os.environ[name]
-        for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-        if name in os.environ
-    }
+def _environment(named: Sequence[str]) -> dict[str, str]:
+    """Only what an interpreter needs, the parent's import path and the variables that are named;
+    single-threaded numerics, no secrets."""
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     search_path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
-    return {**kept, **single, "PYTHONPATH": search_path, "PYTHONHASHSEED": "0"}
+    kept = {name: os.environ[name] for name in (*KEPT, *named) if name in os.environ}
+    return {**single, **kept, "PYTHONPATH": search_path, "PYTHONHASHSEED": "0"}
