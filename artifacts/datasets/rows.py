@@ -1,5 +1,5 @@
 """What a dataset consists of, wherever its questions come from: rows to train on, and held-out rows
-that share no question.
+that share no question. A question is the whole conversation up to where the model answers.
 
 Leaves out the sources (tiny_mix, chain_sum, file_rows, hub_rows, seeds, ...) and the choice
 among them (choice).
@@ -11,9 +11,11 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache, cached_property
 from typing import Literal
 
 Role = Literal["system", "user", "assistant"]
@@ -37,7 +39,28 @@ class Row:
     domain: str  # reward domain and quota key
     messages: tuple[Message, ...]  # the chat up to the question, examples too; none of an episode
     gold: str  # what the reward compares with
-    text: str  # the question as a person would read it (the last user turn)
+    text: str  # the last user turn: what is asked, in short
+    # turns at the beginning that the task itself puts before every question; part of none
+    preamble: int = 0
+
+    @property
+    def conversation(self) -> str:
+        """The question as a person would read it, who scores and who reports: one turn as it is,
+        several below each other, each behind who speaks."""
+        turns = self.messages[self.preamble :]
+        if len(turns) < 2:
+            return self.text
+        return "\n\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in turns)
+
+    @property
+    def identity(self) -> str:
+        """Equal texts for equal questions: the conversation in `normal_form`, without turns in
+        which nothing is said."""
+        turns = [(turn.role, normal_form(turn.content)) for turn in self.messages[self.preamble :]]
+        said = [(role, words) for role, words in turns if words]
+        if len(said) < 2:
+            return said[0][1] if said else self.text
+        return "\n".join(f"{role}: {words}" for role, words in said)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +72,8 @@ class Dataset:
     rows: Sequence[Row]  # to train on
     heldout: Sequence[Row]  # to evaluate on
     in_order: bool = False  # whether the rows are asked as they stand, or shuffled in every epoch
+    # rows of the source that are on no side: `unusable`, `filtered`, or to train but `held_out`
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
@@ -66,7 +91,9 @@ class Dataset:
         total = hashlib.blake2b(digest_size=16)
         for side, rows in (("rows", self.rows), ("heldout", self.heldout)):
             for row in rows:
-                total.update(f"{side} {json.dumps(asdict(row), sort_keys=True)}\n".encode())
+                fields = asdict(row)
+                del fields["preamble"]  # says nothing of what is asked
+                total.update(f"{side} {json.dumps(fields, sort_keys=True)}\n".encode())
         return total.hexdigest()
 
 
@@ -77,6 +104,32 @@ def question_row(domain: str, question: str, gold: str, before: tuple[Message, .
         messages=(*before, Message(role="user", content=question)),
         gold=gold,
         text=question,
+        preamble=len(before),
+    )
+
+
+def normal_form(text: str) -> str:
+    """A text as questions are compared: white space and invisible characters make no difference,
+    nor does another form of the same character (NFKC). Case does, and so do raised, lowered and
+    circled signs and fractions: x² is not x2."""
+    if not text.isascii():
+        invisible, apart = _invisible_and_apart()
+        parts = apart.split(invisible.sub("", text))
+        parts[::2] = [unicodedata.normalize("NFKC", part) for part in parts[::2]]
+        text = "".join(parts)
+    return " ".join(text.split())
+
+
+@cache
+def _invisible_and_apart() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Characters that are not seen, and those that NFKC would make others of."""
+    plane = [chr(number) for number in range(0x10000)]
+    unseen = [sign for sign in plane if unicodedata.category(sign) == "Cf"]
+    scripts = ("<super>", "<sub>", "<fraction>", "<circle>")
+    apart = [sign for sign in plane if unicodedata.decomposition(sign).startswith(scripts)]
+    return (
+        re.compile(f"[{''.join(unseen)}\ufe00-\ufe0f\U000e0000-\U000e01ef]"),
+        re.compile(f"([{''.join(apart)}])"),
     )
 
 

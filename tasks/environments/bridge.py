@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from artifacts.datasets.rows import Message
-from tasks.engines.chat_tokens import ChatTokens, Encode
+from tasks.engines.chat_tokens import ChatTokens, Decode, Encode
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 from tasks.environments.rewriting import Exchange, Rewriting
 from tasks.environments.written_episode import (
@@ -69,7 +69,8 @@ class Bridge:
     _end: int  # what an action ends with that was cut
     _first: Opening  # around the first observation, after the head
     _next: Opening  # around a later one, after an action and its end token
-    _tokens: ChatTokens  # of the model
+    _encode: Encode  # of text in which nothing is a control token
+    _decode: Decode  # of what a model said
     rewriting: Rewriting | None = None  # of a template that takes thoughts out of earlier turns
 
     def given(self, path: Sequence[int], said: Sequence[Exchange], observation: str) -> Given:
@@ -86,17 +87,17 @@ class Bridge:
 
     def first(self, observation: str) -> tuple[int, ...]:
         """The ids from the head's end to the first action."""
-        return self._first.ids(observation, self._tokens.plain)
+        return self._first.ids(observation, self._encode)
 
     def next(self, observation: str, last_id: int) -> tuple[int, ...]:
         """The ids from an action's end to the next action. last_id: the action's last token; one
         that ends nothing was cut, and is ended here, by a token that nobody sampled."""
         end = () if last_id in self.stop_ids else (self._end,)
-        return (*end, *self._next.ids(observation, self._tokens.plain))
+        return (*end, *self._next.ids(observation, self._encode))
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Token ids as text, without what frames a turn."""
-        return self._tokens.decode(token_ids)
+        return self._decode(token_ids)
 
 
 def read_bridge(model_path: str, head: Sequence[Message]) -> Bridge:
@@ -130,7 +131,8 @@ def make_bridge(
         int(tokenizer.eos_token_id) if end is None else end,
         _opening(written.first, OBSERVATIONS[0], tokens),
         _opening(after, OBSERVATIONS[1], tokens),
-        tokens,
+        tokens.plain,
+        tokens.decode,
         None if keeps_thoughts(tokens, head) else rewriting,
     )
     whole = tokens.ids(written.whole, is_start=False)

@@ -47,5 +47,9 @@ def render(
             " the row, raise engine.max_model_len or lower sampling.max_response_tokens"
         )
     return Prompt(
-        prompt_id=prompt_id, domain=row.domain, token_ids=token_ids, gold=row.gold, text=row.text
+        prompt_id=prompt_id,
+        domain=row.domain,
+        token_ids=token_ids,
+        gold=row.gold,
+        text=row.conversation,
     )

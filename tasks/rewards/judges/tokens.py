@@ -40,7 +40,7 @@ class QuestionEncoder:
         if len(answer) > room:
             if room <= len(self._gap):
                 return None
-            answer = head_and_tail(answer, room, self._gap)
+            answer = tuple(head_and_tail(answer, room, self._gap))
         return [*before, *answer, *after]
 
     def _plain(self, text: str) -> tuple[int, ...]:
