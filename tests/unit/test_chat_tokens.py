@@ -148,6 +148,22 @@ def test_threads_do_not_encode_with_a_setting_of_each_other() -> None:
     assert as_before(tokenizer, chat_of("a")) == before
 
 
+def test_nobody_else_writes_chats_or_reads_responses() -> None:
+    """A judge frames its question with its own template, and its verdict is JSON."""
+    root = Path(__file__).parents[2]
+    found: dict[str, set[str]] = {"apply_chat_template": set(), "skip_special_tokens": set()}
+    for room in ("artifacts", "tasks", "flows", "examples"):
+        for path in (root / room).rglob("*.py"):
+            for call, files in found.items():
+                if call in path.read_text():
+                    files.add(path.relative_to(root).as_posix())
+    judges = "tasks/rewards/judges"
+    assert found == {
+        "apply_chat_template": {"tasks/engines/chat_tokens.py", f"{judges}/tokens.py"},
+        "skip_special_tokens": {f"{judges}/core.py"},
+    }
+
+
 # --- responses ---------------------------------------------------------------------------------
 
 
