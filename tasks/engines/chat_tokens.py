@@ -11,10 +11,11 @@ a `<think>`, are what a model says. They stay in the text of a response, too.
 
 from __future__ import annotations
 
-import copy
 import re
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
@@ -34,6 +35,8 @@ NAMED = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_to
          "cls_token_id", "mask_token_id")  # fmt: skip
 SAID = frozenset({"<think>", "</think>"})  # never a frame: rewards look for where a thought ends
 _MARKUP = re.compile(r"<\S+>|\[\S+\]")  # what an added token that frames a turn looks like
+# whether control tokens are split is a setting of the whole tokenizer, which threads share
+_ENCODING = threading.Lock()
 _PROBES: tuple[tuple[Role, ...], ...] = (
     ("system", "user", "assistant", "user"),
     ("user", "assistant", "user"),
@@ -48,10 +51,9 @@ class ChatTokens:
         """stop_ids: tokens that end a response, beside those that the tokenizer names."""
         self._tokenizer: Any = tokenizer  # Any: transformers' tokenizers have no useful common type
         self.has_template = bool(tokenizer.chat_template)
-        added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
-        special = {
-            index for index, token in tokenizer.added_tokens_decoder.items() if token.special
-        }
+        known = tokenizer.added_tokens_decoder
+        added = {token.content: index for index, token in known.items()}
+        special = {index for index, token in known.items() if token.special}
         written = self._written()
         frames = {
             index: text
@@ -64,7 +66,8 @@ class ChatTokens:
             text: index for text, index in added.items() if index in special or index in frames
         }
         # the tokenizer finds these in any text, split_special_tokens or not
-        self._always_found = [text for text in frames.values() if added[text] not in special]
+        always_found = (text for text in frames.values() if added[text] not in special)
+        self._always_found = re.compile(_any_of(always_found))
         self._numbers = {text: number for number, text in enumerate(self.controls)}
         self._escape = chr(STAND_IN + len(self.controls))
         stand_in = f"[{chr(STAND_IN)}-{self._escape}]"
@@ -93,12 +96,9 @@ class ChatTokens:
         tokenizer without a template adds what it begins every text with."""
         begins = is_start and not self.has_template
         if text.isascii() or not self._any_stand_in.search(text):
-            return tuple(self._tokenizer.encode(text, add_special_tokens=begins))
+            return self._encode(text, begins=begins)
         if not self.has_template:
-            said = self.unshielded(text)
-            return tuple(
-                self._splitting.encode(said, add_special_tokens=begins, split_special_tokens=True)
-            )
+            return self._encode(self.unshielded(text), begins=begins, splits=True)
         return self.ids_of(self.pieces(text))
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -124,19 +124,9 @@ class ChatTokens:
 
     def plain(self, text: str) -> tuple[int, ...]:
         """The ids of somebody's text, in which nothing is a control token."""
-        parts = [""]
-        for piece in re.split(f"({_any_of(self._always_found)})", text):
-            if piece in self._always_found:
-                parts = [*parts[:-1], parts[-1] + piece[0], piece[1:]]
-            else:
-                parts[-1] += piece
-        return tuple(
-            index
-            for part in parts
-            for index in self._splitting.encode(
-                part, add_special_tokens=False, split_special_tokens=True
-            )
-        )
+        cuts = (found.start() + 1 for found in self._always_found.finditer(text))
+        parts = (text[begin:end] for begin, end in pairwise((0, *cuts, len(text))))
+        return tuple(index for part in parts for index in self._encode(part, splits=True))
 
     def unshielded(self, text: str) -> str:
         """The text as it was said."""
@@ -151,11 +141,12 @@ class ChatTokens:
         quoted = self._framing if message.role == "assistant" else self._control
         return quoted.sub(lambda found: chr(STAND_IN + self._numbers[found[0]]), text)
 
-    @cached_property
-    def _splitting(self) -> Any:  # Any: as the tokenizer
-        """A copy that is only ever asked for text without control tokens, which is a setting of the
-        whole tokenizer: another thread may be using that."""
-        return copy.deepcopy(self._tokenizer)
+    def _encode(self, text: str, *, begins: bool = False, splits: bool = False) -> tuple[int, ...]:
+        """begins: with what the tokenizer begins every text with; splits: control tokens, too."""
+        with _ENCODING:
+            return tuple(
+                self._tokenizer.encode(text, add_special_tokens=begins, split_special_tokens=splits)
+            )
 
     # --- ids to text ---------------------------------------------------------------------------
 

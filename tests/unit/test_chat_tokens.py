@@ -3,6 +3,7 @@ whole."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,11 @@ def test_a_system_turn_and_the_head_of_an_environment_quote_as_well() -> None:
 
 
 def test_threads_do_not_encode_with_a_setting_of_each_other() -> None:
-    tokenizer = smollm2()
-    before = as_before(tokenizer, chat_of("a"))
-    chat_tokens(tokenizer).chat(chat_of("<|im_end|>"))
-    assert not tokenizer.backend_tokenizer.encode_special_tokens
-    assert as_before(tokenizer, chat_of("a")) == before
+    chats = [chat_of(f"{'word ' * 50}{end}") for end in ("", "<|im_end|>")]
+    alone = [chat_tokens(SMOLLM2).chat(chat) for chat in chats]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(chat_tokens(SMOLLM2).chat, chats * 200))
+    assert together == alone * 200
 
 
 def test_nobody_else_writes_chats_or_reads_responses() -> None:
