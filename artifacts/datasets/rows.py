@@ -16,6 +16,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
+from itertools import chain
 from typing import Literal
 
 Role = Literal["system", "user", "assistant"]
@@ -56,10 +57,12 @@ class Row:
     def identity(self) -> str:
         """Equal texts for equal questions: the conversation in `normal_form`, without turns in
         which nothing is said."""
-        turns = [(turn.role, normal_form(turn.content)) for turn in self.messages[self.preamble :]]
-        said = [(role, words) for role, words in turns if words]
+        turns = self.messages[self.preamble :]
+        if len(turns) < 2:
+            return normal_form(self.text)
+        said = [(turn.role, words) for turn in turns if (words := normal_form(turn.content))]
         if len(said) < 2:
-            return said[0][1] if said else self.text
+            return said[0][1] if said else ""
         return "\n".join(f"{role}: {words}" for role, words in said)
 
 
@@ -113,24 +116,30 @@ def normal_form(text: str) -> str:
     nor does another form of the same character (NFKC). Case does, and so do raised, lowered and
     circled signs and fractions: x² is not x2."""
     if not text.isascii():
-        invisible, apart = _invisible_and_apart()
-        parts = apart.split(invisible.sub("", text))
-        parts[::2] = [unicodedata.normalize("NFKC", part) for part in parts[::2]]
-        text = "".join(parts)
+        pattern, others = _other_forms()
+        text = pattern.sub(lambda found: others.get(found[0], found[0]), text)
+        if not unicodedata.is_normalized("NFC", text):
+            text = unicodedata.normalize("NFC", text)
     return " ".join(text.split())
 
 
 @cache
-def _invisible_and_apart() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Characters that are not seen, and those that NFKC would make others of."""
-    plane = [chr(number) for number in range(0x10000)]
-    unseen = [sign for sign in plane if unicodedata.category(sign) == "Cf"]
-    scripts = ("<super>", "<sub>", "<fraction>", "<circle>")
-    apart = [sign for sign in plane if unicodedata.decomposition(sign).startswith(scripts)]
-    return (
-        re.compile(f"[{''.join(unseen)}\ufe00-\ufe0f\U000e0000-\U000e01ef]"),
-        re.compile(f"([{''.join(apart)}])"),
-    )
+def _other_forms() -> tuple[re.Pattern[str], Mapping[str, str]]:
+    """Characters that the normal form writes as others, and those that it lacks: NFKC in one pass
+    but for NFC, several times as fast."""
+    others = dict.fromkeys(map(chr, chain(range(0xFE00, 0xFE10), range(0xE0000, 0xE01F0))), "")
+    for sign in map(chr, range(0x20000)):
+        decomposed = unicodedata.decomposition(sign)
+        if unicodedata.category(sign) == "Cf":
+            others[sign] = ""
+        elif decomposed and not decomposed.startswith(
+            ("<super>", "<sub>", "<fraction>", "<circle")
+        ):
+            normal = unicodedata.normalize("NFKC", sign)
+            if normal != unicodedata.normalize("NFC", sign):
+                others[sign] = normal
+    common = "".join(sign for sign in others if sign <= "\uffff")
+    return re.compile(f"[{common}\U00010000-\U0010ffff]"), others
 
 
 def generate(
