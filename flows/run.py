@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 LEFT_OUT = {  # why, in words
     "unusable": "unusable (the log names the first)",
-    "filtered": "that task.filter does not want",
+    "filtered": "that the filter does not want",
     "held_out": "whose question is held out",
     "unfit": "whose prompt cannot be asked (the log names each)",
 }
