@@ -20,7 +20,7 @@ from tasks.engines.chat_tokens import STAND_IN, ChatTokens, chat_tokens
 from tasks.engines.model_files import read_tokenizer
 from tasks.environments.bridge import make_bridge
 from tasks.learner.models import resolve_model
-from tasks.rewards.maths.final_answer import answer_tail, find_number
+from tasks.rewards.maths.final_answer import answer_tail, find_answer
 from tasks.rewards.programs.code_tests import program_of
 
 # as DeepSeek's: who speaks is told by tokens that are added and not special
@@ -190,7 +190,7 @@ def test_rewards_read_what_follows_a_thought() -> None:
     tokenizer: Any = TOKENIZERS["thinking"]
     ids = tokenizer.encode(RESPONSE, add_special_tokens=False)
     text = chat_tokens(tokenizer).decode(ids)
-    answer = find_number(answer_tail(text))
+    answer = find_answer(answer_tail(text))
     assert program_of(text) == "x = 2\n"
     assert answer is not None
     assert answer.text == "8"
