@@ -64,6 +64,8 @@ class RunManifest:
     # what resumed attempts changed in the config: after_step, field, before, after
     changes: tuple[Json, ...] = ()
     data_digest: str = ""  # of the task's rows; empty in manifests of earlier versions
+    # rows of the task that are neither trained nor evaluated, by reason
+    left_out: Mapping[str, int] = field(default_factory=dict)
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
 
 

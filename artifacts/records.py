@@ -102,7 +102,7 @@ class Prompt:
     domain: str  # reward domain and quota key, for example "add" or "letters"
     token_ids: tuple[int, ...]  # the rendered chat prompt
     gold: str  # what the reward compares with; its format belongs to the reward
-    text: str  # the question as a person would read it (the last user turn)
+    text: str  # the question as a person would read it: all turns of a conversation
     episode_seed: int | None = None  # of the environment's reset; None for a question of one turn
 
 

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from artifacts.records import Request
 from tasks.engines.base import Replica, ReplicaConfig
+from tasks.engines.chat_tokens import chat_tokens
 from tasks.engines.model_files import read_tokenizer
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 
@@ -48,4 +49,4 @@ class EchoWriter:
         return request.prompt_tokens[:num_tokens]
 
     def text(self, tokens: tuple[int, ...]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        return chat_tokens(self._tokenizer).decode(tokens)

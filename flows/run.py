@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from artifacts.commit import StepCommit, read_commits
+from artifacts.datasets.choice import skips_unusable_rows
 from artifacts.handover import handover_directory
 from artifacts.layout import CERTIFICATE, LOGS, PLANS, ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
@@ -34,7 +35,7 @@ from tasks.cluster.devices import engine_members, worker_specs
 from tasks.learner.architecture import check_architecture, read_config
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import Rewards, build_rewards
-from tasks.run.fitting import Examination, check_prompts
+from tasks.run.fitting import Examination, UnfitPrompts, check_embeddings, check_prompts
 from tasks.run.guest_admission import check_token
 from tasks.run.plan import EVALUATION
 from tasks.run.prompts import beginning_of, heldout_refs, prompts_of, task_dataset
@@ -45,6 +46,13 @@ from tasks.scheduling.queue_state import QueueState, without_unfit
 from tasks.tiny_models.models import resolve_model
 
 logger = logging.getLogger(__name__)
+
+LEFT_OUT = {  # why, in words
+    "unusable": "unusable (the log names the first)",
+    "filtered": "that the filter does not want",
+    "held_out": "whose question is held out",
+    "unfit": "whose prompt cannot be asked (the log names each)",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +140,8 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
         with closing(build_rewards(config.rewards)) as rewards:
             context = _context(config, run_id, weights_dir)
             context = _with_probes(config, _fitting(config, context, commits, rewards))
-        tracker = record_beginning(config, run_id, store, len(commits))
+        left_out = _left_out(config, context)
+        tracker = record_beginning(config, run_id, store, len(commits), left_out)
         try:
             with pulse(store):
                 yield OpenRun(
@@ -230,17 +239,36 @@ def _fitting(
     # a round that was begun may be read back, though the run now ends before it
     num_begun = len(context.open_store().list(PLANS))
     num_steps = max(0, max(config.num_steps, num_begun) - len(commits))
+    policy: UnfitPrompts = "skip" if skips_unusable_rows(config.task) else config.unfit_prompts
+    check_embeddings(policy, context)
     examination = Examination(context, rewards)
     num_heldout = examination.examine_heldout(max(asked, config.gate.num_probes))
     examination.examine_stream(state_of(commits), num_steps * num_asked)
-    check_prompts(config.unfit_prompts, examination.reasons, examination.num_examined)
+    check_prompts(policy, examination.reasons, examination.num_examined)
     if num_heldout < asked:
         raise ValueError(
             f"evaluation.num_prompts must be <= the held-out prompts that fit ({num_heldout}), got"
-            f" {asked}; lower it"
+            f" {asked}; lower it{_first_of(examination)}"
         )
     _check_rows(config, examination.rows())
     return replace(context, unfit=examination.rows(), unfit_heldout=examination.heldout())
+
+
+def _first_of(examination: Examination) -> str:
+    """The first row that does not fit, if there is one."""
+    reason = next(iter(examination.reasons.values()), "")
+    return reason and f" (the first that does not fit: {reason})"
+
+
+def _left_out(config: RunConfig, context: RunContext) -> dict[str, int]:
+    """Rows of the task that are neither trained nor evaluated, by reason; said in a line, too."""
+    num_unfit = len(context.unfit) + len(context.unfit_heldout)
+    counted = {**task_dataset(config.task, config.seed).left_out, "unfit": num_unfit}
+    found = {reason: num for reason, num in counted.items() if num}
+    if found:
+        told = ", ".join(f"{num} {LEFT_OUT[reason]}" for reason, num in found.items())
+        say(f"rows left out: {told}")
+    return found
 
 
 def _with_probes(config: RunConfig, context: RunContext) -> RunContext:

@@ -9,6 +9,7 @@ Leaves out what is told of its steps (`reporter`).
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,12 @@ PACKAGES = (
 REPOSITORY = Path(__file__).parents[1]
 
 
-def record_beginning(config: RunConfig, run_id: str, store: Store, step: int) -> RunTracker:
+def record_beginning(
+    config: RunConfig, run_id: str, store: Store, step: int, left_out: Mapping[str, int] = {}
+) -> RunTracker:
     """Begin the tracked run or go on with it after this step, and write the manifest, with a record
-    of what the configuration changes. ValueError where the task's rows are no more what they
-    were."""
+    of what the configuration changes and of the rows that are left out. ValueError where the task's
+    rows are no more what they were."""
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     earlier = read_manifest(store) if config.resume else None
     data = _tracked_data(config)
@@ -96,6 +99,7 @@ def record_beginning(config: RunConfig, run_id: str, store: Store, step: int) ->
         links=links_of(run_id),
         changes=(*(earlier.changes if earlier else ()), *changes),
         data_digest=data.digest,
+        left_out=left_out,
     )
     write_manifest(store, manifest)
     return tracker

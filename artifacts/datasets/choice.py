@@ -17,6 +17,7 @@ from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.datasets.humaneval_rows import HumanEvalConfig
 from artifacts.datasets.mixture import MixtureConfig
 from artifacts.datasets.reasoning_gym_rows import ReasoningGymConfig
+from artifacts.datasets.row_mapping import MappedConfig
 from artifacts.datasets.rows import Dataset, Message, Row
 from artifacts.datasets.seeds import SeedsConfig
 from artifacts.datasets.sources import SingleTask
@@ -26,7 +27,7 @@ from artifacts.datasets.tinycode import TinycodeConfig
 __all__ = [
     "ChainSumConfig", "CurriculumConfig", "Dataset", "FilesConfig", "HubRowsConfig",
     "HumanEvalConfig", "Message", "MixtureConfig", "ReasoningGymConfig", "Row", "SeedsConfig",
-    "TaskConfig", "TinyMixConfig", "TinycodeConfig", "load_dataset",
+    "TaskConfig", "TinyMixConfig", "TinycodeConfig", "load_dataset", "skips_unusable_rows",
 ]  # fmt: skip
 
 TaskConfig = Annotated[SingleTask | MixtureConfig | CurriculumConfig, Field(discriminator="kind")]
@@ -36,3 +37,8 @@ def load_dataset(config: TaskConfig, seed: int) -> Dataset:
     """The rows of a task, the same in every process. Raises ValueError for input that holds no
     usable rows."""
     return config.load(seed)
+
+
+def skips_unusable_rows(config: TaskConfig) -> bool:
+    """Whether rows of the user's that cannot be used are left out."""
+    return isinstance(config, MappedConfig) and config.unusable_rows == "skip"

@@ -11,6 +11,7 @@ its task says.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -56,27 +57,30 @@ def curriculum(config: CurriculumConfig, seed: int) -> Dataset:
     ones.
     """
     learned = config.task.load(seed)
-    asked_at_the_end = {row.text for row in learned.heldout}
-    rows: list[Row] = []
+    asked_at_the_end = {row.identity for row in learned.heldout}
+    rows, left_out = list[Row](), Counter(learned.left_out)
     for number, stage in enumerate(config.stages):
-        found = stage.task.load(_stage_seed(seed, number)).rows[: stage.num_prompts]
+        loaded = stage.task.load(_stage_seed(seed, number))
+        found = loaded.rows[: stage.num_prompts]
         if len(found) < stage.num_prompts:
             raise ValueError(
                 f"task.stages[{number}].num_prompts must be <= the stage's questions"
                 f" ({len(found)}), got {stage.num_prompts}; lower it"
             )
         for row in found:
-            if row.text in asked_at_the_end:
+            if row.identity in asked_at_the_end:
                 raise ValueError(
                     f"task.stages[{number}] must not train what the task holds out, got"
                     f" {row.text!r}; take another split or filter"
                 )
         rows += found
+        left_out.update(loaded.left_out)
     return Dataset(
         name="curriculum",
         rows=(*rows, *learned.rows),
         heldout=learned.heldout,
         in_order=True,
+        left_out=left_out,
     )
 
 

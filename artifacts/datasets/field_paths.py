@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
 Fields = Mapping[str, Any]  # Any: whatever the user's row holds
+_PLACE = re.compile("[0-9]{1,9}")  # in a list
 
 
 def find(fields: Fields, path: str, where: str) -> Any:  # Any: JSON
-    """The value at a path. ValueError names the row, the path, and what there is instead."""
+    """The value at a path, None behind a null. ValueError names the row, the path, and what there
+    is instead."""
     value: Any = fields  # Any: JSON
     rest = path
-    while rest:
+    while rest and value is not None:
         value = _parsed(value, path, where)
         name, rest = _first(value, rest)
         if isinstance(value, Mapping) and name in value:
             value = value[name]
-        elif isinstance(value, list) and name.isdigit() and int(name) < len(value):
+        elif isinstance(value, list) and _PLACE.fullmatch(name) and int(name) < len(value):
             value = value[int(name)]
         else:
             raise ValueError(
@@ -42,7 +45,7 @@ def text_of(fields: Fields, path: str, where: str) -> str:
     if not (is_whole or is_broken or (isinstance(value, str) and value.strip())):
         raise ValueError(
             f"{where}: field {path!r} must be a text or a number and not blank, got"
-            f" {str(value)[:60]!r}; fill it in, or set unusable_rows=skip"
+            f" {str(value)[:60]!r}; fill it in"
         )
     return str(value)
 
@@ -68,7 +71,7 @@ def _parsed(value: Any, path: str, where: str) -> Any:  # Any: JSON
         return value
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{where}: field {path!r} leads into a text that must be JSON, got {value[:60]!r}"
             f" ({error}); name the field itself"

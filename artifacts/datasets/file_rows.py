@@ -25,8 +25,9 @@ import pyarrow.parquet as pq
 from fsspec.utils import infer_compression
 from pydantic import Field
 
+from artifacts.datasets.arrow_values import rows_of
 from artifacts.datasets.field_paths import Fields, column_of
-from artifacts.datasets.row_mapping import MappedConfig, is_wanted, mapped_row
+from artifacts.datasets.row_mapping import MappedConfig, wanted_row
 from artifacts.datasets.row_table import RowTable, RowTableWriter
 from artifacts.datasets.rows import Dataset
 from artifacts.datasets.sides import Sides
@@ -35,7 +36,7 @@ from artifacts.urls import Location
 logger = logging.getLogger(__name__)
 
 Format = Literal["parquet", "csv", "jsonl"]
-Record = tuple[str, Fields]  # where a row is, and its fields
+Record = tuple[str, Fields | ValueError]  # where a row is, and its fields, or why it has none
 
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES: dict[str, Format] = {
@@ -91,32 +92,43 @@ def file_rows(config: FilesConfig, seed: int) -> Dataset:
 
 
 def read_table(config: MappedConfig, records: Iterator[Record], source: str) -> RowTable:
-    """The rows that the mapping makes of these records. ValueError if there is none."""
-    writer, num_rows, skipped = RowTableWriter(), 0, list[str]()
+    """The rows that the mapping makes of these records; the others are counted by reason.
+    ValueError if there is none, or for the first that is unusable where such are refused."""
+    writer, num_rows, first_unusable = RowTableWriter(), 0, ""
     for where, fields in records:
-        if not is_wanted(config, fields, where):
-            continue
         try:
-            writer.add(mapped_row(config, fields, where))
-            num_rows += 1
+            row = wanted_row(config, fields, where)
         except ValueError as error:
             if config.unusable_rows == "refuse":
-                raise
-            skipped.append(str(error))
+                raise ValueError(f"{error}, or set unusable_rows=skip") from error
+            writer.left_out["unusable"] += 1
+            first_unusable = first_unusable or str(error)
+            continue
+        if row is None:
+            writer.left_out["filtered"] += 1
+            continue
+        writer.add(row)
+        num_rows += 1
         if config.limit and num_rows == config.limit:
             break
-    if skipped:
-        logger.warning("source=%s rows_left_out=%d first=%s", source, len(skipped), skipped[0])
+    if first_unusable:
+        logger.warning(
+            "source=%s rows_left_out=%d first=%s",
+            source,
+            writer.left_out["unusable"],
+            first_unusable,
+        )
     if not num_rows:
         raise ValueError(
-            f"the task must have at least one row, got none of {source}{_why_none(config, skipped)}"
+            f"the task must have at least one row, got none of {source}"
+            f"{_why_none(config, first_unusable)}"
         )
     return writer.finish()
 
 
-def _why_none(config: MappedConfig, skipped: Sequence[str]) -> str:
-    if skipped:
-        return f" that is usable, the first because of: {skipped[0]}"
+def _why_none(config: MappedConfig, first_unusable: str) -> str:
+    if first_unusable:
+        return f" that is usable, the first because of: {first_unusable}"
     if config.filter:
         return f" under the filter {list(config.filter)}; loosen it"
     return "; give files with rows"
@@ -197,18 +209,9 @@ def _parquet(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Recor
     columns = _columns(paths, parquet.schema_arrow.names, name)
     number = 0
     for batch in parquet.iter_batches(ROWS_PER_READ, columns=columns):
-        for fields in _as_written(batch).to_pylist():
+        for fields in rows_of(batch):
             number += 1
             yield f"{name}:{number}", fields
-
-
-def _as_written(batch: Any) -> Any:  # Any: pyarrow is untyped
-    """The batch with the shortest decimals for its fp32 columns: 0.1, not 0.10000000149."""
-    for place, column in enumerate(batch.columns):
-        if pa.types.is_float32(column.type):
-            decimals = column.cast(pa.string()).cast(pa.float64())
-            batch = batch.set_column(place, batch.schema.names[place], decimals)
-    return batch
 
 
 def _csv(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Record]:
@@ -220,11 +223,15 @@ def _csv(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Record]:
         for fields in reader:
             where = f"{name}:{reader.line_num}"
             if None in fields or None in fields.values():
-                raise ValueError(
-                    f"{where}: every row must have as many values as the header"
-                    f" ({len(reader.fieldnames or ())}); repair the row"
+                yield (
+                    where,
+                    ValueError(
+                        f"{where}: every row must have as many values as the header"
+                        f" ({len(reader.fieldnames or ())}); repair the row"
+                    ),
                 )
-            yield where, fields
+            else:
+                yield where, fields
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(
             f"{name}:{reader.line_num}: must be CSV in UTF-8 ({error}); repair it"
@@ -249,7 +256,7 @@ def _json_lines(file: IO[bytes], name: str) -> Iterator[Record]:
             yield f"{name}:{number}", _json_object(line, f"{name}:{number}")
 
 
-def _json_object(line: bytes, where: str) -> Fields:
+def _json_object(line: bytes, where: str) -> Fields | ValueError:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors alike
@@ -258,7 +265,7 @@ def _json_object(line: bytes, where: str) -> Fields:
             " repair the line"
         ) from error
     if not isinstance(fields, dict):
-        raise ValueError(
+        return ValueError(
             f"{where}: every line must be one JSON object, got {type(fields).__name__}; write one"
             " object per line"
         )

@@ -8,7 +8,8 @@ What is held out is trained by no part, as several may hold the same questions.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence, Set
+from collections import Counter
+from collections.abc import Iterator, MutableSet, Sequence, Set
 from itertools import count
 from typing import Literal, Self
 
@@ -69,24 +70,27 @@ class MixtureConfig(BaseModel):
 def mixture(config: MixtureConfig, seed: int) -> Dataset:
     """Rows of the parts, each drawn by its weight and taken in the part's own order."""
     parts = [part.task.load(seed) for part in config.parts]
-    weights = [part.weight for part in config.parts]
-    heldout_weights = [part.heldout_weight for part in config.parts]
     heldout = tuple(
         _interleave(
             [part.heldout for part in parts],
-            heldout_weights,
+            [part.heldout_weight for part in config.parts],
             config.heldout_prompts,
             random.Random(f"{seed}/mixture/heldout"),
         )
     )
-    rows = _interleave(
-        [part.rows for part in parts],
-        weights,
-        config.num_prompts,
-        random.Random(f"{seed}/mixture/rows"),
-        left_out={row.text for row in heldout},
+    passed = set[tuple[int, int]]()
+    rows = tuple(
+        _interleave(
+            [part.rows for part in parts],
+            [part.weight for part in config.parts],
+            config.num_prompts,
+            random.Random(f"{seed}/mixture/rows"),
+            {row.identity for row in heldout},
+            passed,
+        )
     )
-    return Dataset(name="mixture", rows=tuple(rows), heldout=heldout)
+    left_out = sum((Counter(part.left_out) for part in parts), Counter(held_out=len(passed)))
+    return Dataset(name="mixture", rows=rows, heldout=heldout, left_out=left_out)
 
 
 def _interleave(
@@ -94,25 +98,34 @@ def _interleave(
     weights: Sequence[float],
     num_rows: int,
     rng: random.Random,
-    left_out: Set[str] = frozenset(),
+    asked: Set[str] = frozenset(),
+    passed: MutableSet[tuple[int, int]] = set(),  # noqa: B006  # never changed where none is asked
 ) -> Iterator[Row]:
-    """ValueError if a part with a weight has no rows but those of questions that are left out; a
-    part that runs out begins again."""
+    """Rows of the parts but those whose question is `asked`, of which `passed` gets part and place.
+
+    ValueError if a part with a weight has no others; a part that runs out begins again.
+    """
     empty = [
         number
         for number, (rows, weight) in enumerate(zip(parts, weights, strict=True))
-        if weight and all(row.text in left_out for row in rows)
+        if weight and all(row.identity in asked for row in rows)
     ]
     if empty and num_rows:
         raise ValueError(
             f"every part of a mixture with a weight needs questions, part {empty[0]} has none on"
             " one side; set its weight to 0"
         )
-    endless = [_again_and_again(rows, left_out) for rows in parts]
+    endless = [_again_and_again(rows, asked, passed, part) for part, rows in enumerate(parts)]
     return (next(rng.choices(endless, weights=weights)[0]) for _ in range(num_rows))
 
 
-def _again_and_again(rows: Sequence[Row], left_out: Set[str]) -> Iterator[Row]:
+def _again_and_again(
+    rows: Sequence[Row], asked: Set[str], passed: MutableSet[tuple[int, int]], part: int
+) -> Iterator[Row]:
     """The other rows in their order, from the first again after the last."""
-    endless = (rows[number % len(rows)] for number in count())
-    return (row for row in endless if row.text not in left_out)
+    for number in count():
+        place = number % len(rows)
+        if asked and rows[place].identity in asked:
+            passed.add((part, place))
+        else:
+            yield rows[place]

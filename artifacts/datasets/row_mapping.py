@@ -20,7 +20,8 @@ from artifacts.datasets.program_tests import program_tests
 from artifacts.datasets.row_filter import Condition, holds_all, parse_condition
 from artifacts.datasets.rows import Message, Row
 
-_SLOT = re.compile(r"\{([\w.]+)\}")
+# of a template, as str.format has it: a doubled brace, a field; {} stands for itself
+_PART = re.compile(r"(?P<doubled>\{\{|\}\})|\{(?P<field>[\w.]+)\}|\{\}|(?P<stray>[{}])")
 
 
 class MappedConfig(BaseModel):
@@ -38,7 +39,8 @@ class MappedConfig(BaseModel):
     prompt_template: str = Field(
         "",
         description=(
-            "The question with {FIELD} for each field in it, instead of prompt_field; empty: none."
+            "The question with {FIELD} for each field in it, instead of prompt_field; {{ and }} are"
+            " braces. Empty: none."
         ),
     )
     messages_field: str = Field(
@@ -98,12 +100,8 @@ class MappedConfig(BaseModel):
                 f" {self.messages_field!r} beside one; put the turns into the file's messages, or"
                 " empty one of the two"
             )
-        if self.prompt_template and not _SLOT.search(self.prompt_template):
-            raise ValueError(
-                "prompt_template must name a field in braces, of letters, digits, '_' and '.', got"
-                f" {self.prompt_template!r}, which asks every row the same; write {{FIELD}}, and"
-                " rename a column with other characters"
-            )
+        if self.prompt_template:
+            self._check_template()
         if self.solution_field and self.answer_form != "tests":
             raise ValueError(
                 "solution_field goes with answer_form=tests only, got"
@@ -112,6 +110,35 @@ class MappedConfig(BaseModel):
         for condition in self.filter:
             parse_condition(condition)
         return self
+
+    def _check_template(self) -> None:
+        slots = self._slots()
+        if not slots:
+            raise ValueError(
+                "prompt_template must name a field in braces, of letters, digits, '_' and '.', got"
+                f" {self.prompt_template!r}, which asks every row the same; write {{FIELD}}, and"
+                " rename a column with other characters"
+            )
+        stray = next((part for part in _PART.finditer(self.prompt_template) if part["stray"]), None)
+        if stray:
+            around = self.prompt_template[max(0, stray.start() - 10) : stray.end() + 20]
+            raise ValueError(
+                "a brace in prompt_template must belong to a {FIELD} of letters, digits, '_' and"
+                f" '.', or be doubled, got one in {around!r}; write {{{{ or }}}} for the brace"
+            )
+        secret = tuple(filter(None, (self.answer_field, self.solution_field)))
+        for slot in slots:
+            if any(_is_within(slot, field) or _is_within(field, slot) for field in secret):
+                raise ValueError(
+                    f"prompt_template must not show the answer, got {{{slot}}} beside"
+                    f" {' and '.join(map(repr, secret))} as what the reward compares with; name"
+                    f" another field, or write {{{{{slot}}}}} for the text {{{slot}}} itself"
+                )
+
+    def _slots(self) -> list[str]:
+        """The fields that the template names."""
+        found = (part["field"] for part in _PART.finditer(self.prompt_template))
+        return [name for name in found if name]
 
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
@@ -134,18 +161,28 @@ class MappedConfig(BaseModel):
         if self.messages_field:
             yield self.messages_field
         elif self.prompt_template:
-            yield from _SLOT.findall(self.prompt_template)
+            yield from self._slots()
         else:
             yield self.prompt_field
 
 
-def is_wanted(config: MappedConfig, fields: Fields, where: str) -> bool:
-    """Whether a row meets the filter. ValueError names a field that the row has not."""
-    return holds_all(config.conditions, fields, where)
+def wanted_row(config: MappedConfig, fields: Fields | ValueError, where: str) -> Row | None:
+    """The question with its answer; None where the row does not meet the filter. ValueError,
+    whatever is wrong with it, names the row, the field, its value and the cure."""
+    if isinstance(fields, ValueError):
+        raise fields
+    try:
+        if not holds_all(config.conditions, fields, where):
+            return None
+        return _mapped_row(config, fields, where)
+    except (RecursionError, MemoryError, ArithmeticError) as error:  # of JSON, syntax, a number
+        raise ValueError(
+            f"{where}: a row's fields must hold values that can be read, got some that cannot"
+            f" ({type(error).__name__}: {error}); repair the row"
+        ) from error
 
 
-def mapped_row(config: MappedConfig, fields: Fields, where: str) -> Row:
-    """The question with its answer. ValueError names the row, the field, its value and the cure."""
+def _mapped_row(config: MappedConfig, fields: Fields, where: str) -> Row:
     messages = _messages(config, fields, where)
     domain = config.domain
     if config.domain_field:
@@ -155,6 +192,7 @@ def mapped_row(config: MappedConfig, fields: Fields, where: str) -> Row:
         messages=messages,
         gold=_gold(config, fields, where),
         text=messages[-1].content,
+        preamble=int(bool(config.system_prompt)),
     )
 
 
@@ -168,7 +206,7 @@ def _gold(config: MappedConfig, fields: Fields, where: str) -> str:
     except ValueError as error:
         raise ValueError(
             f"{where}: field {config.answer_field!r} must hold tests that the sandbox can run:"
-            f" {error}; write them in one of the forms of docs/data.md, or set unusable_rows=skip"
+            f" {error}; write them in one of the forms of docs/data.md"
         ) from error
 
 
@@ -192,7 +230,18 @@ def _messages(config: MappedConfig, fields: Fields, where: str) -> tuple[Message
 def _question(config: MappedConfig, fields: Fields, where: str) -> str:
     if not config.prompt_template:
         return text_of(fields, config.prompt_field, where)
-    return _SLOT.sub(lambda slot: text_of(fields, slot[1], where), config.prompt_template)
+
+    def filled(part: re.Match[str]) -> str:
+        if part["field"]:
+            return text_of(fields, part["field"], where)
+        return part[0][0] if part["doubled"] else part[0]
+
+    return _PART.sub(filled, config.prompt_template)
+
+
+def _is_within(path: str, parent: str) -> bool:
+    """Whether a path is another or leads on from there."""
+    return f"{path}.".startswith(f"{parent}.")
 
 
 def _turns(
@@ -202,7 +251,7 @@ def _turns(
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{where}: field {name!r} must be a chat as JSON, got {value[:60]!r} ({error});"
                 " repair it"

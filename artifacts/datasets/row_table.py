@@ -11,7 +11,8 @@ import json
 import mmap
 import tempfile
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import overload
 
@@ -26,13 +27,21 @@ _LONE_SURROGATES = "surrogatepass"  # JSON may hold them; who tokenises the row 
 class RowTable(Sequence[Row]):
     """Rows of a mapped file, in an order of its own."""
 
-    def __init__(self, texts: mmap.mmap, ends: NDArray[np.int64], order: NDArray[np.int64]) -> None:
-        """`ends`: where each of the file's rows ends; `order`: the numbers of the table's rows."""
+    def __init__(
+        self,
+        texts: mmap.mmap,
+        ends: NDArray[np.int64],
+        order: NDArray[np.int64],
+        left_out: Mapping[str, int],
+    ) -> None:
+        """`ends`: where each of the file's rows ends; `order`: the numbers of the table's rows;
+        `left_out`: rows of the source that the file lacks, by reason."""
         self._texts, self._ends, self._order = texts, ends, order
+        self.left_out = left_out
 
     def taken(self, order: NDArray[np.int64]) -> RowTable:
         """The file's rows of these numbers, in this order."""
-        return RowTable(self._texts, self._ends, order)
+        return RowTable(self._texts, self._ends, order, self.left_out)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -60,11 +69,12 @@ class RowTableWriter:
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="rollflow-rows-")  # noqa: SIM115  # see finish
         self._ends = array("q")
+        self.left_out = Counter[str]()  # rows that are not added, by reason
 
     def add(self, row: Row) -> None:
         """Write one more row."""
         turns = [astuple(turn) for turn in row.messages]
-        text = json.dumps([row.domain, turns, row.gold], ensure_ascii=False)
+        text = json.dumps([row.domain, turns, row.gold, row.preamble], ensure_ascii=False)
         size = self._file.write(text.encode("utf-8", _LONE_SURROGATES))
         self._ends.append(size + (self._ends[-1] if self._ends else 0))
 
@@ -74,10 +84,16 @@ class RowTableWriter:
             self._file.flush()
             texts = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         ends = np.frombuffer(self._ends, np.int64)
-        return RowTable(texts, ends, np.arange(len(ends)))
+        return RowTable(texts, ends, np.arange(len(ends)), self.left_out)
 
 
 def _row(text: bytes) -> Row:
-    domain, turns, gold = json.loads(text.decode("utf-8", _LONE_SURROGATES))
+    domain, turns, gold, preamble = json.loads(text.decode("utf-8", _LONE_SURROGATES))
     messages = tuple(Message(role=role, content=content) for role, content in turns)
-    return Row(domain=domain, messages=messages, gold=gold, text=messages[-1].content)
+    return Row(
+        domain=domain,
+        messages=messages,
+        gold=gold,
+        text=messages[-1].content,
+        preamble=preamble,
+    )

@@ -1,5 +1,5 @@
 """What a dataset consists of, wherever its questions come from: rows to train on, and held-out rows
-that share no question.
+that share no question. A question is the whole conversation up to where the model answers.
 
 Leaves out the sources (tiny_mix, chain_sum, file_rows, hub_rows, seeds, ...) and the choice
 among them (choice).
@@ -11,9 +11,12 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache, cached_property
+from itertools import chain
 from typing import Literal
 
 Role = Literal["system", "user", "assistant"]
@@ -37,7 +40,30 @@ class Row:
     domain: str  # reward domain and quota key
     messages: tuple[Message, ...]  # the chat up to the question, examples too; none of an episode
     gold: str  # what the reward compares with
-    text: str  # the question as a person would read it (the last user turn)
+    text: str  # the last user turn: what is asked, in short
+    # turns at the beginning that the task itself puts before every question; part of none
+    preamble: int = 0
+
+    @property
+    def conversation(self) -> str:
+        """The question as a person would read it, who scores and who reports: one turn as it is,
+        several below each other, each behind who speaks."""
+        turns = self.messages[self.preamble :]
+        if len(turns) < 2:
+            return self.text
+        return "\n\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in turns)
+
+    @property
+    def identity(self) -> str:
+        """Equal texts for equal questions: the conversation in `normal_form`, without turns in
+        which nothing is said."""
+        turns = self.messages[self.preamble :]
+        if len(turns) < 2:
+            return normal_form(self.text)
+        said = [(turn.role, words) for turn in turns if (words := normal_form(turn.content))]
+        if len(said) < 2:
+            return said[0][1] if said else ""
+        return "\n".join(f"{role}: {words}" for role, words in said)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +75,8 @@ class Dataset:
     rows: Sequence[Row]  # to train on
     heldout: Sequence[Row]  # to evaluate on
     in_order: bool = False  # whether the rows are asked as they stand, or shuffled in every epoch
+    # rows of the source that are on no side: `unusable`, `filtered`, or to train but `held_out`
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
@@ -66,7 +94,9 @@ class Dataset:
         total = hashlib.blake2b(digest_size=16)
         for side, rows in (("rows", self.rows), ("heldout", self.heldout)):
             for row in rows:
-                total.update(f"{side} {json.dumps(asdict(row), sort_keys=True)}\n".encode())
+                fields = asdict(row)
+                del fields["preamble"]  # says nothing of what is asked
+                total.update(f"{side} {json.dumps(fields, sort_keys=True)}\n".encode())
         return total.hexdigest()
 
 
@@ -77,7 +107,39 @@ def question_row(domain: str, question: str, gold: str, before: tuple[Message, .
         messages=(*before, Message(role="user", content=question)),
         gold=gold,
         text=question,
+        preamble=len(before),
     )
+
+
+def normal_form(text: str) -> str:
+    """A text as questions are compared: white space and invisible characters make no difference,
+    nor does another form of the same character (NFKC). Case does, and so do raised, lowered and
+    circled signs and fractions: x² is not x2."""
+    if not text.isascii():
+        pattern, others = _other_forms()
+        text = pattern.sub(lambda found: others.get(found[0], found[0]), text)
+        if not unicodedata.is_normalized("NFC", text):
+            text = unicodedata.normalize("NFC", text)
+    return " ".join(text.split())
+
+
+@cache
+def _other_forms() -> tuple[re.Pattern[str], Mapping[str, str]]:
+    """Characters that the normal form writes as others, and those that it lacks: NFKC in one pass
+    but for NFC, several times as fast."""
+    others = dict.fromkeys(map(chr, chain(range(0xFE00, 0xFE10), range(0xE0000, 0xE01F0))), "")
+    for sign in map(chr, range(0x20000)):
+        decomposed = unicodedata.decomposition(sign)
+        if unicodedata.category(sign) == "Cf":
+            others[sign] = ""
+        elif decomposed and not decomposed.startswith(
+            ("<super>", "<sub>", "<fraction>", "<circle")
+        ):
+            normal = unicodedata.normalize("NFKC", sign)
+            if normal != unicodedata.normalize("NFC", sign):
+                others[sign] = normal
+    common = "".join(sign for sign in others if sign <= "\uffff")
+    return re.compile(f"[{common}\U00010000-\U0010ffff]"), others
 
 
 def generate(

@@ -176,7 +176,7 @@ def put(
     """Ask every model, and say what the answers are worth where the question is the task's."""
     if asked.number is not None:
         console.print(f"heldout/{asked.number} ({asked.row.domain})", style="dim")
-        console.print(asked.row.text)
+        console.print(asked.row.conversation)
     for model in models:
         if len(models) > 1:
             console.print(f"--- {model.name}", style="bold")

@@ -71,6 +71,22 @@ def read_stop_ids(model_path: str, tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted(token for token in found if token is not None))
 
 
+def read_vocabulary_size(model_path: str) -> int | None:
+    """How many tokens the model embeds; None where its directory does not say."""
+    config = _read_json(Path(model_path) / "config.json")
+    size = config.get("text_config", config).get("vocab_size")
+    return None if size is None else int(size)
+
+
+def unembedded_tokens(tokenizer: Any, vocabulary_size: int) -> list[str]:
+    """Tokens that a tokenizer knows beyond those that are embedded, but for the one that pads: no
+    prompt holds that."""
+    end = max(len(tokenizer), 1 + max(tokenizer.added_tokens_decoder, default=-1))
+    beyond = set(range(vocabulary_size, end)) - {tokenizer.pad_token_id}
+    found: list[str | None] = tokenizer.convert_ids_to_tokens(sorted(beyond))
+    return [token for token in found if token is not None]
+
+
 def read_head_counts(model_path: str) -> tuple[int, int]:
     """(attention heads, KV heads) of the model: tensor parallelism shares them out."""
     config = json.loads((Path(model_path) / "config.json").read_text())

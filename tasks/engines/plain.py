@@ -15,6 +15,7 @@ import torch
 
 from artifacts.models.importing import building_model, importing_transformers
 from artifacts.records import Generated, Prompt, VersionSpan
+from tasks.engines.chat_tokens import ChatTokens
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 
 with importing_transformers():
@@ -42,6 +43,7 @@ class PlainModel:
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         self._model = model.eval()
         self._stop_ids = read_stop_ids(str(directory), self.tokenizer)
+        self._tokens = ChatTokens(self.tokenizer, self._stop_ids)
 
     def answer(
         self, prompt: Prompt, max_new_tokens: int, temperature: float, tell: Told
@@ -64,7 +66,7 @@ class PlainModel:
                 given,
                 attention_mask=torch.ones_like(given),
                 generation_config=how,
-                streamer=_Telling(self.tokenizer, tell),
+                streamer=_Telling(self._tokens, tell),
             )
         token_ids = tuple(output[0, given.shape[1] :].tolist())
         is_stopped = bool(token_ids) and token_ids[-1] in self._stop_ids
@@ -75,7 +77,7 @@ class PlainModel:
             logprobs=(0.0,) * len(token_ids),
             versions=(VersionSpan(version=0, num_tokens=len(token_ids)),),
             finish_reason="stop" if is_stopped else "length",
-            text=str(self.tokenizer.decode(token_ids, skip_special_tokens=True)),
+            text=self._tokens.decode(token_ids),
             engine=self.name,
             submitted_s=began_s,
             first_token_s=began_s,
@@ -86,8 +88,8 @@ class PlainModel:
 class _Telling(TextStreamer):  # type: ignore[misc]  # transformers is not typed
     """Hands the text on instead of printing it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tell: Told) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    def __init__(self, tokens: ChatTokens, tell: Told) -> None:
+        super().__init__(tokens, skip_prompt=True)  # of a tokenizer it only ever asks `decode`
         self._tell = tell
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:

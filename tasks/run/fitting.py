@@ -4,9 +4,9 @@
         ── render ──▶ reasons why some are unfit ──▶ refuse, or skip
 
 A row is unfit when its prompt leaves no room for the longest response, when the model's template or
-tokenizer refuses it, when its reward can pay no response for its gold answer, or when the question
-about it leaves no room for an answer in its judge's context. The work is bounded by what the run
-would render anyway.
+tokenizer refuses it, when it has a token that the model does not embed, when its reward can pay no
+response for its gold answer, or when the question about it leaves no room for an answer in its
+judge's context. The work is bounded by what the run would render anyway.
 """
 
 from __future__ import annotations
@@ -18,10 +18,17 @@ from typing import Literal
 
 from artifacts.datasets.rows import Row
 from artifacts.records import Prompt
+from tasks.engines.model_files import unembedded_tokens
 from tasks.rewards.judges.reward import JudgeConfig, judge_of, question_about
 from tasks.rewards.judges.tokens import QuestionEncoder
 from tasks.rewards.registry import Rewards, config_of
-from tasks.run.prompts import HELDOUT, dataset_of, prompt_of_row, tokenizer_of
+from tasks.run.prompts import (
+    HELDOUT,
+    dataset_of,
+    prompt_of_row,
+    tokenizer_of,
+    vocabulary_size_of,
+)
 from tasks.run.run_context import RunContext
 from tasks.scheduling.prompt_stream import row_at
 from tasks.scheduling.queue_state import QueueState
@@ -43,6 +50,24 @@ def check_prompts(policy: UnfitPrompts, reasons: Mapping[str, str], num_examined
         )
     for name, reason in reasons.items():
         logger.warning("unfit_prompt=%s reason=%s", name, reason)
+
+
+def check_embeddings(policy: UnfitPrompts, run: RunContext) -> None:
+    """ValueError for a tokenizer that knows tokens which its model does not embed, or a line in the
+    log where the prompts that hold one are passed over."""
+    for model_path in filter(None, (run.model_path, run.judge_model_path)):
+        size = vocabulary_size_of(model_path)
+        tokens = [] if size is None else unembedded_tokens(tokenizer_of(model_path), size)
+        if not tokens:
+            continue
+        told = (
+            f"a tokenizer must know no more tokens than its model embeds ({size}), that of"
+            f" {model_path} has {len(tokens)} more, such as {tokens[0]!r}; resize the embedding"
+            " (model.resize_token_embeddings(len(tokenizer)), then save_pretrained)"
+        )
+        if policy == "refuse":
+            raise ValueError(f"{told}, or set unfit_prompts=skip to pass over prompts with them")
+        logger.warning("unembedded_tokens=%d reason=%s", len(tokens), told)
 
 
 class Examination:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from artifacts.datasets.choice import Dataset, TaskConfig, load_dataset
 from artifacts.datasets.rows import Row
 from artifacts.records import Prompt
-from tasks.engines.model_files import read_tokenizer
+from tasks.engines.model_files import read_tokenizer, read_vocabulary_size
 from tasks.environments.episodes.episode_prompt import episode_prompt
 from tasks.environments.episodes.player import bridge_of
 from tasks.environments.episodes.single_turn import render
@@ -53,6 +53,12 @@ def tokenizer_of(model_path: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+@lru_cache(maxsize=4)
+def vocabulary_size_of(model_path: str) -> int | None:
+    """How many tokens the model embeds, if its directory says so; read once per process."""
+    return read_vocabulary_size(model_path)
+
+
 def prompts_of(run: RunContext, refs: Sequence[PromptRef]) -> dict[str, Prompt]:
     """The prompts behind these references, rendered and tokenised, by id."""
     dataset = dataset_of(run)
@@ -66,6 +72,20 @@ def prompts_of(run: RunContext, refs: Sequence[PromptRef]) -> dict[str, Prompt]:
 
 def prompt_of_row(run: RunContext, row: Row, prompt_id: str) -> Prompt:
     """The row as a prompt. ValueError for one that cannot be asked."""
+    prompt = _rendered(run, row, prompt_id)
+    size = vocabulary_size_of(run.model_path)
+    if size is not None and max(prompt.token_ids) >= size:
+        largest = max(prompt.token_ids)
+        token = tokenizer_of(run.model_path).convert_ids_to_tokens(largest)
+        raise ValueError(
+            f"a prompt must consist of tokens that the model embeds ({size}), row {prompt_id} has"
+            f" {token!r}, token {largest}; resize the model's embedding"
+            " (model.resize_token_embeddings) and save it, or drop the row"
+        )
+    return prompt
+
+
+def _rendered(run: RunContext, row: Row, prompt_id: str) -> Prompt:
     settings = run.environments.get(row.domain)
     if settings is not None:
         bridge = bridge_of(run.model_path, settings.head())

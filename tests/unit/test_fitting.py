@@ -19,7 +19,7 @@ from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import WeightsRef
 from flows.config.run_config import RunConfig
 from flows.evaluate import evaluation_round
-from flows.run import _fitting
+from flows.run import _fitting, _left_out
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.rewards.judges.engine import JudgeEngineConfig
 from tasks.rewards.registry import build_rewards
@@ -150,6 +150,58 @@ def test_a_gold_that_no_response_can_meet_is_unfit(
     context = replace(context_of(config, model_path), rewards=config.rewards)
     with pytest.raises(ValueError, match=rf"do not; the first: .*{said}.*unfit_prompts=skip"):
         fitted(config, context)
+
+
+def extended(folder: Path, *tokens: str, **named: str) -> str:
+    """A model whose tokenizer got further tokens, and whose embedding did not."""
+    folder.mkdir()
+    tokenizer = character_tokenizer()
+    (folder / "config.json").write_text(json.dumps({"vocab_size": len(tokenizer)}))
+    tokenizer.add_tokens(list(tokens))
+    tokenizer.add_special_tokens(dict(named))
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("role", ["model", "judge"])
+def test_a_tokenizer_that_knows_more_than_its_model_is_refused_with_the_cure(
+    role: str, model_path: str, tmp_path: Path
+) -> None:
+    write_rows(path := tmp_path / "rows.jsonl")
+    config = config_over(path)
+    larger = extended(tmp_path / "larger", "<step>", "<done>")
+    run = context_of(config, larger if role == "model" else model_path)
+    with pytest.raises(
+        ValueError,
+        match=r"no more tokens than its model embeds .* 2 more, such as '<step>'; resize the"
+        r" embedding .*unfit_prompts=skip",
+    ):
+        fitted(config, replace(run, judge_model_path=larger if role == "judge" else ""))
+    padded = extended(tmp_path / "padded", pad_token="[PAD]")
+    assert not fitted(config, replace(run, model_path=padded)).unfit
+
+
+@pytest.mark.parametrize("how", ["unfit_prompts", "unusable_rows"])
+def test_prompts_with_tokens_that_are_not_embedded_are_passed_over_and_told(
+    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(path := tmp_path / "rows.jsonl", texts={3: "3<step>+1=", 8: "<step>8", 9: "9" * 999})
+    task = {"kind": "files", "path": str(path), "heldout_fraction": 0.5}
+    values: dict[str, object] = {"num_steps": 50, "evaluation": {"num_prompts": 17}}
+    if how == "unfit_prompts":
+        config = config_over(path, unfit_prompts="skip", **values)
+    else:
+        config = config_over(path, task=task | {"unusable_rows": "skip"}, **values)
+    run = fitted(config, context_of(config, extended(tmp_path / "larger", "<step>")))
+    sides = dataset_of(run)
+    unfit = {sides.rows[row].text for row in run.unfit} | {
+        sides.heldout[row].text for row in run.unfit_heldout
+    }
+    assert unfit == {"3<step>+1=", "<step>8", "9" * 999}
+    assert _left_out(config, run) == {"unfit": 3}
+    assert capsys.readouterr().out == (
+        "rows left out: 3 whose prompt cannot be asked (the log names each)\n"
+    )
 
 
 def test_a_question_that_leaves_its_judge_no_room_is_unfit(model_path: str, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from artifacts.datasets.chain_sum import demonstration
 from artifacts.records import Request
+from tasks.engines.chat_tokens import chat_tokens
 from tasks.engines.simulation.lengths import Lengths
 from tasks.scheduling.seeds import derive_seed
 
@@ -71,7 +72,7 @@ class ChainSumWriter:
         return self._write(request, noise)[:num_tokens]
 
     def text(self, tokens: tuple[int, ...]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+        return chat_tokens(self.tokenizer).decode(tokens)
 
     def _write(self, request: Request, noise: int) -> tuple[int, ...]:
         question = self.text(request.prompt_tokens)

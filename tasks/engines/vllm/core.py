@@ -21,6 +21,7 @@ from artifacts.new_tokens import News, NewTokens
 from artifacts.records import FinishReason, Generated, Request, Running, WeightsRef
 from tasks.engines.admission import check_request
 from tasks.engines.base import Attestation, EngineStats
+from tasks.engines.chat_tokens import ChatTokens
 from tasks.engines.vllm.asking import enter, response_params
 from tasks.engines.vllm.attesting import (
     PROBE,
@@ -53,7 +54,8 @@ class VllmCore:
     ) -> None:
         """report_tokens: steps between two reports of new tokens; 0 for none."""
         self._engine = engine
-        self._tokenizer = tokenizer  # Any: transformers' tokenizers have no useful common type
+        # Any: transformers' tokenizers have no useful common type
+        self._decode = ChatTokens(tokenizer, stop_ids).decode
         self._stop_ids = stop_ids
         self._name = name
         self._version = version
@@ -320,4 +322,4 @@ class VllmCore:
         live = self._live[response_id]
         self._forget(live)
         self._gauges.note_end(live)
-        return live.generated(reason, self._version, self._name, self._tokenizer, time.time())
+        return live.generated(reason, self._version, self._name, self._decode, time.time())

@@ -14,6 +14,7 @@ from typing import Any
 from artifacts.new_tokens import NewTokens
 from artifacts.records import FinishReason, Generated, Request, VersionSpan
 from artifacts.version_spans import extend_spans, split_spans
+from tasks.engines.chat_tokens import Decode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,7 +85,7 @@ class Live:
         reason: FinishReason,
         version: int,
         engine: str,
-        tokenizer: Any,  # transformers' tokenizers have no useful common type
+        decode: Decode,
         now_s: float,
     ) -> Generated:
         """The response as far as it came, which is over now (Unix seconds)."""
@@ -97,7 +98,7 @@ class Live:
             logprobs=(*request.kept_logprobs, *self.state.logprobs_processor.logprobs.logprobs),
             versions=self.spans_with(version),
             finish_reason=reason,
-            text=tokenizer.decode(tokens, skip_special_tokens=True),
+            text=decode(tokens),
             engine=engine,
             submitted_s=self.submitted_s,
             first_token_s=self.first_token_s or now_s,

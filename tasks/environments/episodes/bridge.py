@@ -19,13 +19,13 @@ stays between the turns. Without a template messages stand a blank line apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from artifacts.datasets.rows import Message
+from tasks.engines.chat_tokens import ChatTokens, Decode, Encode
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
-from tasks.environments.episodes.control_tokens import Controls, Encode, controls_of, ids_of, pieces
 from tasks.environments.episodes.rewriting import Exchange, Rewriting
 from tasks.environments.episodes.written_episode import (
     ACTIONS,
@@ -33,7 +33,6 @@ from tasks.environments.episodes.written_episode import (
     OBSERVATIONS,
     THOUGHTS,
     keeps_thoughts,
-    rendering_of,
     write_episode,
 )
 
@@ -71,7 +70,7 @@ class Bridge:
     _first: Opening  # around the first observation, after the head
     _next: Opening  # around a later one, after an action and its end token
     _encode: Encode  # of text in which nothing is a control token
-    _decode: Callable[[Sequence[int]], str]
+    _decode: Decode  # of what a model said
     rewriting: Rewriting | None = None  # of a template that takes thoughts out of earlier turns
 
     def given(self, path: Sequence[int], said: Sequence[Exchange], observation: str) -> Given:
@@ -97,13 +96,12 @@ class Bridge:
         return (*end, *self._next.ids(observation, self._encode))
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Token ids as text, without control tokens."""
+        """Token ids as text, without what frames a turn."""
         return self._decode(token_ids)
 
 
 def read_bridge(model_path: str, head: Sequence[Message]) -> Bridge:
-    """The bridge of the model in this directory, with a tokenizer of its own: encoding text without
-    control tokens is a setting of the whole tokenizer. ValueError as `make_bridge`."""
+    """The bridge of the model in this directory. ValueError as `make_bridge`."""
     tokenizer = read_tokenizer(model_path)
     return make_bridge(tokenizer, read_stop_ids(model_path, tokenizer), head, model_path)
 
@@ -116,37 +114,28 @@ def make_bridge(
 ) -> Bridge:
     """The bridge that the tokenizer's chat template gives. ValueError when the template changes
     what it said, thoughts apart, or when the head has no token; model: its name in the sentence."""
-    render, controls = rendering_of(tokenizer), controls_of(tokenizer)
-    written = write_episode(render, head, controls, model)
-    ids = tuple(tokenizer.encode(written.head, add_special_tokens=not tokenizer.chat_template))
+    tokens = ChatTokens(tokenizer, stop_ids)
+    written = write_episode(tokens, head, model)
+    ids = tokens.ids(written.head)
     if not ids:
         raise ValueError(
             f"an episode must begin with a token at least, the head of an environment has none for"
             f" the model {model}; have its head say something"
         )
 
-    def encode(text: str) -> tuple[int, ...]:
-        plain = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return tuple(plain)
-
-    def decode(token_ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(token_ids, skip_special_tokens=True))
-
-    end, after = _end_of(written.next, controls, stop_ids)
-    rewriting = Rewriting(
-        head=tuple(head), num_head_ids=len(ids), render=render, controls=controls, encode=encode
-    )
+    end, after = _end_of(written.next, tokens, stop_ids)
+    rewriting = Rewriting(head=tuple(head), num_head_ids=len(ids), tokens=tokens)
     bridge = Bridge(
         ids,
         frozenset(stop_ids),
         int(tokenizer.eos_token_id) if end is None else end,
-        _opening(written.first, OBSERVATIONS[0], controls, encode),
-        _opening(after, OBSERVATIONS[1], controls, encode),
-        encode,
-        decode,
-        None if keeps_thoughts(render, head, controls) else rewriting,
+        _opening(written.first, OBSERVATIONS[0], tokens),
+        _opening(after, OBSERVATIONS[1], tokens),
+        tokens.plain,
+        tokens.decode,
+        None if keeps_thoughts(tokens, head) else rewriting,
     )
-    whole = tuple(tokenizer.encode(written.whole, add_special_tokens=False))
+    whole = tokens.ids(written.whole, is_start=False)
     if not (end is None or _is_within(bridge, whole)) or not _rewrites_within(bridge, whole):
         raise ValueError(
             "a model that plays episodes must have a tokenizer that writes a turn alike by itself"
@@ -158,26 +147,26 @@ def make_bridge(
 # --- from text to ids --------------------------------------------------------------------------
 
 
-def _opening(text: str, marker: str, controls: Controls, encode: Encode) -> Opening:
+def _opening(text: str, marker: str, tokens: ChatTokens) -> Opening:
     """The template's text around the marker of an observation."""
 
     before, _, after = text.partition(marker)
-    *in_front, lead = pieces(before, controls)
-    trail, *behind = pieces(after, controls)
+    *in_front, lead = tokens.pieces(before)
+    trail, *behind = tokens.pieces(after)
     return Opening(
-        before=ids_of(in_front, controls, encode),
-        lead=lead,
-        trail=trail,
-        after=ids_of(behind, controls, encode),
+        before=tokens.ids_of(in_front),
+        lead=tokens.unshielded(lead),
+        trail=tokens.unshielded(trail),
+        after=tokens.ids_of(behind),
     )
 
 
-def _end_of(after: str, controls: Controls, stop_ids: Sequence[int]) -> tuple[int | None, str]:
+def _end_of(after: str, tokens: ChatTokens, stop_ids: Sequence[int]) -> tuple[int | None, str]:
     """The end token that the template writes after an action, None where it writes none, and what
     follows it. after: what follows the action."""
-    plain, *behind = pieces(after, controls)
-    if not plain and behind and controls[behind[0]] in stop_ids:
-        return controls[behind[0]], after.removeprefix(behind[0])
+    plain, *behind = tokens.pieces(after)
+    if not plain and behind and tokens.controls[behind[0]] in stop_ids:
+        return tokens.controls[behind[0]], after.removeprefix(behind[0])
     return None, after
 
 

@@ -11,20 +11,12 @@ several paths instead of one. Where the template leaves all as it was, the path 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from artifacts.datasets.rows import Message
-from tasks.environments.episodes.control_tokens import (
-    Controls,
-    Encode,
-    ids_of,
-    pieces,
-    shielded,
-    unshielded,
-)
+from tasks.engines.chat_tokens import ChatTokens
 
-Render = Callable[[Sequence[Message], bool], str]  # (chat, whether an answer is asked for) -> text
 Exchange = tuple[str, str]  # an observation, and the action that answered it
 
 
@@ -34,26 +26,17 @@ class Rewriting:
 
     head: tuple[Message, ...]  # what every episode begins with
     num_head_ids: int  # its tokens
-    render: Render  # the template
-    controls: Controls  # what may be control in what it writes
-    encode: Encode  # of everything else
+    tokens: ChatTokens  # of the model
 
     def ids(self, said: Sequence[Exchange], observation: str) -> tuple[int, ...]:
         """Head and history as the template writes them now, up to where the model speaks."""
         chat = list(self.head)
         for seen, done in said:
-            chat.append(Message(role="user", content=self._shielded(seen)))
-            chat.append(Message(role="assistant", content=self._shielded(done)))
-        chat.append(Message(role="user", content=self._shielded(observation)))
-        text = self.render(chat, True)
-        return ids_of(pieces(text, self.controls), self.controls, self._plain)
+            chat.append(Message(role="user", content=seen))
+            chat.append(Message(role="assistant", content=done))
+        chat.append(Message(role="user", content=observation))
+        return self.tokens.ids(self.tokens.render(chat, asks=True))
 
     def history(self, said: Sequence[Exchange], observation: str) -> tuple[int, ...]:
         """The same after the head."""
         return self.ids(said, observation)[self.num_head_ids :]
-
-    def _plain(self, text: str) -> tuple[int, ...]:
-        return self.encode(unshielded(text, self.controls))
-
-    def _shielded(self, text: str) -> str:
-        return shielded(text, self.controls)

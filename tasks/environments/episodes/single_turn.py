@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
-from artifacts.datasets.rows import Message, Row
+from artifacts.datasets.rows import Row
 from artifacts.records import Prompt
+from tasks.engines.chat_tokens import chat_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 def render(
     row: Row, tokenizer: PreTrainedTokenizerBase, prompt_id: str, max_prompt_tokens: int
 ) -> Prompt:
-    """The row as token ids, by the tokenizer's chat template.
+    """The row as token ids, by the tokenizer's chat template; control tokens that it quotes are
+    characters.
 
     Raises ValueError for a prompt of no token or of more than max_prompt_tokens, and for a row that
     the template or the tokenizer refuses.
     """
     try:
-        token_ids = tuple(_token_ids(row.messages, tokenizer))
+        token_ids = chat_tokens(tokenizer).chat(row.messages)
         f"{row.domain}{row.gold}".encode()  # no table holds half of a surrogate pair
     except (
         TemplateError,
@@ -46,15 +47,9 @@ def render(
             " the row, raise engine.max_model_len or lower sampling.max_response_tokens"
         )
     return Prompt(
-        prompt_id=prompt_id, domain=row.domain, token_ids=token_ids, gold=row.gold, text=row.text
+        prompt_id=prompt_id,
+        domain=row.domain,
+        token_ids=token_ids,
+        gold=row.gold,
+        text=row.conversation,
     )
-
-
-def _token_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The template writes its own special tokens; plain text gets those the tokenizer adds by
-    itself."""
-    if not tokenizer.chat_template:
-        return list(tokenizer.encode("\n\n".join(message.content for message in messages)))
-    chat = [{"role": message.role, "content": message.content} for message in messages]
-    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer.encode(str(text), add_special_tokens=False))

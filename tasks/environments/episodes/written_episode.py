@@ -10,18 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
 from artifacts.datasets.rows import Message
-from tasks.environments.episodes.control_tokens import Controls, pieces
-from tasks.environments.episodes.rewriting import Render
+from tasks.engines.chat_tokens import BLANK_LINE as BLANK_LINE
+from tasks.engines.chat_tokens import ChatTokens
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-BLANK_LINE = "\n\n"  # between messages without a chat template
 OBSERVATIONS = ("OBSERVATION1", "OBSERVATION2", "OBSERVATION3")
 ACTIONS = ("ACTION1", "ACTION2")
 THOUGHTS = tuple(f"<think>\nTHOUGHT\n</think>\n\n{action}" for action in ACTIONS)
@@ -45,24 +40,9 @@ class WrittenEpisode:
         return self.head + self.first + ACTIONS[0] + self.next
 
 
-def rendering_of(tokenizer: PreTrainedTokenizerBase) -> Render:
-    """The chat template; without one a plain one, of messages a blank line apart."""
-
-    def render(chat: Sequence[Message], asks: bool) -> str:
-        turns = [{"role": message.role, "content": message.content} for message in chat]
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asks)
-        return str(text)
-
-    def join(chat: Sequence[Message], asks: bool) -> str:
-        return BLANK_LINE.join(message.content for message in chat) + BLANK_LINE * asks
-
-    return render if tokenizer.chat_template else join
-
-
 def write_episode(
-    render: Render,
+    tokens: ChatTokens,
     head: Sequence[Message],
-    controls: Controls,
     model: str,
     actions: Sequence[str] = ACTIONS,
 ) -> WrittenEpisode:
@@ -71,7 +51,7 @@ def write_episode(
 
     def extend(before: str, chat: Sequence[Message]) -> str:
         """What the longer prompt adds."""
-        text = render(chat, True)
+        text = tokens.render(chat, asks=True)
         if not text.startswith(before):
             raise ValueError(
                 "a model that plays episodes must have a chat template that with one more turn"
@@ -82,7 +62,7 @@ def write_episode(
 
     chat, openings = list(head), list[str]()
     try:
-        text = start = _start(render, head, controls)
+        text = start = _start(tokens, head)
         for observation, action in zip(OBSERVATIONS, (*actions, ""), strict=True):
             chat.append(Message(role="user", content=observation))
             openings.append(extend(text, chat))
@@ -104,21 +84,21 @@ def write_episode(
     return WrittenEpisode(head=start, first=first, next=second)
 
 
-def _start(render: Render, head: Sequence[Message], controls: Controls) -> str:
+def _start(tokens: ChatTokens, head: Sequence[Message]) -> str:
     """The head as it stands in front of an observation. Where the template says something else of
     it when nothing follows, it ends before the control token that begins the observation's turn."""
-    asked = render([*head, Message(role="user", content=OBSERVATIONS[0])], True)
-    alone = render(head, False)
+    asked = tokens.render([*head, Message(role="user", content=OBSERVATIONS[0])], asks=True)
+    alone = tokens.render(head, asks=False)
     if asked.startswith(alone):
         return alone
     before, _, _ = asked.partition(OBSERVATIONS[0])
-    return "".join(pieces(before, controls)[:-2])
+    return "".join(tokens.pieces(before)[:-2])
 
 
-def keeps_thoughts(render: Render, head: Sequence[Message], controls: Controls) -> bool:
+def keeps_thoughts(tokens: ChatTokens, head: Sequence[Message]) -> bool:
     """Whether the template leaves the thoughts of earlier turns where they are."""
     try:
-        write_episode(render, head, controls, "", THOUGHTS)
+        write_episode(tokens, head, "", THOUGHTS)
     except ValueError:
         return False
     return True

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from artifacts.judgements import Question
+from tasks.engines.chat_tokens import chat_tokens
 
 PLACE = "\x00question\x00"  # never in a template; replaced before anything is encoded
 GAP = "\n[...]\n"  # between head and tail of an answer that was cut
@@ -39,14 +40,11 @@ class QuestionEncoder:
         if len(answer) > room:
             if room <= len(self._gap):
                 return None
-            answer = head_and_tail(answer, room, self._gap)
+            answer = tuple(head_and_tail(answer, room, self._gap))
         return [*before, *answer, *after]
 
-    def _plain(self, text: str) -> list[int]:
-        tokens: list[int] = self._tokenizer.encode(
-            text, add_special_tokens=False, split_special_tokens=True
-        )
-        return tokens
+    def _plain(self, text: str) -> tuple[int, ...]:
+        return chat_tokens(self._tokenizer).plain(text)
 
     def _frame(self) -> str:
         if not self._tokenizer.chat_template:

@@ -1,0 +1,97 @@
+"""Values of Arrow columns as Python's, whichever type they have and however deep they lie.
+
+float16, float32        the shortest decimals that mean them: 0.1, not 0.10000000149
+maps                    dictionaries, so that a path may name a key
+dictionaries, run ends  what they stand for
+times beyond Python's   the text that Arrow writes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def rows_of(batch: Any) -> Iterator[Mapping[str, Any]]:  # Any: pyarrow is untyped
+    """The rows of a record batch."""
+    columns = [values_of(column) for column in batch.columns]
+    for values in zip(*columns, strict=True):
+        yield dict(zip(batch.schema.names, values, strict=True))
+
+
+def values_of(array: Any) -> list[Any]:  # Any: as above, and Python values of any type
+    """The values of an array, None for null."""
+    kind = array.type
+    if _is_right_as_it_is(kind):
+        return list(array.to_pylist())
+    if isinstance(kind, pa.BaseExtensionType):
+        return values_of(array.storage)
+    if pa.types.is_dictionary(kind):
+        return values_of(array.dictionary.take(array.indices))
+    if pa.types.is_run_end_encoded(kind):
+        return values_of(pc.run_end_decode(array))
+    if pa.types.is_struct(kind):
+        return _structs(array)
+    if pa.types.is_map(kind):
+        return [_dictionary(item) if item.is_valid else None for item in array]
+    if pa.types.is_nested(kind):
+        return _lists(array)
+    return _times(array) if pa.types.is_temporal(kind) else _decimals(array)
+
+
+def _is_right_as_it_is(kind: Any) -> bool:  # Any: pyarrow is untyped
+    """Whether Arrow's own conversion gives what a person wrote into the column."""
+    if pa.types.is_float16(kind) or pa.types.is_float32(kind) or pa.types.is_map(kind):
+        return False
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_right_as_it_is(kind.storage_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return _is_right_as_it_is(kind.value_type)
+    parts = (kind.field(number).type for number in range(kind.num_fields))
+    return not pa.types.is_temporal(kind) and all(map(_is_right_as_it_is, parts))
+
+
+def _lists(array: Any) -> list[Any]:  # Any: as values_of
+    values = iter(values_of(pc.list_flatten(array)))
+    lengths = pc.list_value_length(array).to_pylist()
+    return [None if length is None else list(islice(values, length)) for length in lengths]
+
+
+def _dictionary(item: Any) -> dict[str, Any]:  # Any: a map of Arrow, and as values_of
+    keys, values = map(values_of, item.values.flatten())
+    return dict(zip(map(str, keys), values, strict=True))
+
+
+def _structs(array: Any) -> list[Any]:  # Any: as values_of
+    names = [field.name for field in array.type]
+    columns = [values_of(column) for column in array.flatten()]
+    rows = zip(*columns, strict=True) if columns else ((),) * len(array)
+    return [
+        dict(zip(names, values, strict=True)) if is_valid else None
+        for is_valid, values in zip(array.is_valid().to_pylist(), rows, strict=True)
+    ]
+
+
+def _decimals(array: Any) -> list[float | None]:  # Any: pyarrow is untyped
+    """Of 16 or 32 bits."""
+    narrow = np.float16 if pa.types.is_float16(array.type) else np.float32
+    return [None if value is None else float(str(narrow(value))) for value in array.to_pylist()]
+
+
+def _times(array: Any) -> list[Any]:  # Any: as values_of
+    try:
+        return list(array.to_pylist())
+    except (ValueError, OverflowError):  # nanoseconds, or a year that Python's have not
+        return [_time(array.slice(place, 1)) for place in range(len(array))]
+
+
+def _time(array: Any) -> Any:  # Any: as values_of
+    try:
+        return array[0].as_py()
+    except (ValueError, OverflowError):
+        return array.cast(pa.string())[0].as_py()
