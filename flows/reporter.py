@@ -147,7 +147,7 @@ class RunReporter:
         """Keep the spans of a committed step, log its metrics, add its row, tell a skipped
         update."""
         self._commits.append(commit)
-        self._run.store.write(
+        self._run.store.keep(
             layout.table_file("spans", commit.step), spans_to_parquet(commit.step, report.spans)
         )
         self._journal.drop_parts(commit.step)

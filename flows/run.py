@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from artifacts.commit import StepCommit, read_commits
+from artifacts.commit import StepCommit, digest_of_manifest, read_commits, read_manifest
 from artifacts.datasets.choice import skips_unusable_rows
 from artifacts.handover import handover_directory
 from artifacts.layout import CERTIFICATE, LOGS, PLANS, ROUNDS, report_file, step_of_commit
@@ -131,6 +131,10 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
             f"run_name must be new under {root.url}, {run_id!r} is there; choose another, or resume"
             f" it with resume={run_id!r}"
         )
+    if not config.resume or read_manifest(store).has_digests:
+        store = store.with_digests()
+    else:
+        say(f"{run_id} was begun by a version that kept no digests: damage to its files passes")
     await_end(store, say)
     _check_rows(config)
     with handover_directory(Path(config.keep.weights_dir), run_id) as weights_dir:
@@ -142,6 +146,12 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
             context = _with_probes(config, _fitting(config, context, commits, rewards))
         left_out = _left_out(config, context)
         tracker = record_beginning(config, run_id, store, len(commits), left_out)
+        context = replace(
+            context,
+            manifest_digest=digest_of_manifest(store),
+            has_digests=store.needs_digests,
+        )
+        store = store.of_begun_run()
         try:
             with pulse(store):
                 yield OpenRun(

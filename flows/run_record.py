@@ -100,6 +100,7 @@ def record_beginning(
         changes=(*(earlier.changes if earlier else ()), *changes),
         data_digest=data.digest,
         left_out=left_out,
+        has_digests=earlier.has_digests if earlier else True,
     )
     write_manifest(store, manifest)
     return tracker

@@ -72,7 +72,7 @@ def test_no_commits_is_an_empty_run(store: Store) -> None:
 
 def test_a_commit_of_an_earlier_version_still_loads(store: Store) -> None:
     commit_step(store, replace(a_commit(1), planner={}, timeouts={}))
-    raw = json.loads(store.read(layout.commit_file(1)))
+    raw = json.loads(store.checked(layout.commit_file(1)))
     del raw["planner"], raw["timeouts"]
     store.write(layout.commit_file(1), json.dumps(raw | {"mlflow_logged": True}).encode())
     assert read_commits(store) == [replace(a_commit(1), planner={}, timeouts={})]
@@ -120,7 +120,7 @@ def test_commits_of_another_version_are_refused(store: Store) -> None:
 @pytest.mark.parametrize("change", [{"new": 1}, {"weights": {"path": "x"}}, {"metrics": None}])
 def test_a_commit_with_other_fields_is_named(store: Store, change: dict[str, object]) -> None:
     commit_step(store, a_commit(1))
-    told = json.loads(store.read("steps/00001.json"))
+    told = json.loads(store.checked("steps/00001.json"))
     store.write("steps/00001.json", json.dumps(told | change).encode())
     with pytest.raises(ValueError, match=r"steps/00001.json must be the commit of a step"):
         read_commits(store)
