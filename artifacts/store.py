@@ -14,7 +14,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
@@ -232,6 +232,7 @@ class Store:
         try:
             yield
         except Exception as error:
+            self.check_run()
             if self.is_local or (isinstance(error, OSError) and str(error)):
                 raise
             raise StoreError(
@@ -247,9 +248,16 @@ class Store:
                 " was moved or deleted; put it back, then resume the run from its last commit"
             )
 
-    def _explained(self, path: str, num_bytes: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def _explained(self, path: str, num_bytes: int) -> Iterator[None]:
+        """The boundary where what is wrong with a write becomes one sentence for the user."""
         self.check_run()
-        return explained(f"{self.url}/{path}", num_bytes)
+        try:
+            with explained(f"{self.url}/{path}", num_bytes):
+                yield
+        except OSError:
+            self.check_run()
+            raise
 
     @contextmanager
     def _written_aside(self, path: str, fill: Fill) -> Iterator[str]:
