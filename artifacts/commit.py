@@ -181,7 +181,7 @@ def read_manifest(store: Store) -> RunManifest:
             " run_id"
         ) from None
     if raw.get("has_digests"):
-        store.with_digests().checked(layout.MANIFEST)
+        store.requiring_digests().checked(layout.MANIFEST)
     try:
         flow_runs = tuple(raw.pop("prefect_flow_run_ids"))
         changes = tuple(raw.pop("changes", ()))

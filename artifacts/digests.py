@@ -3,9 +3,9 @@
     {"step": 7, ..., "blake3": "5f0c..."}       JSON, a line of a log, too: the last field
     PAR1 columns blake3:5f0c... footer PAR1     Parquet: before the footer, which readers go by
 
-A record is whole only with its digest, so that the two are one write; its name is part of it, so
+The digest is in the record, so that the two are one write. The name is part of what is hashed, so
 that a record in the place of another is found, too. Leaves out weights, whose digest is of tensors
-(`weights`), and which records a run must have it in (`Store`).
+(`weights`), and where a record may lack its digest (`Store`).
 """
 
 from __future__ import annotations

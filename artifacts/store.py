@@ -63,7 +63,7 @@ class Store:
         child.needs_digests, child._run_root = self.needs_digests, self._run_root
         return child
 
-    def with_digests(self) -> Store:
+    def requiring_digests(self) -> Store:
         """The same store, where a record without digest is a damaged one."""
         strict = self.child("")
         strict.needs_digests = True

@@ -132,7 +132,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
             f" it with resume={run_id!r}"
         )
     if not config.resume or read_manifest(store).has_digests:
-        store = store.with_digests()
+        store = store.requiring_digests()
     else:
         say(f"{run_id} was begun by a version that kept no digests: damage to its files passes")
     await_end(store, say)

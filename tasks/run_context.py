@@ -88,7 +88,7 @@ class RunContext:
     def open_store(self) -> Store:
         """The run's own folder."""
         store = Store.open(self.artifact_root).child(self.run_id)
-        store = store.with_digests() if self.has_digests else store
+        store = store.requiring_digests() if self.has_digests else store
         return store.of_begun_run() if self.manifest_digest else store
 
     def devices_of(self, actor: str) -> tuple[str, ...]:

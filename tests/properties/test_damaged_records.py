@@ -166,7 +166,7 @@ def said_or_read(store: Store, name: str) -> object:
 def test_a_damaged_record_is_named(
     name: str, damage: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
-    store = Store.open(str(tmp_path / next(FOLDERS))).with_digests()
+    store = Store.open(str(tmp_path / next(FOLDERS))).requiring_digests()
     KINDS[name].write(store)
     expected, whole = KINDS[name].read(store), store.read(name)
     data = damage(whole)
@@ -202,12 +202,12 @@ def test_a_record_that_has_lost_its_digest_is_damaged_where_the_run_has_digests(
         if name != layout.MANIFEST:
             assert kind.read(store) == expected, "as of an earlier version"
         with pytest.raises(ValueError, match="it has no digest"):
-            kind.read(store.with_digests())
+            kind.read(store.requiring_digests())
         store.delete(name)
 
 
 def test_a_record_in_the_place_of_another_is_damaged(tmp_path: Path) -> None:
-    store = Store.open(str(tmp_path)).with_digests()
+    store = Store.open(str(tmp_path)).requiring_digests()
     close_round(store, 2, ROUND)
     store.write(layout.round_file(3), store.read(layout.round_file(2)))
     with pytest.raises(ValueError, match=r"rounds/00003.json .* must be whole"):
@@ -286,7 +286,7 @@ def test_a_damaged_checkpoint_is_never_handed_out(
     name: str, damage: Callable[[bytes], bytes], is_local: bool, tmp_path: Path
 ) -> None:
     root = next(FOLDERS)
-    store = Store.open(str(tmp_path / root) if is_local else f"memory://{root}").with_digests()
+    store = Store.open(str(tmp_path / root) if is_local else f"memory://{root}").requiring_digests()
     checkpoints = Checkpoints(store, keep=2)
     with checkpoints.aside(tmp_path) as aside:
         (aside / "critic").mkdir()
