@@ -24,7 +24,7 @@ def compared_with(
     groups: Sequence[Group], store: Store, step: int, config: LearnerConfig
 ) -> Moments | None:
     """The moments that the rewards of a step are compared with; None for an advantage that needs
-    none. Raises ValueError when those of an earlier step in the window are not there."""
+    none. Raises FileNotFoundError when those of an earlier step in the window are not there."""
     own = moments_of(groups, config.advantage, config.overlong)
     if own is None or not isinstance(config.advantage, ReinforcePlusPlusAdvantage):
         return None
@@ -48,7 +48,7 @@ def _read(store: Store, step: int) -> Moments:
     try:
         return store.parsed(name, lambda data: Moments(**json.loads(data)), PLAY_AGAIN)
     except FileNotFoundError:
-        raise ValueError(
+        raise FileNotFoundError(
             f"the moments of step {step} must be in {store.url}/{name}, which is not there;"
             f" {PLAY_AGAIN}"
         ) from None
