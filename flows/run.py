@@ -125,16 +125,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     root.check_writable()
     config = pinned(effective_config(given))
     run_id = config.resume or config.run_name or new_run_id(config.preset)
-    store = root.child(run_id)
-    if store.exists("manifest.json") and not config.resume:
-        raise ValueError(
-            f"run_name must be new under {root.url}, {run_id!r} is there; choose another, or resume"
-            f" it with resume={run_id!r}"
-        )
-    if not config.resume or read_manifest(store).has_digests:
-        store = store.requiring_digests()
-    else:
-        say(f"{run_id} was begun by a version that kept no digests: damage to its files passes")
+    store = _store_of(config, root, run_id)
     await_end(store, say)
     _check_rows(config)
     with handover_directory(Path(config.keep.weights_dir), run_id) as weights_dir:
@@ -166,6 +157,21 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
         except BaseException as error:
             tracker.end("FAILED" if isinstance(error, Exception) else "KILLED")
             raise
+
+
+def _store_of(config: RunConfig, root: Store, run_id: str) -> Store:
+    """The run's folder, where every record must have its digest unless an earlier version began
+    the run. ValueError where another run has the folder."""
+    store = root.child(run_id)
+    if store.exists("manifest.json") and not config.resume:
+        raise ValueError(
+            f"run_name must be new under {root.url}, {run_id!r} is there; choose another, or resume"
+            f" it with resume={run_id!r}"
+        )
+    if not config.resume or read_manifest(store).has_digests:
+        return store.requiring_digests()
+    say(f"{run_id} was begun by a version that kept no digests: damage to its files passes")
+    return store
 
 
 def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
