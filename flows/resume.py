@@ -19,7 +19,7 @@ from artifacts.store import Store
 from flows.config.keep import KeepConfig
 from flows.config.kept_config import kept_config
 from flows.config.overlay import overlay
-from flows.config.run_config import RunConfig
+from flows.config.run_config import RunConfig, mark_as_set
 
 Json = Mapping[str, Any]  # Any: JSON values
 
@@ -87,6 +87,7 @@ def resumed_config(given: RunConfig, started: Json) -> RunConfig:
             )
     found_at = {"keep": {"artifact_root": given.keep.artifact_root}}
     config = RunConfig.model_validate(overlay(wanted, found_at))
+    mark_as_set(config, asked)  # no port that the run had before is one that must be free
     return config.model_copy(update={"resume": given.resume})
 
 

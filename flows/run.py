@@ -25,13 +25,15 @@ from artifacts.records import WeightsRef
 from artifacts.reports.tracking import RunTracker
 from artifacts.status import await_end, pulse
 from artifacts.store import Store
-from flows.config.guest_rules import weight_server_of
+from flows.config.guest_rules import weight_server_of, wish_of_weights
 from flows.config.pinning import pinned
 from flows.config.run_config import RunConfig
 from flows.output import say
 from flows.resume import config_at_start, resumed_config
 from flows.run_record import links_of, record_beginning
+from tasks.cluster.dask_cluster import wishes_of
 from tasks.cluster.devices import engine_members, worker_specs
+from tasks.cluster.ports import refusal
 from tasks.fitting import Examination, UnfitPrompts, check_embeddings, check_prompts
 from tasks.guest_admission import check_token
 from tasks.learner.architecture import check_architecture, read_config
@@ -44,6 +46,7 @@ from tasks.run_context import RunContext
 from tasks.scheduling.batch import times
 from tasks.scheduling.policies.base import Turn
 from tasks.scheduling.queue_state import QueueState, without_unfit
+from tasks.weights.weight_config import WeightServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +114,14 @@ def effective_config(config: RunConfig) -> RunConfig:
     return resumed_config(config, config_at_start(config.keep.artifact_root, config.resume))
 
 
+def check_ports(config: RunConfig) -> None:
+    """ValueError for a port that a user named, and that is taken on this machine."""
+    wishes = () if config.cluster.scheduler_address else wishes_of(config.cluster)
+    server = weight_server_of(config.guests, config.cluster)
+    for wish in (*wishes, *([wish_of_weights(config.guests, server)] if server else ())):
+        wish.check()
+
+
 def new_run_id(preset: str) -> str:
     """By preset and time. Deployments begin runs in the same second, on several hosts as well,
     where nothing but the name keeps them apart."""
@@ -124,6 +135,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     root = Store.open(given.keep.artifact_root)
     root.check_writable()
     config = pinned(effective_config(given))
+    check_ports(config)
     run_id = config.resume or config.run_name or new_run_id(config.preset)
     store = root.child(run_id)
     if store.exists("manifest.json") and not config.resume:
@@ -180,7 +192,7 @@ def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
 
 
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
-    weight_server = weight_server_of(config.guests, config.cluster)
+    weight_server = _weight_server(config)
     check_token(config.guests, weight_server)
     specs = worker_specs(config.cluster)
     members = engine_members(config.cluster, config.engine.tensor_parallel_size)
@@ -219,6 +231,15 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         devices={spec.name: spec.device or "host" for spec in specs},
         scheduling=config.scheduling,
     )
+
+
+def _weight_server(config: RunConfig) -> WeightServerConfig | None:
+    """Where guests pull weights: on any port where the one of an earlier attempt is taken."""
+    server = weight_server_of(config.guests, config.cluster)
+    if server is None or not refusal(server.port, server.host):
+        return server
+    say(f"port {server.port} is taken: the weight server has a free one")
+    return server.model_copy(update={"port": 0})
 
 
 def state_of(commits: Sequence[StepCommit]) -> QueueState:

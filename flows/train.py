@@ -35,7 +35,7 @@ from flows.prefect_pages import telling_of_prefects_loss
 from flows.recovery import RECOVERABLE, recover, retry, start_at
 from flows.reporter import RunReporter
 from flows.rl_step import rl_step
-from flows.run import OpenRun, effective_config, open_run
+from flows.run import OpenRun, check_ports, effective_config, open_run
 from flows.run_log import hide_refused_secrets, told_in_prefect
 from flows.step_records import StepRecords
 from flows.steps import Steps
@@ -72,7 +72,9 @@ async def train(config: RunConfig) -> RunSummary:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-")))
         cluster, certificate = run.config.cluster, run.certificate(scratch)
         imports = (WORKER_IMPORTS, *run.config.engine.imports)
-        client = stack.enter_context(open_cluster(cluster, scratch, run.logs, imports, certificate))
+        client = stack.enter_context(
+            open_cluster(cluster, scratch, run.logs, imports, certificate, say)
+        )
         stack.enter_context(telling_of_its_loss(client))
         page = run.local_report(layout.DASK_PAGE)
         if page is not None:
@@ -97,6 +99,7 @@ async def train(config: RunConfig) -> RunSummary:
 def prepare_workers(config: RunConfig) -> None:
     """Let the run's workers begin with their imports; before anything has been started here."""
     effective = effective_config(config)
+    check_ports(effective)
     prepare_cluster(effective.cluster, (WORKER_IMPORTS,), effective.engine.imports)
 
 
