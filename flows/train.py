@@ -22,6 +22,7 @@ from prefect import flow, runtime
 
 from artifacts import layout
 from artifacts.private_files import private_files
+from artifacts.proxies import ask_directly, own_hosts
 from artifacts.records import WeightsRef
 from artifacts.reports.summary import RunSummary
 from flows.config.run_config import RunConfig
@@ -40,7 +41,7 @@ from flows.run_log import hide_refused_secrets, told_in_prefect
 from flows.step_records import StepRecords
 from flows.steps import Steps
 from flows.task_runner import ClusterTaskRunner, on_cluster
-from tasks.cluster.dask_cluster import open_cluster, prepare_cluster
+from tasks.cluster.dask_cluster import open_cluster, prepare_cluster, worker_addresses
 from tasks.cluster.devices import worker_specs
 from tasks.cluster.ownership import take_cluster, telling_of_its_loss
 from tasks.durable import export_model
@@ -59,6 +60,7 @@ WORKER_IMPORTS = "tasks.worker_imports"  # by name: the flow itself has no use f
 async def train(config: RunConfig) -> RunSummary:
     """Post-train a model. Starts a local Dask cluster unless the configuration names a
     scheduler."""
+    ask_directly()  # the run's workers inherit it
     with ExitStack() as stack:
         stack.enter_context(private_files())
         stack.enter_context(told_in_prefect(str(runtime.flow_run.id)))
@@ -82,6 +84,10 @@ async def train(config: RunConfig) -> RunSummary:
         specs, start_s = worker_specs(cluster), run.config.deadlines.start_s
         workers = [spec.name for spec in specs]
         await take_cluster(client, run.context.run_id, workers, start_s)
+        if run.config.cluster.scheduler_address:  # its workers inherit nothing from here
+            addresses = worker_addresses(client)
+            theirs = [addresses[worker] for worker in workers]
+            await asyncio.to_thread(client.run, ask_directly, own_hosts(), workers=theirs)
         await check_hosts(client, run)
         fleet = stack.enter_context(Fleet(client, run.context, specs))
         if run.context.guests.enabled:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from artifacts.proxies import ask_directly
+
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
@@ -29,6 +31,7 @@ def open_client(uri: str) -> MlflowClient:
     MLflow (1.5 s) only here."""
     for name, value in PATIENCE.items():
         os.environ.setdefault(name, value)
+    ask_directly()
     from mlflow.tracking import MlflowClient
 
     for chatty in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):

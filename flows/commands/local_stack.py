@@ -23,6 +23,7 @@ from pathlib import Path
 
 import certifi
 
+from artifacts.proxies import direct, own_hosts
 from artifacts.reports.mlflow_client import sqlite_uri
 from tasks.cluster.deaths import account
 from tasks.cluster.ports import LOOPBACK, Wish
@@ -66,7 +67,7 @@ def prefect_environment(home: Path, port: int) -> dict[str, str]:
         "PREFECT_CLIENT_METRICS_ENABLED": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DASK_LOGGING__DISTRIBUTED": "warning",
-    }
+    } | direct(os.environ, own_hosts())
 
 
 def keep_one_authority(home: Path) -> None:
@@ -173,12 +174,13 @@ def wait_until_served(
     """Return when the URL is answered, or nobody needs it any more. Raises what `check` does, which
     looks whether there is still somebody to wait for, and TimeoutError after STARTS_WITHIN_S."""
     ends = time.monotonic() + STARTS_WITHIN_S
+    straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
     while time.monotonic() < ends:
         check()
         if is_needless():
             return
         try:
-            with urllib.request.urlopen(url, timeout=2):
+            with straight.open(url, timeout=2):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(POLL_S)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from artifacts.private_files import private_files
+from artifacts.proxies import ask_directly
 from flows.commands.local_stack import wait_until_served, when_hung_up
 from flows.commands.options import add_configuration, add_resume
 from flows.output import Output, divert
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     begin_as_workers_do()
+    ask_directly()
     stop_when_hung_up()
     output = divert()
     try:
