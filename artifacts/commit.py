@@ -66,6 +66,8 @@ class RunManifest:
     data_digest: str = ""  # of the task's rows; empty in manifests of earlier versions
     # rows of the task that are neither trained nor evaluated, by reason
     left_out: Mapping[str, int] = field(default_factory=dict)
+    # of the files of models that lie at a path, by field; none in manifests of earlier versions
+    model_digests: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
 
 

@@ -132,7 +132,9 @@ class RunReporter:
         return self._commits[-1] if self._commits else None
 
     def tell_evaluation(self, step: int, report: EvaluationReport) -> None:
-        """Log the held-out scores after a step, and say them."""
+        """Log the held-out scores after a step, and say them, once."""
+        if step in self._evaluations:
+            return
         self._evaluations[step] = report
         mean = {"heldout/reward_mean": report.mean} if report.scores else {}
         self._run.tracker.log_metrics(step, {**mean, "heldout/infra": float(report.num_infra)})

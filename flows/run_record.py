@@ -23,6 +23,7 @@ from artifacts.commit import (
     read_manifest,
     write_manifest,
 )
+from artifacts.models.choice import PathConfig, files_digest
 from artifacts.reports.mlflow_calls import TrackedData
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
@@ -30,6 +31,7 @@ from artifacts.urls import without_secrets
 from flows.config.run_config import RunConfig
 from flows.resume import changes_of
 from tasks.prompts import task_dataset
+from tasks.rewards.judges.reward import judge_engine_of
 
 logger = logging.getLogger(__name__)
 
@@ -52,15 +54,13 @@ def record_beginning(
 ) -> RunTracker:
     """Begin the tracked run or go on with it after this step, and write the manifest, with a record
     of what the configuration changes and of the rows that are left out. ValueError where the task's
-    rows are no more what they were."""
+    rows, or a model that lies at a path, are no more what they were."""
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     earlier = read_manifest(store) if config.resume else None
     data = _tracked_data(config)
-    if earlier and earlier.data_digest not in ("", data.digest):
-        raise ValueError(
-            f"the task must have the rows that run {run_id} was begun with, it has others: its"
-            " prompts would be other questions; put the task's files back, or start a new run"
-        )
+    models = _model_digests(config)
+    if earlier:
+        _check_same(earlier, run_id, data.digest, models)
     tracker = RunTracker(config.tracking_uri())
     sha = git_sha(REPOSITORY)
     mlflow_run = tracker.start(
@@ -100,9 +100,40 @@ def record_beginning(
         changes=(*(earlier.changes if earlier else ()), *changes),
         data_digest=data.digest,
         left_out=left_out,
+        model_digests=models,
     )
     write_manifest(store, manifest)
     return tracker
+
+
+def _check_same(
+    earlier: RunManifest, run_id: str, data_digest: str, models: Mapping[str, str]
+) -> None:
+    """ValueError where rows or models are no more those that the run was begun with, wherever they
+    lie now."""
+    if earlier.data_digest not in ("", data_digest):
+        raise ValueError(
+            f"the task must have the rows that run {run_id} was begun with, it has others: its"
+            " prompts would be other questions; put the task's files back, say by task.path where"
+            " they lie now, or start a new run"
+        )
+    for field, digest in models.items():
+        if earlier.model_digests.get(field, digest) != digest:
+            raise ValueError(
+                f"{field} must hold the model that run {run_id} was begun with, it holds another;"
+                " put its files back, name the directory where they lie now, or start a new run"
+            )
+
+
+def _model_digests(config: RunConfig) -> dict[str, str]:
+    """Of models that lie at a path, by field. The others are named by what they are."""
+    judge = judge_engine_of(config.rewards)
+    models = {"model.path": config.model, "engine.model.path of judges": judge and judge.model}
+    return {
+        field: files_digest(Path(model.path).expanduser())
+        for field, model in models.items()
+        if isinstance(model, PathConfig)
+    }
 
 
 def _tracked_data(config: RunConfig) -> TrackedData:

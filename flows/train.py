@@ -18,7 +18,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from prefect import flow, runtime
+from prefect import State, flow, runtime
+from prefect.states import Completed
 
 from artifacts import layout
 from artifacts.private_files import private_files
@@ -35,6 +36,7 @@ from flows.output import keep_log_in, say
 from flows.prefect_pages import telling_of_prefects_loss
 from flows.recovery import RECOVERABLE, recover, retry, start_at
 from flows.reporter import RunReporter
+from flows.resume import nothing_left
 from flows.rl_step import rl_step
 from flows.run import OpenRun, check_ports, effective_config, open_run
 from flows.run_log import hide_refused_secrets, told_in_prefect
@@ -57,9 +59,12 @@ WORKER_IMPORTS = "tasks.worker_imports"  # by name: the flow itself has no use f
 
 
 @flow(name="train", flow_run_name="train-{config.preset}", description=__doc__)
-async def train(config: RunConfig) -> RunSummary:
-    """Post-train a model. Starts a local Dask cluster unless the configuration names a
-    scheduler."""
+async def train(config: RunConfig) -> RunSummary | State[None]:
+    """Post-train a model. Starts a local Dask cluster unless the configuration names a scheduler. A
+    run that is finished is resumed by saying so."""
+    if told := nothing_left(config):
+        say(told)
+        return Completed(message=told)
     ask_directly()  # the run's workers inherit it
     with ExitStack() as stack:
         stack.enter_context(private_files())

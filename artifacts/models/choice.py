@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -26,6 +27,8 @@ from artifacts.urls import Arguments, Location, Repository
 WEIGHTS = "*.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files: which is in which
 TOKENIZER = "tokenizer.json"
+READ = (WEIGHTS, "*.json", "*.jinja", "*.txt", "*.model")  # of a model's directory
+HASHED_AT_ONCE = 8
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # how architectures that predict the next token are called
 
 
@@ -210,6 +213,21 @@ def check_description(path: Path) -> None:
             f"a model directory must hold a tokenizer ({TOKENIZER}), {path} does not; save it"
             " beside the weights by save_pretrained"
         )
+
+
+def files_digest(path: Path) -> str:
+    """blake2b over what engines and learners read of a model's directory: equal digests mean equal
+    files. Several are read side by side."""
+    files = sorted({file for pattern in READ for file in path.glob(pattern) if file.is_file()})
+    with ThreadPoolExecutor(max_workers=HASHED_AT_ONCE) as readers:
+        digests = readers.map(_file_digest, files)
+        lines = [f"{file.name} {digest}\n" for file, digest in zip(files, digests, strict=True)]
+    return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
+
+
+def _file_digest(file: Path) -> str:
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "blake2b").hexdigest()
 
 
 def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
