@@ -136,8 +136,7 @@ class RunReporter:
         if step in self._evaluations:
             return
         self._evaluations[step] = report
-        mean = {"heldout/reward_mean": report.mean} if report.scores else {}
-        self._run.tracker.log_metrics(step, {**mean, "heldout/infra": float(report.num_infra)})
+        self._run.tracker.log_metrics(step, report.metrics)
         told = (
             f"held-out reward after step {step}: {report.mean:.3f} ({len(report.scores)} prompts)"
         )

@@ -81,6 +81,7 @@ class RunResults:
             ledger_tokens=_ledger(commits, evaluations),
             links=links,
             warnings=self.warnings(commits),
+            untracked=self._run.untracked,
             cost=run_cost([commit.metrics for commit in commits], self._run.config.prices),
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shlex
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -22,10 +23,11 @@ from artifacts.datasets.choice import skips_unusable_rows
 from artifacts.handover import handover_directory
 from artifacts.layout import CERTIFICATE, LOGS, PLANS, ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
-from artifacts.reports.tracking import RunTracker
+from artifacts.reports.tracking import RunStatus, RunTracker
 from artifacts.status import await_end, pulse
 from artifacts.store import Store
 from flows.config.guest_rules import weight_server_of, wish_of_weights
+from flows.config.keep import KeepConfig
 from flows.config.pinning import pinned
 from flows.config.run_config import RunConfig
 from flows.output import say
@@ -79,10 +81,21 @@ class OpenRun:
         return read_commits(self.store)[step - 1].weights if step > 0 else None
 
     @property
+    def untracked(self) -> str:
+        """What MLflow has not taken, and the command that sends it; empty where it has all."""
+        if not self.tracker.num_waiting:
+            return ""
+        root = self.config.keep.artifact_root
+        where = "" if root == KeepConfig().artifact_root else f" --root {shlex.quote(root)}"
+        return (
+            f"MLflow at {self.tracker.uri} did not take {self.tracker.num_waiting} entries of this"
+            f" run; 'rollflow track {self.context.run_id}{where}' sends them when it answers"
+        )
+
+    @property
     def evaluated_steps(self) -> set[int]:
         """Steps after which the held-out prompts were asked, as far as it is recorded."""
-        names = self.store.child(EVALUATION).list(ROUNDS)
-        return {step for name in names if (step := step_of_commit(name)) is not None}
+        return evaluated_steps(self.store)
 
     @property
     def logs(self) -> Path:
@@ -104,6 +117,12 @@ class OpenRun:
         path = self.store.local_path(report_file(name))
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+
+def evaluated_steps(store: Store) -> set[int]:
+    """Steps after which the held-out prompts of the run in this folder were asked."""
+    names = store.child(EVALUATION).list(ROUNDS)
+    return {step for name in names if (step := step_of_commit(name)) is not None}
 
 
 def effective_config(config: RunConfig) -> RunConfig:
@@ -154,20 +173,26 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
             context = _with_probes(config, _fitting(config, context, commits, rewards))
         left_out = _left_out(config, context)
         tracker = record_beginning(config, run_id, store, len(commits), left_out)
+        run = OpenRun(
+            config=config,
+            context=context,
+            store=store,
+            tracker=tracker,
+            commits=commits,
+            links=links_of(run_id),
+        )
         try:
             with pulse(store):
-                yield OpenRun(
-                    config=config,
-                    context=context,
-                    store=store,
-                    tracker=tracker,
-                    commits=commits,
-                    links=links_of(run_id),
-                )
-            tracker.end("FINISHED")
+                yield run
+            _end_tracking(run, "FINISHED")
         except BaseException as error:
-            tracker.end("FAILED" if isinstance(error, Exception) else "KILLED")
+            _end_tracking(run, "FAILED" if isinstance(error, Exception) else "KILLED")
             raise
+
+
+def _end_tracking(run: OpenRun, status: RunStatus) -> None:
+    if not run.tracker.end(status):
+        say(run.untracked)
 
 
 def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:

@@ -58,6 +58,8 @@ class RunSummary:
     links: Mapping[str, str]  # name -> URL or path
     warnings: tuple[str, ...] = ()  # limits that its figures passed
     cost: RunCost | None = None  # of a run whose devices have prices
+    # what MLflow lacks and how it gets that; the terminal is told when the run has ended
+    untracked: str = ""
 
 
 def paired_difference(
@@ -125,13 +127,14 @@ def shares(amounts: Mapping[str, float]) -> dict[str, float]:
 
 def markdown(summary: RunSummary) -> str:
     """The page for MLflow and for report/summary.md."""
+    untracked = [summary.untracked] if summary.untracked else []
     lines = [
         f"# {summary.run_id}",
         "",
         headline(summary),
         "",
-        *(f"* Warning: {warning}" for warning in summary.warnings),
-        *([""] if summary.warnings else []),
+        *(f"* Warning: {warning}" for warning in (*summary.warnings, *untracked)),
+        *([""] if summary.warnings or untracked else []),
         "| stage | seconds | share |",
         "|---|---:|---:|",
     ]
