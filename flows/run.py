@@ -36,6 +36,7 @@ from flows.run_record import links_of, record_beginning
 from tasks.cluster.dask_cluster import wishes_of
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.cluster.ports import refusal
+from tasks.environments.processes.origin_walls import check_seen
 from tasks.fitting import Examination, UnfitPrompts, check_embeddings, check_prompts
 from tasks.guest_admission import check_token
 from tasks.learner.architecture import check_architecture, read_config
@@ -45,6 +46,7 @@ from tasks.prompts import beginning_of, heldout_refs, prompts_of, task_dataset
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import Rewards, build_rewards
 from tasks.run_context import RunContext
+from tasks.sandbox.interpreter import own
 from tasks.scheduling.batch import times
 from tasks.scheduling.policies.base import Turn
 from tasks.scheduling.queue_state import QueueState, without_unfit
@@ -155,6 +157,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     root.check_writable()
     config = pinned(effective_config(given))
     check_ports(config)
+    _check_environments(config)
     run_id = config.resume or config.run_name or new_run_id(config.preset)
     store = root.child(run_id)
     if store.exists("manifest.json") and not config.resume:
@@ -188,6 +191,14 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
         except BaseException as error:
             _end_tracking(run, "FAILED" if isinstance(error, Exception) else "KILLED")
             raise
+
+
+def _check_environments(config: RunConfig) -> None:
+    """ValueError where environments need files that their processes do not see. Of a joined
+    cluster, whose workers lie elsewhere, nothing is known here."""
+    if config.environments and not config.cluster.scheduler_address:
+        sources = [settings.source for settings in config.environments.values()]
+        check_seen(config.episodes.hosts, own(), filter(None, sources))
 
 
 def _end_tracking(run: OpenRun, status: RunStatus) -> None:

@@ -20,9 +20,10 @@ from tasks.cluster.ports import LOOPBACK, refusal
 from tasks.engines.vllm.attention import attention_path, may_use_tiles
 from tasks.environments.hosts.self_test import try_hosts
 from tasks.environments.processes.config import HostConfig
+from tasks.environments.processes.origin_walls import hidden_path
 from tasks.rewards.programs.sandbox.self_test import holds
-from tasks.sandbox.interpreter import is_below_tmp
-from tasks.sandbox.isolation import CURES, ROOT, Isolation
+from tasks.sandbox.interpreter import below_tmp, own
+from tasks.sandbox.isolation import CURES, Isolation
 
 GIB = 1024**3
 NEEDED = {  # tried together; requirements/cpu.txt is the complete set
@@ -181,6 +182,11 @@ def check_attention() -> Iterator[Finding]:
 
 
 def check_sandbox() -> Iterator[Finding]:
+    if hidden := below_tmp(own()):
+        found = f"none (Python lies in {hidden}, and programs have a /tmp of their own)"
+        cure = "for code rewards move Python out of /tmp"
+        yield Finding(level="note", what="code sandbox", found=found, cure=cure)
+        return
     reason = holds(Isolation.NAMESPACES)
     if not reason:
         yield Finding(
@@ -197,12 +203,12 @@ def check_sandbox() -> Iterator[Finding]:
 
 def check_environment_hosts() -> Iterator[Finding]:
     """A pool with the walls of the default, and one process in which a small game begins."""
-    if is_below_tmp(ROOT):
+    if hidden := hidden_path(HostConfig(), own()):
         yield Finding(
             level="note",
             what="environment hosts",
-            found=f"none (Rollflow lies in {ROOT}, and their processes have a /tmp of their own)",
-            cure="for episodes move the clone out of /tmp",
+            found=f"none ({hidden} is below /tmp, and their processes have a /tmp of their own)",
+            cure="for episodes move the clone and its virtual environment out of /tmp",
         )
         return
     isolation = HostConfig().isolation
