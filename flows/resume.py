@@ -69,15 +69,19 @@ def config_at_start(artifact_root: str, run_id: str) -> Json:
 
 def beside_resume(given: Json) -> Json:
     """Values for RunConfig with the kind of every part that they change of the run that they
-    resume, if they resume one: a setting of its scheduling need not name that."""
+    resume, if they resume one, and all of a part that lies elsewhere: a setting of its scheduling
+    need not name that, nor the path of held-out questions that of the others."""
     run_id, keep = given.get("resume"), given.get("keep", {})
     if not (run_id and isinstance(run_id, str) and isinstance(keep, Mapping)):
         return given
     root = str(keep.get("artifact_root", KeepConfig().artifact_root))
-    return _with_kinds(given, config_at_start(root, run_id))
+    started = config_at_start(root, run_id)
+    found = _with_kinds(given, started)
+    parts = [part for part in PLACES if isinstance(found.get(part), Mapping) and part in started]
+    return overlay({part: started[part] for part in parts}, found)
 
 
-def _with_kinds(given: Json, started: Json) -> Json:
+def _with_kinds(given: Json, started: Json) -> dict[str, Any]:  # Any: JSON values
     kinds = {"kind": started["kind"]} if "kind" in started else {}
     below = {
         name: _with_kinds(value, started[name])
@@ -91,7 +95,8 @@ def resumed_config(given: RunConfig, started: Json) -> RunConfig:
     """The configuration to go on with. ValueError for a given field that must stay as the run was
     started."""
     kept = kept_config(started).model_dump(mode="json", exclude={"resume"})
-    asked = given.model_dump(mode="json", exclude_unset=True, exclude=set(OF_THE_ATTEMPT))
+    unset = given.model_dump(mode="json", exclude_unset=True, exclude=set(OF_THE_ATTEMPT))
+    asked = _whole_lists(unset, given.model_dump(mode="json"))
     wanted = overlay(kept, asked)
     for field, (before, after) in differences(_placeless(kept), _placeless(wanted)).items():
         if not _is_among(field, CHANGEABLE):
@@ -105,6 +110,14 @@ def resumed_config(given: RunConfig, started: Json) -> RunConfig:
     config = RunConfig.model_validate(overlay(wanted, found_at))
     mark_as_set(config, asked)  # no port that the run had before is one that must be free
     return config.model_copy(update={"resume": given.resume})
+
+
+def _whole_lists(asked: Json, dumped: Json) -> Json:
+    """What was asked, with all fields of what stands in lists: no overlay fills those."""
+    return {
+        name: _whole_lists(value, dumped[name]) if isinstance(value, Mapping) else dumped[name]
+        for name, value in asked.items()
+    }
 
 
 def _is_among(field: str, names: Sequence[str]) -> bool:

@@ -28,6 +28,7 @@ from artifacts.reports.mlflow_calls import TrackedData
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from artifacts.urls import without_secrets
+from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
 from flows.resume import changes_of
 from tasks.prompts import task_dataset
@@ -58,9 +59,10 @@ def record_beginning(
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     earlier = read_manifest(store) if config.resume else None
     data = _tracked_data(config)
-    models = _model_digests(config)
+    models = {field: files_digest(Path(path)) for field, path in _models_at_paths(config).items()}
     if earlier:
-        _check_same(earlier, run_id, data.digest, models)
+        _check_rows(earlier, data.digest)
+        _check_models(earlier, config, models)
     tracker = RunTracker(config.tracking_uri())
     sha = git_sha(REPOSITORY)
     mlflow_run = tracker.start(
@@ -106,31 +108,36 @@ def record_beginning(
     return tracker
 
 
-def _check_same(
-    earlier: RunManifest, run_id: str, data_digest: str, models: Mapping[str, str]
-) -> None:
-    """ValueError where rows or models are no more those that the run was begun with, wherever they
-    lie now."""
-    if earlier.data_digest not in ("", data_digest):
+def _check_rows(earlier: RunManifest, digest: str) -> None:
+    """ValueError where they are no more those that the run was begun with, wherever they lie."""
+    if earlier.data_digest not in ("", digest):
         raise ValueError(
-            f"the task must have the rows that run {run_id} was begun with, it has others: its"
-            " prompts would be other questions; put the task's files back, say by task.path where"
-            " they lie now, or start a new run"
+            f"the task must have the rows that run {earlier.run_id} was begun with, it has others:"
+            " its prompts would be other questions; put the task's files back, say by task.path"
+            " where they lie now, or start a new run"
         )
-    for field, digest in models.items():
-        if earlier.model_digests.get(field, digest) != digest:
+
+
+def _check_models(earlier: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
+    """ValueError where a model is no more the one that the run was begun with, wherever it lies; of
+    a run of an earlier version, which has no digest, where it lies elsewhere."""
+    now, before = _models_at_paths(config), _models_at_paths(kept_config(earlier.config))
+    for field, path in now.items():
+        known = earlier.model_digests.get(field)
+        if known != digests[field] if known else path != before.get(field):
             raise ValueError(
-                f"{field} must hold the model that run {run_id} was begun with, it holds another;"
-                " put its files back, name the directory where they lie now, or start a new run"
+                f"{field} must hold the model that run {earlier.run_id} was begun with,"
+                f" {path} holds another{'' if known else ', as far as is known'}; put its files"
+                " back, name the directory where they lie now, or start a new run"
             )
 
 
-def _model_digests(config: RunConfig) -> dict[str, str]:
-    """Of models that lie at a path, by field. The others are named by what they are."""
+def _models_at_paths(config: RunConfig) -> dict[str, str]:
+    """The directories of models by field. Models of other kinds are named by what they are."""
     judge = judge_engine_of(config.rewards)
     models = {"model.path": config.model, "engine.model.path of judges": judge and judge.model}
     return {
-        field: files_digest(Path(model.path).expanduser())
+        field: str(Path(model.path).expanduser())
         for field, model in models.items()
         if isinstance(model, PathConfig)
     }
