@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from artifacts.commit import read_commits, read_manifest
+from artifacts.reports.figures import steps_told
 from artifacts.reports.tracking import flatten
 from artifacts.status import read_status
 from artifacts.store import Store
@@ -156,10 +157,9 @@ def nothing_left(given: RunConfig) -> str:
     changed = differences(before.model_dump(mode="json"), now.model_dump(mode="json"))
     if now.num_steps > before.num_steps or any(_is_among(field, ENDS_ANEW) for field in changed):
         return ""
-    num_steps = len(read_commits(store))
     return (
-        f"{given.resume} is finished, with {num_steps} steps; beside --resume, '--set num_steps=N'"
-        f" with N above {before.num_steps} adds some"
+        f"{given.resume} is finished, steps {steps_told(len(read_commits(store)), now.num_steps)};"
+        f" beside --resume, '--set num_steps=N' with N above {before.num_steps} adds some"
     )
 
 

@@ -23,6 +23,7 @@ PATIENCE = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",  # a busy server may ask for an hour
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
@@ -36,6 +37,7 @@ def open_client(uri: str) -> MlflowClient:
 
     for chatty in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # or each try is told
     database = sqlite_file(uri)
     if database is not None and not database.exists():
         _make_tables(database)

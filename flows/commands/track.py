@@ -23,6 +23,8 @@ from artifacts.commit import (
     write_manifest,
 )
 from artifacts.reports.figures import read_figures
+from artifacts.reports.mlflow_client import open_client
+from artifacts.reports.outbox import first_line
 from artifacts.reports.tracking import RunStatus, RunTracker
 from artifacts.status import RunStatus as KeptStatus
 from artifacts.status import State, read_status
@@ -49,12 +51,8 @@ def track(store: Store, config: RunConfig, uri: str) -> str:
     that goes on, ConnectionError where MLflow takes nothing."""
     manifest, commits = read_manifest(store), read_commits(store)
     status = _ended(store, manifest)
+    _check_answer(uri)
     tracker = _tracker_of(store, manifest, config, uri)
-    if tracker.num_waiting:
-        raise ConnectionError(
-            f"MLflow must answer at {uri}, it does not; start it, or name another with"
-            " --tracking-uri"
-        )
     _send_steps(tracker, store, commits, config)
     _send_report(tracker, store, len(commits))
     refusal = ""
@@ -70,6 +68,16 @@ def track(store: Store, config: RunConfig, uri: str) -> str:
         f"{manifest.run_id}: {len(commits)} steps and its end, {ENDED[status.state]}, are in MLflow"
         f" at {uri}, run {tracker.run_id}"
     )
+
+
+def _check_answer(uri: str) -> None:
+    try:
+        open_client(uri).search_experiments(max_results=1)
+    except Exception as error:  # whatever MLflow's client raises
+        raise ConnectionError(
+            f"MLflow must answer at {uri}, got {first_line(error)}; start it, or name another with"
+            " --tracking-uri"
+        ) from error
 
 
 def _ended(store: Store, manifest: RunManifest) -> KeptStatus:

@@ -158,7 +158,7 @@ def test_values_that_resume_no_run_are_left_to_the_configuration(given: dict[str
     assert beside_resume(given) == given
 
 
-@pytest.mark.parametrize("task", [7, {"kind": "chain_sum"}])
+@pytest.mark.parametrize("task", [7, {"kind": "tiny_mix"}])
 def test_a_part_of_another_kind_gets_nothing_of_the_runs_own(tmp_path: Path, task: object) -> None:
     started(tmp_path)
     given = {"resume": "run", "keep": {"artifact_root": str(tmp_path)}, "task": task}
