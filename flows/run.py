@@ -167,7 +167,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
         )
     await_end(store, say)
     _check_rows(config)
-    with handover_directory(Path(config.keep.weights_dir), run_id) as weights_dir:
+    with handover_directory(Path(config.keep.weights_dir), run_id, store.url) as weights_dir:
         if leftovers := store.sweep(""):
             logger.info("swept=%d unfinished files of a killed attempt, run=%s", leftovers, run_id)
         commits = tuple(read_commits(store))

@@ -98,7 +98,7 @@ def _tracker_of(store: Store, manifest: RunManifest, config: RunConfig, uri: str
         experiment=config.keep.experiment,
         run_name=manifest.run_id,
         params=manifest.config,
-        tags=manifest.links
+        tags=dict(manifest.links)
         | {"rollflow.scheduling": config.scheduling.kind, "rollflow.preset": config.preset},
         run_id=manifest.mlflow_run_id,
         git_sha=manifest.git_sha,
