@@ -11,6 +11,7 @@ was recorded. Where rows, models and code lie may change: `run_record` compares 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from artifacts.commit import read_commits, read_manifest
@@ -150,17 +151,24 @@ def nothing_left(given: RunConfig) -> str:
         return ""
     started = config_at_start(given.keep.artifact_root, given.resume)
     store = Store.open(given.keep.artifact_root).child(given.resume)
-    status = read_status(store)
-    if status is None or status.state != "finished":
+    if not _is_finished(store):
         return ""
     before, now = kept_config(started), resumed_config(given, started)
     changed = differences(before.model_dump(mode="json"), now.model_dump(mode="json"))
     if now.num_steps > before.num_steps or any(_is_among(field, ENDS_ANEW) for field in changed):
         return ""
     return (
-        f"{given.resume} is finished, steps {steps_told(len(read_commits(store)), now.num_steps)};"
-        f" beside --resume, '--set num_steps=N' with N above {before.num_steps} adds some"
+        f"{given.resume} is finished: {steps_told(len(read_commits(store)), before.num_steps)}"
+        f" steps; beside --resume, '--set num_steps=N' with N above {before.num_steps} adds some"
     )
+
+
+def _is_finished(store: Store) -> bool:
+    """False also where the run's word of itself is damaged."""
+    with suppress(ValueError):
+        status = read_status(store)
+        return status is not None and status.state == "finished"
+    return False
 
 
 def changes_of(started: Json, config: RunConfig, step: int) -> tuple[Mapping[str, str | int], ...]:

@@ -216,18 +216,19 @@ def check_description(path: Path) -> None:
 
 
 def files_digest(path: Path) -> str:
-    """blake2b over what engines and learners read of a model's directory: equal digests mean equal
-    files. Several are read side by side."""
+    """Digest of what engines and learners read of a model's directory: equal ones mean equal files.
+    Several are read side by side; SHA-256 is three times as fast as blake2b where processors have
+    instructions for it."""
     files = sorted({file for pattern in READ for file in path.glob(pattern) if file.is_file()})
     with ThreadPoolExecutor(max_workers=HASHED_AT_ONCE) as readers:
         digests = readers.map(_file_digest, files)
         lines = [f"{file.name} {digest}\n" for file, digest in zip(files, digests, strict=True)]
-    return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _file_digest(file: Path) -> str:
     with file.open("rb") as data:
-        return hashlib.file_digest(data, "blake2b").hexdigest()
+        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:

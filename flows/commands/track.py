@@ -83,10 +83,10 @@ def _check_answer(uri: str) -> None:
 def _ended(store: Store, manifest: RunManifest) -> KeptStatus:
     status = read_status(store)
     if status is None or status.state == "running":
-        goes_on = f"process {status.pid} on {status.host} goes on" if status else "no status tells"
+        goes_on = f"process {status.pid} on {status.host} goes on" if status else "it has no status"
         raise ValueError(
-            f"a run must be over before it is tracked anew, of {manifest.run_id} {goes_on}; wait"
-            " for its end: it tells MLflow itself"
+            f"a run must be over before it is tracked anew, {manifest.run_id} is not, as far as is"
+            f" known ({goes_on}); wait for its end: it tells MLflow itself"
         )
     return status
 

@@ -207,8 +207,16 @@ def test_a_finished_run_that_is_asked_for_nothing_new_says_so(
     told = nothing_left(RunConfig.model_validate(values))
     assert bool(told) == has_nothing_left
     if told:
-        assert told.startswith("run is finished, with 2 steps; ")
+        assert told.startswith("run is finished: 2/2 steps; ")
         assert "'--set num_steps=N' with N above 2 adds some" in told
+
+
+def test_a_damaged_status_keeps_no_run_from_being_resumed(root: Path) -> None:
+    ended(root, "finished")
+    Store.open(str(root)).child("run").write("status.json", b"{")
+    keep = {"artifact_root": str(root)}
+    config = RunConfig.model_validate({"preset": "tiny", "resume": "run", "keep": keep})
+    assert not nothing_left(config)
 
 
 def test_a_new_run_has_everything_left() -> None:

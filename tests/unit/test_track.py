@@ -131,7 +131,7 @@ def test_another_mlflow_gets_the_run_as_a_new_one(root: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["away"], "a run must be over before it is tracked anew, of away process"),
+        (["away"], "a run must be over before it is tracked anew, away is not, as far as"),
         (["nobody"], "RUN must be a run under"),
     ],
 )
