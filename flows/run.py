@@ -272,7 +272,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
 def _weight_server(config: RunConfig) -> WeightServerConfig | None:
     """Where guests pull weights: on any port where the one of an earlier attempt is taken."""
     server = weight_server_of(config.guests, config.cluster)
-    if server is None or not refusal(server.port, server.host):
+    if server is None or not (server.port and refusal(server.port, server.host)):
         return server
     say(f"port {server.port} is taken: the weight server has a free one")
     return server.model_copy(update={"port": 0})

@@ -18,7 +18,7 @@ from artifacts.store import Store
 from flows.commands import demo, ui
 from flows.commands.local_stack import SERVERS, wish_of
 from flows.config.run_config import RunConfig
-from flows.run import check_ports, effective_config
+from flows.run import _weight_server, check_ports, effective_config
 from tasks.cluster.dask_cluster import wishes_of
 from tasks.cluster.ports import LOOPBACK, Wish, free_port, held_port, refusal
 
@@ -174,6 +174,19 @@ def test_a_resumed_run_goes_on_with_free_ports_but_for_one_that_is_named_beside(
     named = RunConfig.model_validate(given(field, taken, {}) | resume)
     with pytest.raises(ValueError, match=rf"in {field} \(0 takes a free one\)"):
         check_ports(effective_config(named))
+
+
+def test_the_weight_server_of_a_resumed_run_takes_any_port_where_its_own_is_taken(
+    taken: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for port, told in (
+        (taken, f"port {taken} is taken: the weight server has a free one\n"),
+        (0, ""),
+    ):
+        config = RunConfig.model_validate(given("guests.weights.port", port, {"guests": GUESTS}))
+        server = _weight_server(config)
+        assert server is not None
+        assert (server.port, capsys.readouterr().out) == (0, told)
 
 
 def test_ports_of_a_preset_are_not_named() -> None:
