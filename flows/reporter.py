@@ -244,6 +244,6 @@ class RunReporter:
             run.tracker.log_model, run.store, digest, keep.registered_model
         )
         if refusal:
-            told = f"MLflow did not take the model: {refusal}; a resumed run tries again"
+            told = f"MLflow did not take the model: {refusal}; '{run.track_command}' tries again"
             self._view.note(told)
             get_run_logger().warning(told)

@@ -87,12 +87,17 @@ class OpenRun:
         """What MLflow has not taken, and the command that sends it; empty where it has all."""
         if not self.tracker.num_waiting:
             return ""
-        root = self.config.keep.artifact_root
-        where = "" if root == KeepConfig().artifact_root else f" --root {shlex.quote(root)}"
         return (
             f"MLflow at {self.tracker.uri} did not take {self.tracker.num_waiting} entries of this"
-            f" run; 'rollflow track {self.context.run_id}{where}' sends them when it answers"
+            f" run; '{self.track_command}' sends them when it answers"
         )
+
+    @property
+    def track_command(self) -> str:
+        """The command that sends MLflow what it lacks of this run."""
+        root = self.config.keep.artifact_root
+        where = "" if root == KeepConfig().artifact_root else f" --root {shlex.quote(root)}"
+        return f"rollflow track {self.context.run_id}{where}"
 
     @property
     def evaluated_steps(self) -> set[int]:
