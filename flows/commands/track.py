@@ -22,6 +22,7 @@ from artifacts.commit import (
     read_manifest,
     write_manifest,
 )
+from artifacts.private_files import private_files
 from artifacts.reports.figures import read_figures
 from artifacts.reports.mlflow_client import open_client
 from artifacts.reports.outbox import first_line
@@ -29,6 +30,7 @@ from artifacts.reports.tracking import RunStatus, RunTracker
 from artifacts.status import RunStatus as KeptStatus
 from artifacts.status import State, read_status
 from artifacts.store import Store
+from artifacts.urls import TRACKING
 from flows.commands.named_run import run_store
 from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
@@ -136,10 +138,12 @@ def _send_report(tracker: RunTracker, store: Store, num_steps: int) -> None:
         tracker.describe(store.read(layout.report_file(SUMMARY)).decode())
 
 
+@private_files()
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 with one sentence on standard error."""
     options = parser().parse_args(argv)
     try:
+        TRACKING.check(options.tracking_uri, "--tracking-uri")
         store = run_store(options.run, options.root)
         root = store.url.rpartition("/")[0]
         kept = kept_config(read_manifest(store).config)

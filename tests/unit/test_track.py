@@ -133,6 +133,7 @@ def test_another_mlflow_gets_the_run_as_a_new_one(root: Path, tmp_path: Path) ->
     [
         (["away"], "a run must be over before it is tracked anew, away is not, as far as"),
         (["nobody"], "RUN must be a run under"),
+        (["away", "--tracking-uri", "http://me:secret@h"], "--tracking-uri must hold no "),
     ],
 )
 def test_a_run_that_goes_on_tells_for_itself(
