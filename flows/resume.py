@@ -45,7 +45,7 @@ CHANGEABLE = (  # fields, or groups of fields, that may stand in a run's way
 PLACES: Mapping[str, tuple[str, ...]] = {
     "task": ("path", "heldout_path", "format"),
     "model": ("path",),
-    "rewards": ("path",),
+    "rewards": ("path", "token_file", "token_variable"),
     "environments": ("path", "python"),
     "episodes": ("readable",),
 }
