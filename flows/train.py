@@ -23,7 +23,7 @@ from prefect.states import Completed
 
 from artifacts import layout
 from artifacts.private_files import private_files
-from artifacts.proxies import ask_directly, own_hosts
+from artifacts.proxies import ask_directly
 from artifacts.records import WeightsRef
 from artifacts.reports.summary import RunSummary
 from flows.config.run_config import RunConfig
@@ -43,7 +43,7 @@ from flows.run_log import hide_refused_secrets, told_in_prefect
 from flows.step_records import StepRecords
 from flows.steps import Steps
 from flows.task_runner import ClusterTaskRunner, on_cluster
-from tasks.cluster.dask_cluster import open_cluster, prepare_cluster, worker_addresses
+from tasks.cluster.dask_cluster import open_cluster, prepare_cluster
 from tasks.cluster.devices import worker_specs
 from tasks.cluster.ownership import take_cluster, telling_of_its_loss
 from tasks.durable import export_model
@@ -89,10 +89,6 @@ async def train(config: RunConfig) -> RunSummary | State[None]:
         specs, start_s = worker_specs(cluster), run.config.deadlines.start_s
         workers = [spec.name for spec in specs]
         await take_cluster(client, run.context.run_id, workers, start_s)
-        if run.config.cluster.scheduler_address:  # its workers inherit nothing from here
-            addresses = worker_addresses(client)
-            theirs = [addresses[worker] for worker in workers]
-            await asyncio.to_thread(client.run, ask_directly, own_hosts(), workers=theirs)
         await check_hosts(client, run)
         fleet = stack.enter_context(Fleet(client, run.context, specs))
         if run.context.guests.enabled:

@@ -23,6 +23,7 @@ from distributed.versions import error_message
 
 from artifacts.layout import CERTIFICATE
 from artifacts.private_files import keep_private
+from artifacts.proxies import ask_directly, own_hosts
 from tasks.cluster.certificate import TlsFiles, make_certificate, tls_settings
 from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
 from tasks.cluster.fork_server import METHOD, fork_fork_server, start_fork_server, start_method
@@ -161,6 +162,19 @@ class PrivateFiles(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
         keep_private()
 
 
+class DirectHosts(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
+    """Every worker of a joined cluster asks its own machine, and the flow's, without a proxy; those
+    that a run starts inherit that."""
+
+    name = "rollflow-direct-hosts"
+
+    def __init__(self) -> None:
+        self._hosts = own_hosts()  # the flow's
+
+    def setup(self, worker: Worker) -> None:
+        ask_directly(self._hosts)
+
+
 def _tls_files(config: ClusterConfig, certificate: Path) -> TlsFiles | None:
     """Those that the configuration names, else those of this run; None for a cluster that is joined
     as Dask's own settings say."""
@@ -187,6 +201,7 @@ def _joined(config: ClusterConfig) -> Iterator[Client]:
         ) from error
     with client:
         client.register_plugin(PrivateFiles())
+        client.register_plugin(DirectHosts())
         wait_for_workers(client, config)
         _check_versions(client, config)
         yield client
