@@ -15,6 +15,7 @@ from artifacts.commit import commit_step, read_manifest, write_manifest
 from artifacts.models.choice import files_digest
 from artifacts.reports.figures import steps_told
 from artifacts.reports.summary import headline
+from artifacts.reports.tracking import RunTracker
 from artifacts.status import pulse
 from artifacts.store import Store
 from flows import reporter
@@ -243,13 +244,20 @@ def test_steps_that_drain_the_queue_count_apart() -> None:
     assert steps_told(65, 64, " of ") == "64 of 64 +1"
 
 
+class NoMlflow(RunTracker):
+    """Takes everything, and keeps nothing."""
+
+    def log_metrics(self, step: int, metrics: object) -> bool:
+        return True
+
+
 def test_an_evaluation_is_told_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The last one of an earlier attempt is met again at the end of a run with nothing to do."""
     monkeypatch.setattr(reporter, "get_client", lambda: None)
     monkeypatch.setattr(reporter, "get_run_logger", lambda: logging.getLogger("a-flow-run"))
-    run = make_run(Store.open("memory://told-once"))
+    run = replace(make_run(Store.open("memory://told-once")), tracker=NoMlflow(""))
     teller = RunReporter(run, GuestBook(run.store, tuple))
     for _ in range(2):
         teller.tell_evaluation(2, make_evaluation({"heldout/0": 1.0}))
