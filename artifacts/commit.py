@@ -72,6 +72,8 @@ class RunManifest:
     left_out: Mapping[str, int] = field(default_factory=dict)
     # True if every record of the run has its own digest; False in manifests of earlier versions
     has_digests: bool = False
+    # of the files of models that lie at a path, by field; none in manifests of earlier versions
+    model_digests: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
 
 

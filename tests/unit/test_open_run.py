@@ -161,6 +161,13 @@ def test_values_that_resume_no_run_are_left_to_the_configuration(given: dict[str
     assert beside_resume(given) == given
 
 
+@pytest.mark.parametrize("task", [7, {"kind": "tiny_mix"}])
+def test_a_part_of_another_kind_gets_nothing_of_the_runs_own(tmp_path: Path, task: object) -> None:
+    started(tmp_path)
+    given = {"resume": "run", "keep": {"artifact_root": str(tmp_path)}, "task": task}
+    assert beside_resume(given)["task"] == task
+
+
 def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must hold a run"):
         beside_resume({"resume": "run", "keep": {"artifact_root": str(tmp_path)}})
