@@ -6,7 +6,7 @@ death.
 
 All lines of a call are one write, which outlives its process but not a crash of the machine; a line
 that was broken off ends its file. The lines are JSON, so that reading them runs nothing. What they
-say is `turn_log`'s and `token_log`'s.
+say is `turn_log`'s and `token_log`'s. Each has its digest: what follows a damaged one begins again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from artifacts.digests import with_digest, without_digest
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +43,10 @@ class AttemptLog:
         """Append these. A disk that does not take them ends the log, and nothing else."""
         if self._is_broken:
             return
-        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        told = (json.dumps(line, separators=(",", ":")).encode() for line in lines)
+        data = b"".join(with_digest(str(attempt), line) + b"\n" for line in told)
         try:
-            os.write(self._file(attempt), data.encode())
+            os.write(self._file(attempt), data)
         except OSError as error:
             self._is_broken = True
             logger.warning(
@@ -70,7 +73,7 @@ def read_attempts(folder: Path, is_meant: Callable[[int], bool]) -> Iterator[Ite
     for attempt, directory in _directories(folder):
         if is_meant(attempt):
             for file in sorted(directory.glob("*.jsonl")):
-                yield _lines(file.read_bytes())
+                yield _lines(attempt, file)
 
 
 def drop_attempts(folder: Path, is_over: Callable[[int], bool]) -> None:
@@ -87,11 +90,19 @@ def _directories(folder: Path) -> Iterator[tuple[int, Path]]:
                 yield int(directory.name), directory
 
 
-def _lines(data: bytes) -> Iterator[Line]:
-    *lines, _ = data.split(b"\n")  # after the last line comes nothing, or one that was broken off
-    for line in lines:
+def _lines(attempt: int, file: Path) -> Iterator[Line]:
+    # after the last line comes nothing, or one that was broken off
+    *lines, _ = file.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
         try:
-            told: Line = json.loads(line)
-        except ValueError:
+            told: Line = json.loads(without_digest(str(attempt), line, is_needed=True))
+        except ValueError as error:
+            logger.warning(
+                "line %d of %s is not as it was written (%s): what it and those after it say "
+                " begins again",
+                number,
+                file,
+                error,
+            )
             return
         yield told

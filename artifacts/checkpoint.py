@@ -4,9 +4,10 @@
     ─▶ checkpoints.commit(step, directory) ─▶ the step is committed ─▶ checkpoints.prune(step)
 
 A checkpoint newer than the last committed step is never resumed from, which is why pruning waits
-for that commit. Leaves out what is inside. On a local root `commit` is a rename; on a remote one
-the files pass through a scratch directory, which every rank and the caller must see, and the marker
-is uploaded last.
+for that commit. The marker has size and BLAKE3 of every file, taken while the files are synced or
+uploaded, and compared before a checkpoint is handed out. Leaves out what is inside. On a local root
+`commit` is a rename; on a remote one the files pass through a scratch directory, which every rank
+and the caller must see, and the marker is uploaded last.
 """
 
 from __future__ import annotations
@@ -16,15 +17,25 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from artifacts import layout
+from artifacts.digests import file_digest, with_digest
 from artifacts.refused_writes import explained
 from artifacts.store import Store
 
 MARKER = "complete.json"
+EARLIER = "delete its folder: an earlier checkpoint is used, or training is replayed from the start"
+
+Kept = Mapping[str, Any]  # size in bytes and BLAKE3; of earlier versions the size alone
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint is not as it was saved; the message names the file."""
 
 
 class Checkpoints:
@@ -47,6 +58,7 @@ class Checkpoints:
         directory = self._store.local_path(
             f"{layout.CHECKPOINTS}/{layout.ASIDE_PREFIX}{uuid.uuid4().hex}"
         )
+        self._store.check_run()
         directory.mkdir(parents=True)
         try:
             yield directory
@@ -57,26 +69,25 @@ class Checkpoints:
         """Make the saved files the checkpoint of `step`, replacing one that an interrupted attempt
         at it left."""
         name = layout.checkpoint_dir(step)
-        files = {
-            file.relative_to(aside).as_posix(): file.stat().st_size
-            for file in aside.rglob("*")
-            if file.is_file()
-        }
+        files = [file for file in aside.rglob("*") if file.is_file()]
         if not files:
             raise ValueError(
                 f"a checkpoint must have a file of each rank, {aside} has none; have"
                 " keep.weights_dir and the artifact root be the same for the flow and its learners"
             )
-        marker = json.dumps({"step": step, "files": files}, sort_keys=True).encode()
         self._drop(step)
-        if self._store.is_local:
-            with explained(f"{self._store.url}/{name}", sum(files.values())):
-                _sync_tree(aside)
+        with ThreadPoolExecutor(1) as beside:
+            kept = beside.submit(_kept, aside, files)
+            if not self._store.is_local:
+                self._store.upload(aside, name)
+                self._store.keep(f"{name}/{MARKER}", _marker(step, kept.result()))
+                return name
+            with explained(f"{self._store.url}/{name}", sum(map(_size, files))):
+                _sync(files)
+                marker = with_digest(f"{name}/{MARKER}", _marker(step, kept.result()))
                 (aside / MARKER).write_bytes(marker)
+                _sync([aside / MARKER])
                 os.replace(aside, self._store.local_path(name))
-        else:
-            self._store.upload(aside, name)
-            self._store.write(f"{name}/{MARKER}", marker)
         return name
 
     def prune(self, committed_step: int) -> None:
@@ -102,7 +113,7 @@ class Checkpoints:
     @contextmanager
     def fetched(self, step: int, scratch: Path) -> Iterator[Path]:
         """A directory with the checkpoint's files; of a remote one a copy that lasts as long as the
-        block. ValueError if there is none."""
+        block. ValueError if there is none, DamagedCheckpoint if a file is not as it was saved."""
         name = layout.checkpoint_dir(step)
         if not self._store.exists(f"{name}/{MARKER}"):
             where = f"{self._store.url}/{layout.CHECKPOINTS}"
@@ -111,11 +122,27 @@ class Checkpoints:
                 " of them"
             )
         if self._store.is_local:
+            self._check(name, self._store.local_path(name))
             yield self._store.local_path(name)
             return
         with _scratch(scratch) as directory:
             self._store.download(name, directory)
+            self._check(name, directory)
             yield directory
+
+    def _check(self, name: str, directory: Path) -> None:
+        try:
+            kept = self._store.parsed(f"{name}/{MARKER}", _files_of, EARLIER)
+        except ValueError as error:
+            raise DamagedCheckpoint(str(error)) from error
+        for file, wanted in kept.items():
+            path = directory / file
+            found = _kept_of(path) if path.is_file() else {"bytes": None}
+            if not wanted.items() <= found.items():
+                raise DamagedCheckpoint(
+                    f"{self._store.url}/{name}/{file} must be as it was saved ({_told(wanted)}),"
+                    f" it is not ({_told(found)}); {EARLIER}"
+                )
 
     def _drop(self, step: int) -> None:
         """The marker goes first: a half-deleted checkpoint is none."""
@@ -131,8 +158,35 @@ def _scratch(parent: Path) -> Iterator[Path]:
         yield Path(directory)
 
 
-def _sync_tree(directory: Path) -> None:
-    for file in directory.rglob("*"):
-        if file.is_file():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
+def _sync(files: Iterable[Path]) -> None:
+    for file in files:
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+
+
+def _marker(step: int, kept: Mapping[str, Kept]) -> bytes:
+    return json.dumps({"step": step, "files": kept}, sort_keys=True).encode()
+
+
+def _files_of(marker: bytes) -> dict[str, Kept]:
+    files = json.loads(marker)["files"].items()
+    return {file: {"bytes": kept} if isinstance(kept, int) else dict(kept) for file, kept in files}
+
+
+def _kept(directory: Path, files: Iterable[Path]) -> dict[str, Kept]:
+    """What there is to keep of these files of a directory, by name."""
+    return {file.relative_to(directory).as_posix(): _kept_of(file) for file in files}
+
+
+def _kept_of(file: Path) -> Kept:
+    return {"bytes": _size(file), "blake3": file_digest(file)}
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size
+
+
+def _told(kept: Kept) -> str:
+    if kept["bytes"] is None:
+        return "it is not there"
+    return f"{kept['bytes']} bytes, BLAKE3 {kept.get('blake3', 'not kept')[:12]}"

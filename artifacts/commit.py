@@ -17,8 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
 from artifacts import layout
+from artifacts.digests import with_digest
 from artifacts.records import WeightsRef
+from artifacts.refused_writes import StoreError
 from artifacts.store import Store
 
 COMMIT_SCHEMA_VERSION = 1
@@ -66,6 +70,10 @@ class RunManifest:
     data_digest: str = ""  # of the task's rows; empty in manifests of earlier versions
     # rows of the task that are neither trained nor evaluated, by reason
     left_out: Mapping[str, int] = field(default_factory=dict)
+    # True if every record of the run has its own digest; False in manifests of earlier versions
+    has_digests: bool = False
+    # of the files of models that lie at a path, by field; none in manifests of earlier versions
+    model_digests: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
 
 
@@ -73,7 +81,7 @@ def commit_step(store: Store, commit: StepCommit) -> None:
     """The commit point. Repeating an equal commit is harmless; a different one for a committed step
     is an error."""
     name = layout.commit_file(commit.step)
-    data = _encode(asdict(commit))
+    data = with_digest(name, _encode(asdict(commit)))
     try:
         store.create(name, data)
     except FileExistsError:
@@ -82,6 +90,33 @@ def commit_step(store: Store, commit: StepCommit) -> None:
                 f"step {commit.step} must be committed once, but {store.url}/{name} holds another"
                 " commit; resume the run instead of repeating the step, or choose a new run_id"
             ) from None
+
+
+def check_place(store: Store, manifest_digest: str, before: StepCommit | None) -> None:
+    """StoreError unless the run's folder has the manifest of this digest, and `before` as the last
+    commit: what is committed elsewhere cannot be resumed. An empty digest is that of no manifest
+    yet, and nothing is compared."""
+    if not manifest_digest:
+        return
+    try:
+        if digest_of_manifest(store) != manifest_digest:
+            found = f"{layout.MANIFEST} is of another attempt or run"
+        elif before and _read_commit(store, before.step).weights != before.weights:
+            found = f"{layout.commit_file(before.step)} is of another run"
+        else:
+            return
+    except FileNotFoundError as error:
+        found = f"there is no {error.filename or error} any more"
+    raise StoreError(
+        f"a run must commit its steps into its own folder, {store.url} is that no more: {found};"
+        " put the folder back, or end the other attempt, then resume the run from its last commit"
+    )
+
+
+def digest_of_manifest(store: Store) -> str:
+    """BLAKE3 of the manifest as it is there, which every attempt writes anew. Raises
+    FileNotFoundError."""
+    return blake3(store.read(layout.MANIFEST)).hexdigest()
 
 
 def figures_by_step(commits: Iterable[StepCommit]) -> list[tuple[int, Mapping[str, float]]]:
@@ -119,7 +154,7 @@ def read_commits(store: Store) -> list[StepCommit]:
 
 def _read_commit(store: Store, step: int) -> StepCommit:
     where = f"{store.url}/{layout.commit_file(step)}"
-    raw = _decode(store.read(layout.commit_file(step)), where)
+    raw = _decode(store.checked(layout.commit_file(step)), where)
     raw.pop("mlflow_logged", None)  # commits of the first version had it
     try:
         metrics = {
@@ -134,20 +169,21 @@ def _read_commit(store: Store, step: int) -> StepCommit:
 
 
 def write_manifest(store: Store, manifest: RunManifest) -> None:
-    store.write(layout.MANIFEST, _encode(asdict(manifest)))
+    store.keep(layout.MANIFEST, _encode(asdict(manifest)))
 
 
 def read_manifest(store: Store) -> RunManifest:
     """Raises ValueError when there is no run here, or its manifest is damaged."""
+    where = f"{store.url}/{layout.MANIFEST}"
     try:
-        data = store.read(layout.MANIFEST)
+        raw = _decode(store.checked(layout.MANIFEST), where)
     except FileNotFoundError:
         raise ValueError(
             f"{store.url} must hold a run, but has no {layout.MANIFEST}; check artifact_root and"
             " run_id"
         ) from None
-    where = f"{store.url}/{layout.MANIFEST}"
-    raw = _decode(data, where)
+    if raw.get("has_digests"):
+        store.requiring_digests().checked(layout.MANIFEST)
     try:
         flow_runs = tuple(raw.pop("prefect_flow_run_ids"))
         changes = tuple(raw.pop("changes", ()))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from artifacts import layout
 from artifacts.records import Group, Span
-from artifacts.store import Store
+from artifacts.store import RESTORE, Store
 from artifacts.tables import (
     ResponseRow,
     groups_from_parquet,
@@ -24,6 +24,12 @@ from artifacts.tables import (
     responses_to_parquet,
     spans_from_parquet,
     spans_to_parquet,
+)
+
+GENERATE_AGAIN = f"{RESTORE}, or delete it: the responses in it are generated again"
+PLAY_AGAIN = (  # of what a closed round leaves
+    f"{RESTORE}; if its step is not committed, delete what there is of it and of later steps in"
+    " rounds/, splits/, moments/, groups/ and responses/ instead: that is made again"
 )
 
 
@@ -46,7 +52,7 @@ class Journal:
             part += 1
             self._next_part[step] = part
             try:
-                self._store.create(name, data)
+                self._store.keep_new(name, data)
             except FileExistsError:
                 continue  # another writer, or the run before a restart, took this number
             return name
@@ -61,11 +67,11 @@ class Journal:
         """
         final = layout.table_file("responses", step)
         if self._store.exists(final):
-            return self._store.parsed(final, responses_from_parquet)
+            return self._store.parsed(final, responses_from_parquet, PLAY_AGAIN)
         return _latest(
             row
             for part in self._parts(step)
-            for row in self._store.parsed(part, responses_from_parquet)
+            for row in self._store.parsed(part, responses_from_parquet, GENERATE_AGAIN)
         )
 
     def finalise(
@@ -73,9 +79,9 @@ class Journal:
     ) -> None:
         """Write the step's three tables. Calling it again with the same records changes nothing;
         `drop_parts` when all writers ended."""
-        self._store.write(layout.table_file("groups", step), groups_to_parquet(step, groups))
-        self._store.write(layout.table_file("spans", step), spans_to_parquet(step, spans))
-        self._store.write(layout.table_file("responses", step), responses_to_parquet(step, rows))
+        self._store.keep(layout.table_file("groups", step), groups_to_parquet(step, groups))
+        self._store.keep(layout.table_file("spans", step), spans_to_parquet(step, spans))
+        self._store.keep(layout.table_file("responses", step), responses_to_parquet(step, rows))
 
     def drop_parts(self, step: int) -> None:
         """Delete the parts of a finalised step; nobody may append to it any more."""
@@ -91,13 +97,25 @@ class Journal:
     def read_groups(self, step: int, rows: Iterable[ResponseRow] | None = None) -> list[Group]:
         """The trained groups in training order: all that a replay of the step's training needs.
         `rows`: what `read` says of the step, from a caller that has it."""
-        known = self.read(step) if rows is None else rows
+        known = self._read_final(step) if rows is None else rows
         return self._store.parsed(
-            layout.table_file("groups", step), lambda data: groups_from_parquet(data, known)
+            layout.table_file("groups", step),
+            lambda data: groups_from_parquet(data, known),
+            PLAY_AGAIN,
         )
 
     def read_spans(self, step: int) -> list[Span]:
-        return self._store.parsed(layout.table_file("spans", step), spans_from_parquet)
+        return self._store.parsed(layout.table_file("spans", step), spans_from_parquet, PLAY_AGAIN)
+
+    def _read_final(self, step: int) -> list[ResponseRow]:
+        """The responses of a step whose round is closed. ValueError where their table is gone."""
+        final = layout.table_file("responses", step)
+        if not self._store.exists(final):
+            raise ValueError(
+                f"the responses of step {step} must be in {self._store.url}/{final}, which is not"
+                f" there; {PLAY_AGAIN}"
+            )
+        return self.read(step)
 
     def _parts(self, step: int) -> list[str]:
         directory = layout.journal_dir(step)

@@ -20,10 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from artifacts.layout import JUDGEMENTS, judgement_part, judgements_dir
-from artifacts.store import Store
+from artifacts.store import RESTORE, Store
 
 SCHEMA_VERSION = b"1"
 VERSION_KEY = b"rollflow.judgements_version"
+
+ASK_AGAIN = f"{RESTORE}, or delete it: what it says is asked again"
 
 JudgeMode = Literal["yes_no", "generative"]
 
@@ -140,7 +142,7 @@ class JudgementCache:
         part = len(store.list(judgements_dir(step)))
         while True:
             try:
-                store.create(judgement_part(step, part), data)
+                store.keep_new(judgement_part(step, part), data)
             except FileExistsError:  # an attempt that was given up still writes
                 part += 1
                 continue
@@ -154,4 +156,4 @@ def kept_judgements(store: Store, step: int) -> list[Judgement]:
 
 def _kept(store: Store, directory: str) -> Iterable[Judgement]:
     for part in store.list(directory):
-        yield from store.parsed(f"{directory}/{part}", judgements_from_parquet)
+        yield from store.parsed(f"{directory}/{part}", judgements_from_parquet, ASK_AGAIN)

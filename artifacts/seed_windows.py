@@ -7,9 +7,12 @@ takes it up.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 
 from artifacts.store import Store
+
+logger = logging.getLogger(__name__)
 
 FILE = "seeding.json"
 
@@ -26,17 +29,23 @@ def write_windows(
     the last one's are kept: a window that is lost is found again."""
     known = _known(store)
     known[_key(model, worker_class)] = {**read_windows(store, model, worker_class), **windows_s}
-    store.write(FILE, json.dumps(known, indent=1, sort_keys=True).encode())
+    store.keep(FILE, json.dumps(known, indent=1, sort_keys=True).encode())
 
 
 def _known(store: Store) -> dict[str, dict[int, float]]:
     try:
-        raw = json.loads(store.read(FILE))
+        return store.parsed(FILE, _windows, "it is written anew")
     except FileNotFoundError:
         return {}
+    except ValueError as error:
+        logger.warning("seeding windows are found again: %s", error)
+        return {}
+
+
+def _windows(data: bytes) -> dict[str, dict[int, float]]:
     return {
         key: {int(count): float(seconds) for count, seconds in windows.items()}
-        for key, windows in raw.items()
+        for key, windows in json.loads(data).items()
     }
 
 

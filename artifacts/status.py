@@ -92,7 +92,7 @@ def read_status(store: Store) -> RunStatus | None:
     """How the run is, or None where no process ever said so. ValueError where the file is damaged
     or of another version."""
     try:
-        told = STATUS_OF.validate_json(store.read(layout.STATUS))
+        told = store.parsed(layout.STATUS, STATUS_OF.validate_json, "delete it")
     except FileNotFoundError:
         return None
     alive = is_alive(told.pid, told.process_started_s) if _is_here(told) else None
@@ -202,7 +202,7 @@ def _own_status() -> RunStatus:
 def _write(store: Store, status: RunStatus) -> None:
     """The boundary where a store's failures stop: a sign of life is worth no run."""
     try:
-        store.write(layout.STATUS, json.dumps(asdict(status), indent=1).encode())
+        store.keep(layout.STATUS, json.dumps(asdict(status), indent=1).encode())
     except Exception as error:
         logger.warning("status=%s not written reason=%s", status.state, _one_line(error))
 

@@ -3,7 +3,8 @@ URL.
 
 Every write is all or nothing. On a local disk the bytes go to a hidden name in the same directory,
 are synced and renamed; an object appears in an object store only when its upload is complete.
-Leaves out locking: a run has one writer per name.
+Records, which a resume reads, are kept with a digest (`digests`) that is compared when they are
+read. Leaves out locking: a run has one writer per name.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
 from fsspec.core import url_to_fs
 
-from artifacts.layout import ASIDE_PREFIX
+from artifacts.digests import with_digest, without_digest
+from artifacts.layout import ASIDE_PREFIX, MANIFEST
 from artifacts.refused_writes import StoreError, explained, reason_of
 from artifacts.urls import STORAGE
 
 T = TypeVar("T")
 Fill = Callable[[BinaryIO], object]  # writes the bytes of a file
+RESTORE = "restore it from a copy"  # the cure of a damaged record that nothing else has
 
 
 class Store:
@@ -36,6 +39,8 @@ class Store:
         self._root = root.rstrip("/")
         self.url = url.rstrip("/")
         self.is_local = "file" in _protocols(filesystem)
+        self.needs_digests = False  # of every record; earlier versions kept none
+        self._run_root: str | None = None  # of a run that has begun
 
     @classmethod
     def open(cls, url: str, **storage_options: object) -> Self:
@@ -54,7 +59,22 @@ class Store:
 
     def child(self, name: str) -> Store:
         """The store of a subtree, for example of one run."""
-        return Store(self._fs, self._full(name), f"{self.url}/{name}")
+        child = Store(self._fs, self._full(name), f"{self.url}/{name}")
+        child.needs_digests, child._run_root = self.needs_digests, self._run_root
+        return child
+
+    def requiring_digests(self) -> Store:
+        """The same store, where a record without digest is a damaged one."""
+        strict = self.child("")
+        strict.needs_digests = True
+        return strict
+
+    def of_begun_run(self) -> Store:
+        """The same store, the folder of a run that has begun: on a local disk nothing is written
+        where its manifest is gone."""
+        begun = self.child("")
+        begun._run_root = self._root if self.is_local else None
+        return begun
 
     def local_path(self, path: str) -> Path:
         """The path on this machine. Raises ValueError for a remote store."""
@@ -84,24 +104,44 @@ class Store:
             else:
                 self._fs.pipe_file(self._full(path), data, mode="create")
 
+    def keep(self, path: str, data: bytes) -> None:
+        """`write` a record, with its digest."""
+        self.write(path, with_digest(path, data))
+
+    def keep_new(self, path: str, data: bytes) -> None:
+        """`create` a record, with its digest."""
+        self.create(path, with_digest(path, data))
+
     def read(self, path: str) -> bytes:
         """The whole file. Raises FileNotFoundError."""
         file = self._full(path)
         with self._reached():
             return bytes(self._fs.cat_file(file))
 
-    def parsed(self, path: str, parse: Callable[[bytes], T]) -> T:
-        """What `parse` makes of the file. Raises FileNotFoundError, and ValueError with its name
-        for one that is cut off or damaged."""
+    def checked(self, path: str, cure: str = RESTORE) -> bytes:
+        """The record that was kept there, compared with its digest. Raises FileNotFoundError, and
+        ValueError with its name and the cure for one that is damaged."""
         data = self.read(path)
         try:
+            return without_digest(path, data, is_needed=self.needs_digests)
+        except ValueError as error:
+            raise self._damaged(path, len(data), error, cure) from None
+
+    def parsed(self, path: str, parse: Callable[[bytes], T], cure: str = RESTORE) -> T:
+        """What `parse` makes of the record (`checked`). A record without digest is parsed as it
+        is: the boundary where whatever a parser says of damaged bytes becomes a ValueError."""
+        data = self.checked(path, cure)
+        try:
             return parse(data)
-        except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
-            reason = " ".join(reason_of(error).split())
-            raise ValueError(
-                f"{self.url}/{path} ({len(data)} bytes) must be whole and of this version, it"
-                f" cannot be read ({reason}); restore it from a copy"
-            ) from error
+        except Exception as error:
+            raise self._damaged(path, len(data), error, cure) from error
+
+    def _damaged(self, path: str, num_bytes: int, error: Exception, cure: str) -> ValueError:
+        reason = " ".join(reason_of(error).split())
+        return ValueError(
+            f"{self.url}/{path} ({num_bytes} bytes) must be whole and as this version wrote it, it"
+            f" is not ({reason}); {cure}"
+        )
 
     def exists(self, path: str) -> bool:
         file = self._full(path)
@@ -192,6 +232,7 @@ class Store:
         try:
             yield
         except Exception as error:
+            self.check_run()
             if self.is_local or (isinstance(error, OSError) and str(error)):
                 raise
             raise StoreError(
@@ -199,8 +240,24 @@ class Store:
                 f" ({reason_of(error)}); check the bucket, the credentials and the endpoint"
             ) from error
 
-    def _explained(self, path: str, num_bytes: int) -> AbstractContextManager[None]:
-        return explained(f"{self.url}/{path}", num_bytes)
+    def check_run(self) -> None:
+        """Raise StoreError where the folder of a run that has begun (`of_begun_run`) is gone."""
+        if self._run_root is not None and not os.path.exists(f"{self._run_root}/{MANIFEST}"):
+            raise StoreError(
+                f"a run must find its own folder, {self._run_root} has no {MANIFEST} any more: it"
+                " was moved or deleted; put it back, then resume the run from its last commit"
+            )
+
+    @contextmanager
+    def _explained(self, path: str, num_bytes: int) -> Iterator[None]:
+        """The boundary where what is wrong with a write becomes one sentence for the user."""
+        self.check_run()
+        try:
+            with explained(f"{self.url}/{path}", num_bytes):
+                yield
+        except OSError:
+            self.check_run()
+            raise
 
     @contextmanager
     def _written_aside(self, path: str, fill: Fill) -> Iterator[str]:

@@ -69,7 +69,7 @@ def groups_to_parquet(step: int, groups: Sequence[Group]) -> bytes:
 
 
 def groups_from_parquet(data: bytes, rows: Iterable[ResponseRow]) -> list[Group]:
-    """The groups, with their responses looked up in the step's rows. Raises KeyError if one is
+    """The groups, with their responses looked up in the step's rows. Raises ValueError if one is
     missing."""
     _, cells = _from_parquet("groups", data)
     responses = {row.response.generated.response_id: row.response for row in rows}
@@ -164,6 +164,8 @@ def _group_cells(group: Group) -> Row:
 
 def _group(row: Row, responses: dict[str, Response]) -> Group:
     names = [response_id(row["prompt_id"], index) for index in row["indices"]]
+    if missing := [name for name in names if name not in responses]:
+        raise ValueError(f"its response {missing[0]} is not among the step's {len(responses)}")
     return Group(
         prompt=Prompt(**fields_of(PROMPT, row)),
         responses=tuple(responses[name] for name in names),

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from artifacts.records import WeightsRef
@@ -104,9 +104,15 @@ def read_weights(path: str | os.PathLike[str]) -> Iterator[tuple[str, Tensor]]:
             f"weights must be a safetensors file, found none at {path}; check the store or replay"
             " the step"
         )
-    with safe_open(path, framework="pt") as file:
-        for name in sorted(file.keys()):
-            yield name, file.get_tensor(name)
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in sorted(file.keys()):
+                yield name, file.get_tensor(name)
+    except SafetensorError as error:
+        raise ValueError(
+            f"weights must be a whole safetensors file, {path} is not ({error}); resume the run: it"
+            " publishes them again"
+        ) from error
 
 
 def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:

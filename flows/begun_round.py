@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from artifacts import layout
-from artifacts.store import Store
+from artifacts.store import RESTORE, Store
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.queue_state import QueueState
 
 PLAN_SCHEMA_VERSION = 1
+PLAN_AGAIN = f"{RESTORE}, or delete it if its round is not in rounds/: the round is planned again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ _JSON = TypeAdapter(BegunRound)
 
 def keep_round(store: Store, begun: BegunRound) -> BegunRound:
     """Keep the round as that of its step."""
-    store.write(layout.plan_file(begun.plan.step), _JSON.dump_json(begun, indent=1))
+    store.keep(layout.plan_file(begun.plan.step), _JSON.dump_json(begun, indent=1))
     return begun
 
 
@@ -59,7 +60,7 @@ def begun_round(
 
 
 def _read(store: Store, name: str) -> BegunRound:
-    found = store.parsed(name, _parsed)
+    found = store.parsed(name, _parsed, PLAN_AGAIN)
     if isinstance(found, BegunRound):
         return found
     raise ValueError(

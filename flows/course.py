@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from artifacts.checkpoint import Checkpoints
-from artifacts.commit import commit_step
+from artifacts.commit import check_place, commit_step
 from artifacts.records import Span, WeightsRef
 from flows.begun_round import BegunRound, begun_round, keep_round
 from flows.engine_layout import EngineLayouts, with_relayout
@@ -123,6 +123,7 @@ class RunCourse:
         planner = self._layouts.observe(report)
         record = self._records.record(report, state, planner, checkpoint, reporter.last)
         record = self._windows.enter(record, report, self._fleet.members())
+        check_place(run.store, run.context.manifest_digest, reporter.last)
         commit_step(run.store, record)
         Checkpoints(run.store, run.config.keep.checkpoints).prune(report.plan.step)
         await reporter.tell_step(report, record)

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 import dask
 from prefect import flow
 
+from artifacts.journal import Journal
 from artifacts.judgements import kept_judgements
 from artifacts.records import WeightsRef
+from artifacts.store import Store
 from flows.rl_step import SLOT, all_results
 from flows.run import OpenRun
 from flows.task_results import result_of
@@ -48,6 +50,12 @@ class EvaluationReport:
     def mean(self) -> float:
         """Over the prompts; not a number where no response has a verdict."""
         return sum(self.scores.values()) / len(self.scores) if self.scores else math.nan
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What MLflow gets."""
+        mean = {"heldout/reward_mean": self.mean} if self.scores else {}
+        return mean | {"heldout/infra": float(self.num_infra)}
 
 
 def evaluation_round(
@@ -88,13 +96,18 @@ async def evaluate(plan: StepPlan) -> EvaluationReport:
 
 def recorded_evaluation(plan: StepPlan) -> EvaluationReport | None:
     """The scores of an evaluation that has been made, or None."""
-    rollout = read_round(store_of(plan), plan.step)
+    return kept_evaluation(store_of(plan), plan.step, plan.weights.version)
+
+
+def kept_evaluation(store: Store, step: int, version: int) -> EvaluationReport | None:
+    """The same. store: of the run's evaluations. version: of the weights that answered."""
+    rollout = read_round(store, step)
     if rollout is None:
         return None
     rewards: dict[str, list[float]] = defaultdict(list)
     questions: dict[str, str] = {}
     num_infra = 0
-    for row in journal_of(plan).read(plan.step):
+    for row in Journal(store).read(step):
         score = row.response.score
         if score is None or score.reward is None:
             num_infra += 1
@@ -102,15 +115,13 @@ def recorded_evaluation(plan: StepPlan) -> EvaluationReport | None:
             rewards[row.prompt.prompt_id].append(score.reward)
             questions[row.prompt.prompt_id] = row.prompt.text
     return EvaluationReport(
-        version=plan.weights.version,
+        version=version,
         scores={
             prompt_id: sum(values) / len(values) for prompt_id, values in sorted(rewards.items())
         },
         questions=questions,
         num_infra=num_infra,
         tokens=sum(rollout.tokens.values()),
-        judged_tokens=sum(
-            judgement.new_tokens for judgement in kept_judgements(store_of(plan), plan.step)
-        ),
+        judged_tokens=sum(judgement.new_tokens for judgement in kept_judgements(store, step)),
         seconds=rollout.finished_s - rollout.started_s,
     )

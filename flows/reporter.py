@@ -132,10 +132,11 @@ class RunReporter:
         return self._commits[-1] if self._commits else None
 
     def tell_evaluation(self, step: int, report: EvaluationReport) -> None:
-        """Log the held-out scores after a step, and say them."""
+        """Log the held-out scores after a step, and say them, once."""
+        if step in self._evaluations:
+            return
         self._evaluations[step] = report
-        mean = {"heldout/reward_mean": report.mean} if report.scores else {}
-        self._run.tracker.log_metrics(step, {**mean, "heldout/infra": float(report.num_infra)})
+        self._run.tracker.log_metrics(step, report.metrics)
         told = (
             f"held-out reward after step {step}: {report.mean:.3f} ({len(report.scores)} prompts)"
         )
@@ -147,7 +148,7 @@ class RunReporter:
         """Keep the spans of a committed step, log its metrics, add its row, tell a skipped
         update."""
         self._commits.append(commit)
-        self._run.store.write(
+        self._run.store.keep(
             layout.table_file("spans", commit.step), spans_to_parquet(commit.step, report.spans)
         )
         self._journal.drop_parts(commit.step)
@@ -243,6 +244,6 @@ class RunReporter:
             run.tracker.log_model, run.store, digest, keep.registered_model
         )
         if refusal:
-            told = f"MLflow did not take the model: {refusal}; a resumed run tries again"
+            told = f"MLflow did not take the model: {refusal}; '{run.track_command}' tries again"
             self._view.note(told)
             get_run_logger().warning(told)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from matplotlib.figure import Figure
 
 from artifacts import layout
-from artifacts.commit import StepCommit, figures_by_step, read_manifest
+from artifacts.commit import StepCommit, figures_by_step, read_manifest, seconds_added
 from artifacts.journal import Journal
 from artifacts.reports import canvas, plots
 from artifacts.reports.episode_figures import TURNS
@@ -66,11 +66,7 @@ class RunResults:
         return RunSummary(
             run_id=self._run.context.run_id,
             num_steps=len(commits),
-            wall_s=(
-                commits[-1].timings["finished_s"] - commits[0].timings["started_s"]
-                if commits
-                else 0.0
-            ),
+            run_s=sum(seconds_added(commits)),
             reward_before=before.mean,
             reward_after=after.mean if is_trained else None,
             gain=(
@@ -85,6 +81,7 @@ class RunResults:
             ledger_tokens=_ledger(commits, evaluations),
             links=links,
             warnings=self.warnings(commits),
+            untracked=self._run.untracked,
             cost=run_cost([commit.metrics for commit in commits], self._run.config.prices),
         )
 

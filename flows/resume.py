@@ -5,21 +5,24 @@ What may not change decides what has been learned and recorded: model, seed, tas
 scheduling, learner, devices. A replay would come to other weights, or the stream of prompts to
 other questions. How many prompts later rounds ask beyond those that they keep, and in how many
 levels, changes neither: a round that was begun is kept as it was planned, and replays read what
-was recorded.
+was recorded. Where rows, models and code lie may change: `run_record` compares what lies there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from artifacts.commit import read_manifest
+from artifacts.commit import read_commits, read_manifest
+from artifacts.reports.figures import steps_told
 from artifacts.reports.tracking import flatten
+from artifacts.status import read_status
 from artifacts.store import Store
 from flows.config.keep import KeepConfig
 from flows.config.kept_config import kept_config
 from flows.config.overlay import overlay
-from flows.config.run_config import RunConfig
+from flows.config.run_config import RunConfig, mark_as_set
 
 Json = Mapping[str, Any]  # Any: JSON values
 
@@ -36,6 +39,20 @@ CHANGEABLE = (  # fields, or groups of fields, that may stand in a run's way
     "scheduling.prompt_overprovision", "scheduling.num_levels",
     "planner", "stream_trainer", "seeding", "balancing", "gate", "guests", "deadlines", "keep",
     "prices",
+)  # fmt: skip
+# fields, at any depth of these parts, that say where something lies: what lies there is compared
+# with what the run was begun with (rows, models), or is code, which a user may mend as well
+PLACES: Mapping[str, tuple[str, ...]] = {
+    "task": ("path", "heldout_path", "format"),
+    "model": ("path",),
+    "rewards": ("path", "token_file", "token_variable"),
+    "environments": ("path", "python"),
+    "episodes": ("readable",),
+}
+# what a finished run is resumed for: further steps, or its end told anew
+ENDS_ANEW = (
+    "keep.report", "keep.log_model", "keep.registered_model", "keep.tracking_uri",
+    "keep.experiment", "prices",
 )  # fmt: skip
 # they say which run is meant, and change nothing in it
 OF_THE_ATTEMPT = ("preset", "run_name", "resume")
@@ -54,15 +71,19 @@ def config_at_start(artifact_root: str, run_id: str) -> Json:
 
 def beside_resume(given: Json) -> Json:
     """Values for RunConfig with the kind of every part that they change of the run that they
-    resume, if they resume one: a setting of its scheduling need not name that."""
+    resume, if they resume one, and all of a part that lies elsewhere: a setting of its scheduling
+    need not name that, nor the path of held-out questions that of the others."""
     run_id, keep = given.get("resume"), given.get("keep", {})
     if not (run_id and isinstance(run_id, str) and isinstance(keep, Mapping)):
         return given
     root = str(keep.get("artifact_root", KeepConfig().artifact_root))
-    return _with_kinds(given, config_at_start(root, run_id))
+    started = config_at_start(root, run_id)
+    found = _with_kinds(given, started)
+    parts = [part for part in PLACES if isinstance(found.get(part), Mapping) and part in started]
+    return overlay({part: started[part] for part in parts}, found)
 
 
-def _with_kinds(given: Json, started: Json) -> Json:
+def _with_kinds(given: Json, started: Json) -> dict[str, Any]:  # Any: JSON values
     kinds = {"kind": started["kind"]} if "kind" in started else {}
     below = {
         name: _with_kinds(value, started[name])
@@ -76,18 +97,78 @@ def resumed_config(given: RunConfig, started: Json) -> RunConfig:
     """The configuration to go on with. ValueError for a given field that must stay as the run was
     started."""
     kept = kept_config(started).model_dump(mode="json", exclude={"resume"})
-    asked = given.model_dump(mode="json", exclude_unset=True, exclude=set(OF_THE_ATTEMPT))
+    unset = given.model_dump(mode="json", exclude_unset=True, exclude=set(OF_THE_ATTEMPT))
+    asked = _whole_lists(unset, given.model_dump(mode="json"))
     wanted = overlay(kept, asked)
-    for field, (before, after) in differences(kept, wanted).items():
-        if not any(f"{field}.".startswith(f"{name}.") for name in CHANGEABLE):
+    for field, (before, after) in differences(_placeless(kept), _placeless(wanted)).items():
+        if not _is_among(field, CHANGEABLE):
+            places = (f"{part}...{name}" for part, names in PLACES.items() for name in names)
             raise ValueError(
                 f"{field} must stay what the run was started with ({before}), got {after} beside "
-                "resume; "
-                f"leave it out, or start a new run. What may change: {', '.join(CHANGEABLE)}"
+                "resume; leave it out, or start a new run. What may change: "
+                f"{', '.join((*CHANGEABLE, *places))}"
             )
     found_at = {"keep": {"artifact_root": given.keep.artifact_root}}
     config = RunConfig.model_validate(overlay(wanted, found_at))
+    mark_as_set(config, asked)  # no port that the run had before is one that must be free
     return config.model_copy(update={"resume": given.resume})
+
+
+def _whole_lists(asked: Json, dumped: Json) -> Json:
+    """What was asked, with all fields of what stands in lists: no overlay fills those."""
+    return {
+        name: _whole_lists(value, dumped[name]) if isinstance(value, Mapping) else dumped[name]
+        for name, value in asked.items()
+    }
+
+
+def _is_among(field: str, names: Sequence[str]) -> bool:
+    return any(f"{field}.".startswith(f"{name}.") for name in names)
+
+
+def _placeless(config: Json) -> Json:
+    """The configuration without what says where something lies."""
+    return {
+        part: _without(value, PLACES[part]) if part in PLACES else value
+        for part, value in config.items()
+    }
+
+
+def _without(value: Any, names: Sequence[str]) -> Any:  # Any: JSON in, JSON out
+    match value:
+        case Mapping():
+            kept = {name: item for name, item in value.items() if name not in names}
+            return {name: _without(item, names) for name, item in kept.items()}
+        case list():
+            return [_without(item, names) for item in value]
+    return value
+
+
+def nothing_left(given: RunConfig) -> str:
+    """What is said of a resumed run that is finished and is asked for nothing new; empty for any
+    other."""
+    if not given.resume:
+        return ""
+    started = config_at_start(given.keep.artifact_root, given.resume)
+    store = Store.open(given.keep.artifact_root).child(given.resume)
+    if not _is_finished(store):
+        return ""
+    before, now = kept_config(started), resumed_config(given, started)
+    changed = differences(before.model_dump(mode="json"), now.model_dump(mode="json"))
+    if now.num_steps > before.num_steps or any(_is_among(field, ENDS_ANEW) for field in changed):
+        return ""
+    return (
+        f"{given.resume} is finished: {steps_told(len(read_commits(store)), before.num_steps)}"
+        f" steps; beside --resume, '--set num_steps=N' with N above {before.num_steps} adds some"
+    )
+
+
+def _is_finished(store: Store) -> bool:
+    """False also where the run's word of itself is damaged."""
+    with suppress(ValueError):
+        status = read_status(store)
+        return status is not None and status.state == "finished"
+    return False
 
 
 def changes_of(started: Json, config: RunConfig, step: int) -> tuple[Mapping[str, str | int], ...]:

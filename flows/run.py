@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shlex
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -17,21 +18,27 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from artifacts.commit import StepCommit, read_commits
+from artifacts.commit import StepCommit, digest_of_manifest, read_commits, read_manifest
 from artifacts.datasets.choice import skips_unusable_rows
 from artifacts.handover import handover_directory
 from artifacts.layout import CERTIFICATE, LOGS, PLANS, ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
-from artifacts.reports.tracking import RunTracker
+from artifacts.reports.tracking import RunStatus, RunTracker
 from artifacts.status import await_end, pulse
 from artifacts.store import Store
-from flows.config.guest_rules import weight_server_of
+from flows.config.guest_rules import weight_server_of, wish_of_weights
+from flows.config.keep import KeepConfig
 from flows.config.pinning import pinned
 from flows.config.run_config import RunConfig
 from flows.output import say
 from flows.resume import config_at_start, resumed_config
 from flows.run_record import links_of, record_beginning
+from tasks.cluster.dask_cluster import wishes_of
 from tasks.cluster.devices import engine_members, worker_specs
+from tasks.cluster.ports import refusal
+from tasks.elastic.weights.weight_config import WeightServerConfig
+from tasks.environments.processes.origin_walls import check_seen
+from tasks.isolation.interpreter import own
 from tasks.learner.architecture import check_architecture, read_config
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import Rewards, build_rewards
@@ -76,10 +83,26 @@ class OpenRun:
         return read_commits(self.store)[step - 1].weights if step > 0 else None
 
     @property
+    def untracked(self) -> str:
+        """What MLflow has not taken, and the command that sends it; empty where it has all."""
+        if not self.tracker.num_waiting:
+            return ""
+        return (
+            f"MLflow at {self.tracker.uri} did not take {self.tracker.num_waiting} entries of this"
+            f" run; '{self.track_command}' sends them when it answers"
+        )
+
+    @property
+    def track_command(self) -> str:
+        """The command that sends MLflow what it lacks of this run."""
+        root = self.config.keep.artifact_root
+        where = "" if root == KeepConfig().artifact_root else f" --root {shlex.quote(root)}"
+        return f"rollflow track {self.context.run_id}{where}"
+
+    @property
     def evaluated_steps(self) -> set[int]:
         """Steps after which the held-out prompts were asked, as far as it is recorded."""
-        names = self.store.child(EVALUATION).list(ROUNDS)
-        return {step for name in names if (step := step_of_commit(name)) is not None}
+        return evaluated_steps(self.store)
 
     @property
     def logs(self) -> Path:
@@ -103,12 +126,26 @@ class OpenRun:
         return path
 
 
+def evaluated_steps(store: Store) -> set[int]:
+    """Steps after which the held-out prompts of the run in this folder were asked."""
+    names = store.child(EVALUATION).list(ROUNDS)
+    return {step for name in names if (step := step_of_commit(name)) is not None}
+
+
 def effective_config(config: RunConfig) -> RunConfig:
     """The given configuration, or for a resumed run the one it was started with and what is changed
     in it."""
     if not config.resume:
         return config
     return resumed_config(config, config_at_start(config.keep.artifact_root, config.resume))
+
+
+def check_ports(config: RunConfig) -> None:
+    """ValueError for a port that a user named, and that is taken on this machine."""
+    wishes = () if config.cluster.scheduler_address else wishes_of(config.cluster)
+    server = weight_server_of(config.guests, config.cluster)
+    for wish in (*wishes, *([wish_of_weights(config.guests, server)] if server else ())):
+        wish.check()
 
 
 def new_run_id(preset: str) -> str:
@@ -124,16 +161,13 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     root = Store.open(given.keep.artifact_root)
     root.check_writable()
     config = pinned(effective_config(given))
+    check_ports(config)
+    _check_environments(config)
     run_id = config.resume or config.run_name or new_run_id(config.preset)
-    store = root.child(run_id)
-    if store.exists("manifest.json") and not config.resume:
-        raise ValueError(
-            f"run_name must be new under {root.url}, {run_id!r} is there; choose another, or resume"
-            f" it with resume={run_id!r}"
-        )
+    store = _store_of(config, root, run_id)
     await_end(store, say)
     _check_rows(config)
-    with handover_directory(Path(config.keep.weights_dir), run_id) as weights_dir:
+    with handover_directory(Path(config.keep.weights_dir), run_id, store.url) as weights_dir:
         if leftovers := store.sweep(""):
             logger.info("swept=%d unfinished files of a killed attempt, run=%s", leftovers, run_id)
         commits = tuple(read_commits(store))
@@ -142,20 +176,55 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
             context = _with_probes(config, _fitting(config, context, commits, rewards))
         left_out = _left_out(config, context)
         tracker = record_beginning(config, run_id, store, len(commits), left_out)
+        context = replace(
+            context,
+            manifest_digest=digest_of_manifest(store),
+            has_digests=store.needs_digests,
+        )
+        store = store.of_begun_run()
+        run = OpenRun(
+            config=config,
+            context=context,
+            store=store,
+            tracker=tracker,
+            commits=commits,
+            links=links_of(run_id),
+        )
         try:
             with pulse(store):
-                yield OpenRun(
-                    config=config,
-                    context=context,
-                    store=store,
-                    tracker=tracker,
-                    commits=commits,
-                    links=links_of(run_id),
-                )
-            tracker.end("FINISHED")
+                yield run
+            _end_tracking(run, "FINISHED")
         except BaseException as error:
-            tracker.end("FAILED" if isinstance(error, Exception) else "KILLED")
+            _end_tracking(run, "FAILED" if isinstance(error, Exception) else "KILLED")
             raise
+
+
+def _store_of(config: RunConfig, root: Store, run_id: str) -> Store:
+    """The run's folder, where every record must have its digest unless an earlier version began
+    the run. ValueError where another run has the folder."""
+    store = root.child(run_id)
+    if store.exists("manifest.json") and not config.resume:
+        raise ValueError(
+            f"run_name must be new under {root.url}, {run_id!r} is there; choose another, or resume"
+            f" it with resume={run_id!r}"
+        )
+    if not config.resume or read_manifest(store).has_digests:
+        return store.requiring_digests()
+    say(f"{run_id} was begun by a version that kept no digests: damage to its files passes")
+    return store
+
+
+def _check_environments(config: RunConfig) -> None:
+    """ValueError where environments need files that their processes do not see. Of a joined
+    cluster, whose workers lie elsewhere, nothing is known here."""
+    if config.environments and not config.cluster.scheduler_address:
+        sources = [settings.source for settings in config.environments.values()]
+        check_seen(config.episodes.hosts, own(), filter(None, sources))
+
+
+def _end_tracking(run: OpenRun, status: RunStatus) -> None:
+    if not run.tracker.end(status):
+        say(run.untracked)
 
 
 def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
@@ -180,7 +249,7 @@ def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
 
 
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
-    weight_server = weight_server_of(config.guests, config.cluster)
+    weight_server = _weight_server(config)
     check_token(config.guests, weight_server)
     specs = worker_specs(config.cluster)
     members = engine_members(config.cluster, config.engine.tensor_parallel_size)
@@ -219,6 +288,15 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         devices={spec.name: spec.device or "host" for spec in specs},
         scheduling=config.scheduling,
     )
+
+
+def _weight_server(config: RunConfig) -> WeightServerConfig | None:
+    """Where guests pull weights: on any port where the one of an earlier attempt is taken."""
+    server = weight_server_of(config.guests, config.cluster)
+    if server is None or not (server.port and refusal(server.port, server.host)):
+        return server
+    say(f"port {server.port} is taken: the weight server has a free one")
+    return server.model_copy(update={"port": 0})
 
 
 def state_of(commits: Sequence[StepCommit]) -> QueueState:

@@ -23,12 +23,15 @@ from artifacts.commit import (
     read_manifest,
     write_manifest,
 )
+from artifacts.models.choice import PathConfig, files_digest
 from artifacts.reports.mlflow_calls import TrackedData
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from artifacts.urls import without_secrets
+from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
 from flows.resume import changes_of
+from tasks.rewards.judges.reward import judge_engine_of
 from tasks.run.prompts import task_dataset
 
 logger = logging.getLogger(__name__)
@@ -52,15 +55,14 @@ def record_beginning(
 ) -> RunTracker:
     """Begin the tracked run or go on with it after this step, and write the manifest, with a record
     of what the configuration changes and of the rows that are left out. ValueError where the task's
-    rows are no more what they were."""
+    rows, or a model that lies at a path, are no more what they were."""
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     earlier = read_manifest(store) if config.resume else None
     data = _tracked_data(config)
-    if earlier and earlier.data_digest not in ("", data.digest):
-        raise ValueError(
-            f"the task must have the rows that run {run_id} was begun with, it has others: its"
-            " prompts would be other questions; put the task's files back, or start a new run"
-        )
+    models = {field: files_digest(Path(path)) for field, path in _models_at_paths(config).items()}
+    if earlier:
+        _check_rows(earlier, data.digest)
+        _check_models(earlier, config, models)
     tracker = RunTracker(config.tracking_uri())
     sha = git_sha(REPOSITORY)
     mlflow_run = tracker.start(
@@ -100,9 +102,46 @@ def record_beginning(
         changes=(*(earlier.changes if earlier else ()), *changes),
         data_digest=data.digest,
         left_out=left_out,
+        has_digests=earlier.has_digests if earlier else True,
+        model_digests=models,
     )
     write_manifest(store, manifest)
     return tracker
+
+
+def _check_rows(earlier: RunManifest, digest: str) -> None:
+    """ValueError where they are no more those that the run was begun with, wherever they lie."""
+    if earlier.data_digest not in ("", digest):
+        raise ValueError(
+            f"the task must have the rows that run {earlier.run_id} was begun with, it has others:"
+            " its prompts would be other questions; put the task's files back, say by task.path"
+            " where they lie now, or start a new run"
+        )
+
+
+def _check_models(earlier: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
+    """ValueError where a model is no more the one that the run was begun with, wherever it lies; of
+    a run of an earlier version, which has no digest, where it lies elsewhere."""
+    now, before = _models_at_paths(config), _models_at_paths(kept_config(earlier.config))
+    for field, path in now.items():
+        known = earlier.model_digests.get(field)
+        if known != digests[field] if known else path != before.get(field):
+            raise ValueError(
+                f"{field} must hold the model that run {earlier.run_id} was begun with,"
+                f" {path} holds another{'' if known else ', as far as is known'}; put its files"
+                " back, name the directory where they lie now, or start a new run"
+            )
+
+
+def _models_at_paths(config: RunConfig) -> dict[str, str]:
+    """The directories of models by field. Models of other kinds are named by what they are."""
+    judge = judge_engine_of(config.rewards)
+    models = {"model.path": config.model, "engine.model.path of judges": judge and judge.model}
+    return {
+        field: str(Path(model.path).expanduser())
+        for field, model in models.items()
+        if isinstance(model, PathConfig)
+    }
 
 
 def _tracked_data(config: RunConfig) -> TrackedData:

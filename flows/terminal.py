@@ -22,6 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from artifacts.reports.figures import steps_told
 from flows.output import say, screen
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.rounds.filling import Filling
@@ -133,7 +134,8 @@ class TerminalView:
                 f"{title} {form.format(metrics.get(name, 0.0))}"
                 for title, name, form in columns_of([metrics])
             )
-            told = f"step {step}/{self._num_steps} {kind:<5} {figures}  {update_told(metrics)}"
+            far = steps_told(step, self._num_steps)
+            told = f"step {far} {kind:<5} {figures}  {update_told(metrics)}"
             say(told.rstrip())
 
     async def _tick(self) -> None:
@@ -156,11 +158,13 @@ class TerminalView:
         for step, kind, metrics in self._rows:
             figures = (form.format(metrics.get(name, 0.0)) for _, name, form in columns)
             table.add_row(str(step), kind, *figures, update_told(metrics))
+        far = steps_told(self._step, self._num_steps, " of ")
         head = Text(
-            f"{self._run_id}   step {self._step} of {self._num_steps}   {elapsed_s / 60:.1f} min  "
+            f"{self._run_id}   step {far}   {elapsed_s / 60:.1f} min  "
             f" reward {sparkline(self._rewards)}"
         )
-        bar = ProgressBar(total=self._num_steps, completed=self._step, width=80)
+        done = min(self._step, self._num_steps)
+        bar = ProgressBar(total=self._num_steps, completed=done, width=80)
         lines: list[RenderableType] = [
             head,
             Padding(bar, 0),  # which ends its line; a bar alone does not

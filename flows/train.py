@@ -18,10 +18,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from prefect import flow, runtime
+from prefect import State, flow, runtime
+from prefect.states import Completed
 
 from artifacts import layout
 from artifacts.private_files import private_files
+from artifacts.proxies import ask_directly
 from artifacts.records import WeightsRef
 from artifacts.reports.summary import RunSummary
 from flows.config.run_config import RunConfig
@@ -34,8 +36,9 @@ from flows.output import keep_log_in, say
 from flows.prefect_pages import telling_of_prefects_loss
 from flows.recovery import RECOVERABLE, recover, retry, start_at
 from flows.reporter import RunReporter
+from flows.resume import nothing_left
 from flows.rl_step import rl_step
-from flows.run import OpenRun, effective_config, open_run
+from flows.run import OpenRun, check_ports, effective_config, open_run
 from flows.run_log import hide_refused_secrets, told_in_prefect
 from flows.step_records import StepRecords
 from flows.steps import Steps
@@ -56,9 +59,13 @@ WORKER_IMPORTS = "flows.worker_imports"  # by name: the flow itself has no use f
 
 
 @flow(name="train", flow_run_name="train-{config.preset}", description=__doc__)
-async def train(config: RunConfig) -> RunSummary:
-    """Post-train a model. Starts a local Dask cluster unless the configuration names a
-    scheduler."""
+async def train(config: RunConfig) -> RunSummary | State[None]:
+    """Post-train a model. Starts a local Dask cluster unless the configuration names a scheduler. A
+    run that is finished is resumed by saying so."""
+    if told := nothing_left(config):
+        say(told)
+        return Completed(message=told)
+    ask_directly()  # the run's workers inherit it
     with ExitStack() as stack:
         stack.enter_context(private_files())
         stack.enter_context(told_in_prefect(str(runtime.flow_run.id)))
@@ -72,7 +79,9 @@ async def train(config: RunConfig) -> RunSummary:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-")))
         cluster, certificate = run.config.cluster, run.certificate(scratch)
         imports = (WORKER_IMPORTS, *run.config.engine.imports)
-        client = stack.enter_context(open_cluster(cluster, scratch, run.logs, imports, certificate))
+        client = stack.enter_context(
+            open_cluster(cluster, scratch, run.logs, imports, certificate, say)
+        )
         stack.enter_context(telling_of_its_loss(client))
         page = run.local_report(layout.DASK_PAGE)
         if page is not None:
@@ -97,6 +106,7 @@ async def train(config: RunConfig) -> RunSummary:
 def prepare_workers(config: RunConfig) -> None:
     """Let the run's workers begin with their imports; before anything has been started here."""
     effective = effective_config(config)
+    check_ports(effective)
     prepare_cluster(effective.cluster, (WORKER_IMPORTS,), effective.engine.imports)
 
 

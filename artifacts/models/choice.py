@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -26,6 +27,8 @@ from artifacts.urls import Arguments, Location, Repository
 WEIGHTS = "*.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files: which is in which
 TOKENIZER = "tokenizer.json"
+READ = (WEIGHTS, "*.json", "*.jinja", "*.txt", "*.model")  # of a model's directory
+HASHED_AT_ONCE = 8
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # how architectures that predict the next token are called
 
 
@@ -210,6 +213,22 @@ def check_description(path: Path) -> None:
             f"a model directory must hold a tokenizer ({TOKENIZER}), {path} does not; save it"
             " beside the weights by save_pretrained"
         )
+
+
+def files_digest(path: Path) -> str:
+    """Digest of what engines and learners read of a model's directory: equal ones mean equal files.
+    Several are read side by side; SHA-256 is three times as fast as blake2b where processors have
+    instructions for it."""
+    files = sorted({file for pattern in READ for file in path.glob(pattern) if file.is_file()})
+    with ThreadPoolExecutor(max_workers=HASHED_AT_ONCE) as readers:
+        digests = readers.map(_file_digest, files)
+        lines = [f"{file.name} {digest}\n" for file, digest in zip(files, digests, strict=True)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _file_digest(file: Path) -> str:
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:

@@ -60,6 +60,13 @@ def figures_of(
     )
 
 
+def steps_told(steps: int, num_steps: int, of: str = "/") -> str:
+    """How far a run is; steps that drained the long-prompt queue after those it was asked for count
+    apart: "64/64 +1"."""
+    beyond = steps - num_steps
+    return f"{min(steps, num_steps)}{of}{num_steps}" + (f" +{beyond}" if beyond > 0 else "")
+
+
 def write_figures(store: Store, figures: RunFigures) -> None:
     store.write(layout.report_file(layout.FIGURES), json.dumps(asdict(figures), indent=1).encode())
 

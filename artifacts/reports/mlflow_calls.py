@@ -82,6 +82,13 @@ def send_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) ->
         client.log_batch(run_id, params=entries[first : first + MAX_PARAMS_PER_CALL])
 
 
+def send_missing_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
+    """Those that MLflow lacks. The others stay what they are: it takes no second value."""
+    known = client.get_run(run_id).data.params
+    missing = {name: value for name, value in params.items() if _accepted_name(name) not in known}
+    send_params(client, run_id, missing)
+
+
 def send_metrics(
     client: MlflowClient, run_id: str, step: int, metrics: Mapping[str, float], now_ms: int
 ) -> None:

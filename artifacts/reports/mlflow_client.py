@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from artifacts.proxies import ask_directly
+
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
@@ -21,6 +23,7 @@ PATIENCE = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",  # a busy server may ask for an hour
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
@@ -29,10 +32,12 @@ def open_client(uri: str) -> MlflowClient:
     MLflow (1.5 s) only here."""
     for name, value in PATIENCE.items():
         os.environ.setdefault(name, value)
+    ask_directly()
     from mlflow.tracking import MlflowClient
 
     for chatty in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # or each try is told
     database = sqlite_file(uri)
     if database is not None and not database.exists():
         _make_tables(database)

@@ -24,9 +24,7 @@ REFUSALS = (
     "INVALID_PARAMETER_VALUE",
     "BAD_REQUEST",
     "RESOURCE_DOES_NOT_EXIST",
-    "PERMISSION_DENIED",
-    "UNAUTHENTICATED",
-)
+)  # of a call; where a user or a password is refused, all of them wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +45,7 @@ class Outbox:
         self._due_s = -math.inf  # when the server is tried again, by the clock
         self._queue: deque[_Entry] = deque()
         self._warned = False
+        self.refused: list[str] = []  # what the server refused, and does not have
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -74,6 +73,7 @@ class Outbox:
                 logger.warning(
                     "tracking=%s refused=%s reason=%s", self._uri, entry.what, first_line(error)
                 )
+                self.refused.append(entry.what)
             self._queue.popleft()
         self._warned = False
         return True

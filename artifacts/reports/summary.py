@@ -42,7 +42,7 @@ class RunSummary:
 
     run_id: str  # the run's name
     num_steps: int  # committed steps
-    wall_s: float  # from the first step's start to the last one's end
+    run_s: float  # that its steps took, without what lay between two attempts at the run
     # mean held-out reward of the model the run started from; not a number if no response has a
     # verdict, as below
     reward_before: float
@@ -58,6 +58,8 @@ class RunSummary:
     links: Mapping[str, str]  # name -> URL or path
     warnings: tuple[str, ...] = ()  # limits that its figures passed
     cost: RunCost | None = None  # of a run whose devices have prices
+    # what MLflow lacks and how it gets that; the terminal is told when the run has ended
+    untracked: str = ""
 
 
 def paired_difference(
@@ -125,13 +127,14 @@ def shares(amounts: Mapping[str, float]) -> dict[str, float]:
 
 def markdown(summary: RunSummary) -> str:
     """The page for MLflow and for report/summary.md."""
+    untracked = [summary.untracked] if summary.untracked else []
     lines = [
         f"# {summary.run_id}",
         "",
         headline(summary),
         "",
-        *(f"* Warning: {warning}" for warning in summary.warnings),
-        *([""] if summary.warnings else []),
+        *(f"* Warning: {warning}" for warning in (*summary.warnings, *untracked)),
+        *([""] if summary.warnings or untracked else []),
         "| stage | seconds | share |",
         "|---|---:|---:|",
     ]
@@ -190,7 +193,7 @@ def _cost_table(cost: RunCost) -> Table:
 
 def headline(summary: RunSummary) -> str:
     """The result in one line."""
-    steps = f"{summary.num_steps} steps in {summary.wall_s:.0f} s."
+    steps = f"{summary.num_steps} steps in {summary.run_s:.0f} s."
     if summary.reward_after is None:
         return f"Held-out reward {summary.reward_before:.3f} before training. {steps}"
     rewards = f"Held-out reward {summary.reward_before:.3f} -> {summary.reward_after:.3f}"

@@ -20,6 +20,7 @@ from artifacts.reports.mlflow_calls import (
     send_data,
     send_file,
     send_metrics,
+    send_missing_params,
     send_params,
     send_tags,
     send_view,
@@ -86,6 +87,11 @@ class RunTracker:
         """Entries that MLflow has not taken yet; 0 means that it has everything."""
         return len(self._outbox.waiting)
 
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Entries that MLflow refused, and does not have."""
+        return tuple(self._outbox.refused)
+
     def start(
         self,
         *,
@@ -97,8 +103,8 @@ class RunTracker:
         data: TrackedData | None = None,
         git_sha: str | None = None,
     ) -> str:
-        """Create the run, or go on with `run_id`, whose parameters stay as they are, unless MLflow
-        answers that it has no such run; returns the MLflow run id.
+        """Create the run, or go on with `run_id`, whose parameters stay as they are but for those
+        that MLflow lacks, unless MLflow answers that it has no such run; returns the MLflow run id.
 
         Raises ConnectionError when a new run cannot be created, ExperimentDeleted where that is
         so: a wrong URI is found before training, not after it.
@@ -109,6 +115,10 @@ class RunTracker:
         if run_id is not None and not self._is_unknown(run_id):
             self.run_id, self._is_resumed = run_id, True
             self._outbox.put("the resumed run", lambda: self._reopen(annotated))
+            self._outbox.put(
+                "the parameters",
+                lambda: self._send(send_missing_params, dict(flatten(params))),
+            )
             return run_id
         try:
             self._client = open_client(self.uri)
@@ -169,11 +179,13 @@ class RunTracker:
             return first_line(error)
         return ""
 
-    def end(self, status: RunStatus) -> bool:
-        """Close the run. What still waits is given a last try, then counted in a warning."""
+    def end(self, status: RunStatus, at_s: float | None = None) -> bool:
+        """Close the run. What still waits is given a last try, then counted in a warning. at_s:
+        when it ended, Unix seconds; now without."""
+        at_ms = None if at_s is None else int(1000 * at_s)
         self._outbox.put(
             "the end",
-            lambda: self._connected().set_terminated(self.run_id, status),
+            lambda: self._connected().set_terminated(self.run_id, status, at_ms),
             is_last=True,
         )
         lost = self._outbox.waiting

@@ -41,6 +41,7 @@ COMMANDS = (
     Command("runs", LOOK, "list runs: state, steps, reward", ""),
     Command("ask", LOOK, "ask the model that a run trained", "RUN --task"),
     Command("episodes", LOOK, "show what was said in episodes", "RUN --heldout"),
+    Command("track", LOOK, "tell MLflow what it missed of a run", "RUN"),
     Command("compare", LOOK, "put two runs side by side", "RUN RUN"),
     Command("ui", LOOK, "serve Prefect, MLflow and the reports", ""),
     Command("completion", SHELL, "tab completion for bash, zsh and fish", "bash"),

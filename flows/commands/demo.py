@@ -22,15 +22,16 @@ from subprocess import Popen, TimeoutExpired
 
 from artifacts.private_files import private_files, users_umask
 from flows.commands.local_stack import (
-    PREFECT_PORT,
     StartingServer,
+    add_ports,
     starting_prefect_server,
     stop_on_signals,
+    wish_of,
 )
 from flows.commands.options import add_configuration, add_resume, folder
 from flows.output import FLOW_LOG
 from tasks.cluster.deaths import account
-from tasks.cluster.ports import free_port
+from tasks.cluster.ports import held_port
 
 ROOT = Path("runs")
 STOP_S = 60.0  # how long a run may take to stop after Ctrl-C
@@ -51,12 +52,7 @@ def parser() -> ArgumentParser:
         default=ROOT,
         help="artifact root, whatever --settings says of one (default: %(default)s)",
     )
-    made.add_argument(
-        "--prefect-port",
-        type=int,
-        default=PREFECT_PORT,
-        help="0 takes a free one (default: %(default)s)",
-    )
+    add_ports(made, ["prefect"])
     return made
 
 
@@ -68,9 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = "" if options.root == ROOT else f" --root {shlex.quote(str(options.root))}"
     try:
         options.root.mkdir(parents=True, exist_ok=True)
-        port = options.prefect_port or free_port()
-        print("starting the Prefect server", flush=True)
-        with starting_prefect_server(options.root, port) as server:
+        with (
+            held_port(wish_of("prefect", options.prefect_port), partial(print, flush=True)) as port,
+            starting_prefect_server(options.root, port) as server,
+        ):
+            print("starting the Prefect server", flush=True)
             environment = os.environ | server.environment
             child = Popen(
                 training_command(options),

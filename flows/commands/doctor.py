@@ -6,7 +6,6 @@ import asyncio
 import importlib.metadata
 import os
 import shutil
-import socket
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
@@ -15,14 +14,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from flows.commands.local_stack import PREFECT_PORT
-from flows.commands.ui import MLFLOW_PORT
-from tasks.cluster.ports import LOOPBACK
+from flows.commands.local_stack import SERVERS
+from tasks.cluster.devices import ClusterConfig
+from tasks.cluster.ports import LOOPBACK, refusal
 from tasks.engines.vllm.attention import attention_path, may_use_tiles
 from tasks.environments.hosts.self_test import try_hosts
 from tasks.environments.processes.config import HostConfig
-from tasks.isolation.interpreter import is_below_tmp
-from tasks.isolation.isolation import CURES, ROOT, Isolation
+from tasks.environments.processes.origin_walls import hidden_path
+from tasks.isolation.interpreter import below_tmp, own
+from tasks.isolation.isolation import CURES, Isolation
 from tasks.rewards.programs.sandbox.self_test import holds
 
 GIB = 1024**3
@@ -134,20 +134,12 @@ def _space(what: str, path: Path, needed_gib: float, cure: str) -> Finding:
 
 
 def check_ports() -> Iterator[Finding]:
-    for port, what, cure in (
-        (PREFECT_PORT, "Prefect", "rollflow demo --prefect-port 0 takes a free one"),
-        (MLFLOW_PORT, "MLflow", "rollflow ui --mlflow-port N takes another"),
-        (8787, "Dask dashboard", "set cluster.dashboard_port to 0"),
-    ):
-        with socket.socket() as probe:
-            probe.settimeout(1)
-            used = probe.connect_ex((LOOPBACK, port)) == 0
-        yield Finding(
-            level="note" if used else "ok",
-            what=f"port {port} ({what})",
-            found="in use" if used else "free",
-            cure=cure if used else "",
-        )
+    """The usual ports: a server of ours takes another where its own is taken."""
+    usual = (*SERVERS.values(), ("the Dask dashboard", ClusterConfig().dashboard_port))
+    for what, port in usual:
+        reason = refusal(port)
+        found = f"not to be had ({reason}); {what} takes a free one" if reason else "free"
+        yield Finding(level="ok", what=f"port {port}", found=found)
 
 
 def check_listeners() -> Iterator[Finding]:
@@ -190,6 +182,11 @@ def check_attention() -> Iterator[Finding]:
 
 
 def check_sandbox() -> Iterator[Finding]:
+    if hidden := below_tmp(own()):
+        found = f"none (Python lies in {hidden}, and programs have a /tmp of their own)"
+        cure = "for code rewards move Python out of /tmp"
+        yield Finding(level="note", what="code sandbox", found=found, cure=cure)
+        return
     reason = holds(Isolation.NAMESPACES)
     if not reason:
         yield Finding(
@@ -206,12 +203,12 @@ def check_sandbox() -> Iterator[Finding]:
 
 def check_environment_hosts() -> Iterator[Finding]:
     """A pool with the walls of the default, and one process in which a small game begins."""
-    if is_below_tmp(ROOT):
+    if hidden := hidden_path(HostConfig(), own()):
         yield Finding(
             level="note",
             what="environment hosts",
-            found=f"none (Rollflow lies in {ROOT}, and their processes have a /tmp of their own)",
-            cure="for episodes move the clone out of /tmp",
+            found=f"none ({hidden} is below /tmp, and their processes have a /tmp of their own)",
+            cure="for episodes move the clone and its virtual environment out of /tmp",
         )
         return
     isolation = HostConfig().isolation

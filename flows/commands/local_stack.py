@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,16 +23,21 @@ from pathlib import Path
 
 import certifi
 
+from artifacts.proxies import direct, own_hosts
 from artifacts.reports.mlflow_client import sqlite_uri
 from tasks.cluster.deaths import account
-from tasks.cluster.ports import LOOPBACK
+from tasks.cluster.ports import LOOPBACK, Wish
 
 AUTHORITY = "authority.pem"  # in Prefect's home
 CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 DATABASE = "PREFECT_API_DATABASE_CONNECTION_URL"
 LOG_TAIL = 4000  # characters of a server's log that are looked at for its last words
-LAST_PORT = 65535
-PREFECT_PORT = 4200
+# what they are called, and their usual ports, by the name of their option
+SERVERS = {
+    "prefect": ("the Prefect server", 4200),
+    "mlflow": ("MLflow", 5000),
+    "reports": ("the server of reports", 8788),
+}
 SERVER_LOG = Path(".prefect") / "server.log"  # below the artifact root
 POLL_S = 0.2
 STARTS_WITHIN_S = 90.0  # a server that was started answers by then
@@ -62,7 +67,7 @@ def prefect_environment(home: Path, port: int) -> dict[str, str]:
         "PREFECT_CLIENT_METRICS_ENABLED": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DASK_LOGGING__DISTRIBUTED": "warning",
-    }
+    } | direct(os.environ, own_hosts())
 
 
 def keep_one_authority(home: Path) -> None:
@@ -75,14 +80,23 @@ def keep_one_authority(home: Path) -> None:
     (home / AUTHORITY).write_text(f"{text[begin:end]}{CERTIFICATE_ENDS}\n")
 
 
-def check_port(port: int, what: str, cure: str) -> None:
-    """Raise ValueError if there is no such port, or somebody listens on it already."""
-    if not 1 <= port <= LAST_PORT:
-        raise ValueError(f"the port of {what} must be 1 to {LAST_PORT}, got {port}; choose another")
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        if probe.connect_ex((LOOPBACK, port)) == 0:
-            raise ValueError(f"the port of {what} must be free, {port} is in use; {cure}")
+def wish_of(name: str, named: int | None) -> Wish:
+    """The port that one of SERVERS shall have, where its option names this one or none."""
+    what, usual = SERVERS[name]
+    port = usual if named is None else named
+    return Wish(what=what, port=port, is_named=named is not None, cure=f"with --{name}-port")
+
+
+def add_ports(parser: ArgumentParser, names: Iterable[str]) -> None:
+    """--NAME-port for each of these of SERVERS."""
+    for name in names:
+        usual = SERVERS[name][1]
+        parser.add_argument(
+            f"--{name}-port",
+            type=int,
+            metavar="PORT",
+            help=f"0 takes a free one (default: {usual}, or a free one where that is taken)",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +111,8 @@ class StartingServer:
 
 @contextmanager
 def prefect_server(root: Path, port: int) -> Iterator[dict[str, str]]:
-    """A Prefect server with its home under root, for the length of the block; yields the
-    environment its clients need."""
+    """A Prefect server with its home under root, on a port that is free, for the length of the
+    block; yields the environment its clients need."""
     with starting_prefect_server(root, port) as server:
         server.wait(lambda: False)
         yield server.environment
@@ -107,11 +121,6 @@ def prefect_server(root: Path, port: int) -> Iterator[dict[str, str]]:
 @contextmanager
 def starting_prefect_server(root: Path, port: int) -> Iterator[StartingServer]:
     """The same, without waiting until it answers."""
-    check_port(
-        port,
-        "the Prefect server",
-        "end what listens there, or choose another with --prefect-port (0 takes a free one)",
-    )
     name, url, log = "the Prefect server", f"http://{LOOPBACK}:{port}", root / SERVER_LOG
     home = (root / ".prefect").resolve()
     keep_one_authority(home)
@@ -165,12 +174,13 @@ def wait_until_served(
     """Return when the URL is answered, or nobody needs it any more. Raises what `check` does, which
     looks whether there is still somebody to wait for, and TimeoutError after STARTS_WITHIN_S."""
     ends = time.monotonic() + STARTS_WITHIN_S
+    straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
     while time.monotonic() < ends:
         check()
         if is_needless():
             return
         try:
-            with urllib.request.urlopen(url, timeout=2):
+            with straight.open(url, timeout=2):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(POLL_S)

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from artifacts.private_files import private_files
+from artifacts.proxies import ask_directly
 from flows.commands.local_stack import wait_until_served, when_hung_up
 from flows.commands.options import add_configuration, add_resume
-from flows.output import Output, divert
+from flows.output import Output, divert, say
 from tasks.cluster.process_environment import first_environment, has_begun_with
 
 PROGRAMS = ("train", "rollflow")  # what this command is called by
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     begin_as_workers_do()
+    ask_directly()
     stop_when_hung_up()
     output = divert()
     try:
@@ -85,11 +87,14 @@ def trained(options: Namespace, output: Output) -> int:
     from flows.commands.command_line import assemble
     from flows.config.run_config import RunConfig
     from flows.config.sentence import sentence
-    from flows.resume import beside_resume
+    from flows.resume import beside_resume, nothing_left
 
     try:
         given = assemble(options.preset, options.resume, options.set, options.settings)
         config = RunConfig.model_validate(beside_resume(given))
+        if told := nothing_left(config):
+            say(told)
+            return 0
         from flows.prefect_pages import telling_of_prefects_loss
         from flows.train import prepare_workers, train
 

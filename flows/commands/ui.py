@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,19 +13,17 @@ from pathlib import Path
 from artifacts.private_files import private_files
 from artifacts.reports.mlflow_client import sqlite_uri
 from flows.commands.local_stack import (
-    PREFECT_PORT,
-    check_port,
+    SERVERS,
+    add_ports,
     check_running,
     prefect_server,
     server_process,
     stop_on_signals,
     wait_until_served,
+    wish_of,
 )
 from flows.commands.options import folder
-from tasks.cluster.ports import LOOPBACK, free_port
-
-MLFLOW_PORT = 5000
-REPORTS_PORT = 8788
+from tasks.cluster.ports import LOOPBACK, held_port
 
 
 def parser() -> ArgumentParser:
@@ -36,14 +34,7 @@ def parser() -> ArgumentParser:
         default=Path("runs"),
         help="artifact root of the runs (default: %(default)s)",
     )
-    made.add_argument(
-        "--prefect-port",
-        type=int,
-        default=PREFECT_PORT,
-        help="0 takes a free one (default: %(default)s)",
-    )
-    made.add_argument("--mlflow-port", type=int, default=MLFLOW_PORT, help="default: %(default)s")
-    made.add_argument("--reports-port", type=int, default=REPORTS_PORT, help="default: %(default)s")
+    add_ports(made, SERVERS)
     return made
 
 
@@ -52,12 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     stop_on_signals()
     try:
-        serve_pages(
-            options.root.resolve(),
-            options.prefect_port or free_port(),
-            options.mlflow_port,
-            options.reports_port,
-        )
+        with ExitStack() as stack:
+            ports = {}
+            for name in SERVERS:
+                wish = wish_of(name, getattr(options, f"{name}_port"))
+                ports[name] = stack.enter_context(held_port(wish, print))
+            serve_pages(options.root.resolve(), ports)
     except KeyboardInterrupt:
         return 0
     except (ValueError, RuntimeError, OSError) as error:
@@ -66,13 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def serve_pages(root: Path, prefect_port: int, mlflow_port: int, reports_port: int) -> None:
-    """Serve Prefect, MLflow and the kept reports (each with its Dask page) until interrupted."""
-    for port, what, option in (
-        (mlflow_port, "MLflow", "--mlflow-port"),
-        (reports_port, "the reports", "--reports-port"),
-    ):
-        check_port(port, what, f"end what listens there, or choose another with {option}")
+def serve_pages(root: Path, ports: Mapping[str, int]) -> None:
+    """Serve Prefect, MLflow and the kept reports (each with its Dask page) until interrupted.
+    ports: by the name of the server."""
     database = root / "mlflow.db"
     if not database.exists():
         raise ValueError(
@@ -86,31 +73,33 @@ def serve_pages(root: Path, prefect_port: int, mlflow_port: int, reports_port: i
         "--host",
         LOOPBACK,
         "--port",
-        str(mlflow_port),
+        str(ports["mlflow"]),
     ]
-    reports = ["http.server", str(reports_port), "--bind", LOOPBACK, "--directory", str(root)]
+    reports = ["http.server", str(ports["reports"]), "--bind", LOOPBACK, "--directory", str(root)]
     with ExitStack() as stack:
-        environment = stack.enter_context(prefect_server(root, prefect_port))
-        for command, url, name in (
-            (mlflow, f"http://{LOOPBACK}:{mlflow_port}/", "mlflow"),
-            (reports, f"http://{LOOPBACK}:{reports_port}/", "reports"),
-        ):
+        environment = stack.enter_context(prefect_server(root, ports["prefect"]))
+        for name, command in (("mlflow", mlflow), ("reports", reports)):
             log = root / f".{name}.log"
             process = stack.enter_context(
                 server_process([sys.executable, "-m", *command], environment, log)
             )
             check = partial(check_running, process, name, log)
-            wait_until_served(url, f"{name} (log: {log})", check)
-        _print_pages(prefect_port, mlflow_port, reports_port, root)
+            wait_until_served(f"{pages_of(ports[name])}/", f"{name} (log: {log})", check)
+        _print_pages(ports, root)
         signal.pause()
 
 
-def _print_pages(prefect_port: int, mlflow_port: int, reports_port: int, root: Path) -> None:
-    print(f"Prefect   http://{LOOPBACK}:{prefect_port}")
+def pages_of(port: int) -> str:
+    """Where a server of ours has its pages."""
+    return f"http://{LOOPBACK}:{port}"
+
+
+def _print_pages(ports: Mapping[str, int], root: Path) -> None:
+    print(f"Prefect   {pages_of(ports['prefect'])}")
     # without its kind of workflow the page opens on chat traces
-    print(f"MLflow    http://{LOOPBACK}:{mlflow_port}/#/experiments?workflowType=machine_learning")
+    print(f"MLflow    {pages_of(ports['mlflow'])}/#/experiments?workflowType=machine_learning")
     for page in sorted(root.glob("*/report/*.html")):
-        print(f"{page.stem:<9} http://{LOOPBACK}:{reports_port}/{page.relative_to(root)}")
+        print(f"{page.stem:<9} {pages_of(ports['reports'])}/{page.relative_to(root)}")
     print("Ctrl-C ends the servers.", flush=True)
 
 

@@ -6,7 +6,7 @@ from ipaddress import ip_address, ip_network
 
 from flows.config.parts import Parts
 from tasks.cluster.devices import ClusterConfig
-from tasks.cluster.ports import is_loopback
+from tasks.cluster.ports import Wish, is_loopback
 from tasks.elastic.guest_config import GuestConfig
 from tasks.elastic.weights.weight_config import WeightServerConfig
 
@@ -53,6 +53,17 @@ def weight_server_of(guests: GuestConfig, cluster: ClusterConfig) -> WeightServe
         port=weights.port,
         allowed_senders=weights.allowed_senders,
         deltas=weights.deltas,
+    )
+
+
+def wish_of_weights(guests: GuestConfig, server: WeightServerConfig) -> Wish:
+    """The port of the run's weight server."""
+    return Wish(
+        what="the weight server",
+        port=server.port,
+        is_named="port" in guests.weights.model_fields_set,
+        cure="in guests.weights.port",
+        host=server.host,
     )
 
 

@@ -200,7 +200,7 @@ class RunConfig(BaseModel):
             config = handler(_over_its_preset(given))
         except ValueError as error:
             raise _without_secrets(error, given) from None
-        _mark_as_set(config, given)
+        mark_as_set(config, given)
         return config
 
     @classmethod
@@ -277,11 +277,11 @@ def _check_finite(values: Mapping[str, Any], place: str = "") -> None:  # Any: v
             raise ValueError(f"{place}{name} must be finite, got {value}; give a large number")
 
 
-def _mark_as_set(model: BaseModel, given: Mapping[str, Any]) -> None:  # Any: parsed JSON
-    """Have `model_fields_set` name what was given, at every depth, and not what a preset filled
-    in."""
+def mark_as_set(model: BaseModel, given: Mapping[str, Any]) -> None:  # Any: parsed JSON
+    """Have `model_fields_set` name what was given, at every depth, and not what a preset or a
+    manifest filled in."""
     model.__pydantic_fields_set__.intersection_update(given)
-    for name, value in given.items():
-        below = getattr(model, name, None)
+    for name in type(model).model_fields:
+        below, value = getattr(model, name), given.get(name, {})
         if isinstance(below, BaseModel) and isinstance(value, Mapping):
-            _mark_as_set(below, value)
+            mark_as_set(below, value)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
-import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,15 @@ from distributed.versions import error_message
 
 from artifacts.layout import CERTIFICATE
 from artifacts.private_files import keep_private
+from artifacts.proxies import ask_directly, own_hosts
 from tasks.cluster.certificate import TlsFiles, make_certificate, tls_settings
 from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
 from tasks.cluster.fork_server import METHOD, fork_fork_server, start_fork_server, start_method
 from tasks.cluster.nanny import KILLED_WITHIN_S, nanny_of
-from tasks.cluster.ports import LOOPBACK
+from tasks.cluster.ports import LOOPBACK, Wish, held_port
 from tasks.cluster.process_environment import first_environment, python_path
+
+logger = logging.getLogger(__name__)
 
 LOOK_S = 0.05  # between two looks at who has come
 SETTINGS = {
@@ -108,11 +111,12 @@ def open_cluster(
     logs: Path,
     imports: Sequence[str] = (),
     certificate: Path | None = None,
+    tell: Callable[[str], object] = logger.info,
 ) -> Iterator[Client]:
     """A default Client on the run's cluster; a cluster started here ends with the block, each of
     its workers has its log in the directory `logs`, and where they are forked, they have imported
     these modules. It lets in who has the file `certificate` (by default in `scratch`), which is
-    made where it is missing."""
+    made where it is missing. `tell` hears of ports that are not those of the configuration."""
     specs = worker_specs(config)
     method = start_method(specs)
     tls = _tls_files(config, certificate or scratch / CERTIFICATE)
@@ -121,30 +125,31 @@ def open_cluster(
             with _joined(config) as client:
                 yield client
             return
-        _check_port(LOOPBACK, config.dashboard_port, "dashboard_port")
-        _check_port(config.scheduler_host, config.scheduler_port, "scheduler_port")
         if method == "forkserver":
             start_fork_server((__name__, *imports), _environment_of(specs[0]))
-        cluster = BoundedCluster(
-            deadline_s=config.start_deadline_s + KILLED_WITHIN_S,
-            scheduler={
-                "cls": Scheduler,
-                "options": {
-                    "host": config.scheduler_host,
-                    "protocol": "tls",
-                    "port": config.scheduler_port,
-                    "dashboard_address": f"{LOOPBACK}:{config.dashboard_port}",
+        scheduler, dashboard = wishes_of(config)
+        with held_port(scheduler, tell) as port, held_port(dashboard, tell) as dashboard_port:
+            cluster = BoundedCluster(
+                deadline_s=config.start_deadline_s + KILLED_WITHIN_S,
+                scheduler={
+                    "cls": Scheduler,
+                    "options": {
+                        "host": config.scheduler_host,
+                        "protocol": "tls",
+                        "port": port,
+                        "dashboard_address": f"{LOOPBACK}:{dashboard_port}",
+                    },
                 },
-            },
-            workers={
-                spec.name: nanny_of(spec, scratch, logs, config.start_deadline_s) for spec in specs
-            },
-            silence_logs=40,
-            name="rollflow",
-        )
-        with cluster, Client(cluster, direct_to_workers=True) as client:
-            wait_for_workers(client, config)
-            yield client
+                workers={
+                    spec.name: nanny_of(spec, scratch, logs, config.start_deadline_s)
+                    for spec in specs
+                },
+                silence_logs=40,
+                name="rollflow",
+            )
+            with cluster, Client(cluster, direct_to_workers=True) as client:
+                wait_for_workers(client, config)
+                yield client
 
 
 class PrivateFiles(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
@@ -155,6 +160,19 @@ class PrivateFiles(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
 
     def setup(self, worker: Worker) -> None:
         keep_private()
+
+
+class DirectHosts(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
+    """Every worker of a joined cluster asks its own machine, and the flow's, without a proxy; those
+    that a run starts inherit that."""
+
+    name = "rollflow-direct-hosts"
+
+    def __init__(self) -> None:
+        self._hosts = own_hosts()  # the flow's
+
+    def setup(self, worker: Worker) -> None:
+        ask_directly(self._hosts)
 
 
 def _tls_files(config: ClusterConfig, certificate: Path) -> TlsFiles | None:
@@ -183,6 +201,7 @@ def _joined(config: ClusterConfig) -> Iterator[Client]:
         ) from error
     with client:
         client.register_plugin(PrivateFiles())
+        client.register_plugin(DirectHosts())
         wait_for_workers(client, config)
         _check_versions(client, config)
         yield client
@@ -205,18 +224,22 @@ def _environment_of(spec: WorkerSpec) -> dict[str, str]:
     return first_environment() | spec.environment | python_path()
 
 
-def _check_port(host: str, port: int, field: str) -> None:
-    if port == 0:
-        return
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ValueError(
-                f"{field} must be free, {host}:{port} cannot be bound ({error.strerror}); set"
-                f" cluster.{field} to another, or to 0"
-            ) from error
+def wishes_of(config: ClusterConfig) -> tuple[Wish, Wish]:
+    """The ports of a scheduler that is started here, and of its dashboard."""
+    scheduler, dashboard = (
+        Wish(
+            what=what,
+            port=getattr(config, field),
+            is_named=field in config.model_fields_set,
+            cure=f"in cluster.{field}",
+            host=host,
+        )
+        for what, field, host in (
+            ("the Dask scheduler", "scheduler_port", config.scheduler_host),
+            ("the Dask dashboard", "dashboard_port", LOOPBACK),
+        )
+    )
+    return scheduler, dashboard
 
 
 def wait_for_workers(client: Client, config: ClusterConfig) -> None:

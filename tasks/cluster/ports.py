@@ -1,35 +1,123 @@
-"""Where servers of ours listen: free ports where nobody named one, and no interface beyond what was
-told."""
+"""Ports for servers of ours: the usual one if it is free, else any; one that a user named, or none.
+
+    held_port(Wish(...)) ─▶ named and taken: ValueError | free: the port, held until the block ends
+                                                        | usual and taken: another, in one line
+
+A port is held by a socket address without a file, which the system keeps for one process of this
+machine and drops with it: two runs that begin at the same instant never choose the same port, and
+the server, whichever program that is, finds its port free. Beside that, on which interface learners
+listen: none beyond what was told.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import socket
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
 LOOPBACK = "127.0.0.1"
+LAST_PORT = 65535
 SERVER_PORTS = range(20_000, 32_768)  # below those that Linux gives to outgoing connections
 NUM_TRIES = 100
+HOLDER = "\0rollflow-port-{}"  # an abstract address: of the network that the port is of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Which port a server shall have."""
+
+    what: str  # the server, for messages: "the Prefect server"
+    port: int  # 0 for any
+    is_named: bool  # a user named it: no other will do
+    cure: str  # where a user names another: "with --prefect-port"
+    host: str = LOOPBACK  # address that the server listens on
+
+    def check(self) -> None:
+        """ValueError where there is no such port, or a user named one that is taken."""
+        if not 0 <= self.port <= LAST_PORT:
+            raise ValueError(
+                f"the port of {self.what} must be 0 to {LAST_PORT}, got {self.port}; choose another"
+            )
+        if self.port and self.is_named and (reason := refusal(self.port, self.host)):
+            raise ValueError(self._refused(reason))
+
+    def _refused(self, reason: str) -> str:
+        return (
+            f"the port of {self.what} must be free, {self.host}:{self.port} is not ({reason}); end"
+            f" what listens there, or name another {self.cure} (0 takes a free one)"
+        )
+
+    def hold(self) -> tuple[int, socket.socket]:
+        """The port, and what holds it until it is closed. ValueError as `check`; OSError where no
+        port is free."""
+        self.check()
+        if self.port and (holder := _holder(self.port, self.host)) is not None:
+            return self.port, holder
+        if self.port and self.is_named:
+            raise ValueError(self._refused("another run takes it"))
+        return _any_port(self.host)
+
+
+@contextmanager
+def held_port(wish: Wish, tell: Callable[[str], object]) -> Iterator[int]:
+    """The port for a server that starts in the block. `tell` hears of one that is not the usual
+    one."""
+    port, holder = wish.hold()
+    with holder:
+        if wish.port not in (0, port):
+            tell(f"port {wish.port} is taken: {wish.what} has port {port}")
+        yield port
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A port of this host's address that nobody listens on at this moment, and that no outgoing
-    connection gets before it is taken: those have the ports that a system gives to whoever names
-    none."""
+    """A port of this host's address that nobody listens on or holds at this moment, and that no
+    outgoing connection gets before it is taken: those have the ports that a system gives to whoever
+    names none."""
+    port, holder = _any_port(host)
+    holder.close()
+    return port
+
+
+def refusal(port: int, host: str = LOOPBACK) -> str:
+    """Why no server can listen there, in the system's words; empty where one can."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _any_port(host: str) -> tuple[int, socket.socket]:
     draws = random.SystemRandom()  # processes that were forked from one draw apart
     for port in draws.sample(SERVER_PORTS, NUM_TRIES):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind((host, port))
-            return port
+        if (holder := _holder(port, host)) is not None:
+            return port, holder
     raise OSError(
         f"one of {NUM_TRIES} ports in {SERVER_PORTS.start} to {SERVER_PORTS.stop - 1} must be free"
-        f" on {host}, none is; end what listens there"
+        f" on {host}, none is ({refusal(port, host)}); end what listens there, or correct the"
+        " address"
     )
+
+
+def _holder(port: int, host: str) -> socket.socket | None:
+    """What holds the port until it is closed; None where the port is taken or held."""
+    holder = socket.socket(socket.AF_UNIX)
+    with suppress(OSError):
+        holder.bind(HOLDER.format(port))
+        if not refusal(port, host):
+            return holder
+    holder.close()
+    return None
 
 
 def is_loopback(host: str) -> bool:

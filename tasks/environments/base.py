@@ -64,6 +64,11 @@ class EnvironmentSettings(BaseModel):
         """Absolute path of the Python that its processes run with; empty: the run's own."""
         return ""
 
+    @property
+    def source(self) -> str:
+        """The user's file that its processes import; empty where there is none."""
+        return ""
+
     def recipe(self) -> Recipe:
         """What its processes build it from."""
         return self

@@ -74,6 +74,10 @@ class DelayedConfig(EnvironmentSettings):
     def slow_imports(self) -> tuple[str, ...]:  # type: ignore[override]  # likewise
         return (type(self.environment).__module__, *self.environment.slow_imports)
 
+    @property
+    def source(self) -> str:
+        return self.environment.source
+
     def head(self) -> tuple[Message, ...]:
         return self.environment.head()
 

@@ -83,6 +83,13 @@ def load(path: str) -> Any:  # Any: likewise
         ) from error
 
 
+def file_of(path: str) -> str:
+    """The file in which the object at an import path is made; empty where that is none. ValueError
+    as `load`."""
+    made_in = sys.modules.get(getattr(load(path), "__module__", ""))
+    return str(getattr(made_in, "__file__", None) or "")
+
+
 def _file_module(path: Path) -> ModuleType:
     """The file as a module, imported once a process: a class that is there twice cannot be
     pickled. Its name is its own, so that it shadows no other module."""

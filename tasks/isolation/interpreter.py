@@ -70,6 +70,13 @@ def at(path: str) -> Interpreter:
     )
 
 
+def below_tmp(interpreter: Interpreter) -> str:
+    """A path of the interpreter itself that a process with a /tmp of its own does not see; empty
+    where it sees all."""
+    paths = (interpreter.executable, interpreter.library)
+    return next((path for path in paths if is_below_tmp(os.path.realpath(path))), "")
+
+
 def is_below_tmp(path: str | Path) -> bool:
     """Whether a process with a /tmp of its own does not see it."""
     return Path("/tmp") in Path(path).parents

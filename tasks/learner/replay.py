@@ -7,17 +7,20 @@ generating a token
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from artifacts.checkpoint import Checkpoints
+from artifacts.checkpoint import Checkpoints, DamagedCheckpoint
 from artifacts.journal import Journal
 from artifacts.records import WeightsRef
 from artifacts.store import Store
 from tasks.learner.collective import replay_gradients, update_all
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.remote import RemoteLearner
+
+logger = logging.getLogger(__name__)
 
 
 class ReplayDiffers(RuntimeError):
@@ -39,24 +42,36 @@ async def replay_training(
     scratch: Path,
     config: LearnerConfig,
 ) -> None:
-    """Restore the last checkpoint up to this step, and train the recorded steps after it again.
+    """Restore the last sound checkpoint up to this step, and train the recorded steps after it.
 
     scratch: where a checkpoint of a remote store may lie meanwhile, for all ranks to read.
     """
-    start = checkpoints.latest(at_most=step)
-    if start is None:
-        versions = await versions_of(learners)
-        assert set(versions) == {0}, f"learners at {versions} cannot be replayed from the start"
-    else:
-        with ExitStack() as stack:
-            fetched = checkpoints.fetched(start, scratch)
-            path = await asyncio.to_thread(stack.enter_context, fetched)
-            await asyncio.gather(*(learner.load_checkpoint(str(path)) for learner in learners))
+    start = await _restored(learners, checkpoints, step, scratch)
     journal = Journal(store)
-    for replayed in range((start or 0) + 1, step + 1):
+    for replayed in range(start + 1, step + 1):
         groups = journal.read_groups(replayed)
         await replay_gradients(learners, groups, store, replayed, config)
         await update_all(learners, replayed)
+
+
+async def _restored(
+    learners: Sequence[RemoteLearner], checkpoints: Checkpoints, step: int, scratch: Path
+) -> int:
+    """The step that the learners are at: of the last checkpoint up to this step that is as it was
+    saved, or 0, the model they started from, where there is none."""
+    for start in reversed([saved for saved in checkpoints.steps() if saved <= step]):
+        with ExitStack() as stack:
+            fetched = checkpoints.fetched(start, scratch)
+            try:
+                path = await asyncio.to_thread(stack.enter_context, fetched)
+            except DamagedCheckpoint as error:
+                logger.warning("a checkpoint is passed over, more steps are replayed: %s", error)
+                continue
+            await asyncio.gather(*(learner.load_checkpoint(str(path)) for learner in learners))
+            return start
+    versions = await versions_of(learners)
+    assert set(versions) == {0}, f"learners at {versions} cannot be replayed from the start"
+    return 0
 
 
 def check_digest(found: WeightsRef, committed: WeightsRef) -> None:
@@ -67,5 +82,6 @@ def check_digest(found: WeightsRef, committed: WeightsRef) -> None:
             f"({committed.digest[:12]}), got {found.digest[:12]}; was the run made with another "
             "number of learner ranks, torch version or machine, or by an older version of this "
             "code, which made an update where every gradient is zero? Resume it with what it "
-            "was made with"
+            "was made with. Or is the checkpoint damaged, of a version that kept no digest of it? "
+            "Delete its folder in checkpoints/: an earlier one is used, or none"
         )

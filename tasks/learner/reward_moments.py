@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from artifacts import layout
+from artifacts.journal import PLAY_AGAIN
 from artifacts.records import Group
 from artifacts.store import Store
 from tasks.learner.advantage import Moments, ReinforcePlusPlusAdvantage
@@ -23,7 +24,7 @@ def compared_with(
     groups: Sequence[Group], store: Store, step: int, config: LearnerConfig
 ) -> Moments | None:
     """The moments that the rewards of a step are compared with; None for an advantage that needs
-    none. Raises FileNotFoundError when those of an earlier step in the window were not recorded."""
+    none. Raises FileNotFoundError when those of an earlier step in the window are not there."""
     own = moments_of(groups, config.advantage, config.overlong)
     if own is None or not isinstance(config.advantage, ReinforcePlusPlusAdvantage):
         return None
@@ -39,8 +40,15 @@ def record_moments(groups: Sequence[Group], store: Store, step: int, config: Lea
         return
     own = moments_of(groups, advantage, config.overlong)
     if own is not None:
-        store.write(layout.moments_file(step), json.dumps(asdict(own)).encode())
+        store.keep(layout.moments_file(step), json.dumps(asdict(own)).encode())
 
 
 def _read(store: Store, step: int) -> Moments:
-    return store.parsed(layout.moments_file(step), lambda data: Moments(**json.loads(data)))
+    name = layout.moments_file(step)
+    try:
+        return store.parsed(name, lambda data: Moments(**json.loads(data)), PLAY_AGAIN)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"the moments of step {step} must be in {store.url}/{name}, which is not there;"
+            f" {PLAY_AGAIN}"
+        ) from None

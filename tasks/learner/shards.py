@@ -14,13 +14,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from artifacts.checkpoint import EARLIER
 from artifacts.refused_writes import explained
 from tasks.learner.ranks import Ranks
 from tasks.learner.sharding import ShardedAdamW
@@ -51,7 +53,7 @@ def load_shards(path: str, optimizer: ShardedAdamW, shapes: Shapes) -> int:
     """Restore all that this rank owns from all shards of the newest complete set; returns the
     step."""
     for file_path in _complete_set(Path(path)):
-        with safe_open(file_path, framework="pt") as file:
+        with _named(file_path), safe_open(file_path, framework="pt") as file:
             header = json.loads(file.metadata()["header"])
             _check_header(header, file_path, shapes)
             starts = header["starts"]
@@ -61,6 +63,18 @@ def load_shards(path: str, optimizer: ShardedAdamW, shapes: Shapes) -> int:
                     _copy_overlap(tensor, piece.start, file.get_tensor(key), starts[piece.name])
             optimizer.num_updates = header["num_updates"]
     return int(header["step"])
+
+
+@contextmanager
+def _named(file_path: Path) -> Iterator[None]:
+    """The boundary where what a reader says of a damaged shard becomes a sentence; the shards of a
+    checkpoint with digests have been compared before."""
+    try:
+        yield
+    except (SafetensorError, json.JSONDecodeError, LookupError, TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"a shard of a checkpoint must be whole, {file_path} is not ({error}); {EARLIER}"
+        ) from error
 
 
 def _kept(optimizer: ShardedAdamW) -> Iterator[tuple[str, int, Tensor]]:

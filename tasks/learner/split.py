@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from artifacts import layout
+from artifacts.journal import PLAY_AGAIN
 from artifacts.records import Group
 from artifacts.store import Store
 from tasks.learner.advantage import Moments
@@ -110,7 +111,7 @@ def shares_of(dealt: Sequence[tuple[GroupPart, ...]]) -> Split:
 def write_split(store: Store, step: int, split: Split) -> None:
     """Record how the step's groups are dealt."""
     shares = [[share.rank, share.parts] for share in split]
-    store.write(layout.split_file(step), json.dumps(shares).encode())
+    store.keep(layout.split_file(step), json.dumps({"shares": shares}).encode())
 
 
 def read_split(store: Store, step: int) -> Split | None:
@@ -118,11 +119,13 @@ def read_split(store: Store, step: int) -> Split | None:
     name = layout.split_file(step)
     if not store.exists(name):
         return None
-    return store.parsed(name, _split)
+    return store.parsed(name, _split, PLAY_AGAIN)
 
 
 def _split(data: bytes) -> Split:
+    kept = json.loads(data)
+    shares = kept["shares"] if isinstance(kept, dict) else kept  # earlier versions: these alone
     return tuple(
         Share(rank=rank, parts=tuple((prompt_id, tuple(places)) for prompt_id, places in parts))
-        for rank, parts in json.loads(data)
+        for rank, parts in shares
     )

@@ -9,11 +9,12 @@ anything is trained on them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from artifacts import layout
+from artifacts.journal import PLAY_AGAIN
 from artifacts.records import Span, response_id
 from artifacts.reports.timeline import Interval
 from artifacts.store import Store
@@ -31,6 +32,8 @@ from tasks.rounds.records import InFlight, RoundResult
 from tasks.rounds.window_record import WindowRecord
 from tasks.scheduling.acceptance import acceptance_figures, launched_of
 from tasks.scheduling.events import Carry
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +127,34 @@ def round_report(
 
 def close_round(store: Store, step: int, report: RolloutReport) -> None:
     """Make the round final: it is never played again."""
-    store.write(layout.round_file(step), json.dumps(asdict(report), indent=1).encode())
+    store.keep(layout.round_file(step), json.dumps(asdict(report), indent=1).encode())
 
 
 def read_round(store: Store, step: int) -> RolloutReport | None:
     """The report of a round that is closed, or None."""
-    raw = _raw_report(store, step)
-    if not raw:
-        return None
+    return _read(store, step, _report)
+
+
+def left_by_round(store: Store, step: int) -> tuple[InFlight, ...]:
+    """What a closed round left on its engines, whether they have it still or not."""
+    return _read(store, step, _left) or ()
+
+
+def held_tokens_before(store: Store, step: int, num_rounds: int) -> tuple[int, ...]:
+    """Tokens after the prompt that the responses of the closed ones among the last rounds before
+    this step came to hold, given ones included."""
+    steps = range(max(1, step - num_rounds), step)
+    return tuple(tokens for before in steps for tokens in _read(store, before, _held) or ())
+
+
+def _read(store: Store, step: int, parse: Callable[[bytes], T]) -> T | None:
+    """What `parse` makes of the kept report of a closed round; None if there is none."""
+    name = layout.round_file(step)
+    return store.parsed(name, parse, PLAY_AGAIN) if store.exists(name) else None
+
+
+def _report(data: bytes) -> RolloutReport:
+    raw = _object(data)
     lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
     spans = tuple(Span(**span) for span in raw["spans"])
     waits = tuple((start_s, end_s) for start_s, end_s in raw.get("reward_waits", ()))
@@ -151,25 +174,13 @@ def read_round(store: Store, step: int) -> RolloutReport | None:
     return RolloutReport(**(raw | lists | read))
 
 
-def left_by_round(store: Store, step: int) -> tuple[InFlight, ...]:
-    """What a closed round left on its engines, whether they have it still or not."""
-    return tuple(InFlight(**left) for left in _raw_report(store, step).get("in_flight", ()))
+def _left(data: bytes) -> tuple[InFlight, ...]:
+    return tuple(InFlight(**left) for left in _object(data).get("in_flight", ()))
 
 
-def held_tokens_before(store: Store, step: int, num_rounds: int) -> tuple[int, ...]:
-    """Tokens after the prompt that the responses of the closed ones among the last rounds before
-    this step came to hold, given ones included."""
-    steps = range(max(1, step - num_rounds), step)
-    reports = (_raw_report(store, before) for before in steps)
-    # reports of earlier runs have the lengths alone
-    held = (report.get("held_tokens", report.get("lengths", ())) for report in reports)
-    return tuple(tokens for of_round in held for tokens in of_round)
-
-
-def _raw_report(store: Store, step: int) -> dict[str, Any]:  # Any: JSON values
-    """The kept report of a closed round, empty if there is none."""
-    name = layout.round_file(step)
-    return store.parsed(name, _object) if store.exists(name) else {}
+def _held(data: bytes) -> tuple[int, ...]:
+    raw = _object(data)  # reports of earlier runs have the lengths alone
+    return tuple(raw.get("held_tokens", raw.get("lengths", ())))
 
 
 def _object(data: bytes) -> dict[str, Any]:  # Any: JSON values

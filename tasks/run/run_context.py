@@ -71,6 +71,9 @@ class RunContext:
     # rows that are never asked: too long, or not to be rendered
     unfit: frozenset[int] = frozenset()
     unfit_heldout: frozenset[int] = frozenset()  # held-out rows of the same kind
+    # BLAKE3 of the manifest that this attempt at the run wrote; empty before it did
+    manifest_digest: str = ""
+    has_digests: bool = False  # as in the manifest
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -84,7 +87,9 @@ class RunContext:
 
     def open_store(self) -> Store:
         """The run's own folder."""
-        return Store.open(self.artifact_root).child(self.run_id)
+        store = Store.open(self.artifact_root).child(self.run_id)
+        store = store.requiring_digests() if self.has_digests else store
+        return store.of_begun_run() if self.manifest_digest else store
 
     def devices_of(self, actor: str) -> tuple[str, ...]:
         """The devices that an actor works on."""

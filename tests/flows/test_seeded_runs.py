@@ -11,6 +11,7 @@ import duckdb
 import pytest
 from mlflow import MlflowClient
 
+from artifacts.store import Store
 from tasks.cluster.ports import free_port
 from tests.flows.conftest import DRAWN, ENDS_WITHIN_S, SIMULATED, Launcher
 from tests.flows.test_guest_runs import SLOW, commits, figure, guest, handed, members, wait_until
@@ -66,7 +67,8 @@ def test_a_guest_takes_the_rest_of_a_round_while_the_devices_train(
     last = next(commit for commit in reversed(commits(run)) if commit["kind"] == "short")
     assert last["seeding"]["window_s"] == last["metrics"]["seeding/next_window_s"]
     assert last["metrics"]["seeding/guests_worth_holding"] > 0
-    for model, windows in json.loads((tmp_path / "seeding.json").read_text()).items():
+    remembered = json.loads(Store.open(str(tmp_path)).checked("seeding.json"))
+    for model, windows in remembered.items():
         assert model.startswith("tiny_llama (tiny")
         assert " on spot " in model
         assert model.endswith((" cpu, short rounds", " cpu, long rounds")), "the machine's cores"

@@ -100,7 +100,7 @@ def test_a_round_that_other_code_began_is_refused(tmp_path: Path) -> None:
     """It may say otherwise where its prompts come from, so that some would be trained twice."""
     run = open_run(tmp_path, num_steps=8)
     begin(run)
-    kept = json.loads(run.store.read(layout.plan_file(5)))
+    kept = json.loads(run.store.checked(layout.plan_file(5)))
     del kept["schema_version"]
     run.store.write(layout.plan_file(5), json.dumps(kept).encode())
     with pytest.raises(ValueError, match="schema version 1, got None; resume it with the code"):

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from artifacts.checkpoint import MARKER, Checkpoints
 from artifacts.commit import (
     RunManifest,
     StepCommit,
+    check_place,
     commit_step,
+    digest_of_manifest,
     git_sha,
     package_versions,
     read_commits,
@@ -72,7 +75,7 @@ def test_no_commits_is_an_empty_run(store: Store) -> None:
 
 def test_a_commit_of_an_earlier_version_still_loads(store: Store) -> None:
     commit_step(store, replace(a_commit(1), planner={}, timeouts={}))
-    raw = json.loads(store.read(layout.commit_file(1)))
+    raw = json.loads(store.checked(layout.commit_file(1)))
     del raw["planner"], raw["timeouts"]
     store.write(layout.commit_file(1), json.dumps(raw | {"mlflow_logged": True}).encode())
     assert read_commits(store) == [replace(a_commit(1), planner={}, timeouts={})]
@@ -120,7 +123,7 @@ def test_commits_of_another_version_are_refused(store: Store) -> None:
 @pytest.mark.parametrize("change", [{"new": 1}, {"weights": {"path": "x"}}, {"metrics": None}])
 def test_a_commit_with_other_fields_is_named(store: Store, change: dict[str, object]) -> None:
     commit_step(store, a_commit(1))
-    told = json.loads(store.read("steps/00001.json"))
+    told = json.loads(store.checked("steps/00001.json"))
     store.write("steps/00001.json", json.dumps(told | change).encode())
     with pytest.raises(ValueError, match=r"steps/00001.json must be the commit of a step"):
         read_commits(store)
@@ -248,3 +251,53 @@ def test_saving_and_fetching_leave_nothing_beside_the_checkpoints(
     assert list(scratch.glob("*")) == []
     assert any_store.sweep(layout.CHECKPOINTS) == 0
     assert checkpoints.steps() == [1]
+
+
+def begun(root: str) -> tuple[Store, str]:
+    """The folder of a run that has begun, and the digest of its manifest."""
+    store = Store.open(root)
+    manifest = RunManifest(
+        run_id="r1", created="", config={}, packages={}, git_sha=None, mlflow_run_id=None
+    )
+    write_manifest(store, manifest)
+    commit_step(store, a_commit(1))
+    return store, digest_of_manifest(store)
+
+
+def without_manifest(store: Store) -> None:
+    store.delete(layout.MANIFEST)
+
+
+def without_commit(store: Store) -> None:
+    store.delete(layout.commit_file(1))
+
+
+def with_another_manifest(store: Store) -> None:
+    """As a second attempt at the run writes it."""
+    write_manifest(store, replace(read_manifest(store), prefect_flow_run_ids=("other",)))
+
+
+def with_another_commit(store: Store) -> None:
+    without_commit(store)
+    commit_step(store, replace(a_commit(1), weights=replace(a_commit(1).weights, digest="cd")))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without_manifest, "there is no .*manifest.json any more; put the folder back"),
+        (without_commit, "there is no .*steps/00001.json any more; put the folder back"),
+        (with_another_manifest, "manifest.json is of another attempt or run; put"),
+        (with_another_commit, "steps/00001.json is of another run; put"),
+    ],
+)
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_commit_looks_for_its_run_and_its_predecessor(
+    tmp_path: Path, is_local: bool, change: Callable[[Store], None], said: str
+) -> None:
+    store, manifest = begun(str(tmp_path) if is_local else f"memory://{tmp_path.name}")
+    check_place(store, manifest, None)
+    check_place(store, manifest, a_commit(1))
+    change(store)
+    with pytest.raises(StoreError, match=said):
+        check_place(store, manifest, a_commit(1))

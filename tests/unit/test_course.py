@@ -12,8 +12,10 @@ import pytest
 from plan_factories import CONTEXT, make_report, make_step_plan
 from report_factories import make_commit
 
+from artifacts import layout
 from artifacts.commit import StepCommit, read_commits
 from artifacts.records import WeightsRef
+from artifacts.refused_writes import StoreError
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from flows import course
@@ -121,6 +123,18 @@ class Reporter:
 
     async def tell_step(self, report: object, record: StepCommit) -> None:
         self.told.append(record.step)
+
+
+async def test_a_step_is_not_committed_into_a_folder_that_another_attempt_took(
+    tmp_path: Path,
+) -> None:
+    records = SimpleNamespace(record=lambda *_: make_commit(1))
+    run, made = course_of(tmp_path, "tiny-sync", Reporter(), records)
+    run.store.write(layout.MANIFEST, b"of another attempt")
+    made._run = replace(run, context=replace(run.context, manifest_digest="of this attempt"))
+    with pytest.raises(StoreError, match="is of another attempt or run"):
+        await made.commit(make_report((), plan=make_step_plan()), QueueState(), None)
+    assert not read_commits(run.store)
 
 
 async def test_a_step_is_committed_and_told_before_its_gradients_end_the_run(

@@ -50,7 +50,7 @@ async def test_episodes_are_apart() -> None:
     ("text", "detail"),
     [
         ("raise", "ZeroDivisionError: by zero"),
-        ("nan", "a reward must be finite, got nan"),
+        ("nan", "a reward must be a finite number from -1,000,000 to 1,000,000, got nan"),
         ("much too long", "at most 10 characters, got 13"),
     ],
 )

@@ -48,6 +48,22 @@ def test_a_run_has_a_directory_as_long_as_it_runs(tmp_path: Path) -> None:
     assert not own.exists()
 
 
+def test_runs_of_one_name_below_two_roots_have_directories_of_their_own(tmp_path: Path) -> None:
+    with (
+        handover_directory(tmp_path, "mine", "/first/mine") as first,
+        handover_directory(tmp_path, "mine", "/second/mine") as second,
+    ):
+        assert first.name == "rollflow-mine"
+        assert second != first
+        with (
+            pytest.raises(ValueError, match="in one process at a time"),
+            handover_directory(tmp_path, "mine", "/second/mine"),
+        ):
+            pass
+    with handover_directory(tmp_path, "mine", "/second/mine") as again:
+        assert again == first, "which nobody has any more"
+
+
 def test_what_a_killed_run_left_is_removed_and_what_is_in_use_is_not(
     tmp_path: Path, elsewhere: subprocess.Popen[str]
 ) -> None:

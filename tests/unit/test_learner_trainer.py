@@ -201,6 +201,19 @@ def test_a_checkpoint_in_another_form_is_refused_with_a_cure(
         learner(model_path).load_checkpoint(str(tmp_path))
 
 
+@pytest.mark.parametrize("place", [3, 40, -5000])
+def test_a_damaged_shard_without_digest_is_named(
+    model_path: str, tmp_path: Path, place: int
+) -> None:
+    """Its length of the header, the header, and an end that is cut off."""
+    learner(model_path).save_checkpoint(str(tmp_path), 1)
+    (shard,) = tmp_path.glob("shard-*")
+    data = shard.read_bytes()
+    shard.write_bytes(data[:place] + b"\xff" + data[place + 1 :] if place > 0 else data[:place])
+    with pytest.raises(ValueError, match=rf"must be whole, .*{shard.name} is not .*; delete its"):
+        learner(model_path).load_checkpoint(str(tmp_path))
+
+
 @pytest.mark.parametrize("compute", ["bf16", "fp32"])
 def test_exported_weights_load_in_transformers_and_match_the_fingerprints(
     model_path: str, tmp_path: Path, compute: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import ssl
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,7 +16,6 @@ from sqlalchemy.engine import make_url
 from flows.commands import local_stack
 from flows.commands.local_stack import (
     DATABASE,
-    check_port,
     prefect_environment,
     wait_until_served,
 )
@@ -34,32 +32,6 @@ def test_clients_of_the_server_read_one_authority_and_ask_for_no_token(
     authority = settings["PREFECT_API_SSL_CERT_FILE"]
     assert len(ssl.create_default_context(cafile=authority).get_ca_certs()) == 1
     assert settings["PREFECT_CLIENT_CSRF_SUPPORT_ENABLED"] == "false"
-
-
-def test_a_port_in_use_is_named_with_its_cure() -> None:
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        port = listener.getsockname()[1]
-        with pytest.raises(
-            ValueError, match=f"the port of the pages must be free, {port} is in use; take another"
-        ):
-            check_port(port, "the pages", "take another")
-
-
-def test_a_free_port_passes() -> None:
-    check_port(free_port(), "the pages", "take another")
-
-
-def test_a_free_port_is_none_that_a_connection_may_get_first() -> None:
-    """Or a server that is started on it finds it taken."""
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        assert free_port() < listener.getsockname()[1]
-    assert len({free_port() for _ in range(10)}) > 1, "processes must not all take the same"
-
-
-@pytest.mark.parametrize("port", [-1, 0, 70_000])
-def test_a_port_that_there_is_not_is_refused(port: int) -> None:
-    with pytest.raises(ValueError, match=f"of the pages must be 1 to 65535, got {port}; choose"):
-        check_port(port, "the pages", "take another")
 
 
 class Health(BaseHTTPRequestHandler):

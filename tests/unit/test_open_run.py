@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 
 from artifacts import layout
 from artifacts.commit import RunManifest, read_manifest, write_manifest
+from artifacts.refused_writes import StoreError
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from flows.config.presets import preset_values
@@ -19,6 +21,7 @@ from flows.resume import beside_resume
 from flows.run import OpenRun, effective_config, new_run_id
 from flows.run_record import record_beginning
 from flows.train import evaluations_until
+from tasks.learner.split import read_split
 from tasks.run import prompts
 from tasks.run.plan import EVALUATION
 from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
@@ -158,6 +161,13 @@ def test_values_that_resume_no_run_are_left_to_the_configuration(given: dict[str
     assert beside_resume(given) == given
 
 
+@pytest.mark.parametrize("task", [7, {"kind": "tiny_mix"}])
+def test_a_part_of_another_kind_gets_nothing_of_the_runs_own(tmp_path: Path, task: object) -> None:
+    started(tmp_path)
+    given = {"resume": "run", "keep": {"artifact_root": str(tmp_path)}, "task": task}
+    assert beside_resume(given)["task"] == task
+
+
 def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must hold a run"):
         beside_resume({"resume": "run", "keep": {"artifact_root": str(tmp_path)}})
@@ -249,3 +259,17 @@ def test_a_run_is_not_resumed_with_other_questions(tmp_path: Path) -> None:
     prompts._dataset.cache_clear()  # as in another process
     with pytest.raises(ValueError, match="must have the rows that run run was begun with"):
         record_beginning(again, "run", store, step=2)
+
+
+def test_the_tasks_of_a_run_take_no_record_without_digest_and_make_its_folder_never_again(
+    tmp_path: Path,
+) -> None:
+    context = replace(CONTEXT, artifact_root=str(tmp_path), has_digests=True)
+    store = context.open_store()
+    store.write(layout.split_file(1), b"[]")
+    with pytest.raises(ValueError, match="it has no digest"):
+        read_split(store, 1)
+    store.delete("")
+    with pytest.raises(StoreError, match=r"has no manifest.json any more"):
+        replace(context, manifest_digest="kept").open_store().write("steps/1", b"")
+    assert not (tmp_path / "run").exists()

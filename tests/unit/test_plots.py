@@ -175,7 +175,7 @@ def a_summary(gain: Estimate) -> RunSummary:
     return RunSummary(
         run_id="r1",
         num_steps=3,
-        wall_s=61.0,
+        run_s=61.0,
         reward_before=0.25,
         reward_after=0.5,
         gain=gain,

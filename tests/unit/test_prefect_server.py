@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import sqlalchemy as sa
+from prefect.server.database import provide_database_interface
 from prefect.server.database.configurations import AioSqliteConfiguration
+from prefect.server.database.interface import PrefectDBInterface
 from sqlalchemy.exc import OperationalError
 
-from flows.commands.prefect_server import lock_at_begin
+from flows.commands.prefect_server import lock_at_begin, upgrade_in_turn
 
 
 async def count_twice_at_once(database: Path) -> int:
@@ -51,3 +54,28 @@ def test_transactions_that_lock_at_their_begin_wait(
     monkeypatch.setattr(AioSqliteConfiguration, "begin_transaction", begin)  # put back at the end
     lock_at_begin()
     assert asyncio.run(count_twice_at_once(tmp_path / "prefect.db")) == 2
+
+
+def test_two_servers_make_their_tables_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    making, most = [0], [0]
+
+    async def create(_: PrefectDBInterface) -> None:
+        making[0] += 1
+        most[0] = max(most[0], making[0])
+        await asyncio.sleep(0.05)
+        making[0] -= 1
+
+    create.__name__ = "create_db"
+    monkeypatch.setattr(PrefectDBInterface, "create_db", create)
+    upgrade_in_turn()
+    servers = [
+        Thread(target=lambda: asyncio.run(provide_database_interface().create_db()))
+        for _ in range(3)
+    ]
+    for server in servers:
+        server.start()
+    for server in servers:
+        server.join()
+    assert most == [1]

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from record_factories import make_request
 
+from artifacts import layout
+from artifacts.checkpoint import Checkpoints
 from artifacts.records import VersionSpan, WeightsRef
+from artifacts.store import Store
 from flows import recovery
 from tasks import durable
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.learner import replay
 from tasks.learner.ranks import PeerLost
 from tasks.learner.replay import ReplayDiffers
 from tasks.run.run_context import RunContext
@@ -198,3 +203,28 @@ async def test_after_the_last_recovery_the_loss_is_raised_and_other_errors_at_on
     with pytest.raises(ValueError, match="fault"):
         await recovery.retry(wrong, 2, "step=1")
     assert attempts == [1, 2, 3, 1]
+
+
+@pytest.mark.parametrize(("damaged", "restored"), [((), 3), ((3,), 2), ((2, 3), 0)])
+async def test_a_damaged_checkpoint_is_passed_over_for_an_earlier_one_or_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: tuple[int, ...], restored: int
+) -> None:
+    store = Store.open(str(tmp_path))
+    checkpoints = Checkpoints(store, keep=2)
+    for step in (2, 3):
+        with checkpoints.aside(tmp_path) as aside:
+            (aside / "shard").write_bytes(b"moments")
+            checkpoints.commit(step, aside)
+    for step in damaged:
+        store.write(f"{layout.checkpoint_dir(step)}/shard", b"Moments")
+    loaded: list[str] = []
+
+    async def load_checkpoint(path: str) -> None:
+        loaded.append(path)
+
+    learner = SimpleNamespace(load_checkpoint=load_checkpoint, version=learner_at(0).version)
+    assert await replay._restored([learner], checkpoints, 3, tmp_path) == restored  # type: ignore[list-item]
+    assert loaded == ([f"{tmp_path}/{layout.checkpoint_dir(restored)}"] if restored else [])
+    told = [record.message for record in caplog.records]
+    assert len(told) == len(damaged)
+    assert all("shard must be as it was saved" in line for line in told)

@@ -86,7 +86,7 @@ def test_a_run_goes_on_though_the_clock_was_set(tmp_path: Path) -> None:
     """Which moves the beginning of its process, as the system tells it."""
     store = Store.open(str(tmp_path))
     with pulse(store):
-        told = json.loads(store.read(layout.STATUS))
+        told = json.loads(store.checked(layout.STATUS))
         moved = told | {"process_started_s": told["process_started_s"] - 3600}
         store.write(layout.STATUS, json.dumps(moved).encode())
         assert told_state(store) == ("running", "")

@@ -277,3 +277,25 @@ def test_unknown_protocols_name_the_url_and_the_cure() -> None:
 def test_remote_stores_have_no_local_path() -> None:
     with pytest.raises(ValueError, match="use a local artifact_root"):
         Store.open("memory://run").local_path("weights/1")
+
+
+def test_the_folder_of_a_run_that_has_begun_is_not_made_again(tmp_path: Path) -> None:
+    """Neither by who writes into it, nor below it, nor by who reads on."""
+    store = Store.open(str(tmp_path)).child("run")
+    store.write("manifest.json", b"{}")
+    run = store.of_begun_run()
+    run.child("evaluation").write("rounds/1", b"1")
+    (tmp_path / "run").rename(tmp_path / "away")
+    calls: list[Callable[[], object]] = [
+        lambda: run.write("steps/1", b"1"),
+        lambda: run.create("steps/1", b"1"),
+        lambda: run.child("evaluation").write("rounds/2", b"2"),
+        lambda: run.read("steps/1"),
+        lambda: run.upload(tmp_path / "away", "model"),
+    ]
+    for call in calls:
+        with pytest.raises(StoreError, match=r"/run has no manifest.json any more: .* put it back"):
+            call()
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "away").rename(tmp_path / "run")
+    run.write("steps/1", b"1")

@@ -212,6 +212,29 @@ def test_a_refused_entry_does_not_hold_up_the_others(
     assert "refused=the tag a name?" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("code", "waiting", "refused"),
+    [
+        ("UNAUTHENTICATED", ("a step", "the end"), []),  # the password may come back
+        ("PERMISSION_DENIED", ("a step", "the end"), []),
+        ("BAD_REQUEST", (), ["a step"]),  # this call never will
+    ],
+)
+def test_of_what_is_refused_all_waits_but_for_a_call_that_is_wrong_itself(
+    code: str, waiting: tuple[str, ...], refused: list[str]
+) -> None:
+    class Refusal(Exception):
+        error_code = code
+
+    def send() -> None:
+        raise Refusal(code)
+
+    outbox = Outbox("http://x")
+    outbox.put("a step", send)
+    outbox.put("the end", lambda: None, is_last=True)
+    assert (outbox.waiting, outbox.refused) == (waiting, refused)
+
+
 def test_how_a_run_stands_after_a_step_is_what_was_said_last(uri: str) -> None:
     tracker = started(uri)
     for reward in (0.5, 0.25):  # at the checkpoint, and after the last evaluation

@@ -18,7 +18,7 @@ from artifacts.urls import Arguments
 from tasks.environments.adapters.adapter import AdapterConfig, ImportPath, ProtocolError
 from tasks.environments.base import Environment, Transition
 from tasks.environments.episodes.head import head
-from tasks.isolation.import_path import load
+from tasks.isolation.import_path import file_of, load
 
 METHODS = ("reset", "step")
 
@@ -47,6 +47,10 @@ class CustomEnvironmentConfig(AdapterConfig):
                 f"examples must be pairs of an observation and an action, {self.path} has {turns!r}"
                 f" ({error}); make them so"
             ) from error
+
+    @property
+    def source(self) -> str:
+        return file_of(self.path)
 
     def build(self) -> Environment:
         return CustomEnvironment(self)

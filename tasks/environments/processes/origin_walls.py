@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+import pydantic
 
 from tasks.environments.processes.config import HostConfig
 from tasks.environments.processes.origin import OriginOrders
@@ -61,11 +63,7 @@ def command(
     bubblewrap. ValueError for a path that cannot be shown, these sources among them."""
     isolation = Isolation(config.isolation)
     has_namespaces = isolation is Isolation.NAMESPACES
-    if has_namespaces and is_below_tmp(ROOT):
-        raise ValueError(
-            "Rollflow must lie outside of /tmp, in place of which a process of environments has its"
-            f" own; it is in {ROOT}; move it, or set episodes.hosts.isolation=landlock"
-        )
+    check_seen(config, interpreter)
     paths = _paths(config, interpreter, has_network=has_network)
     orders = OriginOrders(
         socket_fd=socket_fd,
@@ -84,6 +82,38 @@ def command(
         return python
     view = View(paths=paths, has_packages=True, has_network=has_network, tmp_bytes=orders.tmp_bytes)
     return [*walls(users, view), *variables(ENVIRONMENT), *python]
+
+
+def check_seen(config: HostConfig, interpreter: Interpreter, sources: Iterable[str] = ()) -> None:
+    """ValueError where the processes do not see what they need, as it lies below /tmp and they have
+    their own. sources: files of users' environments."""
+    if hidden := hidden_path(config, interpreter, sources):
+        raise ValueError(
+            "Rollflow, its virtual environment and the environments of users must lie outside of"
+            f" /tmp, in place of which a process of environments has its own; {hidden} is below"
+            " /tmp; move it, or set episodes.hosts.isolation=landlock"
+        )
+
+
+def hidden_path(config: HostConfig, interpreter: Interpreter, sources: Iterable[str] = ()) -> str:
+    """A file that the processes need and do not see; empty where they see all."""
+    if Isolation(config.isolation) is not Isolation.NAMESPACES:
+        return ""
+    bound = _paths(config, interpreter, has_network=False)
+    needed = [str(ROOT), interpreter.executable, interpreter.library, *sources]
+    if interpreter == own():
+        needed.append(pydantic.__file__)  # of the packages, the one that all need
+    return next((path for path in needed if _is_hidden(path, bound)), "")
+
+
+def _is_hidden(path: str, bound: Sequence[str]) -> bool:
+    """Whether the path itself lies below /tmp, or a link on the way to it leads there within what
+    is bound; what is bound is so at its own place, wherever a link to it leads."""
+    real = Path(os.path.realpath(path))
+    if is_below_tmp(path) or not is_below_tmp(real):
+        return is_below_tmp(path)
+    roots = [Path(os.path.realpath(other)) for other in bound if Path(path).is_relative_to(other)]
+    return not any(real.is_relative_to(root) for root in roots)
 
 
 def closed_to_nobody(interpreter: Interpreter) -> str:

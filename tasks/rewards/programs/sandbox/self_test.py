@@ -12,6 +12,7 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
+from tasks.isolation.interpreter import below_tmp, own
 from tasks.isolation.isolation import CURES, Isolation, hidden_packages
 from tasks.isolation.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.command import Command
@@ -77,6 +78,11 @@ def holds(isolation: Isolation) -> str:
 
 def check_isolation(isolation: Isolation) -> None:
     """ValueError with the cure if this isolation is not to be had."""
+    if isolation is Isolation.NAMESPACES and (hidden := below_tmp(own())):
+        raise ValueError(
+            "code rewards need a Python outside of /tmp, in place of which a program has its own,"
+            f" got {hidden}; move it, or take another one"
+        )
     if reason := holds(isolation):
         raise ValueError(
             f"code rewards need the isolation {str(isolation)!r}, this machine does not give it:"

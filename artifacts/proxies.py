@@ -1,0 +1,58 @@
+"""What is on this machine is asked directly, whatever proxy the user's environment names.
+
+Every client reads the environment for itself: httpx (Prefect), requests (MLflow), urllib,
+websockets. All of them honour `no_proxy`, so that is extended, before the first of them is made;
+processes that are started afterwards inherit it. Leaves out clients that never read it: aiohttp and
+http.client, by which weights and verdicts come.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from ipaddress import ip_address
+
+NO_PROXY = ("no_proxy", "NO_PROXY")  # who reads which differs
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # asked, not listened on
+
+
+def ask_directly(hosts: Iterable[str] = ()) -> None:
+    """From now on the clients of this process, and of those that it starts, ask this machine and
+    these hosts without a proxy."""
+    os.environ.update(direct(os.environ, (*own_hosts(), *hosts)))
+
+
+def direct(environment: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
+    """Variables over such an environment, by which these hosts are asked directly and all others as
+    before. A proxy that no client can use is none: httpx raises for it, whatever it shall ask."""
+    given = ",".join(environment.get(name, "") for name in NO_PROXY).split(",")
+    entries = [*filter(None, map(str.strip, given)), *hosts]
+    told = "*" if "*" in entries else ",".join(dict.fromkeys(entries))
+    return dict.fromkeys(NO_PROXY, told) | dict.fromkeys(_unusable(environment), "")
+
+
+def own_hosts() -> tuple[str, ...]:
+    """The names and addresses of this machine."""
+    import psutil  # type: ignore[import-untyped]  # 17 ms, which not every command has
+
+    found = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
+    return (*LOCAL, socket.gethostname(), *filter(_is_reachable, found))
+
+
+def _is_reachable(address: str) -> bool:
+    """True for an IP address that needs no interface beside it."""
+    try:
+        return not ip_address(address).is_link_local
+    except ValueError:
+        return False
+
+
+def _unusable(environment: Mapping[str, str]) -> list[str]:
+    """Variables of SOCKS proxies where the package for them is missing."""
+    if find_spec("socksio"):
+        return []
+    names = [spelling for name in PROXIES for spelling in (name, name.upper())]
+    return [name for name in names if environment.get(name, "").lower().startswith("socks")]

@@ -1,0 +1,177 @@
+"""`rollflow track`: bring MLflow up to date with what is kept of a run.
+
+    manifest, commits, evaluations, report, status ─▶ MLflow: what it lacks, and how the run ended
+
+For a run that ended while MLflow was away, or that was killed. What MLflow has stays; asked again,
+nothing is sent twice but the pages of the report. Leaves out the description of its data set.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import replace
+
+from artifacts import layout
+from artifacts.commit import (
+    RunManifest,
+    StepCommit,
+    figures_by_step,
+    read_commits,
+    read_manifest,
+    write_manifest,
+)
+from artifacts.private_files import private_files
+from artifacts.reports.figures import read_figures
+from artifacts.reports.mlflow_client import open_client
+from artifacts.reports.outbox import first_line
+from artifacts.reports.tracking import RunStatus, RunTracker
+from artifacts.status import RunStatus as KeptStatus
+from artifacts.status import State, read_status
+from artifacts.store import Store
+from artifacts.urls import TRACKING
+from flows.commands.named_run import run_store
+from flows.config.kept_config import kept_config
+from flows.config.run_config import RunConfig
+from flows.evaluate import kept_evaluation
+from flows.reporter import ALARM_TAG
+from flows.run import evaluated_steps
+from tasks.metrics.alarm import alarms_of
+
+ENDED: dict[State, RunStatus] = {
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+}
+SUMMARY = "summary.md"
+PAGES = (".md", ".png")  # of the report, what MLflow gets beside its page
+
+
+def track(store: Store, config: RunConfig, uri: str) -> str:
+    """Send what MLflow lacks of a run that is over; what came of it, in a line. ValueError for one
+    that goes on, ConnectionError where MLflow takes nothing."""
+    manifest, commits = read_manifest(store), read_commits(store)
+    status = _ended(store, manifest)
+    _check_answer(uri)
+    tracker = _tracker_of(store, manifest, config, uri)
+    _send_steps(tracker, store, commits, config)
+    _send_report(tracker, store, len(commits))
+    refusal = ""
+    if config.keep.log_model and commits and store.exists(layout.MODEL):
+        digest = commits[-1].weights.digest
+        refusal = tracker.log_model(store, digest, config.keep.registered_model)
+    is_taken = tracker.end(ENDED[status.state], status.beat_s)
+    refused = [*tracker.refused, *([f"the model: {refusal}"] if refusal else [])]
+    if not is_taken or refused:
+        missing = ", ".join(refused) or f"{tracker.num_waiting} entries"
+        raise ConnectionError(f"MLflow at {uri} must take all of the run, it lacks {missing}")
+    return (
+        f"{manifest.run_id}: {len(commits)} steps and its end, {ENDED[status.state]}, are in MLflow"
+        f" at {uri}, run {tracker.run_id}"
+    )
+
+
+def _check_answer(uri: str) -> None:
+    try:
+        open_client(uri).search_experiments(max_results=1)
+    except Exception as error:  # whatever MLflow's client raises
+        raise ConnectionError(
+            f"MLflow must answer at {uri}, got {first_line(error)}; start it, or name another with"
+            " --tracking-uri"
+        ) from error
+
+
+def _ended(store: Store, manifest: RunManifest) -> KeptStatus:
+    status = read_status(store)
+    if status is None or status.state == "running":
+        goes_on = f"process {status.pid} on {status.host} goes on" if status else "it has no status"
+        raise ValueError(
+            f"a run must be over before it is tracked anew, {manifest.run_id} is not, as far as is"
+            f" known ({goes_on}); wait for its end: it tells MLflow itself"
+        )
+    return status
+
+
+def _tracker_of(store: Store, manifest: RunManifest, config: RunConfig, uri: str) -> RunTracker:
+    """The run in MLflow, or a new one where that does not have it; the manifest names it."""
+    tracker = RunTracker(uri)
+    found = tracker.start(
+        experiment=config.keep.experiment,
+        run_name=manifest.run_id,
+        params=manifest.config,
+        tags=dict(manifest.links)
+        | {"rollflow.scheduling": config.scheduling.kind, "rollflow.preset": config.preset},
+        run_id=manifest.mlflow_run_id,
+        git_sha=manifest.git_sha,
+    )
+    if found != manifest.mlflow_run_id:
+        write_manifest(store, replace(manifest, mlflow_run_id=found))
+    return tracker
+
+
+def _send_steps(
+    tracker: RunTracker, store: Store, commits: Sequence[StepCommit], config: RunConfig
+) -> None:
+    """Metrics of every step, held-out scores of every evaluation, and what was warned of."""
+    for commit in commits:
+        tracker.log_step(commit.step, commit.metrics)
+    for step in sorted(evaluated_steps(store)):
+        report = kept_evaluation(store.child(layout.EVALUATION), step, step)
+        if report is not None:
+            tracker.log_metrics(step, report.metrics)
+    alarms = alarms_of(figures_by_step(commits), config.alarm)
+    if alarms:
+        tracker.tag(ALARM_TAG, "\n".join(map(str, alarms)))
+
+
+def _send_report(tracker: RunTracker, store: Store, num_steps: int) -> None:
+    """The figures that lists of runs show, the pages of the report, and the summary as the run's
+    description."""
+    figures = read_figures(store)
+    if figures is not None:
+        tracker.log_state(num_steps, figures.columns)
+    for name in store.list(layout.REPORT):
+        if name == layout.PAGE or name.endswith(PAGES):
+            tracker.log_file(store.read(layout.report_file(name)), layout.report_file(name))
+    if store.exists(layout.report_file(SUMMARY)):
+        tracker.describe(store.read(layout.report_file(SUMMARY)).decode())
+
+
+@private_files()
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 with one sentence on standard error."""
+    options = parser().parse_args(argv)
+    try:
+        TRACKING.check(options.tracking_uri, "--tracking-uri")
+        store = run_store(options.run, options.root)
+        root = store.url.rpartition("/")[0]
+        kept = kept_config(read_manifest(store).config)
+        moved = kept.keep.model_copy(update={"artifact_root": root})
+        config = kept.model_copy(update={"keep": moved})
+        print(track(store, config, options.tracking_uri or config.tracking_uri()))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parser() -> ArgumentParser:
+    made = ArgumentParser(
+        prog="rollflow track",
+        description="Bring MLflow up to date with what is kept of a run that is over.",
+        epilog="example: rollflow track tiny-20260102-030405-a1b2c3",
+    )
+    made.add_argument("run", metavar="RUN", help="its name under the root, or its folder")
+    made.add_argument("--root", default="runs", help="artifact root (default: %(default)s)")
+    made.add_argument(
+        "--tracking-uri",
+        default="",
+        metavar="URI",
+        help="MLflow, in place of the run's own keep.tracking_uri",
+    )
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())
