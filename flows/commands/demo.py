@@ -31,6 +31,7 @@ from flows.commands.options import add_configuration, add_resume, folder
 from flows.output import FLOW_LOG
 from tasks.cluster.deaths import account
 from tasks.cluster.ports import free_port
+from tasks.cluster.process_environment import python_path
 
 ROOT = Path("runs")
 STOP_S = 60.0  # how long a run may take to stop after Ctrl-C
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         port = options.prefect_port or free_port()
         print("starting the Prefect server", flush=True)
         with starting_prefect_server(options.root, port) as server:
-            environment = os.environ | server.environment
+            environment = os.environ | python_path() | server.environment
             child = Popen(
                 training_command(options),
                 env=environment,

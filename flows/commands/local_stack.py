@@ -26,6 +26,7 @@ import certifi
 from artifacts.reports.mlflow_client import sqlite_uri
 from tasks.cluster.deaths import account
 from tasks.cluster.ports import LOOPBACK
+from tasks.cluster.process_environment import python_path
 
 AUTHORITY = "authority.pem"  # in Prefect's home
 CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
@@ -135,7 +136,7 @@ def server_process(
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
-            env=os.environ | environment,
+            env=os.environ | python_path() | environment,
             stdout=output,
             stderr=output,
             start_new_session=True,

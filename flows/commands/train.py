@@ -19,7 +19,7 @@ from artifacts.private_files import private_files
 from flows.commands.local_stack import wait_until_served, when_hung_up
 from flows.commands.options import add_configuration, add_resume
 from flows.output import Output, divert
-from tasks.cluster.process_environment import first_environment, has_begun_with
+from tasks.cluster.process_environment import first_environment, has_begun_with, python_path
 
 PROGRAMS = ("train", "rollflow")  # what this command is called by
 
@@ -70,7 +70,7 @@ def begin_as_workers_do() -> None:
     they can be forked from it; nothing where that is so already, or where another program calls."""
     wanted = first_environment()
     if Path(sys.argv[0]).stem in PROGRAMS and not has_begun_with(wanted):
-        os.execve(sys.executable, sys.orig_argv, os.environ | wanted)
+        os.execve(sys.executable, sys.orig_argv, os.environ | python_path() | wanted)
 
 
 def stop_when_hung_up() -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,7 @@ from flows.experiments.ablation_figures import (
 from flows.experiments.ablation_variants import TAIL, Job, Variant, job_of, plan
 from flows.experiments.comparisons import COMPARISONS
 from flows.experiments.measured_run import measured
+from tasks.cluster.process_environment import python_path
 
 PERIOD = "period"  # name of the variant that says how long one is
 SERVER_STOP_S = 40.0  # how long the run's Prefect server may take to end after it
@@ -202,6 +204,7 @@ def _run(preset: str, out: Path, job: Job) -> None:
             [*command, *assignments],
             stdout=sink,
             stderr=subprocess.STDOUT,
+            env=os.environ | python_path(),
             start_new_session=True,
         )
         code = attended(child, STOP_S + SERVER_STOP_S)

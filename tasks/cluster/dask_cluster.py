@@ -28,11 +28,11 @@ from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worke
 from tasks.cluster.fork_server import METHOD, fork_fork_server, start_fork_server, start_method
 from tasks.cluster.nanny import KILLED_WITHIN_S, nanny_of
 from tasks.cluster.ports import LOOPBACK
-from tasks.cluster.process_environment import first_environment, python_path
+from tasks.cluster.process_environment import SAFE_PATH, first_environment, python_path
 
 LOOK_S = 0.05  # between two looks at who has come
 SETTINGS = {
-    "distributed.nanny.pre-spawn-environ": first_environment(),
+    "distributed.nanny.pre-spawn-environ": first_environment() | SAFE_PATH,
     "distributed.worker.daemon": False,  # engines may start processes of their own
     # a long load that holds the GIL must not kill an engine
     "distributed.scheduler.worker-ttl": None,

@@ -62,9 +62,7 @@ def find(path: str) -> Any:  # Any: whatever the user's module has there
     if not (module_path and name):
         raise ValueError(f"an import path must have a ':' before the name, got {path!r}")
     module = (
-        _file_module(Path(module_path))
-        if module_path.endswith(".py")
-        else importlib.import_module(module_path)
+        _file_module(Path(module_path)) if module_path.endswith(".py") else _module(module_path)
     )
     if not hasattr(module, name):
         raise LookupError(f"{module_path} has nothing named {name}")
@@ -81,6 +79,15 @@ def load(path: str) -> Any:  # Any: likewise
             f" ({type(error).__name__}: {error}); write {FORM}, and import it in a shell to see the"
             " error"
         ) from error
+
+
+def _module(name: str) -> ModuleType:
+    """A module that may lie in the working directory, behind all others: no file there stands in
+    for a module of Python's, of a library's or of these sources."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+    return importlib.import_module(name)
 
 
 def _file_module(path: Path) -> ModuleType:

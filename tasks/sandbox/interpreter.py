@@ -27,7 +27,7 @@ class Interpreter:
     library: str  # the directory of its standard library
     base_prefix: str  # above that library
     prefix: str  # its virtual environment; outside of one the same
-    search_path: tuple[str, ...]  # where it imports from
+    search_path: tuple[str, ...]  # where it imports from; the run's own ends in its directory
 
 
 def own() -> Interpreter:
@@ -37,7 +37,7 @@ def own() -> Interpreter:
         library=os.path.dirname(os.__file__),
         base_prefix=sys.base_prefix,
         prefix=sys.prefix,
-        search_path=tuple(entry or os.getcwd() for entry in sys.path),
+        search_path=(*(entry or os.getcwd() for entry in sys.path), os.getcwd()),
     )
 
 
