@@ -12,7 +12,7 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from artifacts.private_files import keep_private
 from tasks.cluster.certificate import TlsFiles, make_certificate, tls_settings
 from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
 from tasks.cluster.fork_server import METHOD, fork_fork_server, start_fork_server, start_method
-from tasks.cluster.nanny import KILLED_WITHIN_S, nanny_of
+from tasks.cluster.nanny import KILLED_WITHIN_S, given_up, nanny_of
 from tasks.cluster.ports import LOOPBACK
 from tasks.cluster.process_environment import SAFE_PATH, first_environment, python_path
 
@@ -73,7 +73,10 @@ class BoundedCluster(SpecCluster):  # type: ignore[misc]  # Dask is not typed
 
     def __init__(self, deadline_s: float, **options: Any) -> None:  # Any: SpecCluster's options
         self._deadline_s = deadline_s
-        super().__init__(**options)
+        try:
+            super().__init__(**options)
+        except RuntimeError as error:  # Dask's own names the class of the nanny alone
+            raise ClusterTooSmall(str(error.__cause__ or error)) from error
 
     def sync(self, function: Any, *args: Any, **kwargs: Any) -> Any:  # Any: Dask's signature
         """Run a coroutine in the cluster's loop. Raises TimeoutError after the deadline."""
@@ -247,6 +250,13 @@ def _check_workers(client: Client, specs: Sequence[WorkerSpec], waited_s: float)
             f" {slots:g}; start it with --nthreads {COORDINATORS + 2} --resources"
             f" 'coordinator={COORDINATORS}'"
         )
+
+
+def check_coming(client: Client, workers: Iterable[str]) -> None:
+    """Raise ClusterTooSmall, with the reason, where one of these workers can never come."""
+    for worker in workers:
+        if why := given_up(client, worker):
+            raise ClusterTooSmall(why)
 
 
 def worker_addresses(client: Client) -> dict[str, str]:
