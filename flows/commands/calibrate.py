@@ -30,6 +30,7 @@ from flows.config.sentence import sentence
 from flows.engine_layout import sizes_of
 from tasks.cluster.deaths import manner
 from tasks.cluster.devices import engine_members, worker_specs
+from tasks.cluster.parent import bound_command
 from tasks.cluster.process_environment import python_path
 from tasks.engines.vllm.measuring import MARK, MeasuringOrder, measurable
 from tasks.learner.models import resolve_model
@@ -204,7 +205,7 @@ async def answers(
     """What the measuring process says. Raises RuntimeError with its last words if it fails,
     TimeoutError if it is silent for so long."""
     with tempfile.TemporaryFile() as errors:
-        command = (sys.executable, "-m", "tasks.engines.vllm.measuring", order.to_json())
+        command = bound_command("tasks.engines.vllm.measuring", order.to_json())
         process = await asyncio.create_subprocess_exec(
             *command,
             stdout=asyncio.subprocess.PIPE,

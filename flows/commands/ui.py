@@ -22,6 +22,7 @@ from flows.commands.local_stack import (
     wait_until_served,
 )
 from flows.commands.options import folder
+from tasks.cluster.parent import bound_command
 from tasks.cluster.ports import LOOPBACK, free_port
 
 MLFLOW_PORT = 5000
@@ -96,9 +97,7 @@ def serve_pages(root: Path, prefect_port: int, mlflow_port: int, reports_port: i
             (reports, f"http://{LOOPBACK}:{reports_port}/", "reports"),
         ):
             log = root / f".{name}.log"
-            process = stack.enter_context(
-                server_process([sys.executable, "-m", *command], environment, log)
-            )
+            process = stack.enter_context(server_process(bound_command(*command), environment, log))
             check = partial(check_running, process, name, log)
             wait_until_served(url, f"{name} (log: {log})", check)
         _print_pages(prefect_port, mlflow_port, reports_port, root)

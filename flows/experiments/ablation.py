@@ -49,6 +49,7 @@ from flows.experiments.ablation_figures import (
 from flows.experiments.ablation_variants import TAIL, Job, Variant, job_of, plan
 from flows.experiments.comparisons import COMPARISONS
 from flows.experiments.measured_run import measured
+from tasks.cluster.parent import bound_command
 from tasks.cluster.process_environment import python_path
 
 PERIOD = "period"  # name of the variant that says how long one is
@@ -186,17 +187,8 @@ def _run(preset: str, out: Path, job: Job) -> None:
     DIR/<run>.log."""
     print(f"{job.run_name} ...", flush=True)
     shutil.rmtree(out / job.run_name, ignore_errors=True)
-    command = [
-        sys.executable,
-        "-m",
-        "flows.commands.demo",
-        "--preset",
-        preset,
-        "--root",
-        str(out),
-        "--prefect-port",
-        "0",
-    ]
+    words = ("--preset", preset, "--root", str(out), "--prefect-port", "0")
+    command = bound_command("flows.commands.demo", *words)
     log = out / f"{job.run_name}.log"
     with log.open("w") as sink:
         assignments = (word for setting in job.assignments for word in ("--set", setting))

@@ -7,7 +7,6 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -126,20 +125,23 @@ def test_workers_that_are_spawned_begin_with_it() -> None:
     assert SAFE_PATH.items() <= SETTINGS["distributed.nanny.pre-spawn-environ"].items()
 
 
-def starts(tree: ast.AST) -> Sequence[ast.expr]:
-    """The lists and tuples of a source that begin with this interpreter."""
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.List | ast.Tuple)]
-    return [node for node in found if node.elts and "sys.executable" in ast.unparse(node.elts[0])]
+def starts(tree: ast.AST) -> list[str]:
+    """The command lines in a source that begin with this interpreter."""
+    lists = [node for node in ast.walk(tree) if isinstance(node, ast.List | ast.Tuple)]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    begun = [node for node in lists if node.elts and "sys.executable" in ast.unparse(node.elts[0])]
+    bound = [node for node in calls if ast.unparse(node.func) == "bound_command"]
+    return [ast.unparse(node) for node in (*begun, *bound)]
 
 
 def test_whatever_starts_an_interpreter_says_where_that_imports_from() -> None:
-    """A command line has -P, or its module, or who runs it, gives the child `python_path`."""
-    elsewhere = {"counterparts.py": "real.py"}  # a command line and who runs it
+    """A command line has -P, or its module, or the one that runs it, gives it `python_path`."""
+    runners = {"counterparts.py": "real.py", "ui.py": "local_stack.py"}
     wanting = []
     for room in ("flows", "tasks", "artifacts"):
         for path in sorted((ROOT / room).rglob("*.py")):
-            runner = path.with_name(elsewhere.get(path.name, path.name))
+            runner = path.with_name(runners.get(path.name, path.name))
             if "python_path()" not in runner.read_text():
-                tree = ast.parse(path.read_text())
-                wanting += [path for node in starts(tree) if "'-P'" not in ast.unparse(node)]
-    assert wanting == [ROOT / "flows/commands/ui.py"], "its servers are started by `server_process`"
+                found = starts(ast.parse(path.read_text()))
+                wanting += [path.name for command in found if "'-P'" not in command]
+    assert wanting == ["parent.py"], "whose command lines are others'"
