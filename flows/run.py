@@ -142,20 +142,16 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
             context = _with_probes(config, _fitting(config, context, commits, rewards))
         left_out = _left_out(config, context)
         tracker = record_beginning(config, run_id, store, len(commits), left_out)
-        try:
-            with pulse(store):
-                yield OpenRun(
-                    config=config,
-                    context=context,
-                    store=store,
-                    tracker=tracker,
-                    commits=commits,
-                    links=links_of(run_id),
-                )
-            tracker.end("FINISHED")
-        except BaseException as error:
-            tracker.end("FAILED" if isinstance(error, Exception) else "KILLED")
-            raise
+        with tracker.ending(), pulse(store):
+            yield OpenRun(
+                config=config,
+                context=context,
+                store=store,
+                tracker=tracker,
+                commits=commits,
+                links=links_of(run_id),
+            )
+        tracker.end("FINISHED")
 
 
 def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:

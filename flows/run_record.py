@@ -53,6 +53,21 @@ def record_beginning(
     """Begin the tracked run or go on with it after this step, and write the manifest, with a record
     of what the configuration changes and of the rows that are left out. ValueError where the task's
     rows are no more what they were."""
+    tracker = RunTracker(config.tracking_uri())
+    with tracker.ending():
+        _record(tracker, config, run_id, store, step, left_out)
+    return tracker
+
+
+def _record(
+    tracker: RunTracker,
+    config: RunConfig,
+    run_id: str,
+    store: Store,
+    step: int,
+    left_out: Mapping[str, int],
+) -> None:
+    """The same, with a tracker that has no run yet."""
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     earlier = read_manifest(store) if config.resume else None
     data = _tracked_data(config)
@@ -61,7 +76,6 @@ def record_beginning(
             f"the task must have the rows that run {run_id} was begun with, it has others: its"
             " prompts would be other questions; put the task's files back, or start a new run"
         )
-    tracker = RunTracker(config.tracking_uri())
     sha = git_sha(REPOSITORY)
     mlflow_run = tracker.start(
         experiment=config.keep.experiment,
@@ -102,7 +116,6 @@ def record_beginning(
         left_out=left_out,
     )
     write_manifest(store, manifest)
-    return tracker
 
 
 def _tracked_data(config: RunConfig) -> TrackedData:

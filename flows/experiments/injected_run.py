@@ -72,6 +72,7 @@ class InjectedRun:
         else:
             for setting in (f'run_name="{self.name}"', *self._order.settings):
                 words += ["--set", setting]
+        words += ["--parent", str(os.getpid())]
         return [sys.executable, "-m", "flows.commands.train", *words]
 
     @property
