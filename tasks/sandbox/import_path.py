@@ -1,8 +1,9 @@
 """What an import path names: 'package.module:name' or 'path/to/file.py:name'. Runs also in the
 processes of rewards: standard library only.
 
-A file may import the modules beside it, at any time. They are looked for after all others, so that
-none of them takes the place of a package, and not by `sys.path`, which processes behind walls read.
+A file may import the modules beside it, at any time, and a module may lie in the working directory.
+They are looked for after all others, so that none of them takes the place of a package, and not by
+`sys.path`, which processes behind walls read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 
 class Beside:
-    """Finds the modules that lie beside the files that were imported."""
+    """Finds the modules that lie in some directories."""
 
     def __init__(self) -> None:
         self._directories: list[str] = []
@@ -84,9 +85,7 @@ def load(path: str) -> Any:  # Any: likewise
 def _module(name: str) -> ModuleType:
     """A module that may lie in the working directory, behind all others: no file there stands in
     for a module of Python's, of a library's or of these sources."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)
+    _beside.add(os.getcwd())
     return importlib.import_module(name)
 
 

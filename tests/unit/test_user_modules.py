@@ -145,3 +145,21 @@ def test_whatever_starts_an_interpreter_says_where_that_imports_from() -> None:
                 found = starts(ast.parse(path.read_text()))
                 wanting += [path.name for command in found if "'-P'" not in command]
     assert wanting == ["parent.py"], "whose command lines are others'"
+
+
+def test_a_process_that_knows_these_sources_by_their_installation_alone_finds_both(
+    directory: Path,
+) -> None:
+    """As a flow of Prefect's worker does, whose path does not begin with them."""
+    program = (
+        "import sys; sys.path[:] = [path for path in sys.path if path]\n"
+        "from tasks.rewards.workers.verify_worker import VerifyWorker\n"
+        "from tasks.sandbox.import_path import find\n"
+        "find('my_reward:reward'); import flows.config, artifacts.layout\n"
+        "worker = VerifyWorker('my_reward:reward', timeout_s=5.0)\n"
+        "print(worker.call('question', 'answer', 'gold').kind); worker.close()\n"
+    )
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=directory)
+    assert done.stdout == "value\n", done.stderr
