@@ -14,8 +14,8 @@ import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
@@ -127,6 +127,18 @@ def flow_log(root: Path, began_s: float) -> Path | None:
     return max(logs, key=lambda log: log.stat().st_mtime, default=None)
 
 
+@contextmanager
+def patient() -> Iterator[None]:
+    """SIGTERM and SIGHUP do nothing in the block."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def stopping_line(log: Callable[[], Path | None]) -> str:
     """What is said when the run whose log this is is to stop."""
     begun = log()
@@ -156,13 +168,12 @@ def attended(
                 child.wait(timeout=LOOK_S)
         return child.wait()
     except KeyboardInterrupt:
-        child.terminate()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        with suppress(OSError):  # the terminal may be gone
-            print(f"\n{stopping()}", file=sys.stderr, flush=True)
-        with suppress(TimeoutExpired):
-            child.wait(timeout=stop_s)
+        with patient():
+            child.terminate()
+            with suppress(OSError):  # the terminal may be gone
+                print(f"\n{stopping()}", file=sys.stderr, flush=True)
+            with suppress(TimeoutExpired):
+                child.wait(timeout=stop_s)
         raise
     finally:
         if child.poll() is None:
