@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -37,6 +38,14 @@ def left(processes: list[psutil.Process]) -> list[str]:
     return [" ".join(process.cmdline()) for process in alive]
 
 
+def interrupt(processes: list[psutil.Process], group: int) -> None:
+    """Send SIGINT to those of a group."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == group:
+                os.kill(process.pid, signal.SIGINT)
+
+
 def prefect_state(launcher: Launcher, run: Path) -> str:
     """What Prefect says of the run's flow."""
     (flow_run,) = read_manifest(Store.open(str(run))).prefect_flow_run_ids
@@ -56,7 +65,10 @@ def test_a_run_that_is_stopped_at_any_moment_is_interrupted(
     wait_for(run / moment, process)
     time.sleep(drawn.uniform(0.0, 1.5))
     started = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(SIGNALS[draw % len(SIGNALS)])
+    number = SIGNALS[draw % len(SIGNALS)]
+    process.send_signal(number)
+    if number == signal.SIGINT:  # a terminal sends it to whatever is in the group
+        interrupt(started, os.getpgid(process.pid))
     told_s = time.monotonic()
     while "stopping, " not in (line := process.stdout.readline()):
         assert line, process.stderr.read()
@@ -87,29 +99,32 @@ def test_a_second_ctrl_c_ends_a_run_at_once(launcher: Launcher, tmp_path: Path) 
     assert status.state == "interrupted"
 
 
+def begun(directory: Path, *words: str) -> subprocess.Popen[str]:
+    """`rollflow demo` in a directory, in which its runs lie."""
+    command = [str(Path(sys.executable).with_name("rollflow")), "demo", "--root", str(directory)]
+    return subprocess.Popen(
+        [*command, "--prefect-port", "0", *words],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run with servers of its own, in a directory with modules of the user's."""
     for name in ("tasks", "flows", "artifacts", "random", "torch"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('the module of the user')\n")
     (tmp_path / "mine.py").write_text("def reward(*_):\n    return 0.5\n")
-    words = train_words(tmp_path, *LONG, 'run_name="run"')[4:]  # its own preset and root
-    mine = ("rewards.*.kind=custom", "rewards.*.path=mine:reward")
-    words += [word for setting in mine for word in ("--set", setting)]
-    command = [str(Path(sys.executable).with_name("rollflow")), "demo", "--preset", "tiny-sync"]
-    with subprocess.Popen(
-        [*command, "--root", str(tmp_path), "--prefect-port", "0", *words],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    mine = ("rewards.*.kind=custom", "rewards.*.path=mine:reward", 'run_name="run"')
+    with begun(tmp_path, *train_words(tmp_path, *LONG, *mine)) as process:
         yield process
         process.kill()
 
 
-def test_nothing_outlives_a_command_that_is_killed(
-    demo: subprocess.Popen[str], launcher: Launcher, tmp_path: Path
+def test_nothing_outlives_a_command_that_is_killed_and_the_run_goes_on(
+    demo: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     await_commit(demo, tmp_path)
     started = psutil.Process(demo.pid).children(recursive=True)
@@ -117,9 +132,17 @@ def test_nothing_outlives_a_command_that_is_killed(
     demo.kill()
     assert left(started) == []
     committed = len(list((tmp_path / "run/steps").glob("*.json")))
-    end = f"num_steps={committed + 1}"
-    finished = launcher.run(tmp_path, end, "rewards.*.path=examples.my_reward", resume="run")
-    assert finished.code == 0, finished.err
+    with begun(tmp_path, "--resume", "run", "--set", f"num_steps={committed + 1}") as resumed:
+        said, _ = resumed.communicate(timeout=ENDS_WITHIN_S)
+    assert resumed.returncode == 0, said
+    assert "the module of the user" not in said
+
+
+def child(demo: subprocess.Popen[str], module: str) -> psutil.Process:
+    """The process that the command itself has started for this module."""
+    children = psutil.Process(demo.pid).children()
+    (found,) = (process for process in children if module in process.cmdline())
+    return found
 
 
 def await_commit(demo: subprocess.Popen[str], root: Path) -> None:
@@ -135,8 +158,7 @@ def test_a_command_says_that_its_flow_was_killed_and_leaves_nothing(
 ) -> None:
     await_commit(demo, tmp_path)
     started = psutil.Process(demo.pid).children(recursive=True)
-    (flow,) = (one for one in started if "flows.commands.train" in one.cmdline())
-    os.kill(flow.pid, signal.SIGKILL)
+    child(demo, "flows.commands.train").kill()
     said, _ = demo.communicate(timeout=60)
     assert demo.returncode == 2
     assert "error: the run is gone: its process was killed by SIGKILL" in said
@@ -147,9 +169,7 @@ def test_a_prefect_server_that_is_killed_under_a_run_is_started_again(
     demo: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     await_commit(demo, tmp_path)
-    started = psutil.Process(demo.pid).children(recursive=True)
-    (server,) = (one for one in started if "flows.commands.prefect_server" in one.cmdline())
-    server.kill()
+    child(demo, "flows.commands.prefect_server").kill()
     before = len(list((tmp_path / "run/steps").glob("*.json")))
     ends = time.monotonic() + 120
     while len(list((tmp_path / "run/steps").glob("*.json"))) < before + 3:
